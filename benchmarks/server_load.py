@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from gate.onnx_file.reading import read_subject
-from gate.runtimes.server import ServedFile, ServerOptions, ServerSession
+from gate.runtimes.server import ServedFile, ServerSession
+from gate.runtimes.v2_protocol import ServerOptions
 from tests.runtimes.v2_server import serving
 
 _LIMIT_MB = 50.0

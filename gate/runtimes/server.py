@@ -1,25 +1,19 @@
-"""A live model server, asked over the Open Inference Protocol V2 (HTTP; JSON or binary tensors)."""
+"""A live model server, asked over the Open Inference Protocol V2 (HTTP or gRPC)."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
 import re
-import socket
-import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal, Self
-from urllib.parse import urlsplit
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from gate.errors import DigestMismatch, EvidenceError, PolicyError, RuntimeUnusable
 from gate.policy.defaults import exact_bounds
@@ -27,287 +21,15 @@ from gate.policy.policy import Policy
 from gate.records.evidence import BatchAxes, TensorSpec
 from gate.records.runtime import SERVER, RuntimeName
 from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.runtimes.v2_http import HttpClient
+from gate.runtimes.v2_protocol import DATATYPES, Answer, Client, ServerOptions
 from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.digest import Digest
-
-# The protocol: https://github.com/kserve/open-inference-protocol, with its binary tensor extension.
-
-
-_DATATYPES = {
-    "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64",
-    "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
-    "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
-}  # fmt: skip
-
-_NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
-
-_BINARY = "binary_tensor_data"
-"""The extension's name in the metadata of a server."""
-
-_HEADER_LENGTH = "Inference-Header-Content-Length"
-
-_MOST_BYTES = 1 << 31
-"""Of one response: a server that sends without end is cut off."""
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
 
 _DIGEST_KEYS = ("sha256", "model_sha256", "content_sha256")
 """Parameters of a model's metadata that may hold the digest of its file."""
-
-_TRANSIENT = (429, 502, 503, 504)
-
-_MODEL_URL = re.compile(r"(.+/v2)/models/([^/]+)(?:/versions/([^/]+))?/?")
-
-_ENVIRONMENT = "env:"
-
-
-class ServerOptions(BaseModel):
-    """The server and the model to ask, and how."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    url: str
-    """`http://host:port/v2/models/NAME`, with `/versions/N` for one version."""
-    headers: dict[str, Annotated[str, StringConstraints(pattern=r"^env:\w+$")]] = {}
-    """Headers of each request to the host of `url`; each value names a variable of the environment:
-    `env:TOKEN`."""
-    ca: str | None = None
-    """A file of certificates to trust in place of the system's."""
-    timeout_s: Annotated[float, Field(gt=0.0, le=300.0)] = 30.0
-    """Within which each request must be answered, from its first to its last byte."""
-    max_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Larger batches are sent in several requests, as a client of such a server does."""
-    encoding: Literal["auto", "json", "binary"] = "auto"
-    """`auto`: binary tensors if the server lists that extension."""
-    connections: tuple[Annotated[int, Field(ge=1, le=256)], ...] = (1, 8, 32)
-    """Numbers of clients that ask at once; empty: concurrency is not measured."""
-    rate: Annotated[float, Field(gt=0.0)] | None = None
-    """Requests per second of the open loop; None: no open loop."""
-    digest_url: str | None = None
-    """JSON that states the `sha256` of the served file: the manifest of a deployed store."""
-    allow_unproven_file: bool = False
-    """Accept a server that does not state the digest of its file; the verdict says so."""
-
-    @model_validator(mode="after")
-    def _valid(self) -> Self:
-        if not _MODEL_URL.fullmatch(self.url) or urlsplit(self.url).scheme not in ("http", "https"):
-            raise ValueError(
-                f"url is '{self.url}', expected http(s)://HOST:PORT/v2/models/NAME, with "
-                "/versions/N for one version"
-            )
-        for url in filter(None, (self.url, self.digest_url)):
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"the URL is '{url}', expected http(s)://HOST/PATH")
-            if "@" in parts.netloc or (url == self.url and parts.query):
-                raise ValueError("url: give tokens by headers: {Authorization: env:NAME}")
-        return self
-
-    @property
-    def parts(self) -> tuple[str, str, str | None]:
-        """The address of the protocol, the model and its version."""
-        match = _MODEL_URL.fullmatch(self.url)
-        assert match is not None  # validated
-        return match[1], match[2], match[3]
-
-
-_WATCH_S = 0.2
-"""Seconds between two looks at the requests that are under way."""
-
-
-class _Watchdog:
-    """Cuts the connections of a client once a request takes longer than its limit: httpx limits
-    each read alone, and a server may send one byte of a header after the other."""
-
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s, self.has_cut = limit_s, False
-        self._ends: dict[int, float] = {}
-        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._numbers = itertools.count()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gate-server-watchdog", daemon=True)
-        self._thread.start()
-
-    def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Keep each new connection: the extension `trace` of httpx."""
-        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-            self._streams.add(info["return_value"])
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[float]:
-        """Watch the request of the `with` block; gives the moment at which it must be over."""
-        number, end = next(self._numbers), time.monotonic() + self.limit_s
-        self._ends[number] = end
-        try:
-            yield end
-        finally:
-            del self._ends[number]
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._closed.set()
-
-    def _run(self) -> None:
-        while not self._closed.wait(_WATCH_S):
-            if any(end < time.monotonic() for end in list(self._ends.values())):
-                self.has_cut = True
-                for stream in list(self._streams):
-                    with contextlib.suppress(OSError):
-                        stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-
-
-class _Client:
-    """Requests to one server, each within a deadline."""
-
-    def __init__(self, options: ServerOptions) -> None:
-        """Raises RuntimeUnusable for a variable that is not set or can't be a header, and for
-        certificates that can't be loaded."""
-        import httpx
-
-        self._options = options
-        verify: Any = True
-        if options.ca is not None:
-            import ssl
-
-            try:
-                verify = ssl.create_default_context(cafile=options.ca)
-            except OSError as error:  # also of ssl
-                raise RuntimeUnusable(
-                    f"the certificates of ca: {options.ca} can't be loaded: "
-                    f"{error.strerror or error}. Expected a file in PEM format."
-                ) from error
-        most = max((1, *options.connections))
-        # Connecting again is safe; a request that was sent may have been computed.
-        transport = httpx.HTTPTransport(
-            verify=verify, retries=2, limits=httpx.Limits(max_connections=most)
-        )
-        self._headers = dict(_from_environment(options.headers))
-        self._watchdog = _Watchdog(options.timeout_s)
-        self._http = httpx.Client(
-            transport=transport,
-            timeout=options.timeout_s,
-            trust_env=False,
-        )
-
-    def get(self, url: str) -> dict[str, Any]:
-        """Return the JSON object at a URL. Raises RuntimeUnusable."""
-        status, _, body = self._exchange("GET", url)
-        if status != 200:
-            raise RuntimeUnusable(_refusal(url, status, body))
-        return _object(url, body)
-
-    def post(
-        self, url: str, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        """Return status, headers and body. Raises RuntimeUnusable where no whole answer comes."""
-        return self._exchange("POST", url, body, headers)
-
-    def close(self) -> None:
-        self._watchdog.close()
-        self._http.close()
-
-    def _exchange(
-        self,
-        method: str,
-        url: str,
-        content: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        import httpx
-
-        # The host of a digest_url may be another, which must not get the server's token.
-        secret = self._headers if _origin(url) == _origin(self._options.url) else {}
-        headers = {**secret, **(headers or {})}
-        # A server may close a connection that it kept, just when it is used again. To compute the
-        # same again is safe.
-        with contextlib.suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
-            return self._exchange_once(method, url, content, headers)
-        try:
-            return self._exchange_once(method, url, content, headers)
-        except httpx.HTTPError as error:
-            raise RuntimeUnusable(_no_answer(url, error)) from error
-
-    def _exchange_once(
-        self, method: str, url: str, content: bytes | None, headers: Any
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        import httpx
-
-        limit = self._options.timeout_s
-        options: Any = {"headers": headers, "extensions": {"trace": self._watchdog.trace}}
-        try:
-            with (
-                self._watchdog.watching() as end,
-                self._http.stream(method, url, content=content, **options) as response,
-            ):
-                body = bytearray()
-                for chunk in response.iter_bytes():
-                    body += chunk
-                    if len(body) > _MOST_BYTES:
-                        raise RuntimeUnusable(f"{url} sent more than {_MOST_BYTES} bytes.")
-                    if time.monotonic() > end:
-                        raise RuntimeUnusable(_slow(url, limit))
-                if response.is_redirect:
-                    raise RuntimeUnusable(
-                        f"{url} redirects to {response.headers.get('location', 'nowhere')}, and "
-                        "redirects are not followed. Give the URL of the server itself."
-                    )
-                return response.status_code, response.headers, bytes(body)
-        except httpx.TimeoutException as error:
-            raise RuntimeUnusable(_slow(url, limit)) from error
-        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
-            if self._watchdog.has_cut:
-                raise RuntimeUnusable(_slow(url, limit)) from error
-            raise
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise RuntimeUnusable(_no_answer(url, error)) from error
-
-
-def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.netloc
-
-
-def _no_answer(url: str, error: Exception) -> str:
-    return (
-        f"no answer from {url}: {type(error).__name__}: {error}. Look whether the server runs, and "
-        "at proxies and certificates."
-    )
-
-
-def _slow(url: str, limit: float) -> str:
-    return (
-        f"{url} did not answer within {limit:g} s. Look at the server's log, or allow more "
-        "(options: timeout_s)."
-    )
-
-
-def _from_environment(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, value in headers.items():
-        variable = value.removeprefix(_ENVIRONMENT)
-        if variable not in os.environ:
-            raise RuntimeUnusable(f"the variable {variable} of the header {name} is not set.")
-        text = os.environ[variable]
-        if not (text.isascii() and text.isprintable() and text == text.strip()):  # it is a secret
-            raise RuntimeUnusable(
-                f"the variable {variable} of the header {name} has a line break, a space at an end "
-                "or a character beyond ASCII, expected printable ASCII."
-            )
-        yield name, text
-
-
-def _refusal(url: str, status: int, body: bytes) -> str:
-    text = body[:300].decode(errors="replace").strip()
-    return f"{url} answered with status {status}: {text or 'without a text'}."
-
-
-def _object(url: str, body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except ValueError as error:
-        raise RuntimeUnusable(f"{url} did not answer with JSON: {error}.") from error
-    if not isinstance(found, dict):
-        raise RuntimeUnusable(f"{url} answered with {type(found).__name__}, expected an object.")
-    return found
 
 
 @dataclass(frozen=True)
@@ -363,13 +85,12 @@ class ServerSession(Session):
         self._options, self._file = options, file
         self.connections = options.connections
         self.rate = options.rate
-        base, self._model, self._version = options.parts
-        self._client = _Client(options)
+        _, self._model, self._version = options.parts
+        self._client = _connected(options, [spec.name for spec in file.outputs])
         self._numbers = itertools.count()
         try:
-            self._server = self._client.get(base)
-            self._metadata = self._client.get(options.url.rstrip("/"))
-            self._binary = self._takes_binary()
+            self._server = self._client.server()
+            self._metadata = self._client.model()
             self._check_datatypes()
             self._proven_by = self._verify_digest()
             self._check_inputs()
@@ -422,7 +143,7 @@ class ServerSession(Session):
                 "model_version": self._answered or "not stated",
                 "platform": str(self._metadata.get("platform") or "not stated"),
                 "file": self._proven_by or "not proven",
-                "encoding": "binary" if self._binary else "json",
+                "encoding": self._client.encoding,
                 "wrong_shape": "refused" if self._strict else "answered",
             },
             versions={name: str(version)},
@@ -433,19 +154,12 @@ class ServerSession(Session):
         """Close the connections."""
         self._client.close()
 
-    def _takes_binary(self) -> bool:
-        extensions = self._server.get("extensions")
-        listed = isinstance(extensions, list) and _BINARY in extensions
-        if self._options.encoding == "auto":
-            return listed
-        return self._options.encoding == "binary"
-
     def _check_datatypes(self) -> None:
         for spec in (*self._file.inputs, *self._file.outputs):
-            if spec.dtype not in _NAMES:
+            if spec.dtype not in DATATYPES:
                 raise RuntimeUnusable(
                     f"'{spec.name}' is {spec.dtype} in the file, which can't be exchanged with a "
-                    f"server yet. Expected one of {', '.join(_NAMES)}."
+                    f"server yet. Expected one of {', '.join(DATATYPES)}."
                 )
 
     def _check_inputs(self) -> None:
@@ -459,7 +173,7 @@ class ServerSession(Session):
                     f"the metadata of {self._model} lists its {kind} as {stated!r:.200}, expected "
                     "objects with name and datatype."
                 ) from error
-            expected = {spec.name: _NAMES.get(spec.dtype, spec.dtype) for spec in wanted}
+            expected = {spec.name: DATATYPES.get(spec.dtype, spec.dtype) for spec in wanted}
             if found and not expected.items() <= found.items():
                 raise EvidenceError(
                     f"the server's model {self._model} has the {kind} {found}, the file has "
@@ -495,7 +209,8 @@ class ServerSession(Session):
                     yield "the metadata", match[1].lower()
                     break
         if self._options.digest_url is not None:
-            found = set(_digests_in(self._client.get(self._options.digest_url)))
+            with closing(HttpClient(self._options)) as client:
+                found = set(_digests_in(client.get(self._options.digest_url)))
             wanted = self._file.sha256.hex
             for digest in [wanted] if wanted in found else sorted(found):
                 yield "the digest URL", digest
@@ -505,103 +220,42 @@ class ServerSession(Session):
         with axes can't be asked so."""
         self._strict = True
         batch = {name: array[..., np.newaxis, np.newaxis] for name, array in self._example.items()}
-        status, headers, body = self._send(batch, "shape")
-        if status in _TRANSIENT:
-            self._infer(self._example)  # raises if the server refuses every request
-        if status == 200:
-            try:
-                outputs = self._parsed(headers, body, "shape")
-                usual = self._infer(self._example)
-            except (EvidenceError, RuntimeUnusable):
-                return
-            shapes = [output.shape for output in outputs]
-            self._strict = shapes != [output.shape for output in usual]
+        try:
+            outputs = self._infer(batch)
+        except RuntimeUnusable:
+            self._infer(self._example)  # raises if the server can't be asked at all
+            return
+        except EvidenceError:
+            return
+        usual = self._infer(self._example)
+        self._strict = [each.shape for each in outputs] != [each.shape for each in usual]
 
     def _infer(self, batch: Batch) -> list[RuntimeArray]:
-        identity = f"gate-{next(self._numbers)}"
-        status, headers, body = self._send(batch, identity)
-        if status in _TRANSIENT or status in (401, 403, 404):
-            raise RuntimeUnusable(_refusal(self._options.url, status, body))
-        if status != 200:
-            raise EvidenceError(_refusal(self._options.url, status, body))
-        return self._parsed(headers, body, identity)
-
-    def _send(self, batch: Batch, identity: str) -> tuple[int, Mapping[str, str], bytes]:
-        inputs, data = [], []
-        for name, values in batch.items():
-            array = np.ascontiguousarray(values)
-            tensor: dict[str, Any] = {
-                "name": name,
-                "shape": list(array.shape),
-                "datatype": _NAMES[array.dtype.name],
-            }
-            if self._binary:
-                raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
-                tensor["parameters"] = {"binary_data_size": len(raw)}
-                data.append(raw)
-            else:
-                tensor["data"] = array.reshape(-1).tolist()
-            inputs.append(tensor)
-        outputs: list[dict[str, Any]] = [{"name": spec.name} for spec in self._file.outputs]
-        if self._binary:
-            outputs = [{**each, "parameters": {"binary_data": True}} for each in outputs]
-        header = json.dumps({"id": identity, "inputs": inputs, "outputs": outputs}).encode()
-        headers = {"Content-Type": "application/json"}
-        if self._binary:
-            headers = {
-                "Content-Type": "application/octet-stream",
-                _HEADER_LENGTH: str(len(header)),
-            }
-        url = f"{self._options.url.rstrip('/')}/infer"
-        return self._client.post(url, b"".join([header, *data]), headers)
-
-    def _parsed(self, headers: Mapping[str, str], body: bytes, identity: str) -> list[RuntimeArray]:
         """Return the outputs in the file's order."""
-        url = self._options.url
-        length = headers.get(_HEADER_LENGTH)
-        try:
-            split = len(body) if length is None else int(length)
-        except ValueError as error:
-            raise RuntimeUnusable(f"{url}: {_HEADER_LENGTH} is {length!r}.") from error
-        answer, rest = _object(url, body[:split]), memoryview(body)[split:]
+        identity = f"gate-{next(self._numbers)}"
+        answer = self._client.infer(batch, identity)
         self._check_answer(answer, identity)
-        found = {}
-        try:
-            for tensor in answer["outputs"]:
-                size = (tensor.get("parameters") or {}).get("binary_data_size")
-                if size is not None and not 0 <= size <= len(rest):
-                    raise ValueError(f"{len(rest)} bytes are left of {size}")
-                if tensor["name"] in found:
-                    raise ValueError(f"the output '{tensor['name']}' is there twice")
-                found[tensor["name"]] = _tensor(tensor, None if size is None else rest[:size])
-                rest = rest[size or 0 :]
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise RuntimeUnusable(
-                f"{url} answered with outputs that can't be read: {type(error).__name__}: {error}."
-            ) from error
-        if rest:
-            raise RuntimeUnusable(f"{url} answered with {len(rest)} bytes too many.")
         arrays = []
         for spec in self._file.outputs:
-            array = found.get(spec.name)
+            array = answer.outputs.get(spec.name)
             if array is None or array.dtype != spec.dtype:
                 what = "without it" if array is None else f"with {array.dtype}"
                 raise RuntimeUnusable(
-                    f"output '{spec.name}' is {spec.dtype} in the file; {url} answered {what}."
+                    f"output '{spec.name}' is {spec.dtype} in the file; {self._options.url} "
+                    f"answered {what}."
                 )
             arrays.append(array)
         return arrays
 
-    def _check_answer(self, answer: Mapping[str, Any], identity: str) -> None:
+    def _check_answer(self, answer: Answer, identity: str) -> None:
         """Raise EvidenceError for an answer of another request, model or version."""
-        stated = answer.get("id")
-        if stated not in (None, "", identity):
+        if answer.identity not in (None, "", identity):
             raise EvidenceError(
-                f"the server answered the request '{stated}' when '{identity}' was sent."
+                f"the server answered the request '{answer.identity}' when '{identity}' was sent."
             )
-        model, version = answer.get("model_name"), str(answer.get("model_version") or "")
-        if model not in (None, self._model):
-            raise EvidenceError(f"the model '{model}' answered, '{self._model}' was asked.")
+        if answer.model not in (None, self._model):
+            raise EvidenceError(f"the model '{answer.model}' answered, '{self._model}' was asked.")
+        version = answer.version
         if version and self._answered and version != self._answered:
             raise EvidenceError(
                 f"version '{version}' of {self._model} answered, '{self._answered}' did so far or "
@@ -623,19 +277,12 @@ def _digests_in(value: Any) -> Iterator[str]:
             yield from _digests_in(inner)
 
 
-def _tensor(tensor: Mapping[str, Any], raw: memoryview | None) -> RuntimeArray:
-    """Return one output. Raises KeyError, TypeError or ValueError for an invalid tensor."""
-    dtype = np.dtype(_DATATYPES[tensor["datatype"]])
-    shape = tuple(int(size) for size in tensor["shape"])
-    if any(size < 0 for size in shape):  # NumPy would infer it
-        raise ValueError(f"its shape is {tensor['shape']}")
-    if raw is None:
-        flat = np.array(tensor["data"], dtype=dtype)
-        if dtype.kind in "biu" and not np.array_equal(flat, np.array(tensor["data"])):
-            raise ValueError(f"its data are no numbers of {tensor['datatype']}")
-    else:
-        flat = np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype)
-    return flat.reshape(shape)
+def _connected(options: ServerOptions, outputs: Sequence[str]) -> Client:
+    if options.is_grpc:
+        from gate.runtimes.v2_grpc import GrpcClient
+
+        return GrpcClient(options, outputs)
+    return HttpClient(options, outputs)
 
 
 class ServerRuntime(Runtime):
@@ -646,11 +293,17 @@ class ServerRuntime(Runtime):
     options = ServerOptions
     limit_s: ClassVar[float] = 600.0
 
-    def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - a server is asked at `open`
-        """Return that httpx is missing, or None."""
-        if find_spec("httpx") is not None:
-            return None
-        return "the package httpx is not installed: pip install 'parity-gate[server]'."
+    def absent_reason(self, options: Any) -> str | None:
+        """Return that a client is missing, or None: the server is asked at `open`."""
+        wanted = [("httpx", "server")]
+        if options.is_grpc:
+            wanted.append(("tritonclient", "server-grpc"))
+        for package, extra in wanted:
+            if find_spec(package) is None:
+                return (
+                    f"the package {package} is not installed: pip install 'parity-gate[{extra}]'."
+                )
+        return None
 
     def versions(self) -> dict[str, str]:
         """Return the version of the HTTP client."""

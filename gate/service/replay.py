@@ -16,7 +16,8 @@ from gate.policy.runtime_options import servers_of
 from gate.records.evidence import TensorSpec
 from gate.records.runtime import RuntimeName
 from gate.registry.registered_model import RegisteredModel
-from gate.runtimes.server import ServedFile, ServerOptions, ServerSession
+from gate.runtimes.server import ServedFile, ServerSession
+from gate.runtimes.v2_protocol import ServerOptions
 from gate.sandbox.limits import SandboxLimits
 from gate.service.monitoring import Failed, StepResult
 from gate.storage.arrays import RuntimeArray

@@ -1,4 +1,5 @@
-"""MLServer, in an environment of its own, with a model class that runs ONNX Runtime."""
+"""MLServer, in an environment of its own, with a model class that runs ONNX Runtime; and tritonclient,
+which asks it over gRPC, in another."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from gate.policy.policy import Policy
 from gate.runtimes.server import with_server
 from tests.exhaustive import exhaustive
 from tests.free_ports import free_port
+from tests.runtimes.test_server import TwoHeads
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, exhaustive]
 
@@ -42,7 +44,9 @@ WAITING = []
 class Served(MLModel):
     async def load(self):
         self.data = Path(self.settings.parameters.uri).read_bytes()
-        self.session = onnxruntime.InferenceSession(self.data, providers=["CPUExecutionProvider"])
+        path = Path(self.settings.parameters.uri)
+        path = path.with_name("stale.onnx") if FAULT == "stale" else path
+        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return True
 
     async def metadata(self):
@@ -57,6 +61,8 @@ class Served(MLModel):
         outputs = self.session.run(None, feed)
         if FAULT == "float16":
             outputs = [o.astype(np.float16).astype(np.float32) for o in outputs]
+        if FAULT == "outputs_swapped":
+            outputs = outputs[::-1]
         if FAULT == "mixed":
             WAITING.append(1)
             await asyncio.sleep(0.002)
@@ -81,6 +87,18 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = [str(folder / "bin/pip"), "install", "--quiet", "mlserver==1.7.*", "onnxruntime"]
     subprocess.run(install, check=True)
     return folder / "bin" / "mlserver"
+
+
+@pytest.fixture(scope="module")
+def with_tritonclient(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has the packages of this one, and those that tritonclient needs before them."""
+    folder = tmp_path_factory.mktemp("tritonclient") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "these.pth").write_text("\n".join(each for each in sys.path if "site-packages" in each))
+    install = [str(folder / "bin/pip"), "install", "--quiet", "tritonclient[grpc]"]
+    subprocess.run(install, check=True)
+    return folder / "bin" / "python"
 
 
 class Image(nn.Module):
@@ -116,18 +134,28 @@ class Attention(nn.Module):
         return self.layer(x).mean(dim=1)
 
 
-SHAPES = {Image: (3, 16, 16), Sequence: (5, 6), Attention: (7, 8)}
+ARCHITECTURES: dict[type[nn.Module], tuple[int, ...]] = {
+    Image: (3, 16, 16), Sequence: (5, 6), Attention: (7, 8),
+}  # fmt: skip
+
+SHAPES = {**ARCHITECTURES, TwoHeads: (6,)}
+
+
+def export(model: nn.Module, path: Path) -> None:
+    shape = SHAPES[type(model)]
+    outputs = ["left", "right"] if isinstance(model, TwoHeads) else ["y"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model.eval(), (torch.zeros(2, *shape),), str(path), dynamo=False, input_names=["x"],
+            output_names=outputs, dynamic_axes={name: {0: "n"} for name in ("x", *outputs)},
+        )  # fmt: skip
 
 
 @contextmanager
 def serving(mlserver: Path, folder: Path, model: nn.Module, fault: str) -> Iterator[str]:
-    shape = SHAPES[type(model)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model.eval(), (torch.zeros(2, *shape),), str(folder / "model.onnx"), dynamo=False,
-            input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
-        )  # fmt: skip
+    export(model, folder / "model.onnx")
+    export(type(model)(seed=1) if fault == "stale" else model, folder / "stale.onnx")
     http, grpc, metrics = (free_port() for _ in range(3))
     settings = {"host": "127.0.0.1", "http_port": http, "grpc_port": grpc, "metrics_port": metrics}
     (folder / "settings.json").write_text(json.dumps({**settings, "parallel_workers": 0}))
@@ -136,8 +164,7 @@ def serving(mlserver: Path, folder: Path, model: nn.Module, fault: str) -> Itera
         "name": "net",
         "implementation": "served.Served",
         "parameters": {"uri": str(folder / "model.onnx"), "version": "1"},
-        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, *shape]}],
-        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, *SHAPES[type(model)]]}],
     }
     (folder / "model-settings.json").write_text(json.dumps(described))
     with (folder / "log.txt").open("w") as log:
@@ -164,7 +191,7 @@ def judged(folder: Path, model: nn.Module, url: str) -> EvaluationResult:
     return check(folder / "model.onnx", model.eval(), samples, policy)
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_a_correct_server_passes_at_every_concurrency(
     mlserver: Path, tmp_path: Path, kind: type[nn.Module]
 ) -> None:
@@ -184,14 +211,45 @@ def test_a_correct_server_passes_at_every_concurrency(
         ("normalized_twice", "noise_ratio"),
         ("mixed", "concurrency"),
         ("one_worker", "concurrency"),
+        ("stale", "noise_ratio"),
+        ("outputs_swapped", "noise_ratio"),
     ],
 )
 def test_a_fault_of_the_model_class_is_refused(
     mlserver: Path, tmp_path: Path, fault: str, check_name: str
 ) -> None:
-    model = Image()
+    model = TwoHeads() if fault in ("stale", "outputs_swapped") else Image()
     with serving(mlserver, tmp_path, model, fault) as url:
         result = judged(tmp_path, model, url)
     failed = {c.name for c in result.decision.checks if c.verdict is Verdict.FAIL}
     assert check_name in failed
     assert {c.runtime for c in result.decision.checks if c.verdict is Verdict.FAIL} == {"server"}
+
+
+def test_the_grpc_client_in_an_environment_of_its_own(with_tritonclient: Path) -> None:
+    done = run([str(with_tritonclient), "-m", "pytest", "-q", "tests/runtimes/test_grpc.py"])
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_correct_server_passes_over_grpc(
+    mlserver: Path, with_tritonclient: Path, tmp_path: Path, kind: type[nn.Module]
+) -> None:
+    samples = np.random.default_rng(0).normal(size=(24, *SHAPES[kind])).astype(np.float32)
+    np.save(tmp_path / "x.npy", samples)
+    with serving(mlserver, tmp_path, kind(), ""):
+        port = json.loads((tmp_path / "settings.json").read_text())["grpc_port"]
+        done = run([
+            str(with_tritonclient), "-m", "gate", "check", str(tmp_path / "model.onnx"),
+            "--inputs", str(tmp_path / "x.npy"), "--reference", f"{__name__}:{kind.__name__}",
+            "--server", f"grpc://127.0.0.1:{port}/v2/models/net", "--json",
+        ])  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    runtimes = json.loads(done.stdout)["evidence"]["runtimes"]
+    (stated,) = [each["session_options"] for each in runtimes if each["name"] == "server"]
+    assert (stated["encoding"], stated["file"]) == ("grpc", "sha256 by the metadata")
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, check=False, capture_output=True, text=True)

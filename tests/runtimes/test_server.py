@@ -27,7 +27,8 @@ from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
 from gate.records.runtime import SERVER
 from gate.runtimes.runtime import Conditions, RunnableFile, Session
-from gate.runtimes.server import ServerOptions, ServerRuntime, with_server
+from gate.runtimes.server import ServerRuntime, with_server
+from gate.runtimes.v2_protocol import ServerOptions
 from tests.runtimes.v2_server import serving
 
 
@@ -328,11 +329,14 @@ def test_a_url_that_names_no_model_is_refused(
         "ftp://127.0.0.1/v2/models/net",
         "http://user:secret@127.0.0.1/v2/models/net",
         "http://127.0.0.1/v2/models/net?token=1",
+        "grpc://127.0.0.1:1/triton/v2/models/net",
     ],
 )
 def test_a_url_with_a_secret_or_of_another_kind_is_no_option(url: str) -> None:
     with pytest.raises(ValidationError, match="url"):
         ServerOptions(url=url)
+    with pytest.raises(ValidationError, match="encoding"):
+        ServerOptions(url="grpc://127.0.0.1:1/v2/models/net", encoding="json")
 
 
 @pytest.mark.parametrize("fault", ["", "float16_under_load"])

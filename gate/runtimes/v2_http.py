@@ -1,0 +1,288 @@
+"""The Open Inference Protocol V2 over HTTP; JSON or binary tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from gate.errors import EvidenceError, RuntimeUnusable
+from gate.runtimes.v2_protocol import (
+    DATATYPES,
+    MOST_BYTES,
+    Answer,
+    ServerOptions,
+    certificates_problem,
+    read_outputs,
+    slow,
+)
+from gate.storage.arrays import Batch
+
+_BINARY = "binary_tensor_data"
+"""The extension's name in the metadata of a server."""
+
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+
+_TRANSIENT = (429, 502, 503, 504)
+
+_WATCH_S = 0.2
+"""Seconds between two looks at the requests that are under way."""
+
+
+class _Watchdog:
+    """Cuts the connections of a client once a request takes longer than its limit: httpx limits
+    each read alone, and a server may send one byte of a header after the other."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s, self.has_cut = limit_s, False
+        self._ends: dict[int, float] = {}
+        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._numbers = itertools.count()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gate-server-watchdog", daemon=True)
+        self._thread.start()
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Keep each new connection: the extension `trace` of httpx."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._streams.add(info["return_value"])
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[float]:
+        """Watch the request of the `with` block; gives the moment at which it must be over."""
+        number, end = next(self._numbers), time.monotonic() + self.limit_s
+        self._ends[number] = end
+        try:
+            yield end
+        finally:
+            del self._ends[number]
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(_WATCH_S):
+            if any(end < time.monotonic() for end in list(self._ends.values())):
+                self.has_cut = True
+                for stream in list(self._streams):
+                    with contextlib.suppress(OSError):
+                        stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
+class HttpClient:
+    """Requests to one server, each within a deadline."""
+
+    def __init__(self, options: ServerOptions, outputs: Sequence[str] = ()) -> None:
+        """`outputs`: names of the outputs to ask for. Raises RuntimeUnusable for a variable that is
+        not set or can't be a header, and for certificates that can't be loaded."""
+        import httpx
+
+        self._options, self._outputs = options, outputs
+        self._binary = options.encoding == "binary"
+        verify: Any = True
+        if options.ca is not None:
+            import ssl
+
+            try:
+                verify = ssl.create_default_context(cafile=options.ca)
+            except OSError as error:  # also of ssl
+                raise certificates_problem(options.ca, error) from error
+        most = max((1, *options.connections))
+        # Connecting again is safe; a request that was sent may have been computed.
+        transport = httpx.HTTPTransport(
+            verify=verify, retries=2, limits=httpx.Limits(max_connections=most)
+        )
+        self._headers = dict(options.secret_headers())
+        self._watchdog = _Watchdog(options.timeout_s)
+        self._http = httpx.Client(
+            transport=transport,
+            timeout=options.timeout_s,
+            trust_env=False,
+        )
+
+    @property
+    def encoding(self) -> str:
+        """How tensors are sent."""
+        return "binary" if self._binary else "json"
+
+    def get(self, url: str) -> dict[str, Any]:
+        """Return the JSON object at a URL. Raises RuntimeUnusable."""
+        status, _, body = self._exchange("GET", url)
+        if status != 200:
+            raise RuntimeUnusable(_refusal(url, status, body))
+        return _object(url, body)
+
+    def server(self) -> dict[str, Any]:
+        """Return the metadata of the server, whose extensions say how tensors are sent."""
+        metadata = self.get(self._options.parts[0])
+        if self._options.encoding == "auto":
+            extensions = metadata.get("extensions")
+            self._binary = isinstance(extensions, list) and _BINARY in extensions
+        return metadata
+
+    def model(self) -> dict[str, Any]:
+        """Return the metadata of the model."""
+        return self.get(self._options.url.rstrip("/"))
+
+    def infer(self, batch: Batch, identity: str) -> Answer:
+        """Return the outputs for a batch."""
+        header, data = self._encoded(batch, identity)
+        headers = {"Content-Type": "application/json"}
+        if self._binary:
+            headers = {
+                "Content-Type": "application/octet-stream",
+                _HEADER_LENGTH: str(len(header)),
+            }
+        url = self._options.url.rstrip("/")
+        content = b"".join([header, *data])
+        status, received, body = self._exchange("POST", f"{url}/infer", content, headers)
+        if status in _TRANSIENT or status in (401, 403, 404):
+            raise RuntimeUnusable(_refusal(url, status, body))
+        if status != 200:
+            raise EvidenceError(_refusal(url, status, body))
+        return self._parsed(received, body)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._watchdog.close()
+        self._http.close()
+
+    def _encoded(self, batch: Batch, identity: str) -> tuple[bytes, list[bytes]]:
+        """Return the JSON of a request, and the bytes of binary tensors."""
+        inputs, data = [], []
+        for name, values in batch.items():
+            array = np.ascontiguousarray(values)
+            tensor: dict[str, Any] = {
+                "name": name,
+                "shape": list(array.shape),
+                "datatype": DATATYPES[array.dtype.name],
+            }
+            if self._binary:
+                raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
+                tensor["parameters"] = {"binary_data_size": len(raw)}
+                data.append(raw)
+            else:
+                tensor["data"] = array.reshape(-1).tolist()
+            inputs.append(tensor)
+        outputs: list[dict[str, Any]] = [{"name": name} for name in self._outputs]
+        if self._binary:
+            outputs = [{**each, "parameters": {"binary_data": True}} for each in outputs]
+        return json.dumps({"id": identity, "inputs": inputs, "outputs": outputs}).encode(), data
+
+    def _parsed(self, headers: Mapping[str, str], body: bytes) -> Answer:
+        url = self._options.url
+        length = headers.get(_HEADER_LENGTH)
+        try:
+            split = len(body) if length is None else int(length)
+        except ValueError as error:
+            raise RuntimeUnusable(f"{url}: {_HEADER_LENGTH} is {length!r}.") from error
+        answer, rest = _object(url, body[:split]), memoryview(body)[split:]
+
+        def tensors() -> Iterator[tuple[Mapping[str, Any], memoryview | None]]:
+            nonlocal rest
+            for tensor in answer["outputs"]:
+                size = (tensor.get("parameters") or {}).get("binary_data_size")
+                if size is not None and not 0 <= size <= len(rest):
+                    raise ValueError(f"{len(rest)} bytes are left of {size}")
+                yield tensor, None if size is None else rest[:size]
+                rest = rest[size or 0 :]
+
+        outputs = read_outputs(url, tensors())
+        if rest:
+            raise RuntimeUnusable(f"{url} answered with {len(rest)} bytes too many.")
+        return Answer(
+            answer.get("id"), answer.get("model_name"), str(answer.get("model_version") or ""),
+            outputs,
+        )  # fmt: skip
+
+    def _exchange(
+        self,
+        method: str,
+        url: str,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        import httpx
+
+        # The host of a digest_url may be another, which must not get the server's token.
+        secret = self._headers if _origin(url) == _origin(self._options.url) else {}
+        headers = {**secret, **(headers or {})}
+        # A server may close a connection that it kept, just when it is used again. To compute the
+        # same again is safe.
+        with contextlib.suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+            return self._exchange_once(method, url, content, headers)
+        try:
+            return self._exchange_once(method, url, content, headers)
+        except httpx.HTTPError as error:
+            raise RuntimeUnusable(_no_answer(url, error)) from error
+
+    def _exchange_once(
+        self, method: str, url: str, content: bytes | None, headers: Any
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        import httpx
+
+        limit = self._options.timeout_s
+        options: Any = {"headers": headers, "extensions": {"trace": self._watchdog.trace}}
+        try:
+            with (
+                self._watchdog.watching() as end,
+                self._http.stream(method, url, content=content, **options) as response,
+            ):
+                body = bytearray()
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > MOST_BYTES:
+                        raise RuntimeUnusable(f"{url} sent more than {MOST_BYTES} bytes.")
+                    if time.monotonic() > end:
+                        raise RuntimeUnusable(slow(url, limit))
+                if response.is_redirect:
+                    raise RuntimeUnusable(
+                        f"{url} redirects to {response.headers.get('location', 'nowhere')}, and "
+                        "redirects are not followed. Give the URL of the server itself."
+                    )
+                return response.status_code, response.headers, bytes(body)
+        except httpx.TimeoutException as error:
+            raise RuntimeUnusable(slow(url, limit)) from error
+        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
+            if self._watchdog.has_cut:
+                raise RuntimeUnusable(slow(url, limit)) from error
+            raise
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise RuntimeUnusable(_no_answer(url, error)) from error
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+def _no_answer(url: str, error: Exception) -> str:
+    return (
+        f"no answer from {url}: {type(error).__name__}: {error}. Look whether the server runs, and "
+        "at proxies and certificates."
+    )
+
+
+def _refusal(url: str, status: int, body: bytes) -> str:
+    text = body[:300].decode(errors="replace").strip()
+    return f"{url} answered with status {status}: {text or 'without a text'}."
+
+
+def _object(url: str, body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError as error:
+        raise RuntimeUnusable(f"{url} did not answer with JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise RuntimeUnusable(f"{url} answered with {type(found).__name__}, expected an object.")
+    return found

@@ -1,0 +1,197 @@
+"""The Open Inference Protocol V2: the options of a server, and what both transports share."""
+
+# The protocol: https://github.com/kserve/open-inference-protocol, with its binary tensor extension.
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, Self
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from gate.errors import RuntimeUnusable
+from gate.storage.arrays import Batch, RuntimeArray
+
+DTYPES = {
+    "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64",
+    "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
+    "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
+}  # fmt: skip
+
+DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
+
+MOST_BYTES = (1 << 31) - 1
+"""Of one response: a server that sends without end is cut off. The largest that gRPC can limit."""
+
+_MODEL_URL = re.compile(r"(.+/v2)/models/([^/]+)(?:/versions/([^/]+))?/?")
+
+_GRPC = ("grpc", "grpcs")
+
+_ENVIRONMENT = "env:"
+
+
+class ServerOptions(BaseModel):
+    """The server and the model to ask, and how."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str
+    """`http://host:port/v2/models/NAME`, with `/versions/N` for one version; `https`, and `grpc` or
+    `grpcs` for gRPC."""
+    headers: dict[str, Annotated[str, StringConstraints(pattern=r"^env:\w+$")]] = {}
+    """Headers of each request to the host of `url`; each value names a variable of the environment:
+    `env:TOKEN`."""
+    ca: str | None = None
+    """A file of certificates to trust in place of the system's."""
+    timeout_s: Annotated[float, Field(gt=0.0, le=300.0)] = 30.0
+    """Within which each request must be answered, from its first to its last byte."""
+    max_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Larger batches are sent in several requests, as a client of such a server does."""
+    encoding: Literal["auto", "json", "binary"] = "auto"
+    """Over HTTP; `auto`: binary tensors if the server lists that extension."""
+    connections: tuple[Annotated[int, Field(ge=1, le=256)], ...] = (1, 8, 32)
+    """Numbers of clients that ask at once; empty: concurrency is not measured."""
+    rate: Annotated[float, Field(gt=0.0)] | None = None
+    """Requests per second of the open loop; None: no open loop."""
+    digest_url: str | None = None
+    """JSON that states the `sha256` of the served file: the manifest of a deployed store."""
+    allow_unproven_file: bool = False
+    """Accept a server that does not state the digest of its file; the verdict says so."""
+
+    @model_validator(mode="after")
+    def _valid(self) -> Self:
+        match = _MODEL_URL.fullmatch(self.url)
+        if match is None or (self.is_grpc and urlsplit(match[1]).path != "/v2"):
+            raise ValueError(
+                f"url is '{self.url}', expected http(s)://HOST:PORT/v2/models/NAME, or the same "
+                "with grpc(s), with /versions/N for one version"
+            )
+        if self.is_grpc and self.encoding != "auto":
+            raise ValueError(f"encoding '{self.encoding}' is for http; leave it out with grpc")
+        for url in filter(None, (self.url, self.digest_url)):
+            parts = urlsplit(url)
+            schemes = ("http", "https", *_GRPC) if url == self.url else ("http", "https")
+            if parts.scheme not in schemes or not parts.hostname:
+                raise ValueError(f"the URL is '{url}', expected http(s)://HOST/PATH")
+            if "@" in parts.netloc or (url == self.url and parts.query):
+                raise ValueError("url: give tokens by headers: {Authorization: env:NAME}")
+        return self
+
+    @property
+    def parts(self) -> tuple[str, str, str | None]:
+        """The address of the protocol, the model and its version."""
+        match = _MODEL_URL.fullmatch(self.url)
+        assert match is not None  # validated
+        return match[1], unquote(match[2]), match[3] and unquote(match[3])
+
+    @property
+    def is_grpc(self) -> bool:
+        """True where the server is asked over gRPC."""
+        return urlsplit(self.url).scheme in _GRPC
+
+    def secret_headers(self) -> Iterator[tuple[str, str]]:
+        """Yield the headers with their values. Raises RuntimeUnusable for a variable that is not
+        set or can't be a header."""
+        for name, value in self.headers.items():
+            variable = value.removeprefix(_ENVIRONMENT)
+            if variable not in os.environ:
+                raise RuntimeUnusable(f"the variable {variable} of the header {name} is not set.")
+            text = os.environ[variable]
+            if not (text.isascii() and text.isprintable() and text == text.strip()):  # a secret
+                raise RuntimeUnusable(
+                    f"the variable {variable} of the header {name} has a line break, a space at an "
+                    "end or a character beyond ASCII, expected printable ASCII."
+                )
+            yield name, text
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered to one request."""
+
+    identity: str | None
+    """Of the request, where the server repeats it."""
+    model: str | None
+    version: str
+    """Empty: not stated."""
+    outputs: Mapping[str, RuntimeArray]
+
+
+class Client(Protocol):
+    """Requests to one server, each within a deadline. Every method raises RuntimeUnusable where no
+    whole answer comes."""
+
+    @property
+    def encoding(self) -> str:
+        """How tensors are sent."""
+        ...
+
+    def server(self) -> Mapping[str, Any]:
+        """Return the metadata of the server."""
+        ...
+
+    def model(self) -> Mapping[str, Any]:
+        """Return the metadata of the model."""
+        ...
+
+    def infer(self, batch: Batch, identity: str) -> Answer:
+        """Return the outputs for a batch. Raises EvidenceError where the server refuses it."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+def certificates_problem(path: str, error: OSError) -> RuntimeUnusable:
+    """Return the error for a file of certificates that can't be loaded."""
+    return RuntimeUnusable(
+        f"the certificates of ca: {path} can't be loaded: {error.strerror or error}. Expected a "
+        "file in PEM format."
+    )
+
+
+def slow(url: str, limit: float) -> str:
+    """Return the message about a server that does not answer in time."""
+    return (
+        f"{url} did not answer within {limit:g} s. Look at the server's log, or allow more "
+        "(options: timeout_s)."
+    )
+
+
+def read_outputs(
+    url: str, tensors: Iterable[tuple[Mapping[str, Any], memoryview | None]]
+) -> dict[str, RuntimeArray]:
+    """Return arrays by name. `tensors`: name, datatype, shape and, without raw bytes, data of each.
+    Raises RuntimeUnusable for invalid tensors."""
+    found: dict[str, RuntimeArray] = {}
+    try:
+        for tensor, raw in tensors:
+            if tensor["name"] in found:
+                raise ValueError(f"the output '{tensor['name']}' is there twice")
+            found[tensor["name"]] = _array(tensor, raw)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise RuntimeUnusable(
+            f"{url} answered with outputs that can't be read: {type(error).__name__}: {error}."
+        ) from error
+    return found
+
+
+def _array(tensor: Mapping[str, Any], raw: memoryview | None) -> RuntimeArray:
+    """Return one output. Raises KeyError, TypeError or ValueError for an invalid tensor."""
+    dtype = np.dtype(DTYPES[tensor["datatype"]])
+    shape = tuple(int(size) for size in tensor["shape"])
+    if any(size < 0 for size in shape):  # NumPy would infer it
+        raise ValueError(f"its shape is {tensor['shape']}")
+    if raw is None:
+        flat = np.array(tensor["data"], dtype=dtype)
+        if dtype.kind in "biu" and not np.array_equal(flat, np.array(tensor["data"])):
+            raise ValueError(f"its data are no numbers of {tensor['datatype']}")
+    else:
+        flat = np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype)
+    return flat.reshape(shape)
