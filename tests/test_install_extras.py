@@ -93,6 +93,8 @@ ROWS = {
         torch=True,
         program="chromium",
     ),
+    "metrics": Row("cpu,metrics", (("python", "-c", "import jiwer"),)),
+    "server": Row("cpu,server", (("python", "-c", "import gate.runtimes.v2_http, httpx"),)),
     "openvino": Row("cpu,openvino", ((*CHECK, "images.npy", "--runtime", "openvino"),), torch=True),
     "tract": Row("cpu,tract", ((*CHECK, "images.npy", "--runtime", "tract"),), torch=True),
     "ray": Row(
@@ -117,8 +119,8 @@ ROWS = {
     ),
 }
 BY_THEMSELVES = {"registry", "postgresql", "pipeline", "all"}
-ELSEWHERE = {"cpu", "service", "dev"}
-"""In tests/test_install.py; the last is where these tests run."""
+ELSEWHERE = {"cpu", "service", "server-grpc", "dev"}
+"""In tests/test_install.py and tests/runtimes/test_mlserver.py; the last is where these tests run."""
 
 
 @pytest.fixture
