@@ -68,7 +68,6 @@ def changed(how: str) -> DataError:
 SINGLE_NAME = "input"
 """Name of the only array of an `.npy` file, which carries no name itself."""
 
-
 SUFFIXES = (".npy", ".npz")
 
 _IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})

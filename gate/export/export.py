@@ -100,7 +100,7 @@ _LOWEST = {"dynamo": 18}
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A file that was written: how, and what speaks against it."""
+    """A file that was written: how, and the doubt about it."""
 
     path: Path
     strategy: Strategy
@@ -176,7 +176,7 @@ class StrategyRunner:
         return doubtful
 
     def _no_rung(self) -> AllStrategiesFailed:
-        """Told about the failure that a higher opset mends, else about the first one."""
+        """Return the error about the failure that a higher opset fixes, else about the first."""
         chosen = min(self._failures, key=lambda failed: failed.since is None)
         refusal = chosen.refusal
         if chosen.explain is not None:
@@ -425,7 +425,7 @@ def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...
 
 
 def _with_log(failed: AllStrategiesFailed, path: Path, text: str) -> ExportError:
-    """Write the log beside the output; a full disk must not hide the error that is told."""
+    """Write the log beside the output. A full disk must not hide the error."""
     log: Path | None = None
     if text.strip():
         with contextlib.suppress(StorageError):

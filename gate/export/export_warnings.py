@@ -119,7 +119,7 @@ _HARMLESS = (
 def tracer_warnings(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
     """`place: message` of each TracerWarning, once, in order; torch's own library code left out.
 
-    torch tells its tracer the same about itself: its modules are written to be traced.
+    torch's own modules cause the same warnings, and are written to be traced.
     """
     return _unique(
         f"{warning_location(warning)}: {_message_text(warning)}"

@@ -414,7 +414,6 @@ def _only_containers(below: str, path: str, modules: dict[str, nn.Module]) -> bo
 
 CUSTOM_SYMBOLICS = "export.custom_symbolics: package.module:register (docs/custom-operators.md)"
 
-
 _MOST_NAMES = 3
 
 
@@ -452,7 +451,7 @@ def opset_for_all(operators: Sequence[UnsupportedOperator]) -> int | None:
 
 
 def remedy(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> str:
-    """One line that says what to do about all of them, after the strategies `tried` failed."""
+    """Return one line with the remedy for all of them, after the strategies `tried` failed."""
     if opset := opset_for_all(operators):
         return f"Set export.opset to {opset} or more."
     first = {operator.name: operator for operator in operators}
@@ -483,7 +482,7 @@ def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str
 
 
 def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> tuple[str, ...]:
-    """The three of them, one line each, the second with lines on what is known to help."""
+    """Return the three ways out, one line each; the second has lines on what helps."""
     every = names(operators)
     since = {one.name: one.since for one in operators if one.since is not None}
     elsewhere = {name: found.opset for name in every if (found := family(name)) and found.opset}
@@ -655,7 +654,7 @@ def where(error: BaseException) -> str | None:
     if named := source_line(text):
         return named
     for one in reversed(_chain(error)):
-        frames = traceback.extract_tb(one.__traceback__)[1:]  # the first is who caught it
+        frames = traceback.extract_tb(one.__traceback__)[1:]  # without the frame that caught it
         own = [frame for frame in frames if not _is_machinery(frame.filename)]
         if own:
             return source_location(own[-1].filename, own[-1].lineno or 0)
@@ -698,7 +697,6 @@ def _is_machinery(filename: str) -> bool:
 _MOST_KINDS = 64
 
 _DOMAIN = "parity_gate"
-
 
 Met = dict[UnsupportedOperator, None]
 """In order of execution, each once."""
@@ -944,7 +942,7 @@ def unsupported(
             export = LegacyExport(arguments, opset, keywords)
             handed = _handed(module, export, strategy)
             return unwritten(export, handed, original=module if handed is not module else None)
-        except Exception:  # whatever torch raises; the first error is told in any case
+        except Exception:  # whatever torch raises; the first error is reported in any case
             return ()
 
 
@@ -956,7 +954,7 @@ def refused(
     strategy: Strategy,
     exporter_keywords: Mapping[str, Any],
 ) -> ExportFailure:
-    """Explain an error of `torch.onnx.export(module, arguments, **told)`.
+    """Explain an error of `torch.onnx.export(module, arguments, ...)`.
 
     Looks for more operators only if the error is about one: that costs an export for each.
     """

@@ -105,7 +105,8 @@ def quantize(
                 f"nothing in {exact} could be quantized: it has no operator that the quantizer "
                 "knows (Conv, MatMul, Gemm and others). Serve the exact file."
             )
-        onnx.helper.set_model_props(proto, {**_props(proto), QUANTIZED_FROM: str(subject.sha256)})
+        properties = {entry.key: entry.value for entry in proto.metadata_props}
+        onnx.helper.set_model_props(proto, properties | {QUANTIZED_FROM: str(subject.sha256)})
         data = proto.SerializeToString(deterministic=True)
         made.write_bytes(data)
         twin = read_subject(made)  # valid, before it takes the place of an older one
@@ -309,10 +310,6 @@ def _quantize(
 
 def _is_quantized(proto: onnx.ModelProto) -> bool:
     return any("uantizeLinear" in node.op_type for node in proto.graph.node)
-
-
-def _props(proto: onnx.ModelProto) -> dict[str, str]:
-    return {entry.key: entry.value for entry in proto.metadata_props}
 
 
 @contextlib.contextmanager

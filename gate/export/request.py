@@ -166,7 +166,6 @@ def _check(name: str, array: NDArray[Any], *, alone: bool) -> None:
 Axes = dict[str, dict[int, str]]
 """By input or output: axis to label. Axes of one label have one size."""
 
-
 BATCH = "batch"
 
 
@@ -357,7 +356,7 @@ class OutputAxes:
 
 
 def notices(subject: Subject, axes: Axes, settings: ExportSettings) -> tuple[str, ...]:
-    """Axes without a fixed size in the file that nobody asked for, in words.
+    """Return the axes without a fixed size in the file that the settings do not name, as text.
 
     `axes`: of inputs and outputs, as the model itself has them. What follows from the axes of the
     inputs was asked for, but for outputs whose axes were declared.

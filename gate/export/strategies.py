@@ -24,8 +24,7 @@ from gate.onnx_file.reading import subgraphs
 from gate.records.export import Strategy
 
 ExporterOptions = dict[str, bool | int | float | str | None]
-"""Everything that an exporter was told, flat, for the record."""
-
+"""All settings of an exporter, flat, for the record."""
 
 Writer = Callable[..., ExporterOptions]
 """Writes a request to a path in the opset of `symbolics`. Raises RungFailed, and OSError where the

@@ -90,7 +90,6 @@ _TINY = 1e-6
 
 _SEED = 0
 
-
 _CHANGES: dict[str, tuple[Callable[[Array], Array], str]] = {
     "negated": (lambda x: -x, "f"),
     "four times as large": (lambda x: 4 * x, "f"),

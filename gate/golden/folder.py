@@ -41,7 +41,6 @@ _RECORD_LIMIT = 1 << 20
 SIZE_LIMIT = 1 << 32
 """Bytes of all arrays and pictures together: 4 GiB is far above what a few samples need."""
 
-
 Array = NDArray[np.generic]
 
 
@@ -328,7 +327,7 @@ def add_pictures(
     sha256: Digest | None = None,
 ) -> GoldenManifest:
     """Put the picture of each golden sample beside the vectors in `folder`, as PNG. `sha256`: of
-    golden.json, where whoever wrote it knows.
+    golden.json, if the caller has it.
 
     Among `pictures` those are found whose tensors by `spec` are the golden inputs, bit by bit.
     golden.json comes last, so a crash leaves vectors without pictures. Raises EvidenceError where
@@ -376,7 +375,8 @@ def wrong_pictures(vectors: Vectors) -> str | None:
         recorded.files, vectors.pictures, vectors.inputs[recorded.input], strict=True
     ):
         try:
-            off = _off(_pictures_read(data, picture.file), sample, recorded.spec)
+            pixels = decoded(data, name=picture.file, formats=("PNG",), max_pixels=PIXEL_LIMIT)
+            off = _off(pixels, sample, recorded.spec)
         except DataError as error:
             return str(error)
         if not off <= recorded.max_diff:
@@ -385,10 +385,6 @@ def wrong_pictures(vectors: Vectors) -> str | None:
                 f"allowed {recorded.max_diff:.4g}"
             )
     return None
-
-
-def _pictures_read(data: bytes, name: str) -> Pixels:
-    return decoded(data, name=name, formats=("PNG",), max_pixels=PIXEL_LIMIT)
 
 
 def _off(pixels: Pixels, sample: Tensor, spec: PreprocessSpec) -> float:

@@ -29,7 +29,7 @@ from gate.records.runtime import RuntimeName, traits_of
 _SERVED: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
 
 _OWN_NOISE = 2.0
-"""Without any bound: so many times what the served runtime was seen to be off."""
+"""Without any bound: the factor of the difference that was measured in the served runtime."""
 
 
 @dataclass(frozen=True)

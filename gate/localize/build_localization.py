@@ -123,13 +123,9 @@ class LocalizationFindings:
             if value.number not in names
             and (value.path, value.call) not in matched
             and self.is_comparable(value)
-            and not self._is_constant(value)
+            and value.number not in self.constants()  # an exporter may have computed it beforehand
             and number in trials.dependents(value.number)
         )
-
-    def _is_constant(self, value: ComputedValue) -> bool:
-        """Return True for what an exporter may have computed beforehand."""
-        return value.number in self.constants()
 
 
 _FAULTS = 5

@@ -11,7 +11,6 @@ from typing import Any
 
 import onnx
 import torch
-from onnx import helper
 from torch import nn
 
 from gate.localize import layer_weights
@@ -21,6 +20,7 @@ from gate.localize.layer_weights import Detail, Floats, tensor_names, tensors_ar
 from gate.localize.model_runner import ComputedValue, class_name
 from gate.localize.module_paths import computes
 from gate.localize.value_matching import ValueLayout
+from gate.onnx_file.reading import attributes
 from gate.records.localization import FaultCode, LayerFault
 from gate.reference.onnx_reference import OnnxReference
 from gate.storage.arrays import OutputArray
@@ -42,7 +42,6 @@ _SETTINGS: dict[str, Mapping[str, tuple[str, Any]]] = {
 }
 """Operator to attribute to (attribute of the module, default of the operator)."""
 
-
 _PADDING_MODES = {
     "zeros": "constant",
     "reflect": "reflect",
@@ -51,11 +50,9 @@ _PADDING_MODES = {
 }
 """`padding_mode` of a convolution to `mode` of Pad."""
 
-
 _MEANS = ("ReduceMean", "GlobalAveragePool")
 """What computes the statistics of a batch, which BatchNormalization reads in the place of those of
 training: exporters write a norm that has lost them so."""
-
 
 _FUNCTIONS = {
     ("Relu",): "ReLU",
@@ -110,7 +107,7 @@ def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[De
     yield from _reset_gate(module, listed)
     padded = any(node.op_type == "Pad" for node in listed)  # then pads say only a part of it
     for node in listed:
-        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        given = attributes(node)
         for name, (attribute, default) in _SETTINGS.get(node.op_type, {}).items():
             if not hasattr(module, attribute) or (name == "pads" and padded):
                 continue
@@ -131,7 +128,7 @@ def training(nodes: Iterable[onnx.NodeProto]) -> bool:
     listed = list(nodes)
     means = {name for node in listed if node.op_type in _MEANS for name in node.output}
     for node in listed:
-        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        given = attributes(node)
         by_batch = given.get("training_mode") == 1 or bool(means & set(node.input[3:5]))
         if node.op_type == "BatchNormalization" and by_batch:
             return True
@@ -150,7 +147,7 @@ def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[De
     if want not in _PADDING_MODES:
         return
     pads = [node for node in nodes if node.op_type == "Pad"]
-    modes = [a.s.decode() for node in pads for a in node.attribute if a.name == "mode"]
+    modes = [mode.decode() for node in pads if (mode := attributes(node).get("mode"))]
     found = set(modes or ["constant"])
     if _PADDING_MODES[want] not in found:
         yield _setting("padding mode", ", ".join(found), "padding_mode", want)
@@ -158,9 +155,8 @@ def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[De
 
 def _reset_gate(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[Detail]:
     """PyTorch's GRU applies the reset gate behind the product with the hidden weights."""
-    for node in nodes:
-        behind = any(a.name == "linear_before_reset" and a.i for a in node.attribute)
-        if isinstance(module, nn.GRU) and node.op_type == "GRU" and not behind:
+    for node in nodes if isinstance(module, nn.GRU) else ():
+        if node.op_type == "GRU" and not attributes(node).get("linear_before_reset"):
             yield {"code": "reset_gate"}
 
 
@@ -221,7 +217,7 @@ class DivergentValue:
     """The layer whose BatchNorm this is, where one node computes both."""
     alone: Deviation
     overwritten: Mapping[str, str] = field(default_factory=dict)
-    """Tensors with what PyTorch has overwritten in place by then, and who did it."""
+    """Tensors with what PyTorch has overwritten in place by then, and what did it."""
     got: ComputedValue | None = None
     """What code between modules computed and it was computed from, if no tensor has that value."""
     unmatched: tuple[ComputedValue, ...] = ()
@@ -473,7 +469,7 @@ class Diagnoser:
         if not differences:
             return None
         # Another number is more than one that was rounded.
-        # A weight in another order says more than its bias.
+        # A weight in another order is a better explanation than its bias.
         first = min(differences, key=lambda one: (one.rounded_to is not None, -one.reordered))
         variant = "by_code" if first.by_code else None
         if first.rounded_to:
@@ -580,15 +576,15 @@ class Diagnoser:
         if not self._reduced:
             narrow[onnx.TensorProto.FLOAT16] = "float16"
         for node in nodes:
-            for attribute in node.attribute:
-                if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
-                    return _fault(
-                        path,
-                        "precision_cast",
-                        variant="reduced" if self._reduced else None,
-                        format=narrow[attribute.i],
-                        nodes=_operators([node]),
-                    )
+            to = attributes(node).get("to") if node.op_type == "Cast" else None
+            if to in narrow:
+                return _fault(
+                    path,
+                    "precision_cast",
+                    variant="reduced" if self._reduced else None,
+                    format=narrow[to],
+                    nodes=_operators([node]),
+                )
         error = suspect.alone.relative
         if self._cuda and not self._reduced and _TF32 / 8 <= error <= _TF32 * 8:
             return _fault(path, "tf32", error=error)

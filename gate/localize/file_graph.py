@@ -14,7 +14,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from gate.errors import OnnxFileError
-from gate.onnx_file.reading import subgraphs
+from gate.onnx_file.reading import attributes, subgraphs
 from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import OrtSetup
@@ -219,9 +219,8 @@ class FileGraph:
         stored = [self.weights.get(each) for each in node.input if each]
         if stored[0] is None or stored[1] is None:
             return None
-        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         zero = stored[2] if len(stored) > 2 else None
-        return _dequantized(stored[0], stored[1], zero, given)
+        return _dequantized(stored[0], stored[1], zero, attributes(node))
 
     def sources(self, name: str, among: Container[str], *, steps: int) -> set[str]:
         """Which of the tensors `among` it is computed from, at most so many nodes further up and

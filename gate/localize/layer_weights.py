@@ -16,6 +16,7 @@ from torch import nn
 
 from gate.localize.file_graph import DequantizedConstant
 from gate.localize.model_runner import ValueSurvey
+from gate.onnx_file.reading import attributes
 from gate.statistics.accumulators import distances
 from gate.storage.arrays import OutputArray
 from gate.weights.layouts import misplaced
@@ -333,8 +334,7 @@ def transposed(
         array = found.get(node.input[1]) if node.op_type in ("Gemm", "MatMul") else None
         if array is None or array.shape != weight.shape:
             continue
-        turns = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-        want = weight if turns else weight.T
+        want = weight if attributes(node).get("transB") else weight.T
         if np.array_equal(array, want.T) and not np.array_equal(array, want):
             name = f"{path}.weight" if path else "weight"
             return WeightDifference(path, {"code": "transposed", "name": name})

@@ -13,8 +13,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from gate.data.reader import length
 from gate.data.samples import SampleSet
-from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision
 from gate.errors import EvidenceError, GateError, PolicyError, describe_failure
 from gate.localize.build_localization import LocalizationFindings, build_localization
@@ -45,7 +46,7 @@ from gate.records.runtime import RUNTIMES, RuntimeName, traits_of
 from gate.reference.discretization import FakeQuantization
 from gate.reference.environment import deterministic
 from gate.statistics.accumulators import distances
-from gate.storage.arrays import Batch, OutputArray, text_digests
+from gate.storage.arrays import OutputArray, text_digests
 from gate.summary.render import with_fault_texts
 
 MATCHED = 2
@@ -100,7 +101,7 @@ def compare_layers(
     size = binding.batch_size
     wanted = -(-limit // size) * size if binding.fixed else limit
     taken = next(samples.batches(min(wanted, len(samples))))
-    if not binding.fixed and beyond is None and _count(taken) == size + 1:
+    if not binding.fixed and beyond is None and length(taken) == size + 1:
         size += 1  # none alone behind others: a batch norm may need two rows
     with _switched(policy):
         graph = FileGraph(candidate)
@@ -112,7 +113,7 @@ def compare_layers(
             survey = side.survey(first)
         step = size if binding.fixed else _step(survey, size, BUDGET)
         last = 0 if binding.fixed else 1
-        edges = [*range(size, _count(taken) - last, step), _count(taken)]
+        edges = [*range(size, length(taken) - last, step), length(taken)]
         rest = [
             {name: array[start:stop] for name, array in taken.items()}
             for start, stop in itertools.pairwise(edges)
@@ -280,10 +281,6 @@ def _step(survey: ValueSurvey, size: int, budget: int) -> int:
     """Samples a batch, so that all values of a batch fit the budget with the file's."""
     each = sum(value.nbytes for value in survey.values) / size
     return max(size, int(budget // max(1.0, 2 * each)))
-
-
-def _count(batch: Batch) -> int:
-    return len(next(iter(batch.values())))
 
 
 def _check_finite(measured: Measured) -> None:
@@ -461,7 +458,10 @@ def _failed(decision: Decision) -> list[RuntimeName]:
     return [
         check.runtime
         for check in decision.problems
-        if _is_comparison(check) and check.runtime and traits_of(check.runtime).engine != "torch"
+        if check.verdict is Verdict.FAIL
+        and check.output is not None
+        and check.runtime
+        and traits_of(check.runtime).engine != "torch"
     ]
 
 
@@ -472,10 +472,6 @@ def _shown(
     shown = [name for name in failed if ort_setup(case.policy, name) is not None]
     name = next(iter(shown or failed), None)
     return None if name is None else evidence.runtime(name)
-
-
-def _is_comparison(check: CheckResult) -> bool:
-    return check.verdict is Verdict.FAIL and check.output is not None
 
 
 def _sample_indices(case: MeasurementJob, runtime: RuntimeEvidence) -> list[int]:

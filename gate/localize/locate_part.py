@@ -33,7 +33,6 @@ _PLAIN = 1e-3
 _SAME = 1e-6
 """The same between two runs of the same modules."""
 
-
 _Seam = dict[str, Any]
 """The fields `seam_code` and `seam_params` of a localization."""
 

@@ -33,10 +33,10 @@ from gate.storage.arrays import Batch, OutputArray
 
 @dataclass(frozen=True)
 class HookEvent:
-    """One tensor at the door of one module call."""
+    """One tensor that enters or leaves one module call."""
 
     number: int
-    """Counts the moments of a forward, from 0."""
+    """Counts the events of a forward, from 0."""
     path: str
     """Of the module; empty for the model itself."""
     kind: str
@@ -47,22 +47,22 @@ class HookEvent:
     caller: str
     """Path of the module whose forward made the call; of the model itself for the model."""
     composite: bool
-    """True if modules were called inside, as far as is known at this moment."""
+    """True if modules were called inside, as far as is known at this event."""
 
 
-Hears = Callable[[HookEvent, torch.Tensor], torch.Tensor | None]
-"""What listens: returns a tensor that shall go on instead, or None."""
+HookCallback = Callable[[HookEvent, torch.Tensor], torch.Tensor | None]
+"""Returns the tensor that replaces the one of the event, or None."""
 
 
 @contextmanager
-def listening(model: nn.Module, hears: Hears) -> Iterator[None]:
-    """Inside, `hears` is called for every tensor at every door, in the order of execution.
+def hooked(model: nn.Module, callback: HookCallback) -> Iterator[None]:
+    """Call `callback` for every tensor that enters or leaves a module in one forward, in the order
+    of execution, and remove all hooks afterwards.
 
-    For one forward. All hooks are removed afterwards. Nodes of an ONNX file that have subgraphs
-    are listened to as a whole: what is inside of them is no value of a graph, and may be computed
-    any number of times.
+    A node of an ONNX file that has subgraphs counts as a whole: what is inside of it is no value of
+    a graph, and may be computed any number of times.
     """
-    ear = Hook(hears)
+    hook = Hook(callback)
     handles = []
     modules = dict(model.named_modules())
     inside = tuple(
@@ -72,7 +72,7 @@ def listening(model: nn.Module, hears: Hears) -> Iterator[None]:
         for path, module in modules.items():
             if path.startswith(inside):
                 continue
-            enter, leave = partial(ear.enter, path), partial(ear.leave, path)
+            enter, leave = partial(hook.enter, path), partial(hook.leave, path)
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave))
         yield
@@ -91,9 +91,9 @@ class _Call:
 class Hook:
     """Sees every tensor that enters or leaves a module, and may replace it."""
 
-    def __init__(self, hears: Hears) -> None:
-        self._hears = hears
-        self._moments = 0
+    def __init__(self, callback: HookCallback) -> None:
+        self._callback = callback
+        self._events = 0
         self._counts: Counter[str] = Counter()
         self._open: list[_Call] = []
 
@@ -112,7 +112,7 @@ class Hook:
         return returned
 
     def _pass(self, module: nn.Module, tensors: Any, side: Literal["in", "out"]) -> Any:
-        """The same with what `hears` exchanged, or None where nothing was."""
+        """Return the tensors with those that `callback` replaced; None if it replaced none."""
         leaves, structure = pytree.tree_flatten(tensors)
         call = self._open[-1]
         caller = self._open[-2].path if len(self._open) > 1 else call.path
@@ -120,8 +120,8 @@ class Hook:
         for place, leaf in enumerate(leaves):
             if not _is_plain(leaf):
                 continue
-            moment = HookEvent(
-                self._moments,
+            event = HookEvent(
+                self._events,
                 call.path,
                 kind_of(module),
                 call.number,
@@ -129,8 +129,8 @@ class Hook:
                 caller,
                 call.composite,
             )
-            other = self._hears(moment, leaf)
-            self._moments += 1
+            other = self._callback(event, leaf)
+            self._events += 1
             if other is not None:
                 leaves[place], exchanged = other, True
         return pytree.tree_unflatten(leaves, structure) if exchanged else None
@@ -228,9 +228,9 @@ class ValueSurvey:
     def __init__(self) -> None:
         self.values: list[ComputedValue] = []
         self.at: list[int] = []
-        """Number of the value that was heard at each moment."""
+        """Number of the value at each event."""
         self.paths: list[str] = []
-        """Path of the module at each moment."""
+        """Path of the module at each event."""
         self.inputs: tuple[int, ...] = ()
         """What the model got, in the order of its arguments."""
         self.outputs: tuple[int, ...] = ()
@@ -242,37 +242,37 @@ class ValueSurvey:
         self._got: dict[tuple[str, int], tuple[int, ...]] = {}
         self._first: dict[tuple[tuple[int, ...], str, bytes], int] = {}
 
-    def hear(self, moment: HookEvent, tensor: torch.Tensor) -> None:
+    def handle(self, event: HookEvent, tensor: torch.Tensor) -> None:
         """Take note of a tensor."""
         key = (id(tensor), tensor._version)
         previous, number = self._by_identity.get(key, (None, -1))
         same = previous is not None and previous() is tensor  # ids are used again
         # What a module of its own hands on as it is may be another value in the file.
-        handed_on = moment.side == "out" and not moment.composite
+        handed_on = event.side == "out" and not event.composite
         if not same or handed_on:
             number = len(self.values)
-            self.values.append(self._value(moment, tensor))
+            self.values.append(self._value(event, tensor))
             self._by_identity[key] = (weakref.ref(tensor), number)
-            self._note_overwriting(moment, tensor, same=same)
+            self._note_overwriting(event, tensor, same=same)
         self.at.append(number)
-        self.paths.append(moment.path)
-        call = (moment.path, moment.call)
-        if moment.side == "in":
+        self.paths.append(event.path)
+        call = (event.path, event.call)
+        if event.side == "in":
             self._got[call] = (*self._got.get(call, ()), number)
-        if moment.path == "":
+        if event.path == "":
             self.inputs, self.outputs = (
                 ((*self.inputs, number), ())
-                if moment.side == "in"
+                if event.side == "in"
                 else (self.inputs, (*self.outputs, number))
             )
 
-    def _note_overwriting(self, moment: HookEvent, tensor: torch.Tensor, *, same: bool) -> None:
+    def _note_overwriting(self, event: HookEvent, tensor: torch.Tensor, *, same: bool) -> None:
         before, earlier = self._latest.get(id(tensor), (None, -1))
         number = len(self.values) - 1
         if before is not None and before() is tensor and not same:
-            by_module = moment.side == "out" and not moment.composite
-            path = moment.path if by_module or moment.side == "out" else moment.caller
-            kind = moment.kind if by_module else ""
+            by_module = event.side == "out" and not event.composite
+            path = event.path if by_module or event.side == "out" else event.caller
+            kind = event.kind if by_module else ""
             self.overwritten[earlier] = Overwriting(number, path, kind)
         self._latest[id(tensor)] = (weakref.ref(tensor), number)
 
@@ -280,19 +280,19 @@ class ValueSurvey:
         """Numbers of the values that the first call of a module got."""
         return self._got.get((path, 0), ())
 
-    def _value(self, moment: HookEvent, tensor: torch.Tensor) -> ComputedValue:
-        entering = moment.side == "in"
-        functional = (entering or moment.composite) and not (entering and moment.path == "")
-        got = () if functional else self._got.get((moment.path, moment.call), ())
+    def _value(self, event: HookEvent, tensor: torch.Tensor) -> ComputedValue:
+        entering = event.side == "in"
+        functional = (entering or event.composite) and not (entering and event.path == "")
+        got = () if functional else self._got.get((event.path, event.call), ())
         sketched = sketch_of(tensor)
         shape, number = tuple(tensor.shape), len(self.values)
         first = self._first.setdefault((shape, sketched.dtype.str, sketched.tobytes()), number)
         return ComputedValue(
             number=number,
-            path=moment.caller if entering else moment.path,
-            kind="" if functional else moment.kind,
-            call=0 if entering else moment.call,
-            before=moment.path if functional else None,
+            path=event.caller if entering else event.path,
+            kind="" if functional else event.kind,
+            call=0 if entering else event.call,
+            before=event.path if functional else None,
             inputs=got,
             shape=shape,
             sketch=sketched,
@@ -338,9 +338,9 @@ class CaptureOutputs:
         self._wanted = wanted
         self._whole = whole
 
-    def hear(self, moment: HookEvent, tensor: torch.Tensor) -> None:
+    def handle(self, event: HookEvent, tensor: torch.Tensor) -> None:
         """Keep the value if it is wanted and new. Raises EvidenceError."""
-        number = number_at(self._survey, moment, tensor)
+        number = number_at(self._survey, event, tensor)
         if number in self._wanted and number not in self.kept:
             self.kept[number] = tensor.numpy().copy() if self._whole else sketch_of(tensor)
 
@@ -356,16 +356,16 @@ class ReplaceOutputs:
         taken = {by.number for by in survey.overwritten.values()}
         self._in_place = survey.overwritten.keys() | taken
 
-    def hear(self, moment: HookEvent, tensor: torch.Tensor) -> torch.Tensor | None:
+    def handle(self, event: HookEvent, tensor: torch.Tensor) -> torch.Tensor | None:
         """Keep the sketch, return the reference. Raises EvidenceError."""
-        number = number_at(self._survey, moment, tensor)
+        number = number_at(self._survey, event, tensor)
         if number not in self._references:
             return None
         if number not in self.kept:
             self.kept[number] = sketch_of(tensor)
         reference = torch.from_numpy(np.array(self._references[number])).to(tensor.dtype)
         if number in self._in_place:
-            tensor.copy_(reference)  # who else holds it sees what is done to it in place
+            tensor.copy_(reference)  # in place, because other code may hold the same tensor
             return None
         return reference
 
@@ -382,11 +382,11 @@ class DisturbOutput(ReplaceOutputs):
         # Code between modules goes on with the tensor that a module only got a copy of.
         self._in_place |= {value.number for value in survey.values if value.functional}
 
-    def hear(self, moment: HookEvent, tensor: torch.Tensor) -> torch.Tensor | None:
+    def handle(self, event: HookEvent, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the changed tensor or the reference. Raises EvidenceError."""
-        number = number_at(self._survey, moment, tensor)
+        number = number_at(self._survey, event, tensor)
         if number != self._disturbed:
-            return super().hear(moment, tensor)
+            return super().handle(event, tensor)
         changed = tensor.flip(tuple(range(tensor.dim())))
         if tensor.is_floating_point():
             changed = 1.5 * changed + 0.25
@@ -400,16 +400,16 @@ class ForwardPathChanged(EvidenceError):
     """The forward made other calls than the one that was surveyed."""
 
 
-def number_at(survey: ValueSurvey, moment: HookEvent, tensor: torch.Tensor) -> int:
-    """Number of the value that the survey heard at this moment. Raises ForwardPathChanged."""
-    if moment.number < len(survey.at):
-        number = survey.at[moment.number]
+def number_at(survey: ValueSurvey, event: HookEvent, tensor: torch.Tensor) -> int:
+    """Return the number of the value at this event. Raises ForwardPathChanged."""
+    if event.number < len(survey.at):
+        number = survey.at[event.number]
         value = survey.values[number]
-        if survey.paths[moment.number] == moment.path and len(value.shape) == tensor.dim():
+        if survey.paths[event.number] == event.path and len(value.shape) == tensor.dim():
             return number
     raise ForwardPathChanged(
         f"the forward of these samples leaves the way of the first ones at module "
-        f"'{moment.path}'. Give samples that take the same branches."
+        f"'{event.path}'. Give samples that take the same branches."
     )
 
 
@@ -438,7 +438,7 @@ class ModelRunner:
     def survey(self, batch: Batch) -> ValueSurvey:
         """The values of a forward. Raises EvidenceError."""
         survey = ValueSurvey()
-        self._run(batch, survey.hear)
+        self._run(batch, survey.handle)
         return survey
 
     def values(
@@ -446,7 +446,7 @@ class ModelRunner:
     ) -> dict[int, OutputArray]:
         """Values of a forward, whole. Raises ForwardPathChanged, EvidenceError."""
         keeps = CaptureOutputs(survey, wanted, whole=True)
-        self._run(batch, keeps.hear)
+        self._run(batch, keeps.handle)
         return keeps.kept
 
     def constants(self, batch: Batch, survey: ValueSurvey) -> frozenset[int]:
@@ -456,7 +456,7 @@ class ModelRunner:
         equal. Raises what `values` raises.
         """
         turned = CaptureOutputs(survey, range(len(survey.values)), whole=False)
-        self._run({name: array[::-1].copy() for name, array in batch.items()}, turned.hear)
+        self._run({name: array[::-1].copy() for name, array in batch.items()}, turned.handle)
         same = {
             value.number
             for value in survey.values
@@ -476,7 +476,7 @@ class ModelRunner:
         `value` is another; None changes nothing. Empty where the model can't run with it."""
         run = DisturbOutput(survey, references, value)
         try:
-            self._run(batch, run.hear)
+            self._run(batch, run.handle)
         except Exception:  # of the model's code, which may check what it computes with
             return {}
         return run.kept
@@ -496,8 +496,8 @@ class ModelRunner:
         apart = ReplaceOutputs(survey, references)
         try:
             with in_double():
-                for hears in (through.hear, apart.hear):
-                    with listening(in_float64, hears):
+                for callback in (through.handle, apart.handle):
+                    with hooked(in_float64, callback):
                         runner.run(batch)
         except Exception as error:
             raise ModelError(
@@ -531,7 +531,7 @@ class ModelRunner:
         try:
             for scale, capture in ((0.0, null), (1.0, run)):
                 with RandomRounding(0, scale=scale):
-                    self._run(batch, capture.hear)
+                    self._run(batch, capture.handle)
         except GateError:
             return Float64Values(*kept)
         for number in wrong & null.kept.keys() & run.kept.keys():
@@ -543,8 +543,8 @@ class ModelRunner:
                     own[number] = math.sqrt(2.0) * shift
         return Float64Values(*kept, moved)
 
-    def _run(self, batch: Batch, hears: Hears) -> None:
-        with listening(self.model, hears):
+    def _run(self, batch: Batch, callback: HookCallback) -> None:
+        with hooked(self.model, callback):
             self._reference.run(batch)
 
 

@@ -147,7 +147,6 @@ RULES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-
 Heals = Callable[[frozenset[str]], bool]
 """Whether the answer is right with exactly these off."""
 
@@ -237,9 +236,9 @@ class OptimizerTrials:
         """The fewest optimizers that were off together when the answer was right; None: it never
         was at the setup's own level."""
         own = [
-            o
-            for (level, o), done in self._outcomes.items()
-            if self._agrees_as_configured(level, done)
+            off
+            for (level, off), done in self._outcomes.items()
+            if done.agrees and level == self.setup.optimization
         ]
         return min(own, key=len, default=None)
 
@@ -292,9 +291,6 @@ class OptimizerTrials:
         return setup, session_options(
             setup, threads=self._threads, deterministic=self._deterministic
         )
-
-    def _agrees_as_configured(self, level: str, outcome: TrialOutcome) -> bool:
-        return outcome.agrees and level == self.setup.optimization
 
 
 def _answers(session: Any, feed: Mapping[str, OutputArray]) -> dict[str, OutputArray]:
@@ -542,7 +538,7 @@ def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> Opt
             }
             found = run_in_sandbox(f"{__name__}:tried", arguments, limits=limits, what=_WHAT)
         return OptimizerFault.from_json(json.dumps(found))
-    except LimitExceeded as error:  # what follows speaks of verdicts, which this one is not about
+    except LimitExceeded as error:  # the rest of the message is about verdicts
         return OptimizerFault(**_stopped(str(error).split(". ")[0]))
     except Exception as error:
         return OptimizerFault(**_stopped(describe_failure(error)))

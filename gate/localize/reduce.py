@@ -302,7 +302,9 @@ class _Finder:
         evaluated = self._evaluated(measured)
         if evaluated is not None and not measured.differs(evaluated[measured.tensor]):
             return self._runtime(measured, evaluated) or measured.reduced(self, ())
-        if evaluated is not None and not _is_far(evaluated[measured.tensor], measured):
+        if evaluated is not None and not is_beyond(
+            evaluated[measured.tensor], measured.actual, measured.tolerance
+        ):
             excluded.append("evaluator")
         return measured.reduced(self, tuple(excluded))
 
@@ -580,11 +582,6 @@ class _Measured:
             excluded=excluded,
             constant_inputs=finder.constant_inputs(made.sources),
         )
-
-
-def _is_far(evaluated: OutputArray, measured: _Measured) -> bool:
-    """Return True if the evaluator computes something else than ONNX Runtime."""
-    return is_beyond(evaluated, measured.actual, measured.tolerance)
 
 
 def deviation_of(

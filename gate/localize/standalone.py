@@ -11,7 +11,13 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gate.localize.file_graph import Piece, reference_name
-from gate.onnx_file.reading import nodes_within, replace_messages, subgraphs, tensors_of
+from gate.onnx_file.reading import (
+    constant_tensor,
+    nodes_within,
+    replace_messages,
+    subgraphs,
+    tensors_of,
+)
 from gate.storage.arrays import OutputArray
 
 Differs = Callable[[tuple[int, ...]], bool]
@@ -151,35 +157,20 @@ def _inline(graph: onnx.GraphProto, weights: Mapping[str, OutputArray]) -> None:
 
 
 def _constants_to_initializers(graph: onnx.GraphProto) -> None:
+    """Move the constants of the graph to its initializers; those of subgraphs become tensors."""
     for node in nodes_within(graph.node):
-        _to_tensor(node)
+        tensor = constant_tensor(node)
+        if tensor is not None and node.attribute[0].name != "value":
+            node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))
     kept = []
     for node in graph.node:
-        value = next((a.t for a in node.attribute if a.name == "value"), None)
-        if node.op_type == "Constant" and value is not None:
-            tensor = graph.initializer.add()
-            tensor.CopyFrom(value)
-            tensor.name = node.output[0]
-        else:
+        value = constant_tensor(node)
+        if value is None:
             kept.append(node)
+            continue
+        graph.initializer.add().CopyFrom(value)
+        graph.initializer[-1].name = node.output[0]
     replace_messages(graph.node, kept)
-
-
-_NUMBERS = {
-    "value_float": np.float32,
-    "value_floats": np.float32,
-    "value_int": np.int64,
-    "value_ints": np.int64,
-}
-
-
-def _to_tensor(node: onnx.NodeProto) -> None:
-    """Write the numbers of a Constant as a tensor, so that there is one kind of constants."""
-    for attribute in node.attribute:
-        if node.op_type == "Constant" and attribute.name in _NUMBERS:
-            value = helper.get_attribute_value(attribute)
-            tensor = numpy_helper.from_array(np.array(value, _NUMBERS[attribute.name]))
-            attribute.CopyFrom(helper.make_attribute("value", tensor))
 
 
 def _drop_texts(model: onnx.ModelProto) -> None:

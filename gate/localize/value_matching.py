@@ -200,10 +200,10 @@ _CODE_LEAVES = 1.0
 """The same for code between modules, which leaves at many places."""
 
 _SHAPE = 4.0
-"""What speaks against a tensor of another shape: only a fault makes it the value."""
+"""Penalty of a tensor of another shape: only a fault makes it the value."""
 
 _NEAR = 0.5
-"""Relative difference from which nearness says nothing."""
+"""Relative difference from which nearness does not count."""
 
 
 class ValueMatcher:
@@ -277,7 +277,8 @@ class ValueMatcher:
         values that no tensor has, unless one equals them."""
         free = UnmatchedTensors(tensors)
         for number, name in self._given.items():
-            free.take(number, _input_tensor(self._values[number], name))
+            value = self._values[number]
+            free.take(number, Tensor(name, -1, "", None, value.shape, value.sketch))
         for value in self._values:
             if value.number not in free.taken:
                 free.take(value.number, self._equal(value, free))
@@ -372,7 +373,7 @@ class ValueMatcher:
         return folded <= _AS_NEAR * difference(value.sketch, tensor.sketch)
 
     def _likely(self, value: ComputedValue, free: UnmatchedTensors) -> Tensor | None:
-        """The free tensor for which most speaks, if anything does."""
+        """Return the free tensor with the highest score, if one is above 0."""
         best, most = None, 0.0
         after, until = free.neighbours(value)
         predecessors = self.before(value, free.taken)
@@ -417,11 +418,6 @@ class ValueMatcher:
         readers = self._graph.readers.get(tensor.name, ())
         elsewhere = any(self._scopes[place] != tensor.scope for place in readers)
         return elsewhere or tensor.name in self._graph.outputs
-
-
-def _input_tensor(value: ComputedValue, name: str) -> Tensor:
-    """An input of the file."""
-    return Tensor(name, -1, "", None, value.shape, value.sketch)
 
 
 _ROUNDS = 12
@@ -509,7 +505,12 @@ class IterativeMatcher:
             if found is None:
                 break
             settled = self._without_reached(found, settled)
-        return max(layout, self._matched(settled), key=_quality)
+        # More values that equal their tensors, then fewer others.
+        return max(
+            layout,
+            self._matched(settled),
+            key=lambda one: (len(one.matching.equal), -len(one.matching.off) - len(one.missing)),
+        )
 
     def _without_reached(self, found: ValueLayout, settled: ValueLayout) -> ValueLayout:
         """The layout without the values that the next fault reaches, although they nearly equal
@@ -660,7 +661,7 @@ class IterativeMatcher:
         """Run the first batch with the file cut, and match again. Where the cut file can't run, a
         tensor is no such value: those that were taken by name only are left out."""
         try:
-            return self._matched_again(layout)
+            tensors = self._run(layout)
         except GateError:
             raise
         except Exception:  # of ONNX Runtime, without a common base
@@ -668,9 +669,6 @@ class IterativeMatcher:
             if narrower is None:
                 raise
             return self._matched(narrower)
-
-    def _matched_again(self, layout: ValueLayout) -> ValueLayout:
-        tensors = self._run(layout)
         without = {*layout.missing, *layout.absent}
         matching = self._matcher.match(tensors, layout.matching.names, without=without)
         return ValueLayout(matching, layout.missing, layout.absent)
@@ -746,11 +744,6 @@ def _only(matching: Matching) -> ValueLayout:
     """The layout in which no other value up to the last that equals its tensor has one."""
     absent = set(range(max(matching.equal, default=0))) - matching.tensors.keys()
     return ValueLayout(matching, absent=frozenset(absent))
-
-
-def _quality(layout: ValueLayout) -> tuple[int, int]:
-    """Return the sort key of a layout: more values that equal their tensors, then fewer others."""
-    return len(layout.matching.equal), -len(layout.matching.off) - len(layout.missing)
 
 
 def _without(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueLayout:

@@ -21,7 +21,6 @@ from gate.storage.untrusted_files import detect_pointer_file
 
 State = dict[str, Any]
 
-
 _TORCH_SUFFIXES = (".pt", ".pth")
 
 _NESTED_UNDER = ("state_dict", "model", "model_state_dict")

@@ -78,7 +78,7 @@ def require_package(factory: str) -> None:
     importlib.invalidate_caches()
     try:
         found = package in sys.modules or importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # the finders of others, on whose word nothing is refused
+    except (ImportError, ValueError):  # of other import finders, whose errors refuse nothing
         return
     if not found and not PathFinder.find_spec(package, [str(Path.cwd())]):
         raise ModelError(no_module(package, wanted=f"the factory {factory}"))

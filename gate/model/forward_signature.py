@@ -30,7 +30,6 @@ _WHOLE = "output"
 
 _WHITE = re.compile(r"\s+")
 
-
 Tree = dict[str, Any]
 """Keys to the places of tensors, or to further trees."""
 

@@ -63,16 +63,13 @@ class ChainModel(nn.Module):
         code before it made in float32 (numpy zeros, a buffer of its own); that is rounded on both
         sides.
         """
+        in_double = torch.get_default_dtype() == torch.float64
         with contextlib.ExitStack() as hooked:
-            for part in self.parts.values() if _in_double() else ():
+            for part in self.parts.values() if in_double else ():
                 hooked.callback(part.register_forward_pre_hook(_widened, with_kwargs=True).remove)
             return self.function(
                 dict(self.parts.items()), dict(zip(self.inputs, tensors, strict=True))
             )
-
-
-def _in_double() -> bool:
-    return torch.get_default_dtype() == torch.float64
 
 
 def _widened(module: nn.Module, args: Any, named: Any) -> Any:

@@ -137,7 +137,7 @@ class ReleaseQuantization:
         for batch in samples.batches(binding.batch_size):
             done += binding.batch_size
             self.progress(min(done, before + len(samples)), total)
-            yield binding.by_input(batch)  # after the last one nobody asks for more
+            yield binding.by_input(batch)  # after the last one none is read
 
     def _quantized(
         self, part: Part, rows: tuple[SampleSet, Batches], output: Path

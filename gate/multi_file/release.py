@@ -260,7 +260,7 @@ def _recorded(
 
 def _fixed_batch(files: ReleaseFiles, calls: CallRecorder) -> int | None:
     """The batch axis that files have, where the chain gives their parts another one; None: they
-    take what they are given, or have several, and whoever runs them says so."""
+    take what they are given, or have several, which running them reports."""
     wanted = set()
     for name, candidate in files.parts.items():
         inputs, of_part = candidate.subject.inputs, calls.of(name)

@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from gate.onnx_file.reading import attributes
 from gate.onnx_file.sessions import session_options
 from gate.onnx_file.tested_file import EditableFile, TestedFile
 from gate.policy.runtime_options import OrtSetup
@@ -150,7 +151,7 @@ def _quantized(
         return None
     shape = [1] * chosen.ndim
     if scale.size > 1:  # one for each channel
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+        axis = attributes(node).get("axis", 1)
         if scale.size != chosen.shape[axis]:
             return None
         shape[axis] = -1
@@ -193,9 +194,9 @@ _INTEGERS = frozenset({
 def _makes_whole(node: onnx.NodeProto) -> bool:
     """Return True if a node converts something to integers, or makes floats whole."""
     if node.op_type == "Cast":
-        return any(a.name == "to" and a.i in _INTEGERS for a in node.attribute)
+        return attributes(node).get("to") in _INTEGERS
     if node.op_type == "Mod":
-        return any(a.name == "fmod" and a.i for a in node.attribute)
+        return bool(attributes(node).get("fmod"))
     return node.op_type in MAKE_WHOLE and node.domain in ("", "ai.onnx")
 
 

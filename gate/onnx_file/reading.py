@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+import numpy as np
 import onnx
-from onnx import checker, defs, external_data_helper, helper, shape_inference
+from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
 
 from gate.errors import OnnxFileError, StorageError, first_line
 from gate.records.evidence import Subject, TensorSpec
@@ -53,6 +54,32 @@ def nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from nodes_within(function.node)
 
 
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of a node by name: numbers, lists, bytes, tensors and graphs."""
+    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+
+
+_NUMBERS = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+}
+
+
+def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """Return the tensor of a Constant node, also of one that is written as numbers; None for any
+    other node, and for a Constant of texts or a sparse one."""
+    for attribute in node.attribute if node.op_type == "Constant" else ():
+        value = helper.get_attribute_value(attribute)
+        if attribute.name == "value":
+            tensor: onnx.TensorProto = value
+            return tensor
+        if attribute.name in _NUMBERS:
+            return numpy_helper.from_array(np.asarray(value, _NUMBERS[attribute.name]))
+    return None
+
+
 def replace_messages(field: Any, kept: Iterable[Any]) -> None:
     """Put these messages in the place of all of a repeated field, which may hold them."""
     copies = [type(message).FromString(message.SerializeToString()) for message in kept]
@@ -91,7 +118,7 @@ def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
     """Names of the data files of `model`, read from `path`, relative to its folder, sorted.
 
     A data file may itself be a link to a plain file elsewhere, as the caches of model hubs have it:
-    that link was made by whoever owns the folder. Raises OnnxFileError for a name or a folder that
+    that link was made by the owner of the folder. Raises OnnxFileError for a name or a folder that
     leads outside (a model could else read any file of the machine), for a file that is missing, or
     too short for what the model reads from it.
     """

@@ -258,8 +258,8 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _sizes(graph: onnx.GraphProto, values: _Values) -> None:
-    """Note which values have one element, and which are no floats, as far as the file says it."""
-    from onnx import helper
+    """Note which values have one element, and which are no floats, as far as the file has it."""
+    from gate.onnx_file.reading import constant_tensor
 
     for tensor in graph.initializer:
         if all(size == 1 for size in tensor.dims):
@@ -271,11 +271,9 @@ def _sizes(graph: onnx.GraphProto, values: _Values) -> None:
         if kind.HasField("shape") and all(d.dim_value == 1 for d in kind.shape.dim):
             values.single.add(value.name)
     for node in graph.node:
-        axis = next((a for a in node.attribute if a.name == "value"), None)
-        if node.op_type == "Constant" and axis is not None:
-            made = helper.get_attribute_value(axis)
-            if all(size == 1 for size in made.dims):
-                values.single.update(node.output)
+        made = constant_tensor(node)
+        if made is not None and all(size == 1 for size in made.dims):
+            values.single.update(node.output)
 
 
 def _whole_types() -> tuple[int, ...]:

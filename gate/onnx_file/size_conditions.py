@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from gate.onnx_file.reading import subgraphs
+from gate.onnx_file.reading import attributes, constant_tensor, subgraphs
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import EditableFile, TestedFile
 from gate.storage.arrays import OutputArray
@@ -59,7 +59,10 @@ class SizeConditions:
     def constants(self) -> list[int]:
         """The positive integers that conditions are computed with, in order."""
         nodes, initializers = self._flat.needed(name for name, _ in self._conditions)
-        tensors = [*initializers, *(t for node in nodes if (t := _constant(node)) is not None)]
+        tensors = [
+            *initializers,
+            *(t for node in nodes if (t := constant_tensor(node)) is not None),
+        ]
         found: set[int] = set()
         for tensor in tensors:
             if tensor.data_type != TensorProto.STRING:
@@ -181,29 +184,14 @@ _MOST_VALUES = 64
 
 
 def _to_bool(node: NodeProto) -> bool:
-    return node.op_type == "Cast" and any(
-        a.name == "to" and a.i == TensorProto.BOOL for a in node.attribute
-    )
-
-
-def _constant(node: NodeProto) -> TensorProto | None:
-    """The value of a Constant node, as a tensor."""
-    if node.op_type != "Constant":
-        return None
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.TENSOR:
-            tensor: TensorProto = attribute.t
-            return tensor
-        if attribute.type in (AttributeProto.INT, AttributeProto.FLOAT, AttributeProto.INTS):
-            return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute)))
-    return None
+    return node.op_type == "Cast" and attributes(node).get("to") == TensorProto.BOOL
 
 
 def _shape(node: NodeProto, array: OutputArray) -> OutputArray:
     """Return the result of a Shape or Size node for an array."""
     if node.op_type == "Size":
         return np.asarray(array.size, np.int64)
-    bounds = {a.name: a.i for a in node.attribute}
+    bounds = attributes(node)
     return np.asarray(array.shape[bounds.get("start", 0) : bounds.get("end")], np.int64)
 
 
@@ -321,8 +309,7 @@ class _Flattened:
         the loop begins with."""
         sources = [names.get(name, name) for name in node.input]
         if node.op_type == "Scan":
-            scanned = next(a.i for a in node.attribute if a.name == "num_scan_inputs")
-            sources = sources[: len(sources) - scanned]
+            sources = sources[: len(sources) - attributes(node)["num_scan_inputs"]]
         for place, own in enumerate(given):
             source = sources[place] if place < len(sources) else ""
             if not source:

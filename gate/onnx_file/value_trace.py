@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
+from gate.onnx_file.reading import attributes
 from gate.onnx_file.tested_file import EditableFile, TestedFile
 from gate.storage.arrays import OutputArray
 
@@ -86,7 +87,7 @@ def _loses(node: NodeProto, arrays: Mapping[str, OutputArray]) -> bool:
         return bool(np.isnan(given).any() and not np.isnan(returned).any())
     lost = np.isnan(given)
     if node.op_type in _SOFTMAX and given.ndim:
-        axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+        axis = attributes(node).get("axis", -1)
         lost = lost | (given == -np.inf).all(axis=axis, keepdims=True)
         lost = lost | (given == np.inf).any(axis=axis, keepdims=True)
     return bool((lost & ~np.isnan(returned)).any())
@@ -171,7 +172,7 @@ def _values(number: int, cast: OpenCast, random: np.random.Generator) -> NDArray
 
 def _target(node: NodeProto) -> np.dtype[Any] | None:
     """The integer type that a Cast returns; None of others."""
-    to = next((a.i for a in node.attribute if a.name == "to"), TensorProto.UNDEFINED)
+    to = attributes(node).get("to", TensorProto.UNDEFINED)
     if to in (TensorProto.UNDEFINED, TensorProto.STRING):
         return None
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(to))

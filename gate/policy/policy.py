@@ -51,7 +51,6 @@ Task = Literal["auto", "classification", "tensors"]
 
 Precision = Literal["exact", "reduced", "quantized"]
 
-
 CROSSINGS = ("threshold_crossing", "threshold_crossing_bound")
 """Bounds at operating points."""
 
@@ -138,12 +137,10 @@ _OF_RELEASES = (
 )
 
 
+# Unknown keys, text for numbers, negative, NaN or infinite bounds, a policy without a runtime and a
+# runtime without a bound are refused.
 class Policy(PolicyRecord):
-    """All that the gate demands.
-
-    Unknown keys, text for numbers, negative, NaN or infinite bounds, a policy without a runtime and
-    a runtime without a bound are refused.
-    """
+    """All that the gate demands."""
 
     schema_version: Literal[1] = 1
     """Of the form of the policy's text."""

@@ -46,7 +46,6 @@ _LOWERING = {"mlas.enable_gemm_fastmath_arm64_bfloat16": "bfloat16"}
 
 _OFF = ("", "0", "false")
 
-
 Provider = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]+ExecutionProvider$")]
 
 Level = Literal["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT",

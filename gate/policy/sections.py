@@ -69,7 +69,6 @@ OperatingPoints = Annotated[
 ]
 """Thresholds for all classes, or by class index."""
 
-
 Waivable = Literal["noise_ratio", "noise_peak", "noise_diff", "empty", "nonfinite"]
 """Checks that a policy may waive where they have nothing to measure."""
 
@@ -107,7 +106,6 @@ Role = Literal[
     "logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor"
 ]
 """What an output is, and so how it is judged: docs/roles.md."""
-
 
 _COSTS = ("latency_ratio", "memory_mb", "p95_ms", "throughput_min")
 
@@ -377,7 +375,7 @@ class PreprocessingPolicy(PolicyRecord):
 # Deployment jobs of hosted registries look for a tag named after their task, with the value
 # `Approved`; a policy can name that tag.
 REVIEW_TAG, APPROVED, REJECTED = "gate.review", "approved", "rejected"
-"""A no by these is heard whatever is configured."""
+"""A rejection in these words counts whatever is configured."""
 
 _RESERVED = ("gate.", "mlflow.")
 """What the gate and MLflow call their own tags."""
@@ -430,7 +428,7 @@ class ReviewTag(PolicyRecord):
         return without_case(key) == without_case(self.name)
 
     def may_reject(self, key: str) -> bool:
-        """Return whether a no in a tag of this key is heard: in this one, and in the gate's own."""
+        """Return whether a rejection in a tag of this key counts: in this and the gate's own."""
         return self.is_named(key) or without_case(key) == REVIEW_TAG
 
     def is_yes(self, value: str) -> bool:

@@ -315,7 +315,6 @@ def _brief(error: Exception) -> str:
 _REFERENCES: tuple[ImplementationName, ...] = ("pillow", "torchvision")
 """The first of these that can do the spec, where none is asked for."""
 
-
 Advance = Callable[[int, int], None]
 
 

@@ -51,7 +51,6 @@ SCALE_TWICE = "scale 255: values divided by 255 twice"
 
 OTHER_RANGE = "value range [-1, 1] taken for [0, 1], or the reverse"
 
-
 Values = NDArray[np.float64]
 
 
@@ -184,7 +183,6 @@ def _normalised(values: Values, spec: PreprocessSpec) -> Values:
 
 DIGITS = 3
 """Of a step: below that lies the rounding of float32 normalisation."""
-
 
 ROUNDING = 1.0
 """Steps: what is within it needs no cause, integer pixels round to one side or the other."""

@@ -46,7 +46,7 @@ def always(
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to do what the spec says.
+    """One way to compute the spec.
 
     `incapable` says why it can't do this spec on any machine, `missing` what it needs and is not
     on this one; None: nothing. `opened` gives the function, for as long as the context is open (a

@@ -30,7 +30,6 @@ MIN_OPSET = 18
 
 Coordinates = Literal["half_pixel", "asymmetric"]
 
-
 _DTYPES = {
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,

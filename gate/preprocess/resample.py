@@ -17,7 +17,6 @@ Mode = Literal["nearest", "bilinear", "bicubic"]
 
 RustImageFloats = NDArray[np.float32]
 
-
 _SUPPORT: dict[Mode, float] = {"nearest": 0.0, "bilinear": 1.0, "bicubic": 2.0}
 
 
@@ -92,7 +91,6 @@ def _version() -> str:
 
 IMPLEMENTATION = Implementation(lambda _spec: None, always(preprocess), _version)
 
-
 Filter = Literal["nearest", "bilinear", "bicubic", "box", "mipmap"]
 
 Coordinates = Literal["half_pixel", "asymmetric", "align_corners"]
@@ -100,7 +98,6 @@ Coordinates = Literal["half_pixel", "asymmetric", "align_corners"]
 0.5; o * ratio; o * (inputs - 1) / (outputs - 1)."""
 
 Floats = NDArray[np.float64]
-
 
 _REACH: dict[Filter, int] = {"bilinear": 1, "bicubic": 2}
 

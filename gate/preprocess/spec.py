@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 SECTION = "preprocessing"
 
-
 Side = Annotated[int, Field(ge=1, le=1 << 14)]
 
 Channels = tuple[float, float, float]

@@ -258,7 +258,7 @@ class OnDisk:
 
 
 class PageServer:
-    """Serves one page, below an address that nobody can guess.
+    """Serves one page, below an address that can't be guessed.
 
     It is Chromium's proxy, too: requests of the page or of Chromium itself (for updates) to another
     host arrive here and are refused.
@@ -319,7 +319,7 @@ class PageServer:
         return found.path.read_bytes() if isinstance(found, OnDisk) else found
 
     def receive(self, path: str, body: bytes) -> bool:
-        """Keep outputs; False: they are somebody else's."""
+        """Keep outputs; False: they were sent to another address."""
         if self._relative_path(path) != "outputs":
             return False
         self._outputs = body
@@ -377,7 +377,7 @@ _SOFTWARE = ("--use-webgpu-adapter=swiftshader",)
 
 
 class BrowserPage:
-    """Runs functions of `page.mjs`, and notes what the page asks of others."""
+    """Runs functions of `page.mjs`, and records what the page requests from other hosts."""
 
     def __init__(self, context: Any, page: Any, server: PageServer) -> None:
         self._page = page

@@ -80,7 +80,7 @@ class OpenVinoSession(Session):
     def proof(self) -> Proof:
         """Hint, device and the precision of each node, as the compiled model reports them."""
         compiled = self._compiled
-        active = tuple(_provider(name) for name in compiled.get_property("EXECUTION_DEVICES"))
+        active = tuple(f"OpenVINO {name}" for name in compiled.get_property("EXECUTION_DEVICES"))
         hint = self._hint()
         nodes = _node_precisions(compiled)
         options = {name: str(compiled.get_property(name)) for name in _RECORDED}
@@ -175,10 +175,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _provider(device: str) -> str:
-    return f"OpenVINO {device}"
 
 
 def _output_index(compiled: Any, name: str) -> int:

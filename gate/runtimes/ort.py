@@ -32,7 +32,15 @@ from gate.records.runtime import (
     BoundsKind,
     RuntimeName,
 )
-from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
+from gate.runtimes.runtime import (
+    ON_CUDA,
+    Conditions,
+    Promises,
+    Proof,
+    RunnableFile,
+    Runtime,
+    Session,
+)
 from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.files import temporary_folder
 
@@ -136,13 +144,6 @@ def normal(value: Any) -> str:
     return _BOOLEANS.get(text.lower(), text)
 
 
-_ON_CUDA_DEVICES = (
-    CUDA_PROVIDER,
-    "TensorrtExecutionProvider",
-    "NvTensorRTRTXExecutionProvider",
-)
-
-
 _BOUNDS: dict[str, BoundsKind] = {
     CPU_PROVIDER: "cpu",
     "XnnpackExecutionProvider": "cpu",
@@ -175,7 +176,7 @@ class OrtSession(Session):
 
     def _opened(self, profile: Path) -> Any:
         """A session that is profiled. Where the file does not open with optimizations off, the
-        basic ones are tried: nobody serves either of them."""
+        basic ones are tried: neither is ever served."""
         try:
             return self._create(self._profiled(profile))
         except Exception as error:
@@ -261,7 +262,7 @@ class OrtSession(Session):
         )
 
     def _create(self, options: Any) -> Any:
-        """A session of the file that was described, with the provider that was asked for."""
+        """Return a session of the described file with the requested provider."""
         loadable, start = self._file.candidate.loadable(), time.perf_counter()
         session = open_session(loadable, options, self._setup)
         self.open_seconds = time.perf_counter() - start
@@ -289,9 +290,8 @@ class _OnnxRuntime(Runtime):
 
     def absent_reason(self, options: Any) -> str | None:
         """Without the device that the promised provider needs."""
-        if self._setup(options, Conditions()).provider not in _ON_CUDA_DEVICES:
+        if self._setup(options, Conditions()).provider not in ON_CUDA:
             return None
-
         return cuda_absent_reason()
 
     def versions(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ import psutil
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 _NEW_PEAK = "5"
-"""What starts the peak anew (proc(5), `/proc/pid/clear_refs`)."""
+"""The value that restarts the peak (proc(5), `/proc/pid/clear_refs`)."""
 
 
 class PeakMemory:
@@ -29,8 +29,8 @@ class PeakMemory:
 
     def __init__(self) -> None:
         self.grown: int | None = None
-        """By how much it grew at its peak; what shrinks counts as nothing. None: nobody looked, or
-        could once not look."""
+        """By how much it grew at its peak; what shrinks counts as nothing. None: it was not
+        measured, or could not be once."""
         self.peak: int | None = None
         """The largest resident memory, everything else in the process included."""
         self._kept = self._before = 0

@@ -17,7 +17,7 @@ from gate.errors import EvidenceError, PolicyError
 from gate.policy.runtime_options import NoOptions
 from gate.policy.sections import CudaProviderPolicy
 from gate.records.evidence import BatchAxes, Subject
-from gate.records.runtime import BoundsKind, CpuNode
+from gate.records.runtime import CUDA_PROVIDER, BoundsKind, CpuNode
 from gate.storage.record import Record
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+ON_CUDA = (CUDA_PROVIDER, "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
+"""Providers of ONNX Runtime that need a CUDA device."""
+
+
 @dataclass(frozen=True)
 class Promises:
     """The claims of a runtime about itself."""
@@ -76,14 +80,14 @@ class Proof:
     """`float32`, where that is read back from what runs; a policy of precision `exact` asks for
     it."""
     memory_bytes: int | None = None
-    """By how much what computes grew, in another process; None: whoever measures looks at its own,
+    """By how much the memory of another process grew; None: the measuring process reads its own,
     unless `own_process`."""
     peak_bytes: int | None = None
-    """Largest resident memory of the process that computes, where that is another than whoever
-    measures."""
+    """Largest resident memory of the process that computes, where that is not the measuring
+    one."""
     own_process: bool = False
-    """It computes in another process than whoever measures: what it does not say of its memory,
-    nobody knows."""
+    """True if it computes in another process than the measuring one. Then memory that it does not
+    report counts as not measured."""
     cpu_nodes: tuple[CpuNode, ...] = ()
     cpu_time_share: float | None = None
     plain_failure: str | None = None
@@ -114,7 +118,7 @@ class Session(ABC):
     open_seconds: float | None = None
     """How long opening the file took, likewise: without what only the gate asks for."""
     live: ClassVar[bool] = True
-    """False: it gives back what was computed before, so that running it again says nothing new.
+    """False: it returns what was computed before, so that running it again shows nothing new.
     Of the gate's own recordings only, as `has_probe` and `run_probe`: others are refused."""
     connections: tuple[int, ...] = ()
     """Numbers of clients at once that `run_at_once` is measured with; empty: it can't be."""

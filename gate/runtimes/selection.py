@@ -18,7 +18,6 @@ from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
 from gate.policy.sections import RuntimePolicy
 from gate.records.runtime import (
-    CUDA_PROVIDER,
     ORT,
     RECORDED,
     RUNTIMES,
@@ -29,6 +28,7 @@ from gate.records.runtime import (
 from gate.runtimes.isolated import IsolatedRuntime
 from gate.runtimes.recorded import RecordedRuntime
 from gate.runtimes.runtime import (
+    ON_CUDA,
     Conditions,
     Promises,
     Proof,
@@ -141,8 +141,6 @@ def load_entry(entry: RuntimeEntry) -> Runtime:
     return IsolatedRuntime(entry.place, limit_s=own.limit_s) if own.apart else own
 
 
-_ON_CUDA = (CUDA_PROVIDER, "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
-
 Installed = Mapping[RuntimeName, tuple[RuntimeEntry, ...]]
 
 
@@ -181,7 +179,7 @@ class SelectedRuntime:
     @property
     def takes_cuda(self) -> bool:
         """Whether it is to compute on a CUDA device, from this process."""
-        return not isinstance(self.runtime, IsolatedRuntime) and self.promises.provider in _ON_CUDA
+        return not isinstance(self.runtime, IsolatedRuntime) and self.promises.provider in ON_CUDA
 
     def absent_reason(self) -> str | None:
         """Why it can't run on this machine. Raises PolicyError for options that it does not take,

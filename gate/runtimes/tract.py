@@ -18,7 +18,7 @@ from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Run
 from gate.storage.arrays import Batch, RuntimeArray
 
 _ENGINE = "default"
-"""As tract calls the one that it takes unless another is asked for: the CPU."""
+"""tract's name of its default, the CPU."""
 
 _MOST_SHAPES = 4
 """Models that are held at a time."""
@@ -26,7 +26,6 @@ _MOST_SHAPES = 4
 _BACKTRACE = "Stack backtrace:"
 
 _LOWER = {"F16": "float16", "BF16": "bfloat16"}
-
 
 Shapes = tuple[tuple[int, ...], ...]
 

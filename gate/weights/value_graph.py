@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from gate.errors import OnnxFileError
-from gate.onnx_file.reading import subgraphs, tensors_of
+from gate.onnx_file.reading import constant_tensor, subgraphs, tensors_of
 from gate.onnx_file.tested_file import TestedFile
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -174,8 +174,6 @@ STANDARD = ("", "ai.onnx")
 
 _HAND_ON = ("Identity", "Cast")
 
-_CONSTANTS = ("value", "value_float", "value_floats", "value_int", "value_ints")
-
 
 class GraphValue(NamedTuple):
     """A name in the graph or subgraph that defines it: branches may use the same names."""
@@ -291,7 +289,7 @@ class ValueGraph:
         for slot, value in enumerate(inputs):
             if value is not None:
                 self.readers[value].append((node, slot))
-        constant = _constant(node)
+        constant = constant_tensor(node.proto)
         if constant is not None and outputs[0]:
             self.tensors[outputs[0]] = constant
             self.types[outputs[0]] = constant.data_type
@@ -315,17 +313,3 @@ def _resolved(name: str, names: Mapping[str, GraphValue]) -> GraphValue:
     if name not in names:
         raise OnnxFileError(f"nothing in the graph makes {name!r}. Export the model again.")
     return names[name]
-
-
-def _constant(node: Node) -> TensorProto | None:
-    """Return the tensor of a Constant node, or None."""
-    if node.operator != "Constant":
-        return None
-    found = next((a for a in node.proto.attribute if a.name in _CONSTANTS), None)
-    if found is None:
-        return None
-    value = helper.get_attribute_value(found)
-    if isinstance(value, TensorProto):
-        return value
-    kind = np.float32 if "float" in found.name else np.int64
-    return numpy_helper.from_array(np.asarray(value, dtype=kind))

@@ -14,7 +14,7 @@ from gate.localize.model_runner import (
     ForwardPathChanged,
     ReplaceOutputs,
     ValueSurvey,
-    listening,
+    hooked,
     sampled_indices,
     sketch,
     sketch_of,
@@ -23,7 +23,7 @@ from gate.localize.model_runner import (
 
 def surveyed(model: nn.Module, *given, **named) -> ValueSurvey:
     survey = ValueSurvey()
-    with torch.no_grad(), listening(model.eval(), survey.hear):
+    with torch.no_grad(), hooked(model.eval(), survey.handle):
         model(*given, **named)
     return survey
 
@@ -104,12 +104,12 @@ def test_tensors_are_found_in_keywords_tuples_and_dicts():
 def test_no_hook_stays(broken):
     model = Two()
 
-    def hears(moment, tensor):
+    def callback(event, tensor):
         if broken:
             raise RuntimeError("deaf")
 
     try:
-        with listening(model, hears):
+        with hooked(model, callback):
             model(X)
     except RuntimeError:
         assert broken
@@ -117,20 +117,20 @@ def test_no_hook_stays(broken):
 
 
 def test_moments_are_counted_and_know_their_caller():
-    moments = []
+    events = []
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Flatten())
-    with torch.no_grad(), listening(model, lambda moment, tensor: moments.append(moment)):
+    with torch.no_grad(), hooked(model, lambda event, tensor: events.append(event)):
         model(X)
-    assert [moment.number for moment in moments] == list(range(8))
-    assert [(m.path, m.side, m.caller, m.composite) for m in moments] == [
+    assert [event.number for event in events] == list(range(8))
+    assert [(m.path, m.side, m.caller, m.composite) for m in events] == [
         ("", "in", "", False), ("0", "in", "", False), ("0.0", "in", "0", False),
         ("0.0", "out", "0", False), ("0", "out", "", True),
         ("1", "in", "", False), ("1", "out", "", False), ("", "out", "", True),
     ]  # fmt: skip
 
 
-def forward(model: nn.Module, hears, given: torch.Tensor = X) -> torch.Tensor:
-    with torch.no_grad(), listening(model, hears):
+def forward(model: nn.Module, callback, given: torch.Tensor = X) -> torch.Tensor:
+    with torch.no_grad(), hooked(model, callback):
         return model(given)
 
 
@@ -143,14 +143,14 @@ class TestListeners:
     def test_values_are_kept_as_they_were(self, model):
         survey = surveyed(model, X)
         keeps = CaptureOutputs(survey, {2, 3}, whole=True)
-        forward(model, keeps.hear)
+        forward(model, keeps.handle)
         assert set(keeps.kept) == {2, 3}
         assert keeps.kept[2].shape == (2, 3)
         np.testing.assert_array_equal(keeps.kept[3], np.maximum(keeps.kept[2], 0))
 
     def test_or_only_their_sketches(self, model):
         keeps = CaptureOutputs(surveyed(model, X), {2}, whole=False)
-        forward(model, keeps.hear)
+        forward(model, keeps.handle)
         assert keeps.kept[2].shape == (6,)
 
     def test_a_value_is_exchanged_for_all_that_follows(self, model):
@@ -158,9 +158,9 @@ class TestListeners:
         exchanges = ReplaceOutputs(survey, {2: np.full((2, 3), 5, np.float32)})
         keeps = CaptureOutputs(survey, {3}, whole=True)
 
-        def both(moment, tensor):
-            other = exchanges.hear(moment, tensor)
-            keeps.hear(moment, tensor if other is None else other)
+        def both(event, tensor):
+            other = exchanges.handle(event, tensor)
+            keeps.handle(event, tensor if other is None else other)
             return other
 
         forward(model, both)
@@ -170,7 +170,7 @@ class TestListeners:
     def test_the_references_stay_as_they_are(self, model):
         """ReLU in place would change them."""
         reference = np.full((2, 3), -5, np.float32)
-        forward(model, ReplaceOutputs(surveyed(model, X), {2: reference}).hear)
+        forward(model, ReplaceOutputs(surveyed(model, X), {2: reference}).handle)
         assert (reference == -5).all()
 
     @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ class TestListeners:
         with pytest.raises(
             ForwardPathChanged, match=f"at module '{module}'.*take the same branches"
         ):
-            forward(other.eval(), keeps.hear)
+            forward(other.eval(), keeps.handle)
 
     def test_another_way_is_evidence_that_is_missing(self):
         assert issubclass(ForwardPathChanged, EvidenceError)
