@@ -1600,6 +1600,12 @@ MISMATCHES: dict[str, CodeSpec] = {
     "left_out": CodeSpec(
         f"{_COUNTED}: the file lacks output {{left:list}} of the model", remedy=_IN_ITS_ORDER
     ),
+    "maps": CodeSpec(
+        f"{_COUNTED}: {{maps:list}} of the file is a list of maps (ZipMap), which is compared as "
+        "two outputs, values and keys",
+        remedy="Convert the file with the option zipmap: False, or let the model return the "
+        "keys behind the values.",
+    ),
     "order": CodeSpec(
         "{runtime} returned the outputs {names}, the model returns {keys}: the same "
         "names in another order, so code that reads outputs by position gets the wrong ones",

@@ -18,7 +18,7 @@ from gate.onnx_file.reading import attributes, subgraphs
 from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import OrtSetup
-from gate.storage.arrays import OutputArray, rounded
+from gate.storage.arrays import OutputArray, rounded, text_digests
 from gate.weights.value_graph import inlined
 
 _INLINE = 1024
@@ -402,10 +402,11 @@ class SubgraphSession:
         *,
         only: Iterable[str] | None = None,
     ) -> dict[str, OutputArray]:
-        """Arrays by the names of tensors. `references`: what stands for the cut tensors."""
+        """Arrays by the names of tensors, texts as digests. `references`: what stands for the cut
+        tensors."""
         fed = {**feed, **self.fed(references or {})}
         wanted = list(self.outputs if only is None else only)
-        return dict(zip(wanted, self._session.run(wanted, fed), strict=True))
+        return dict(zip(wanted, map(text_digests, self._session.run(wanted, fed)), strict=True))
 
     def fed(self, references: Mapping[str, OutputArray]) -> dict[str, OutputArray]:
         """Return what is fed for the cut tensors, by `reference_name`, in the file's dtypes."""

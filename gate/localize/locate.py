@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import nn
 
 from gate.data.reader import length
 from gate.data.samples import SampleSet
@@ -45,6 +46,7 @@ from gate.records.localization import Explanation, Localization, OptimizerFault
 from gate.records.runtime import RUNTIMES, RuntimeName, traits_of
 from gate.reference.discretization import FakeQuantization
 from gate.reference.environment import deterministic
+from gate.reference.onnx_reference import OnnxReference
 from gate.statistics.accumulators import distances
 from gate.storage.arrays import OutputArray, text_digests
 from gate.summary.render import with_fault_texts
@@ -122,7 +124,7 @@ def compare_layers(
         matcher = _matcher(bench, survey)
         try:
             layout = IterativeMatcher(bench, survey, matcher).find()
-            _check_matched(survey, layout.matching.tensors, matcher.folded)
+            _check_matched(side.model, survey, layout.matching.tensors, matcher.folded)
             if beyond is not None:
                 bench = replace(bench, batches=list(beyond.batches(size)))
                 survey, before = side.survey(bench.batches[0]), survey
@@ -149,8 +151,8 @@ def compare_layers(
         except Exception as error:  # of ONNX Runtime, without a common base
             raise EvidenceError(
                 f"{candidate.path.name} can't compute the samples layer by layer: "
-                f"{describe_failure(error)}. If the whole file can, it is of another model: give "
-                "the factory and the checkpoint that it was exported from."
+                f"{describe_failure(error)}. If the whole file can, it is of another model: "
+                f"{_how_to_name_its_source(side.model)}"
             ) from error
     candidate.verify()
     _check_finite(measured)
@@ -293,8 +295,14 @@ def _check_finite(measured: Measured) -> None:
             )
 
 
+def _how_to_name_its_source(model: nn.Module) -> str:
+    if isinstance(model, OnnxReference):
+        return "give the file that it was made from as the reference."
+    return "give the factory and the checkpoint of the model that it was exported from."
+
+
 def _check_matched(
-    survey: ValueSurvey, tensors: Mapping[int, object], folded: Mapping[int, int]
+    model: nn.Module, survey: ValueSurvey, tensors: Mapping[int, object], folded: Mapping[int, int]
 ) -> None:
     """Raise EvidenceError if no call of a module has a tensor in the file."""
     calls = [
@@ -308,8 +316,8 @@ def _check_matched(
         kinds = sorted({survey.values[number].kind for number in calls})
         raise EvidenceError(
             f"mapped 0 of {len(calls)} module calls ({', '.join(kinds[:5])}): no tensor of the "
-            "file has the shape and the name, operator or values of any of them. Give the "
-            "factory and the checkpoint of the model that the file was exported from."
+            "file has the shape and the name, operator or values of any of them. If it is of "
+            f"another model: {_how_to_name_its_source(model)}"
         )
 
 

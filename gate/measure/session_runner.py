@@ -13,6 +13,7 @@ import torch
 
 from gate.data.input_binding import InputBinding
 from gate.errors import EvidenceError, GateError, ModelMismatch, OutputMismatch
+from gate.onnx_file.reading import keys_name
 from gate.onnx_file.shape_nodes import reads_double
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.policy import Policy
@@ -37,10 +38,12 @@ class OutputCheck:
     def check(self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray]) -> None:
         """Raise ModelMismatch unless number, dtypes and shapes of the outputs are equal."""
         if not len(reference) == len(candidate) == len(self.names):
+            counts = {"got": len(candidate), "want": len(reference), "names": list(self.names)}
+            maps = [name for name in self.names if keys_name(name) in self.names]
+            if maps:
+                raise self._mismatch("maps", maps=maps, **counts)
             left = _left_out(reference, candidate)
-            counts = {"got": len(candidate), "want": len(reference)}
-            code = "left_out" if left else "number"
-            raise self._mismatch(code, names=list(self.names), left=left, **counts)
+            raise self._mismatch("left_out" if left else "number", left=left, **counts)
         for name, r, c in zip(self.names, reference, candidate, strict=True):
             self._check_output(name, r, c)
 

@@ -202,14 +202,15 @@ def quantized(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFi
 
     No model that was traced in float32 has such operators. One that was quantized in PyTorch has
     them rightly, and is not exact either. Not reported are integers that the model itself holds,
-    such as masks, and the rounding to steps of a model that has it in forward.
+    such as masks, and the rounding to steps of a model that has it in forward. A reference file
+    that is quantized itself is compared by numbers alone.
     """
     own = witness.bytes_held()
     nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
     rounded = [node for node in nodes if node.operator in _ROUNDED_TO_STEPS]
     if rounded and witness.operator_recorder.fake_quantizes:
         nodes = [node for node in nodes if node not in rounded]
-    if nodes:
+    if nodes and not any(map(_QUANTIZED.fullmatch, witness.onnx_operators())):
         yield _precision_finding("quantized", nodes)
     for value, tensor in graph.live_tensors():
         unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])

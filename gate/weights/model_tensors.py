@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from gate.reference.discretization import FAKE_QUANTIZERS
 from gate.reference.error_models import bare
+from gate.reference.onnx_reference import OnnxNode
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import Batch, OutputArray
 
@@ -489,6 +490,10 @@ class ReferenceObserver:
         """Numbers of elements of what the model holds in integers of eight bits."""
         few = (torch.int8, torch.uint8)
         return {value.numel() for _, value in self.held() if value.dtype in few}
+
+    def onnx_operators(self) -> set[str]:
+        """The operators of the nodes of an ONNX reference; none of a model in PyTorch."""
+        return {m.call.operator for m in self.model.modules() if isinstance(m, OnnxNode)}
 
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor of any type; a shared one comes under each of its names."""

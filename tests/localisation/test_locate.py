@@ -483,7 +483,7 @@ class TestErrors:
             (_Stuck(), ModelError, ["can't be copied", "gradient history"]),
             (nn.Linear(5, 3), EvidenceError, ["can't compute", "takes these inputs"]),
             (_Unlike(), EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
-                                        "Give the factory and the checkpoint"]),
+                                        "give the factory and the checkpoint"]),
             (_Nowhere(), EvidenceError, ["no finite number", "Give samples"]),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",

@@ -469,6 +469,37 @@ def test_an_element_type_that_a_function_takes_becomes_float32(old: Path) -> Non
     assert np.allclose(made.numpy(), np.exp(x), rtol=1e-6)  # float16: 1e-3
 
 
+def in_integers(path: Path, name: str, *, scale: float = 0.01) -> Path:
+    """Two convolutions in 8 bits, as in a converted TFLite file. `scale`: of a weight."""
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 13]>
+        g (float[n,3,8,8] image) => (float[n,4,4,4] maps) {
+            q = QuantizeLinear (image, s, z)
+            [first] c = QLinearConv (q, s, z, w1, s1, z1, s, z)
+            [second] d = QLinearConv (c, s, z, w2, s2, z1, s, z)
+            maps = DequantizeLinear (d, s, z) }""")
+    steps = np.random.default_rng(4).integers(-63, 64, (4, 7, 3, 3)).astype(np.int8)
+    tensors = {
+        "s": np.float32(0.03), "z": np.uint8(120), "z1": np.zeros(4, np.int8),
+        "w1": steps[:, :3].copy(), "s1": np.full(4, 0.01, np.float32),
+        "w2": steps[:, 3:].copy(), "s2": np.array([0.01, 0.02, 0.01, scale], np.float32),
+    }  # fmt: skip
+    proto.graph.initializer.extend(numpy_helper.from_array(a, k) for k, a in tensors.items())
+    proto.producer_name = name
+    onnx.save(proto, path.with_name(name))
+    return path.with_name(name)
+
+
+def test_quantized_files_are_compared_exactly(old: Path) -> None:
+    reference = in_integers(old, "int8.onnx")
+    found = gate.check(in_integers(old, "same.onnx"), reference, SAMPLES)
+    assert found.decision.verdict.value == "PASS", found.decision.problems
+    found = gate.check(in_integers(old, "other.onnx", scale=0.0103), reference, SAMPLES)
+    assert found.decision.verdict.value == "FAIL"
+    located = found.explanation.localisation
+    assert located is not None
+    assert located.first_divergence == "second"
+
+
 LABELS = ("ash", "birch", "cedar")
 
 
@@ -506,6 +537,7 @@ def test_outputs_of_text_are_compared(
     found = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy(), policy)
     assert found.decision.verdict.value == verdict, found.decision.problems
     assert {problem.output for problem in found.decision.problems} <= {"label", None}
+    assert found.explanation.failure is None
 
 
 def zipped(path: Path, labels: tuple[str, ...] | tuple[int, ...], *, weight: float = 0.0) -> Path:
@@ -561,3 +593,15 @@ def test_maps_of_a_file_of_trees_alone_are_compared(
     assert [spec.name for spec in found.evidence.subject.outputs] == [
         "label", "scores", "scores keys",
     ]  # fmt: skip
+
+
+def test_maps_count_as_values_and_keys_beside_a_model_without_keys(tmp_path: Path) -> None:
+    class Scores(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            scores = torch.softmax(x[:, :3], 1)
+            return scores.argmax(1), scores
+
+    found = gate.check(zipped(tmp_path / "new.onnx", (0, 1, 2)), Scores(), SAMPLES[:, 0, 0, :4])
+    assert found.decision.verdict.value == "FAIL"
+    failures = [each.failure_params for each in found.evidence.runtimes if each.failure]
+    assert [(each["mismatch"], each["maps"]) for each in failures] == [("maps", ["scores"])] * 2
