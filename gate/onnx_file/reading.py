@@ -13,7 +13,15 @@ from typing import IO, Any
 
 import numpy as np
 import onnx
-from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
+from onnx import (
+    checker,
+    defs,
+    external_data_helper,
+    helper,
+    inliner,
+    numpy_helper,
+    shape_inference,
+)
 
 from gate.errors import OnnxFileError, StorageError, first_line
 from gate.records.evidence import Subject, TensorSpec
@@ -78,6 +86,21 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
         if attribute.name in _NUMBERS:
             return numpy_helper.from_array(np.asarray(value, _NUMBERS[attribute.name]))
     return None
+
+
+def inline_functions(model: onnx.ModelProto, *, convert_version: bool = False) -> onnx.ModelProto:
+    """Return a copy without functions. Raises what onnx raises.
+
+    onnx's inliner ignores the defaults of a function's attributes, so each call states them first.
+    """
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions}
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for node in nodes_of(made):
+        own = {attribute.name for attribute in node.attribute}
+        stated = defaults.get((node.domain, node.op_type, node.overload), ())
+        node.attribute.extend(each for each in stated if each.name not in own)
+    return inliner.inline_local_functions(made, convert_version=convert_version)
 
 
 def replace_messages(field: Any, kept: Iterable[Any]) -> None:

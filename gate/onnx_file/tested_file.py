@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import onnx
-from onnx import inliner
 
 from gate.errors import DigestMismatch, OnnxFileError, StorageError
-from gate.onnx_file.reading import WithData, nodes_of
+from gate.onnx_file.reading import WithData, inline_functions, nodes_of
 from gate.onnx_file.sessions import open_session, session_options
 from gate.policy.runtime_options import OrtSetup, plain_setup
 from gate.records.evidence import ExportRecord, Source, Subject
@@ -96,7 +95,7 @@ class EditableFile:
             data = loaded.model if isinstance(loaded, WithData) else loaded
             self.model = onnx.load_from_string(data)
         if self.model.functions:
-            self.model = inliner.inline_local_functions(self.model)
+            self.model = inline_functions(self.model)
 
     def session(
         self, edited: onnx.ModelProto, options: Any = None, setup: OrtSetup | None = None

@@ -380,6 +380,8 @@ def _cast_like(call: OperatorCall, x: Value, like: Value) -> Value:
 
 @operator("BitCast")
 def _bit_cast(call: OperatorCall, x: Tensor) -> Tensor:
+    stated = DTYPES.get(call.input_types[0]) if call.input_types else None
+    x = x if stated is None else x.to(stated)  # which is wider in float64
     return x.view(DTYPES[call.get("to")])
 
 

@@ -20,7 +20,14 @@ from torch import nn
 
 from gate.data.input_binding import InputBinding
 from gate.errors import ModelError, first_line
-from gate.onnx_file.reading import WithData, keys_name, map_keys, nodes_within, subgraphs
+from gate.onnx_file.reading import (
+    WithData,
+    inline_functions,
+    keys_name,
+    map_keys,
+    nodes_within,
+    subgraphs,
+)
 from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import plain_setup
@@ -760,7 +767,7 @@ def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     Operators that the table lacks are replaced by the function of their schema.
     """
     if model.functions:
-        model = inliner.inline_local_functions(model)
+        model = inline_functions(model)
     model = _with_keys(model)
     opsets = {each.domain: each.version for each in model.opset_import}
     lacking = sorted({

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import onnx
-from onnx import TensorProto, inliner, numpy_helper
+from onnx import TensorProto, numpy_helper
+
+from gate.onnx_file.reading import inline_functions
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -24,7 +26,7 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     any name.
     """
     made = onnx.ModelProto()
-    made.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
+    made.CopyFrom(inline_functions(model) if model.functions else model)
     _widen_graph(made.graph)
     return made
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, inliner, shape_inference
+from onnx import TensorProto, helper, shape_inference
 
 from gate.errors import describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
 from gate.measure.runtime_measurement import RuntimeMeasurement
-from gate.onnx_file.reading import DOMAIN, is_of_runtime
+from gate.onnx_file.reading import DOMAIN, inline_functions, is_of_runtime
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import TestedFile
 from gate.records.evidence import BatchAxes, Subject, batch_sizes
@@ -253,7 +253,7 @@ def _parsed(candidate: TestedFile) -> onnx.ModelProto:
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
     """The condensed model without functions, with the types of all its values."""
     if model.functions:
-        model = inliner.inline_local_functions(model, convert_version=True)
+        model = inline_functions(model, convert_version=True)
     return shape_inference.infer_shapes(model)
 
 

@@ -181,6 +181,27 @@ def test_a_function_of_the_file_is_computed() -> None:
     np.testing.assert_array_equal(made[0], expected[0])
 
 
+def test_attributes_of_functions_have_their_defaults() -> None:
+    proto = parser.parse_model("""<ir_version: 9, opset_import: ["" : 17, "own" : 1]>
+        g (float[3] x) => (float[3] y) { h = own.inner (x) y = own.outer <slope = 0.5> (h) }
+        <domain: "own", opset_import: ["" : 17]>
+        inner <slope : float = 0.25> (a) => (b) { b = LeakyRelu <alpha : float = @slope> (a) }
+        <domain: "own", opset_import: ["" : 17, "own" : 1]>
+        outer <slope> (a) => (b) { c = own.inner <slope : float = @slope> (a) b = own.inner (c) }
+        """)
+    made, expected = both(proto, np.array([-16.0, 0.0, 4.0], np.float32))
+    assert made[0].tolist() == expected[0].tolist() == [-0.5, 0.0, 4.0]
+
+
+def test_bits_of_float64_are_those_of_the_stated_type() -> None:
+    proto = parser.parse_model("""<ir_version: 14, opset_import: ["" : 26]>
+        g (float[3] x) => (int32[3] y) { y = BitCast <to = 6> (x) }""")
+    x = floats(3)
+    with torch.no_grad():
+        made = OnnxReference(proto).double()(torch.from_numpy(x).double())
+    assert made.tolist() == x.view(np.int32).tolist()
+
+
 def test_float64_is_nearer_to_the_truth_than_float32() -> None:
     body = "(float[1,64] x) => (float[?,?] y) { y = Softmax (x) z = Log (y) }"
     proto = model(body.replace("z = Log (y)", ""), opset=13)
