@@ -1,4 +1,4 @@
-"""Fused operators that ONNX Runtime's optimizers write (com.microsoft)."""
+"""Operators of com.microsoft: those that optimizers fuse, and distances of scikit-learn's files."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ def _fast_gelu(_call: OperatorCall, x: Tensor, bias: Tensor | None = None) -> Te
 @operator("QuickGelu", domain=MICROSOFT)
 def _quick_gelu(call: OperatorCall, x: Tensor) -> Tensor:
     return x * torch.sigmoid(call.get("alpha", 1.702) * x)
+
+
+@operator("CDist", domain=MICROSOFT)
+def _distances(call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
+    # As ONNX Runtime computes it: close points lose digits, which counts as rounding.
+    squares = (a * a).sum(1, keepdim=True) - 2 * (a @ b.T) + (b * b).sum(1)
+    squares = squares.clamp(min=0.0)
+    return squares if call.get("metric", "sqeuclidean") == "sqeuclidean" else squares.sqrt()
 
 
 def _activated(call: OperatorCall, x: Tensor) -> Tensor:

@@ -65,6 +65,8 @@ ROWS: dict[str, Row] = {
     "bias gelu": (MS, "BiasGelu", lambda i: [i.f(3, 5), i.f(5)], {}, 1),
     "fast gelu": (MS, "FastGelu", lambda i: [i.f(3, 5), i.f(5)], {}, 1),
     "quick gelu": (MS, "QuickGelu", lambda i: [i.f(3, 5)], {"alpha": 1.5}, 1),
+    "squared distances": (MS, "CDist", lambda i: [i.f(4, 3), i.f(5, 3)], {}, 1),
+    "distances": (MS, "CDist", lambda i: [i.f(4, 3), i.f(5, 3)], {"metric": "euclidean"}, 1),
     "fused product": (MS, "FusedMatMul", lambda i: [i.f(2, 4, 3), i.f(2, 5, 4)],
                       {"transA": 1, "transB": 1, "alpha": 0.5}, 1),
     "fused convolution": (MS, "FusedConv", lambda i: [i.f(1, 2, 5, 5), i.f(3, 2, 3, 3), i.f(3)],
