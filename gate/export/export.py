@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,15 +44,25 @@ _SHOWN = 5
 class LintGuard:
     """Reads a model's source for each strategy when it is asked for, once."""
 
-    def __init__(self, model: nn.Module, settings: ExportSettings) -> None:
+    def __init__(
+        self, model: nn.Module, settings: ExportSettings, replaced: Collection[str] = ()
+    ) -> None:
         self._model = model
         self._settings = settings
+        self._replaced = replaced
         self._reports: dict[Strategy, LintReport] = {}
 
     def report(self, strategy: Strategy) -> LintReport:
-        """Return the findings of the rules."""
+        """Return the findings of the rules; those on calls of replaced functions are suppressed."""
         if strategy not in self._reports:
-            self._reports[strategy] = lint_model(self._model, strategy=strategy)
+            report = lint_model(self._model, strategy=strategy)
+            findings = tuple(
+                finding.model_copy(update={"suppressed": True})
+                if _called(finding.expression) in self._replaced
+                else finding
+                for finding in report.findings
+            )
+            self._reports[strategy] = report.model_copy(update={"findings": findings})
         return self._reports[strategy]
 
     def objection(self, strategy: Strategy) -> str | None:
@@ -66,7 +77,8 @@ class LintGuard:
         """The error for a model that no strategy may export; at most ten lines."""
         bad = self._forbidden(self._settings.rungs[0])
         tried = ", ".join(self._settings.rungs)
-        lines = [f"the model's source can't be exported faithfully ({tried}):"]
+        first = f"{bad[0].code} at {bad[0].location}"
+        lines = [f"the model's source can't be exported faithfully ({tried}): {first}"]
         lines += [f"  {_line(finding)}: {finding.message}" for finding in bad[:_SHOWN]]
         if len(bad) > _SHOWN:
             lines.append(f"  and {len(bad) - _SHOWN} more; gate lint lists them all.")
@@ -83,6 +95,17 @@ class LintGuard:
 
 def _line(finding: LintFinding) -> str:
     return f"{finding.code} at {finding.location} ({finding.expression})"
+
+
+def _called(expression: str) -> str | None:
+    """Return the name of the function or method that an expression calls; None: it is no call."""
+    try:
+        body = ast.parse(expression, mode="eval").body
+    except SyntaxError:
+        return None
+    if not isinstance(body, ast.Call):
+        return None
+    return getattr(body.func, "attr", getattr(body.func, "id", None))
 
 
 STRATEGIES: dict[Strategy, Writer] = {
@@ -302,6 +325,7 @@ def export_model(
     settings: ExportSettings,
     output: Path,
     source: Source | None = None,
+    replaced: Collection[str] = (),
 ) -> Exported:
     """Export `model` to `output`, atomically; the model itself is not touched.
 
@@ -312,13 +336,18 @@ def export_model(
     preprocessing. One file; weights of more than 2 GB go into one data file beside it, whose name
     holds its digest.
 
+    `replaced`: names of functions of torch that the caller computes in another form meanwhile; what
+    the lint finds on calls of these does not count.
+
     Raises ExportRefused where its own source forbids every strategy (`settings.lint`), ExportError
     if the model can't be copied or run, or if no strategy writes the file that
     was asked for (names, opset, dynamic axes); what the exporters printed is then kept as
     `<output>.export.log`. Raises StorageError if the file can't be written. In both cases an older
     `output` stays as it was. With `settings.verbose` the log is kept after a success, too.
     """
-    with staged(model, example, settings=settings, output=output, source=source) as exported:
+    with staged(
+        model, example, settings=settings, output=output, source=source, replaced=replaced
+    ) as exported:
         pass
     return replace(exported, path=output)
 
@@ -331,6 +360,7 @@ def staged(
     settings: ExportSettings,
     output: Path,
     source: Source | None = None,
+    replaced: Collection[str] = (),
 ) -> Iterator[Exported]:
     """The same, with a look at the file before it becomes `output`.
 
@@ -345,7 +375,7 @@ def staged(
         with neutral(copied):
             with captured():  # what the model itself says in Python is not the export's
                 request = ExportRequest.from_example(copied, bound, settings, original=model)
-            safety = LintGuard(model, settings)
+            safety = LintGuard(model, settings, replaced)
             ladder = StrategyRunner(request, room, name=output.name, safety=safety)
             try:
                 carried = ladder.run()

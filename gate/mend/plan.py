@@ -316,12 +316,17 @@ class MendPlan:
 
     def _with_functions(self, steps: Steps, trial: Trial) -> Iterator[Steps]:
         """Yield the steps with functions of torch in another form, those of the layer at fault
-        first."""
+        first; where some are, the same by dynamo before others."""
         if steps.export is None or steps.edits:
             return
         called = {
             name: paths for name, paths in self._functions().items() if name not in steps.functions
         }
+        if steps.functions and "dynamo" in self.settings.rungs:
+            lowest = _DYNAMO_FROM if self.settings.opset == "auto" else steps.export.opset
+            made = _with(steps.export, "dynamo", int(lowest), folding=True)
+            if made is not None and made != steps.export:
+                yield steps.model_copy(update={"export": made})
         touching = [name for name, paths in called.items() if _touches(paths, trial.layer)]
         for name in touching or called:
             yield steps.model_copy(update={"functions": (*steps.functions, name)})

@@ -262,6 +262,7 @@ class Builder:
                 settings=steps.export,
                 output=path,
                 source=self.reference.source,
+                replaced=steps.functions,
             )
         return exported.record
 

@@ -611,6 +611,55 @@ def _added(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _avg_pool2d(  # noqa: PLR0913, PLR0917 - the parameters are those of torch
+    x: torch.Tensor,
+    kernel_size: int | tuple[int, ...],
+    stride: int | tuple[int, ...] | None = None,
+    padding: int | tuple[int, ...] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> torch.Tensor:
+    """Compute sums that are divided by `divisor_override`, which exporters leave out, from means
+    over whole windows."""
+    if divisor_override is None or ceil_mode:
+        return functional.avg_pool2d(
+            x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+        )
+    sizes = (kernel_size,) * 2 if isinstance(kernel_size, int) else tuple(kernel_size)
+    means = functional.avg_pool2d(x, kernel_size, stride, padding)
+    return means * (math.prod(sizes * (2 // len(sizes))) / divisor_override)
+
+
+def _scatter_reduce(
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> torch.Tensor:
+    """Compute the mean, which ONNX lacks, by sums and counts."""
+    if reduce != "mean" or not x.is_floating_point():
+        return torch.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
+    sums = torch.zeros_like(x).scatter_add(dim, index, src)
+    counts = torch.zeros_like(x).scatter_add(dim, index, torch.ones_like(src))
+    if include_self:
+        return (x + sums) / (1.0 + counts)
+    return torch.where(counts > 0.0, sums / counts.clamp(min=1.0), x)
+
+
+def _cdist(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    p: float = 2.0,
+    compute_mode: str = "",  # noqa: ARG001 - the parameters are those of torch
+) -> torch.Tensor:
+    """Compute distances of any order, of which exporters forget the absolute value."""
+    return torch.linalg.vector_norm(x[..., :, None, :] - y[..., None, :, :], ord=p, dim=-1)
+
+
 def _logaddexp(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.maximum(a, b) + functional.softplus(-(a - b).abs())
 
@@ -632,6 +681,9 @@ def _expm1_of(x: torch.Tensor) -> torch.Tensor:
 FUNCTIONS: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "scaled_dot_product_attention": ((functional.scaled_dot_product_attention,), _attention),
     "multi_head_attention": ((functional.multi_head_attention_forward,), _multi_head_attention),
+    "avg_pool2d": ((functional.avg_pool2d,), _avg_pool2d),
+    "scatter_reduce": ((torch.scatter_reduce, torch.Tensor.scatter_reduce), _scatter_reduce),
+    "cdist": ((torch.cdist,), _cdist),
     "logaddexp": ((torch.logaddexp, torch.Tensor.logaddexp), _logaddexp),
     "logsigmoid": ((functional.logsigmoid,), _logsigmoid),
     "log1p": ((torch.log1p, torch.Tensor.log1p, torch.special.log1p), _log1p_of),

@@ -147,12 +147,20 @@ class LogOfSigmoid(nn.Module):
         return torch.log(torch.sigmoid(20 * self.first(x)))
 
 
+class OwnDivisor(nn.Module):
+    """Exporters of PyTorch leave `divisor_override` out."""
+
+    def forward(self, x):
+        return torch.nn.functional.avg_pool2d(x, 2, divisor_override=3)
+
+
 class TestWhatTheExporterLacks:
     @pytest.mark.parametrize(
         ("model", "shape", "functions", "edits"),
         [
             (Attention, (16, 5, 8), ("multi_head_attention",), ()),
             (LogOfSigmoid, (24, 6), (), ("log_sigmoid_exp",)),
+            (OwnDivisor, (24, 2, 4, 4), ("avg_pool2d",), ()),
         ],
     )
     def test_is_mended_by_another_form(self, tmp_path, model, shape, functions, edits):

@@ -222,6 +222,34 @@ def test_a_replaced_function_computes_the_same(name):
     torch.testing.assert_close(made(*arguments).double(), right, rtol=2e-6, atol=1e-6)
 
 
+INDEX = torch.tensor([[0, 0, 2, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("avg_pool2d", lambda x: functional.avg_pool2d(x, 3, 2, 1, divisor_override=5)),
+        ("avg_pool2d", lambda x: functional.avg_pool2d(x, (2, 3), divisor_override=7)),
+        ("avg_pool2d", lambda x: functional.avg_pool2d(x, (2,), divisor_override=7)),
+        ("avg_pool2d", lambda x: functional.avg_pool2d(x, 2, 3, 1, True, divisor_override=7)),
+        ("avg_pool2d", lambda x: functional.avg_pool2d(x, 3, 2, 1, count_include_pad=False)),
+        ("scatter_reduce", lambda x: x[0, 0].scatter_reduce(0, INDEX, x[0, 1], "mean")),
+        ("scatter_reduce", lambda x: x[0, 0].scatter_reduce(
+            0, INDEX, x[0, 1], "mean", include_self=False)),
+        ("scatter_reduce", lambda x: x[0, 0].long().scatter_reduce(
+            0, INDEX, x[0, 1].long(), "mean")),
+        ("scatter_reduce", lambda x: torch.scatter_reduce(x[0, 0], 0, INDEX, x[0, 1], "amax")),
+        ("cdist", lambda x: torch.cdist(x[0], x[1], p=1.0)),
+        ("cdist", lambda x: torch.cdist(x[0], x[1])),
+    ],
+)  # fmt: skip
+def test_a_replaced_reduction_computes_the_same(name, call):
+    x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    with replaced_functions([name]):
+        actual = call(x)
+    torch.testing.assert_close(actual, call(x))
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
