@@ -112,9 +112,8 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     from gate.api import case_of
     from gate.data.samples import SampleSet
     from gate.decision.decide import Decision
-    from gate.localize.layer_script import LayerScript
     from gate.localize.locate import compare_failure
-    from gate.localize.reduce import NotReproduced, reduce_failure
+    from gate.localize.reduce import NotReproduced
     from gate.localize.reproducer import Reproducer
     from gate.measure.job import EvaluationData, Reference
     from gate.policy.policy import Policy
@@ -151,17 +150,7 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
                 f"the report's verdict is {decision.verdict.value}, and no output of a single file "
                 "is beyond its bound: there is no difference to reproduce."
             )
-        failure = reduce_failure(compared)
-    made = Reproducer(
-        failure,
-        compared.localization,
-        evidence.environment.versions,
-        None
-        if failure.layer is None
-        else LayerScript.from_layer(
-            compared.bench.side.model.get_submodule(failure.layer), failure
-        ),
-    )
+        made = Reproducer.from_comparison(compared, evidence.environment.versions)
     hidden = policy.confidential and not request["include_confidential"]
     return made.stripped(weights=request["strip"] or hidden, inputs=hidden)
 

@@ -1,13 +1,12 @@
-"""Write a layer of torch.nn as a script that computes the expected values of a reproducer."""
+"""Write a layer in PyTorch as a script that computes the expected values of a reproducer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 
 from gate.localize.reduce import ReducedFailure
 from gate.storage.arrays import OutputArray
@@ -21,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-
+{definition}
 here = Path(__file__).resolve().parent
-layer = nn.{layer}.eval()
+layer = {layer}.eval()
 weights = np.load(here / "weights.npz")
 layer.load_state_dict({{name: torch.from_numpy(weights[name]) for name in weights.files}})
 inputs, expected = np.load(here / "inputs.npz"), np.load(here / "expected.npz")["{output}"]
@@ -47,24 +46,24 @@ class LayerScript:
 
     @classmethod
     def from_layer(cls, layer: nn.Module, failure: ReducedFailure) -> LayerScript | None:
-        """Return the script of a layer of torch.nn; None for a module of other code, for one with
-        modules inside, and where its text makes another layer or NumPy
-        lacks the dtype of a weight."""
-        kind = type(layer)
-        is_of_torch = kind.__module__.startswith("torch.nn.modules.")
-        if not is_of_torch or any(layer.children()) or failure.arguments is None:
+        """Return the script of a layer of torch.nn, or of a module of other code whose forward
+        torch.fx can trace; None for one with modules inside, and where the text makes another layer
+        or NumPy lacks the dtype of a weight."""
+        if any(layer.children()) or failure.arguments is None:
             return None
-        text = repr(layer)
         try:
+            is_of_torch = type(layer).__module__.startswith("torch.nn.modules.")
+            written = _of_torch(layer) if is_of_torch else _traced(layer)
+            if written is None:
+                return None
+            definition, text, tensors = written
             # NumPy has no bfloat16.
-            state = {name: tensor.detach().numpy() for name, tensor in layer.state_dict().items()}
-            # The text that a class of torch.nn has for itself; some of them leave arguments out.
-            made = eval(f"nn.{text}", {"nn": nn})
-            made.load_state_dict({n: torch.from_numpy(np.array(a)) for n, a in state.items()})
-        except Exception:
+            state = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+        except Exception:  # of fx and of the module's code, without a common base
             return None
         output, tolerance = next(iter(failure.tolerances.items()))
         script = _SCRIPT.format(
+            definition=definition,
             layer=text,
             output=output,
             arguments=list(failure.arguments),
@@ -72,3 +71,56 @@ class LayerScript:
             agrees=AGREES,
         )
         return cls(script, state)
+
+
+_Written = tuple[str, str, Mapping[str, torch.Tensor]]
+"""A definition, the expression that makes the layer, and its weights by name."""
+
+
+def _of_torch(layer: nn.Module) -> _Written:
+    """Return a layer of torch.nn. Raises where its text makes another layer."""
+    text = f"nn.{layer!r}"
+    # The text that a class of torch.nn has for itself; some of them leave arguments out.
+    made = eval(text, {"nn": nn})
+    state = layer.state_dict()
+    made.load_state_dict(state)
+    return "", text, state
+
+
+_BUILTINS = {"torch", "inf", "nan", "device", "NoneType", "fx_pytree", "pytree"}
+"""Names that code of torch.fx may use; of these `_CLASS` and the script define some."""
+
+_LONG = 200
+"""Characters from which an argument may be a table of weights."""
+
+_CLASS = """
+inf, nan, device = float("inf"), float("nan"), torch.device
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {weights}
+
+{forward}
+"""
+
+
+def _traced(layer: nn.Module) -> _Written | None:
+    """Return a class with the operations of a module's forward, without its source; None where they
+    need more than torch. Raises what torch.fx raises."""
+    graph = fx.symbolic_trace(layer)
+    for node in graph.graph.nodes:
+        node.type = None  # annotations may name anything
+    code = graph.graph.python_code("self")
+    arguments = (a for node in graph.graph.nodes for a in (node.args, node.kwargs))
+    if not set(code.globals) <= _BUILTINS or any(len(str(a)) > _LONG for a in arguments):
+        return None
+    state = graph.state_dict()
+    weights = "\n        ".join(
+        f"self.register_buffer({name!r}, torch.zeros({list(tensor.shape)}, dtype={tensor.dtype}))"
+        for name, tensor in state.items()
+    )
+    lines = (line.partition(";  ")[0] for line in code.src.strip().splitlines())
+    forward = "\n".join(f"    {line}" for line in lines)
+    return _CLASS.format(weights=weights or "pass", forward=forward), "Layer()", state

@@ -22,15 +22,17 @@ from onnx.reference import ReferenceEvaluator
 from gate.errors import EvidenceError, describe_failure
 from gate.installation import distribution
 from gate.localize.layer_script import AGREES, LayerScript
+from gate.localize.locate import LayerComparison
 from gate.localize.reduce import (
     NotReproduced,
     ReducedFailure,
     RoundingBound,
     deviation_of,
+    reduce_failure,
     run,
     tolerance_of,
 )
-from gate.localize.standalone import random_like
+from gate.localize.standalone import random_like, without_names
 from gate.onnx_file.reading import nodes_of, tensors_of
 from gate.records.localization import Localization
 from gate.storage import files
@@ -112,8 +114,19 @@ class Reproducer:
     layer: LayerScript | None = None
     """The layer in PyTorch that computes the expected values; None: it is left out."""
 
+    @classmethod
+    def from_comparison(cls, compared: LayerComparison, versions: Mapping[str, str]) -> Reproducer:
+        """Reduce the failure that a comparison of layers shows. Raises NotReproduced."""
+        failure = reduce_failure(compared)
+        layer = None
+        if failure.layer is not None:
+            module = compared.bench.side.model.get_submodule(failure.layer)
+            layer = LayerScript.from_layer(module, failure)
+        return cls(failure, compared.localization, versions, layer)
+
     def stripped(self, *, weights: bool, inputs: bool) -> Reproducer:
-        """Return the same with random weights and inputs of the same mean, deviation and range.
+        """Return the same with random weights and inputs of the same mean, deviation and range;
+        with the inputs, names of nodes, tensors and modules go as well.
 
         Inputs that the file computes from weights alone are replaced with the weights. Raises
         NotReproduced where the difference does not survive, where the expected values can't be
@@ -142,15 +155,14 @@ class Reproducer:
                 "inputs of texts or complex numbers can't be replaced by random ones. Nothing was "
                 "written."
             )
-        model, fed = onnx.ModelProto(), dict(failure.inputs)
-        model.CopyFrom(failure.model)
+        model, fed = failure.model, dict(failure.inputs)
         if weights:
-            for seed, tensor in enumerate(filter(_may_be_weight, tensors_of(model))):
-                array = numpy_helper.to_array(tensor)
-                tensor.CopyFrom(numpy_helper.from_array(random_like(array, seed), tensor.name))
+            model = _with_random_weights(model)
         for place, (name, array) in enumerate(failure.inputs.items()):
             if inputs or (weights and name in failure.constant_inputs):
                 fed[name] = random_like(array, place)
+        if inputs:
+            model = without_names(model)
         made = replace(failure, model=model, inputs=fed, random_weights=weights)
         made = _with_expected_again(replace(made, random_inputs=inputs))
         if not made.shows():
@@ -274,7 +286,7 @@ class Reproducer:
             "## What was found",
             "",
         ]  # fmt: skip
-        if found.fault:
+        if found.fault and not failure.random_inputs:  # it names modules and nodes
             lines.append(f"- {found.fault}.")
         if failure.kind == "optimizer" and blame is not None and blame.names:
             lines.append(f"- With these optimizers disabled it agrees: {', '.join(blame.names)}.")
@@ -292,10 +304,11 @@ class Reproducer:
         )
         if failure.random_inputs:
             lines.append("- The samples: the inputs are random, of the same distribution.")
+            lines.append("- The names of nodes, tensors and modules.")
         lines.append(
             "- The code of the model in PyTorch, except the layer in layer.py."
             if self.layer is not None
-            else "- The code of the model in PyTorch: the layer is no single module of torch.nn, "
+            else "- The code of the model in PyTorch: the layer is no single module, "
             "or the expected values are not of PyTorch."
         )
         return "\n".join(lines) + "\n"
@@ -303,6 +316,15 @@ class Reproducer:
 
 def _opsets(model: onnx.ModelProto) -> str:
     return ", ".join(f"{opset.domain or 'ai.onnx'} {opset.version}" for opset in model.opset_import)
+
+
+def _with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for seed, tensor in enumerate(filter(_may_be_weight, tensors_of(made))):
+        array = numpy_helper.to_array(tensor)
+        tensor.CopyFrom(numpy_helper.from_array(random_like(array, seed), tensor.name))
+    return made
 
 
 def _may_be_weight(tensor: onnx.TensorProto) -> bool:

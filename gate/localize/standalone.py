@@ -246,6 +246,33 @@ def _rename(nodes: Iterable[onnx.NodeProto], new: Mapping[str, str]) -> None:
                 value.name = new.get(value.name, value.name)
 
 
+def without_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without names of nodes, and with numbers as those of tensors; its inputs and
+    outputs keep theirs."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    kept = {value.name for value in (*made.graph.input, *made.graph.output)}
+    numbers: dict[str, str] = {}
+
+    def new(name: str) -> str:
+        is_kept = not name or name in kept
+        return name if is_kept else numbers.setdefault(name, f"t{len(numbers)}")
+
+    graphs = [made.graph]
+    while graphs:
+        graph = graphs.pop()
+        sparse = (tensor.values for tensor in graph.sparse_initializer)
+        values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *sparse)
+        for value in values:
+            value.name = new(value.name)
+        for node in graph.node:
+            node.name = ""
+            node.input[:] = [new(name) for name in node.input]
+            node.output[:] = [new(name) for name in node.output]
+            graphs += subgraphs(node)
+    return made
+
+
 def random_like(array: OutputArray, seed: int) -> OutputArray:
     """Return random numbers of the shape, dtype and range of `array`; floats also of the mean and
     deviation of its finite values."""

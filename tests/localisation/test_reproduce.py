@@ -35,7 +35,7 @@ from gate.localize.reduce import (
     run,
 )
 from gate.localize.reproducer import Reproducer
-from gate.localize.standalone import Standalone, fewest_nodes, random_like
+from gate.localize.standalone import Standalone, fewest_nodes, random_like, without_names
 from gate.measure.job import MeasurementJob
 from gate.policy.runtime_options import plain_setup
 from gate.records.localization import Localization
@@ -94,13 +94,13 @@ def test_optimizer_fault_is_reduced_to_the_nodes_that_it_fuses(
 
 def test_strip_replaces_weights_and_expected_values(tmp_path) -> None:
     failure, found = _reduced("a transposed matrix by a vector", tmp_path)
-    before = {t.name: numpy_helper.to_array(t) for t in failure.model.graph.initializer}
+    before = [numpy_helper.to_array(tensor) for tensor in failure.model.graph.initializer]
     made = Reproducer(failure, found, {}).stripped(weights=True, inputs=True).failure
     assert made.random_weights
     assert made.shows()
-    for tensor in made.model.graph.initializer:
+    for tensor, original in zip(made.model.graph.initializer, before, strict=True):
         array = numpy_helper.to_array(tensor)
-        assert array.size == 1 or not np.isin(array, before[tensor.name]).all()
+        assert array.size == 1 or not np.isin(array, original).all()
     for name, array in made.inputs.items():
         assert not np.array_equal(array, failure.inputs[name])
     for name, array in made.expected.items():
@@ -128,6 +128,38 @@ def _model(*nodes: onnx.NodeProto, **more: Any) -> onnx.ModelProto:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x0", "y0")]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], **more)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_confidential_zip_has_no_names(tmp_path) -> None:
+    failure, found = _reduced("a transposed matrix by a vector", tmp_path)
+    named = failure.model.graph
+    names = [one.name for one in (*named.node, *named.initializer) if one.name]
+    assert names
+    assert found.fault
+    made = Reproducer(failure, found, {}).stripped(weights=True, inputs=True)
+    assert made.failure.shows()
+    assert not any(name.encode() in made.failure.model.SerializeToString() for name in names)
+    assert found.fault not in made.issue("", venv=False)
+
+
+def test_names_in_subgraphs_are_replaced() -> None:
+    inner = helper.make_graph(
+        [helper.make_node("Add", ["secret_a", "secret_c"], ["secret_o"], name="secret_node")],
+        "b",
+        [],
+        [helper.make_tensor_value_info("secret_o", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.float32([1.0]), "secret_c")],
+    )
+    yes = helper.make_tensor("", TensorProto.BOOL, [], [True])
+    nodes = [
+        helper.make_node("Relu", ["x0"], ["secret_a"]),
+        helper.make_node("Constant", [], ["secret_b"], value=yes),
+        helper.make_node("If", ["secret_b"], ["y0"], then_branch=inner, else_branch=inner),
+    ]
+    model = without_names(_model(*nodes))
+    assert b"secret" not in model.SerializeToString()
+    inputs = {"x0": np.float32([-1.0, 2.0])}
+    assert run(model, inputs, plain_setup("ort-cpu"))["y0"].tolist() == [1.0, 3.0]
 
 
 RELU = helper.make_node("Relu", ["x0"], ["y0"])
@@ -206,6 +238,37 @@ def test_layer_in_bfloat16_has_no_script() -> None:
     layer = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
     failure = _failure(_model(RELU), "exporter", arguments=("x0",))
     assert LayerScript.from_layer(layer, failure) is None
+
+
+class Scaled(torch.nn.Module):
+    """A module that no library has."""
+
+    def __init__(self, table: tuple[float, ...] = (1.0, 2.0)) -> None:
+        super().__init__()
+        self.weight, self.table = torch.nn.Parameter(torch.from_numpy(W)), table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ self.weight) + torch.add(x.new_tensor(self.table), 0.5)
+
+
+def test_module_of_other_code_becomes_a_class_without_its_source(tmp_path) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with torch.no_grad():
+        expected = {"y0": Scaled()(torch.from_numpy(x)).numpy()}
+    failure = _failure(_model(RELU), "exporter", arguments=("x0",), expected=expected)
+    made = LayerScript.from_layer(Scaled(), failure)
+    assert made is not None
+    assert "Scaled" not in made.text
+    np.savez(tmp_path / "weights.npz", **made.weights)
+    np.savez(tmp_path / "inputs.npz", **failure.inputs)
+    (tmp_path / "layer.py").write_text(made.text)
+    for off, code in ((0.0, 0), (1.0, 1)):
+        np.savez(tmp_path / "expected.npz", y0=expected["y0"] + np.float32(off))
+        command = [sys.executable, "-I", str(tmp_path / "layer.py")]
+        assert subprocess.run(command, check=False, capture_output=True).returncode == code
+    # A table in the code may be a weight.
+    table = tuple(float(number) / 3 for number in range(64))
+    assert LayerScript.from_layer(Scaled(table), failure) is None
 
 
 def _ended(failure: ReducedFailure, folder: Path) -> tuple[int, str]:
