@@ -1,0 +1,165 @@
+"""Models for the benchmarks of gate mend and gate reproduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.corpus.architecture import Architecture
+from benchmarks.corpus.bench import SAMPLES, Bench, Pair
+from benchmarks.corpus.entry import Entry, file_of, story_of
+from benchmarks.corpus.exporters import DIRECT_17, DYNAMO_18, Recipe
+from benchmarks.corpus.samples import Arrays
+from tests.localisation.optimisers.faults import FAULTS, OptimiserFault
+
+
+class Repeats(nn.Module):
+    """ONNX Runtime's optimizers lose columns of `repeat_interleave` by a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(8, 4)
+        self.register_buffer("repeats", torch.tensor([1, 2, 0, 1, 3, 1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).repeat_interleave(self.repeats, 1))
+
+
+class SmallLogarithms(nn.Module):
+    """`log1p` is written as Log(1 + x), which loses the digits of small numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(1e6 * torch.log1p(1e-6 * self.first(x).abs()))
+
+
+class Similar(nn.Module):
+    """`cosine_similarity` of short vectors: the exporter bounds the product of the norms by eps,
+    PyTorch each norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 8), nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.cosine_similarity(self.left(x) / 20, self.right(x) / 20, eps=0.1)
+
+
+class Distant(nn.Module):
+    """`pairwise_distance`: the exporter leaves eps out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 8), nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.pairwise_distance(self.left(x), self.right(x), eps=0.2, keepdim=True)
+
+
+class Distances(nn.Module):
+    """`cdist` of points some of which are equal: NaN or infinity in their place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.last(torch.cdist(y, y.flip(1), p=1.0))
+
+
+class Chunks(nn.Module):
+    """An in-place change of one chunk is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x) * 1.0
+        y.chunk(2, 1)[0].mul_(3.0)
+        return self.last(y)
+
+
+class Added(nn.Module):
+    """The dynamo exporter writes `logaddexp` as Log(Exp(a) + Exp(b)), which overflows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 8), nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.logaddexp(90 * self.left(x), 90 * self.right(x))
+
+
+class Losses(nn.Module):
+    """The loss of a sigmoid is written as logarithms of shares that are 0: infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        targets = torch.sigmoid(y)
+        return functional.binary_cross_entropy_with_logits(90 * y, targets, reduction="none")
+
+
+def _drawn(*shape: int, dtype: type = np.float32) -> Callable[[int, int], Arrays]:
+    def draw(count: int, seed: int) -> Arrays:
+        numbers = np.random.default_rng(seed).normal(size=(count, *shape))
+        return {"input": numbers.astype(dtype)}
+
+    return draw
+
+
+def _architecture(
+    make: Callable[[], nn.Module], draw: Callable[[int, int], Arrays]
+) -> Architecture:
+    """An architecture that keeps its random weights."""
+    name = getattr(make, "__name__", "net").lower()
+    return Architecture(
+        name, make, draw, outputs=("output",), classes=False, settle=lambda *_: None
+    )
+
+
+def _as_exported(make: Callable[[], nn.Module], *shape: int, recipe: Recipe = DIRECT_17) -> Entry:
+    """What the exporter or the runtime gets wrong by itself."""
+    architecture = _architecture(make, _drawn(*shape))
+    written = file_of(lambda *_: None, architecture, recipe)
+    return Entry("more", architecture.name, architecture, recipe, story_of(make), written)
+
+
+def _of_optimizer(title: str, fault: OptimiserFault) -> Entry:
+    draw = _drawn(*fault.inputs.shape[1:], dtype=fault.inputs.dtype.type)
+    architecture = _architecture(fault.model, draw)
+
+    def make(bench: Bench, path: Path) -> Pair:
+        fault.file(path)
+        model, record = bench.model(architecture), DIRECT_17.record()
+        return Pair(path, model, draw(SAMPLES, 0), record)
+
+    return Entry("optimizer", title, architecture, DIRECT_17, title, make)
+
+
+MORE_FAULTS: list[Entry] = [
+    # The answers of "a norm of another axis" depend on the other samples of the batch.
+    *(_of_optimizer(title, fault) for title, fault in FAULTS.items() if fault.dynamic),
+    _as_exported(Repeats, 6),
+    _as_exported(SmallLogarithms, 6),
+    _as_exported(Similar, 6),
+    _as_exported(Distant, 6),
+    _as_exported(Distances, 4, 5),
+    _as_exported(Chunks, 6),
+    _as_exported(Losses, 6),
+    _as_exported(Added, 6, recipe=DYNAMO_18),
+]
+"""Faults of the exporters of PyTorch and of ONNX Runtime's optimizers that the corpus lacks."""
