@@ -319,6 +319,7 @@ class MeasurementRun:
 
     def end_unit(self) -> None:
         """End a unit for every runtime: what was compared since the last end."""
+        self.metrics.flush()
         for runtime in self.runtimes:
             runtime.end_unit()
 

@@ -300,9 +300,10 @@ class _Auroc(Metric):
         count = int(blocks.max()) + 1
         order = np.argsort(scores[positive])  # sorted keys are found faster
         high, home = scores[positive][order], blocks[positive][order]
+        order = np.lexsort([scores[~positive], blocks[~positive]])
+        ends = np.cumsum(np.bincount(blocks[~positive], minlength=count))
         won = np.zeros((count, count))
-        for block in range(count):
-            low = np.sort(scores[~positive & (blocks == block)])
+        for block, low in enumerate(np.split(scores[~positive][order], ends[:-1])):
             if len(low) and len(high):
                 below = np.searchsorted(low, high) + np.searchsorted(low, high, side="right")
                 won[:, block] = np.bincount(home, weights=below / 2.0, minlength=count)

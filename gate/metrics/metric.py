@@ -325,6 +325,13 @@ class Side:
         return self.distribution.observed
 
 
+def _side(reference: Side, state: State) -> Side:
+    """Return the side of a state; the reference itself, with its bootstrap, where no sample has
+    another value."""
+    metric = reference.metric
+    return Side(metric, state) if metric.differing(reference.state, state).any() else reference
+
+
 def drop_between(
     metric: Metric, reference: State, state: State, *, sign: float, levels: Sequence[float]
 ) -> MetricDrop:
@@ -410,7 +417,8 @@ def groups_of(
     metric.check_reference(states[reference])
     groups = []
     for part in (whole, *slices):
-        taken = {name: Side(metric, state.take(part.mask)) for name, state in states.items()}
+        before = Side(metric, states[reference].take(part.mask))
+        taken = {name: _side(before, state.take(part.mask)) for name, state in states.items()}
         levels = family if part.column is not None else (policy.confidence,)
         sides = {}
         values = {name: _value(side, level=policy.confidence) for name, side in taken.items()}
@@ -420,7 +428,7 @@ def groups_of(
                 raise DataError(f"the value of {side}{where} is {value.value}, expected a number")
             if side == reference:
                 continue
-            change = _drop(taken[reference], taken[side], sign=sign, levels=levels)
+            change = _drop(before, taken[side], sign=sign, levels=levels)
             sides[side] = MetricSide(**value.model_dump(), change=change)
         groups.append(
             MetricGroup(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from gate.metrics.slices import Annotations, Labels
 from gate.policy.metrics import MetricPolicy
 from gate.records.metrics import MetricEvidence, MetricGroup
 from gate.sandbox import child
-from gate.sandbox.worker_process import Remedies, WorkerProcess, receive, send
+from gate.sandbox.worker_process import PROGRESS, Remedies, WorkerProcess, receive, send
 from gate.storage.digest import Digest
 
 REFERENCE = "reference"
@@ -36,6 +36,12 @@ _OPEN_S = 300.0
 """To import what a function needs: PyTorch takes seconds, on a busy machine a minute."""
 
 _SUMMARY_S = 3600.0
+
+_MESSAGE_BYTES, _MESSAGE_SAMPLES = 4_000_000, 2_000
+"""Batches are sent together up to so many bytes of outputs and samples: a message takes 0.5 ms."""
+
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
+"""Products of a bootstrap are small: threads of NumPy cost more than they save."""
 
 _REMEDIES = Remedies(
     slow="Give the function less, or raise time_limit_s or memory_limit_mb of the metric.",
@@ -55,7 +61,7 @@ def serve_metrics(descriptor: int) -> None:
     connection = Connection(descriptor)
     hello, _ = receive(connection)
     child.kill_with_parent(hello["parent"])
-    server = _Server(hello["outputs"])
+    server = _Server(hello["outputs"], lambda: send(connection, PROGRESS))
     while True:
         try:
             header, arrays = receive(connection)
@@ -71,25 +77,27 @@ def serve_metrics(descriptor: int) -> None:
 
 
 class _Server:
-    """The metrics of one policy, and the batch that they see."""
+    """The metrics of one policy, and the batches that they see."""
 
-    def __init__(self, outputs: Sequence[str]) -> None:
-        self._outputs = list(outputs)
+    def __init__(self, outputs: Sequence[str], progress: Callable[[], None]) -> None:
+        """`progress` is called after each batch that a function of the user's evaluated."""
+        self._outputs, self._progress = list(outputs), progress
         self._metrics: dict[str, tuple[MetricPolicy, Metric]] = {}
         self._sides: dict[str, dict[str, Any]] = {}
         self._labels: Labels | None = None
+        self._start, self._counts = 0, list[int]()
 
     def answer(self, header: Any, arrays: Sequence[tuple[str, Any]]) -> tuple[Any, dict[str, Any]]:
         """Return value and arrays for one message, by its verb."""
         verb = header["verb"]
         if verb == "open":
             return self._open(header), {}
-        if verb == "batch":
-            self._batch(header, arrays)
-            return self._update_all(header["names"], header["start"])
+        if verb == "batches":
+            self._take(header, arrays)
+            return self._update_builtin(header["names"])
         policy, metric = self._metrics[header["name"]]
         if verb == "update":
-            return None, self._update(policy, metric, header["start"])
+            return None, self._update_by_batch(policy, metric)
         states = _states_of(dict(arrays))
         masks = {name: array for name, array in arrays if name.startswith("mask ")}
         slices = [
@@ -105,52 +113,76 @@ class _Server:
         self._metrics[policy.name] = (policy, metric)
         return _sources(policy)
 
-    def _batch(self, header: Any, arrays: Sequence[tuple[str, Any]]) -> None:
+    def _take(self, header: Any, arrays: Sequence[tuple[str, Any]]) -> None:
         named = dict(arrays)
+        self._start, self._counts = header["start"], header["counts"]
         self._labels = named.pop("labels", header["labels"])
         self._sides = {
             side: {name: named[f"{side} {name}"] for name in self._outputs}
             for side in header["sides"]
         }
 
-    def _update_all(
-        self, names: Sequence[str], start: int
-    ) -> tuple[dict[str, str], dict[str, Any]]:
+    def _update_builtin(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
         """Return errors by metric, and the states of the others, with the metric's place in front
-        of their names."""
+        of their names. They take all batches as one, as no sample depends on the others."""
         errors, arrays = dict[str, str](), dict[str, Any]()
         for place, name in enumerate(names):
             if name not in self._metrics:  # it could not be opened
                 continue
+            policy, metric = self._metrics[name]
             try:
-                found = self._update(*self._metrics[name], start)
+                found = {
+                    side: _state_of(
+                        metric, outputs_for(policy, outputs), self._labels, side, self._start
+                    )
+                    for side, outputs in self._sides.items()
+                }
             except GateError as error:
                 errors[name] = str(error)
             else:
-                arrays |= {f"{place} {key}": array for key, array in found.items()}
+                arrays |= {f"{place} {key}": array for key, array in _arrays_of(found).items()}
         return errors, arrays
 
-    def _update(self, policy: MetricPolicy, metric: Metric, start: int) -> dict[str, Any]:
-        found: dict[str, State] = {}
-        for side, outputs in self._sides.items():
-            given, labels = outputs_for(policy, outputs), self._labels
-            if not policy.is_builtin:  # it may write into them, and the next side has the same
-                given, labels = copy.deepcopy((given, labels))
-            try:
-                state = metric.update(given, labels)
-            except Exception as error:
-                raise DataError(_at_sample(metric, given, labels, start, error)) from error
-            bad = np.flatnonzero(~np.isfinite(state.rows).all(axis=1))
-            if len(bad):
-                place = bad[0]
-                if state.lengths is not None:
-                    place = np.searchsorted(np.cumsum(state.lengths), place, side="right")
-                raise DataError(
-                    f"sample {start + int(place)} of {side} has the value "
-                    f"{state.rows[bad[0]].tolist()}, expected finite numbers"
-                )
-            found[side] = state
-        return _arrays_of(found)
+    def _update_by_batch(self, policy: MetricPolicy, metric: Metric) -> dict[str, Any]:
+        found: dict[str, list[State]] = {side: [] for side in self._sides}
+        start = 0
+        for count in self._counts:
+            rows = slice(start, start + count)
+            for side, outputs in self._sides.items():
+                batch = outputs_for(policy, self._rows(outputs, rows))
+                labels = None if self._labels is None else self._labels[rows]
+                # A function may write into them, and the next side has the same.
+                given, labels = copy.deepcopy((batch, labels))
+                found[side].append(_state_of(metric, given, labels, side, self._start + start))
+            self._progress()
+            start += count
+        return _arrays_of({side: State.joined(states) for side, states in found.items()})
+
+    def _rows(self, outputs: Mapping[str, Any], rows: slice) -> Mapping[str, Any]:
+        """Return one batch of the outputs. A batch that came alone may have outputs that are not
+        per sample."""
+        if len(self._counts) == 1:
+            return outputs
+        return {name: array[rows] for name, array in outputs.items()}
+
+
+def _state_of(metric: Metric, outputs: Any, labels: Labels | None, side: str, start: int) -> State:
+    """Return the states of samples from `start` on. Raises DataError for what the metric raises,
+    and for states that are not finite."""
+    try:
+        state = metric.update(outputs, labels)
+    except Exception as error:
+        raise DataError(_at_sample(metric, outputs, labels, start, error)) from error
+    bad = np.flatnonzero(~np.isfinite(state.rows).all(axis=1))
+    if len(bad):
+        place = bad[0]
+        if state.lengths is not None:
+            place = np.searchsorted(np.cumsum(state.lengths), place, side="right")
+        raise DataError(
+            f"sample {start + int(place)} of {side} has the value "
+            f"{state.rows[bad[0]].tolist()}, expected finite numbers"
+        )
+    return state
 
 
 def outputs_for(policy: MetricPolicy, outputs: Mapping[str, Any]) -> Any:
@@ -224,6 +256,33 @@ def _states_of(arrays: Mapping[str, Any]) -> dict[str, State]:
 # The other side.
 
 
+class _Batch(NamedTuple):
+    """The outputs of all sides for some samples."""
+
+    start: int
+    count: int
+    sides: list[str]
+    arrays: dict[str, Any]
+    """By side and output."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the outputs."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def can_follow(self, other: _Batch) -> bool:
+        """Return whether both can be sent as one: the next samples, with outputs that differ in
+        nothing but their number."""
+        return other.start + other.count == self.start and other.kinds() == self.kinds()
+
+    def kinds(self) -> list[Any] | None:
+        """Return names, dtypes and shapes of outputs per sample; None: not all are per sample."""
+        arrays = self.arrays.items()
+        if not all(array.shape[:1] == (self.count,) for _, array in arrays):
+            return None
+        return [(name, array.dtype, array.shape[1:]) for name, array in arrays]
+
+
 class MetricRun:
     """Evaluates the metrics of a policy batch by batch, in a process of their own.
 
@@ -237,38 +296,62 @@ class MetricRun:
         """`outputs`: names of the file's outputs, in order."""
         self._metrics, self._outputs, self._annotations = metrics, list(outputs), annotations
         self._process: WorkerProcess | None = None
+        self._waiting: list[_Batch] = []
+        """Batches that were not sent yet."""
         self.failures: dict[str, str] = {}
         self.sources: dict[str, dict[str, str]] = {}
         self._parts: dict[str, list[tuple[int, dict[str, State]]]] = {m.name: [] for m in metrics}
-        """By metric: number of samples and states of each batch or unit."""
+        """By metric: number of samples and states of each message or unit."""
 
     def update(self, sides: Mapping[str, Outputs | None], *, start: int, count: int) -> None:
-        """Evaluate one batch. `sides`: outputs by name of the side; None: it has none."""
+        """Evaluate one batch, at the latest in `flush`. `sides`: outputs by name of the side; None:
+        it has none."""
         if not self._metrics or len(self.failures) == len(self._metrics):
             return
-        labels = self._annotations.rows(start, start + count)
-        open_ones = [metric for metric in self._metrics if metric.name not in self.failures]
-        builtin = [metric for metric in open_ones if metric.is_builtin]
         arrays = {
             f"{side} {name}": _sendable(array)
             for side, outputs in sides.items()
             if outputs is not None
             for name, array in zip(self._outputs, outputs, strict=True)
         }
+        present = [side for side, outputs in sides.items() if outputs is not None]
+        batch = _Batch(start, count, present, arrays)
+        if self._waiting and not batch.can_follow(self._waiting[-1]):
+            self.flush()
+        self._waiting.append(batch)
+        samples, size = sum(each.count for each in self._waiting), len(self._waiting) * batch.size
+        if batch.kinds() is None or samples >= _MESSAGE_SAMPLES or size >= _MESSAGE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Evaluate the batches that wait."""
+        batches, self._waiting = self._waiting, []
+        if not batches:
+            return
+        first = batches[0]
+        counts = [batch.count for batch in batches]
+        labels = self._annotations.rows(first.start, first.start + sum(counts))
+        open_ones = [metric for metric in self._metrics if metric.name not in self.failures]
+        builtin = [metric for metric in open_ones if metric.is_builtin]
+        arrays = {
+            name: np.concatenate([batch.arrays[name] for batch in batches])
+            if len(batches) > 1
+            else array
+            for name, array in first.arrays.items()
+        }
         header: dict[str, Any] = {
-            "verb": "batch",
-            "sides": [side for side, outputs in sides.items() if outputs is not None],
+            "verb": "batches",
+            "sides": first.sides,
             "labels": None,
-            "names": [
-                metric.name for metric in builtin
-            ],  # one message: they cannot end the process
-            "start": start,
+            "names": [metric.name for metric in builtin],  # at once: they cannot end the process
+            "start": first.start,
+            "counts": counts,
         }
         if isinstance(labels, np.ndarray):
             arrays["labels"] = labels
         else:
             header["labels"] = labels
-        limit = _OPEN_S + sum(metric.time_limit_s for metric in builtin)
+        limit = _OPEN_S + len(batches) * sum(metric.time_limit_s for metric in builtin)
         together = self._ask(None, header, arrays, limit_s=limit)
         if together is None:
             return
@@ -280,21 +363,23 @@ class MetricRun:
                 if name.startswith(f"{place} ")
             }
             if metric.name not in self.failures:
-                self._parts[metric.name].append((count, _states_of(of_metric)))
+                self._parts[metric.name].append((sum(counts), _states_of(of_metric)))
         for metric in open_ones:
             if metric.is_builtin or metric.name in self.failures:  # it may not have opened
                 continue
-            answer = self._ask(metric, {"verb": "update", "name": metric.name, "start": start})
+            answer = self._ask(metric, {"verb": "update", "name": metric.name})
             if answer is not None:
-                self._parts[metric.name].append((count, _states_of(dict(answer[1]))))
+                self._parts[metric.name].append((sum(counts), _states_of(dict(answer[1]))))
 
     def restart(self) -> None:
         """Forget all batches."""
+        self._waiting.clear()
         for parts in self._parts.values():
             parts.clear()
 
     def drain(self) -> dict[str, Any]:
         """Return what was evaluated since the last time, for `take`, and forget it."""
+        self.flush()
         found = {
             name: (_joined(parts), sum(count for count, _ in parts))
             for name, parts in self._parts.items()
@@ -312,6 +397,7 @@ class MetricRun:
 
     def take(self, drained: Any, *, samples: int) -> None:
         """Add what another process evaluated of the samples that come next."""
+        self.flush()
         given = drained if isinstance(drained, dict) else {}
         for metric in self._metrics:
             name = metric.name
@@ -333,6 +419,7 @@ class MetricRun:
     ) -> tuple[tuple[MetricGroup, ...], dict[str, State]]:
         """Return values, drops and states of a metric over all `samples`, by group. The failure of
         the metric if there are none: then it is in `failures`."""
+        self.flush()
         parts = self._parts[metric.name]
         if metric.name in self.failures:
             return (), {}
@@ -440,6 +527,7 @@ class MetricRun:
                 what="a metric",
                 remedies=_REMEDIES,
                 memory_bytes=int(max(m.memory_limit_mb for m in self._metrics) * 1e6),
+                environment=_ENVIRONMENT,
             )
             for metric in self._metrics:
                 header = {"verb": "open", "policy": metric.to_plain()}
@@ -472,5 +560,6 @@ def _joined(parts: Sequence[tuple[int, dict[str, State]]]) -> dict[str, State]:
 
 
 def _sendable(array: Any) -> Any:
-    given = np.asarray(array)
-    return given if given.dtype.kind in "biuf" else given.astype(np.float32)
+    """Return a copy, as a runtime may write its next outputs into the same memory."""
+    copied = np.array(array)
+    return copied if copied.dtype.kind in "biuf" else copied.astype(np.float32)

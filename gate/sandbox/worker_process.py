@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import ProcessError
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -40,6 +40,10 @@ _CLOSE_S = 10.0
 """To close what is open: a browser takes a second."""
 
 _LOOK_S = 0.1
+"""Between two looks at time and memory of a process."""
+
+PROGRESS = {"progress": True}
+"""A message without arrays: a part of the answer is computed."""
 
 _TAIL = 4000
 
@@ -109,9 +113,11 @@ class WorkerProcess:
         what: str,
         remedies: Remedies,
         memory_bytes: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start it. `hello`: the first message, which is not answered. `what`: its name in errors.
-        `memory_bytes`: ends it where it takes more of its own. Raises StorageError."""
+        `memory_bytes`: ends it where it takes more of its own. `environment`: variables beyond
+        those of this process. Raises StorageError."""
         self._what, self._remedies = what, remedies
         ours, theirs = socket.socketpair()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
@@ -127,6 +133,7 @@ class WorkerProcess:
                 self._popen = subprocess.Popen(
                     [sys.executable, "-P", "-c", start],
                     pass_fds=(theirs.fileno(),),
+                    env={**os.environ, **(environment or {})},
                     start_new_session=True,
                     stdin=subprocess.DEVNULL,
                     stdout=self._printed,
@@ -140,24 +147,31 @@ class WorkerProcess:
                 "processes, then repeat."
             ) from error
         self._connection = Connection(ours.detach())
-        self._expired = False
+        self._deadline, self._expired = math.inf, False
         self._memory_bytes, self._taken = memory_bytes, 0
-        if memory_bytes is not None:
-            threading.Thread(target=self._watch_memory, daemon=True).start()
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
         with contextlib.suppress(OSError):  # it died; the first question says so
             send(self._connection, {**hello, "parent": os.getpid()})
 
     def ask(
         self, header: Mapping[str, Any], arrays: Numbers | None = None, *, limit_s: float
     ) -> tuple[dict[str, Any], list[tuple[str, RuntimeArray]]]:
-        """Return the answer to one message. Raises LimitExceeded where it takes too long or too
-        much memory, EvidenceError where the process ends."""
+        """Return the answer to one message. The limit begins again with each message `PROGRESS`
+        that comes before it. Raises LimitExceeded where it takes too long or too much memory,
+        EvidenceError where the process ends."""
         try:
-            with self._ended_after(limit_s):
-                send(self._connection, header, arrays)
-                return receive(self._connection)
+            self._deadline = time.monotonic() + limit_s
+            send(self._connection, header, arrays)
+            answer = receive(self._connection)
+            while answer[0] == PROGRESS:
+                self._deadline = time.monotonic() + limit_s
+                answer = receive(self._connection)
+            return answer
         except (EOFError, OSError) as error:
             raise self._gone(limit_s) from error
+        finally:
+            self._deadline = math.inf
 
     def end(self) -> None:
         """Let it close what is open, then kill it with all that it started."""
@@ -172,34 +186,24 @@ class WorkerProcess:
         self._popen.wait()
         self._printed.close()
 
-    @contextlib.contextmanager
-    def _ended_after(self, limit_s: float) -> Iterator[None]:
-        timer = threading.Timer(limit_s, self._expire)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _expire(self) -> None:
-        self._expired = True
-        self._kill()
-
-    def _watch_memory(self) -> None:
-        assert self._memory_bytes is not None
-        with contextlib.suppress(psutil.Error):
+    def _watch(self) -> None:
+        """Kill the process where it takes too long or too much memory."""
+        with contextlib.suppress(psutil.Error):  # it ended
             process = psutil.Process(self._popen.pid)
-            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            while not self._ended.wait(_LOOK_S):
+                if time.monotonic() > self._deadline:
+                    self._expired = True
+                    self._kill()
+                if self._memory_bytes is None:
+                    continue
                 memory = process.memory_info()
                 taken = int(memory.rss - getattr(memory, "shared", 0))
                 if taken > self._memory_bytes:
                     self._taken = taken
                     self._kill()
-                    return
-                time.sleep(_LOOK_S)
 
     def _kill(self) -> None:
+        self._ended.set()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import load
 
 from gate.errors import DataError
 from gate.metrics.process import MetricRun
@@ -139,6 +140,77 @@ def test_a_data_set_metric_without_a_value_on_some_resamples_has_no_bound(folder
     side = found.groups[0].runtimes["ort-cpu"]
     assert side.change.drop == pytest.approx(0.25)
     assert np.isnan([*side.change.bounds, side.low, side.high]).all()
+
+
+def test_a_function_sees_single_batches_with_their_labels_and_aligned_sides(folder: Path):
+    """Of other sizes, and other shapes per sample, which no message can join."""
+    (folder / "sees.py").write_text(
+        "import numpy as np\n"
+        "def f(outputs, labels):\n"
+        "    texts, logits = outputs['texts'], outputs['logits']\n"
+        "    assert len(texts) == len(logits) == len(labels)\n"
+        "    row = 1e6 * len(labels) + 1e3 * texts.shape[1] + labels\n"
+        "    return row + np.abs(logits).sum(axis=1)\n"
+    )
+    run = MetricRun(
+        policies("function: 'sees:f'", "function: accuracy, output: logits"),
+        outputs=["texts", "logits"],
+        annotations=Annotations(LABELS),
+    )
+    expected, start = [], 0
+    for count, width in ((20, 3), (20, 3), (7, 3), (13, 5), (20, 3)):
+        rows = slice(start, start + count)
+        outputs = [np.zeros((count, width), dtype=np.float32), OUTPUTS[rows]]
+        run.update({"reference": outputs, "ort-cpu": outputs}, start=start, count=count)
+        values = 1e6 * count + 1e3 * width + LABELS[rows]
+        expected += list(values + np.abs(OUTPUTS[rows]).sum(axis=1))
+        start += count
+    found, values = run.evidence(samples=80)
+    run.close()
+    assert [each.failure for each in found] == [None, None]
+    for side in ("reference", "ort-cpu"):
+        np.testing.assert_array_equal(load(values)[f"m0/rows/{side}"][:, 0], expected)
+        np.testing.assert_array_equal(load(values)[f"m1/rows/{side}"][:, 0], 1.0)
+
+
+def test_an_output_that_is_not_per_sample_reaches_a_function_whole(folder: Path):
+    (folder / "table.py").write_text(
+        "import numpy as np\n"
+        "def f(outputs, labels):\n"
+        "    return np.full(len(labels), outputs['table'].sum() + outputs['scale'])\n"
+    )
+    table, scale = np.ones(100, dtype=np.float32), np.float32(0.5)
+    run = MetricRun(
+        policies("function: 'table:f'"),
+        outputs=["logits", "table", "scale"],
+        annotations=Annotations(LABELS),
+    )
+    for start in range(0, 80, 20):
+        outputs = [OUTPUTS[start : start + 20], table, scale]
+        run.update({"reference": outputs, "ort-cpu": outputs}, start=start, count=20)
+    ((found,), _) = run.evidence(samples=80)
+    run.close()
+    assert (found.failure, found.groups[0].reference.value) == (None, 100.5)
+
+
+def test_a_runtime_without_outputs_for_some_samples_has_no_values(folder: Path):
+    run = run_of(policies("function: 'mymetrics:hit'", "function: f1"))
+    for start in range(0, 80, 20):
+        batch = [OUTPUTS[start : start + 20]]
+        other = None if start == 40 else batch
+        run.update({"reference": batch, "ort-cpu": batch, "other": other}, start=start, count=20)
+    found, _ = run.evidence(samples=80)
+    run.close()
+    assert [list(each.groups[0].runtimes) for each in found] == [["ort-cpu"]] * 2
+
+
+@pytest.mark.slow
+def test_the_limit_of_time_is_that_of_one_batch(folder: Path):
+    (folder / "slow.py").write_text(
+        "import time\ndef f(outputs, labels):\n    time.sleep(0.6)\n    return labels * 1.0\n"
+    )
+    metric = "function: 'slow:f', time_limit_s: 4"
+    assert failures(metric) == [""]  # 0.6 s for each of two sides and four batches
 
 
 def test_without_the_columns_of_its_slices_nothing_is_measured():
