@@ -277,7 +277,7 @@ def _seconds(checkout: Path, folder: Path, *, policy: str = "") -> Seconds:
     if policy:
         (folder / "policy.yaml").write_text(policy)
         command += ["--policy", "policy.yaml"]
-    done, seconds = _timed(command, folder, path=os.pathsep.join([str(checkout), str(folder)]))
+    done, seconds = timed(command, folder, path=os.pathsep.join([str(checkout), str(folder)]))
     if done.returncode == 2:
         raise SystemExit(f"gate check could not judge in {checkout}: {done.stdout.decode()}")
     return seconds
@@ -285,12 +285,12 @@ def _seconds(checkout: Path, folder: Path, *, policy: str = "") -> Seconds:
 
 def _seconds_of_loop(folder: Path, *, levels: Sequence[str]) -> Seconds:
     command = [sys.executable, "-c", _LOOP, *levels]
-    done, seconds = _timed(command, folder, path=str(folder))
+    done, seconds = timed(command, folder, path=str(folder))
     done.check_returncode()
     return seconds
 
 
-def _timed(
+def timed(
     command: Sequence[str], folder: Path, *, path: str
 ) -> tuple[subprocess.CompletedProcess[bytes], Seconds]:
     environment = {**os.environ, "PYTHONPATH": path}
