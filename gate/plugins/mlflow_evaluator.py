@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mlflow.models.evaluation import EvaluationResult, ModelEvaluator
 
 if TYPE_CHECKING:
     from gate import api
+    from gate.measure.job import EvaluationData
 
 _REQUIRED = ("file", "reference")
 _SETTINGS = frozenset({*_REQUIRED, "samples", "policy"})
@@ -32,20 +36,25 @@ class ParityEvaluator(ModelEvaluator):
 
         evaluator_config: `file`, a path or an MLflow URI (`models:/digits@candidate`); `reference`,
         what `gate.check` takes, or the URI of a model with the flavor pytorch; `policy` and
-        `samples`, as `gate.check` takes them (default samples: the features of `dataset`).
-        The metric `parity_gate/passed` is 1 for PASS, else 0. Raises DataError for another setting,
-        and what `gate.check` raises.
+        `samples`, as `gate.check` takes them (default samples: the features of `dataset`). The
+        targets of `dataset` are the labels of the policy's metrics.
+        The metric `parity_gate/passed` is 1 for PASS, else 0. Raises DataError for another setting
+        or number of targets, and what `gate.check` raises.
         """
         from gate.api import check
+        from gate.policy.policy import Policy
 
         config = dict(evaluator_config)
         _refuse_unknown(config)
+        policy = config.get("policy") or Policy.default()
+        policy = Policy.from_file(Path(policy)) if isinstance(policy, str | Path) else policy
+        samples = config["samples"] if config.get("samples") is not None else _features(dataset)
         with TemporaryDirectory() as folder:
             result = check(
                 _file(config["file"], Path(folder)),
                 _reference(config["reference"]),
-                config["samples"] if config.get("samples") is not None else _features(dataset),
-                config.get("policy"),
+                _with_targets(samples, dataset) if policy.metrics else samples,
+                policy,
             )
             _log_report(result, run_id, Path(folder, "report"))
         metrics = _metrics(result)
@@ -110,6 +119,29 @@ def _features(dataset: Any) -> Any:
     """Return the features of MLflow's data set as an array, shape (samples, ...)."""
     features = dataset.features_data
     return features.to_numpy() if hasattr(features, "to_numpy") else features
+
+
+def _with_targets(samples: Any, dataset: Any) -> EvaluationData:
+    """Return the samples with MLflow's targets as labels of metrics, unless they have labels.
+    Raises DataError for another number of them."""
+    from gate.errors import DataError
+    from gate.measure.job import EvaluationData
+    from gate.storage.digest import Digest
+
+    data = EvaluationData.of(samples)
+    has_labels = data.labels is not None or data.annotations.labels is not None
+    if has_labels or not dataset.has_targets:
+        return data
+    targets = np.asarray(dataset.labels_data)
+    if len(targets) != len(data.samples):
+        raise DataError(
+            f"targets has {len(targets)} entries, samples has {len(data.samples)}. The metrics of "
+            "the policy need one for each sample, in the same order."
+        )
+    text = json.dumps(targets.tolist(), default=str)
+    labels = targets if targets.dtype.kind in "biuf" else json.loads(text)
+    annotations = replace(data.annotations, labels=labels)
+    return replace(data, annotations=annotations, labels_sha256=Digest.of_bytes(text.encode()))
 
 
 def _metrics(result: api.EvaluationResult) -> dict[str, float]:

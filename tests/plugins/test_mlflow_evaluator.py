@@ -8,6 +8,7 @@ import mlflow
 import numpy as np
 import onnx
 import pytest
+import torch
 from mlflow.exceptions import MlflowException
 
 from gate.errors import DataError, OnnxFileError
@@ -69,13 +70,13 @@ def test_mlflow_evaluates_files_and_registered_models(
                 "reference": "models:/digits-torch@trained",
             }
 
-            def evaluate(**config: object) -> dict[str, float]:
-                table = images[:4].reshape(4, -1)  # MLflow takes tables only
+            def evaluate(rows: int = 4, **config: object) -> dict[str, float]:
+                table = images[:rows].reshape(rows, -1)  # MLflow takes tables only
                 found = mlflow.models.evaluate(
                     lambda rows: rows,
                     table,
                     model_type="classifier",
-                    targets=np.arange(4) % 2,
+                    targets=np.arange(rows) % 2,
                     evaluators="parity-gate",
                     evaluator_config={"samples": images, **config},
                 )
@@ -90,6 +91,19 @@ def test_mlflow_evaluates_files_and_registered_models(
             assert logged.data.tags["parity_gate.verdict"] == "FAIL"
             names = {file.path for file in client.list_artifacts(run.info.run_id, "parity-gate")}
             assert "parity-gate/report.html" in names
+
+            policy = tmp_path / "gate.yaml"
+            policy.write_text(
+                "{task: tensors, precision: exact, "
+                "metrics: [{name: top1, function: accuracy, min: 0.0}]}"
+            )
+            labeled = evaluate(len(images), **models, policy=str(policy))
+            with torch.no_grad():
+                answers = small_models.build().eval()(torch.from_numpy(images)).argmax(1).numpy()
+            share = (answers == np.arange(len(images)) % 2).mean()
+            assert 0 < share == pytest.approx(labeled["parity_gate/ort-cpu/metric/top1"])
+            with pytest.raises(DataError):  # four targets for all images
+                evaluate(4, **models, policy=str(policy))
 
             with pytest.raises(MlflowException):  # no evaluator can
                 evaluate(file="good.onnx")
