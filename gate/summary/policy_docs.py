@@ -106,7 +106,7 @@ def policy_fields() -> tuple[PolicyField, ...]:
 
 
 def fields_named(name: str, fields: tuple[PolicyField, ...]) -> tuple[PolicyField, ...]:
-    """Those whose place ends with a name: `noise_ratio`, `bounds.noise_ratio`,
+    """Return the fields whose place ends with a name: `noise_ratio`, `bounds.noise_ratio`,
     `runtimes.ort-cpu.bounds.noise_ratio`."""
     place = re.sub(
         r"^runtimes\.(.+?)(?=\.(?:bounds|required|kind|options)\b|$)",

@@ -10,13 +10,11 @@ from string import Formatter
 from typing import Any, Literal, TypeVar
 
 from gate.decision import catalog, faults
-from gate.decision.bound_rules import agreement_lower_bound
 from gate.decision.catalog import Cause
-from gate.decision.check_result import CheckResult, Verdict
-from gate.decision.decide import Decision
+from gate.decision.check_result import CheckResult
 from gate.decision.faults import FaultSpec
 from gate.records.evidence import Evidence
-from gate.records.instruments import GraphCode, GraphFinding
+from gate.records.instruments import GraphFinding
 from gate.records.localization import (
     Explanation,
     FaultCode,
@@ -219,7 +217,7 @@ def _values(check: CheckResult) -> dict[str, Any]:
         "usage": format_bound_usage(check),
         **check.params,
         "findings": [_finding(each) for each in check.params.get("findings", ())],
-        "weights": _weights(check.params.get("weights", "")),
+        "weights": render_weights(check.params.get("weights", "")),
         **mismatch,
         "notes": "".join(f" {note}" for note in _notes(notes)),
         "problems": _problems(problems),
@@ -238,7 +236,7 @@ def _finding(finding: str | Mapping[str, Any]) -> str:
     """Return the text of a finding in the graph, without a full stop."""
     if isinstance(finding, str):  # of a decision without codes
         return finding
-    return f"{finding['place']}: {_finding_detail(finding)}"
+    return f"{finding['place']}: {render_finding(finding)}"
 
 
 def location_of(finding: str | Mapping[str, Any]) -> str:
@@ -246,7 +244,8 @@ def location_of(finding: str | Mapping[str, Any]) -> str:
     return beginning(finding) if isinstance(finding, str) else str(finding["place"])
 
 
-def _finding_detail(finding: Mapping[str, Any]) -> str:
+def render_finding(finding: Mapping[str, Any]) -> str:
+    """Return the text of a finding in the graph, without its place and a full stop."""
     text = _problems([finding], faults.FINDINGS).rstrip(".")
     if "more" in finding:
         text = _TEMPLATE.vformat(
@@ -255,7 +254,7 @@ def _finding_detail(finding: Mapping[str, Any]) -> str:
     return make_printable(text)
 
 
-def _weights(report: Any) -> str:
+def render_weights(report: Any) -> str:
     """Return how many weights of the file are the model's, from a `WeightsReport` as JSON."""
     if not isinstance(report, Mapping):  # of a decision without codes
         return str(report)
@@ -292,7 +291,7 @@ def _add_texts(value: Any, plain: Any, onnx_reference: bool) -> None:
         if value.observed is None:
             plain["observed"] = observed(value) or None
     elif isinstance(value, GraphFinding):
-        plain["detail"] = _finding_detail(value.to_params())
+        plain["detail"] = render_finding(value.to_params())
     elif isinstance(value, Record):
         for name, item in plain.items():
             _add_texts(getattr(value, name), item, onnx_reference)
@@ -507,109 +506,6 @@ def cells(check: CheckResult) -> tuple[str, str, str, str]:
     return make_printable(name), observed(check), allowed(check), samples
 
 
-def agreement_sentences(
-    decision: Decision, evidence: Evidence, *, confidence: float
-) -> Iterator[str]:
-    """Yield the top-1 agreement that is proven for each judged runtime and output.
-
-    The text has the number of samples. Yield once for an output that no agreement is claimed where
-    its role would have to be guessed.
-    """
-    judged = {
-        (c.runtime, c.output)
-        for c in decision.checks
-        if c.name in ("top1_agreement", "top1_lower_bound")
-    }
-    for runtime in evidence.runtimes:
-        for output in runtime.outputs:
-            parity = output.classification
-            if parity is None or (runtime.runtime, output.name) not in judged:
-                continue
-            n = output.samples - parity.nan_rows
-            if n <= 0:
-                continue
-            lower = agreement_lower_bound(parity.top1_disagreements, n, confidence=confidence)
-            yield (
-                f"{runtime.runtime} / {make_printable(output.name)}: top-1 agrees on "
-                f"{n - parity.top1_disagreements} of {n} samples; "
-                f"with {100 * confidence:.4g} % confidence the agreement is at least {lower:.4f}."
-            )
-    notices = {c.output: render_check(c) for c in decision.checks if c.name == "agreement"}
-    for name, text in notices.items():
-        yield f"{make_printable(name or '')}: {text}"
-
-
-def check_sentences(decision: Decision, *names: str) -> Iterator[str]:
-    """Yield the texts of the checks of these names."""
-    for check in decision.checks:
-        if check.name in names:
-            yield render_check(check)
-
-
-_IMPRECISE = 1e-5
-"""Relative error of a runtime, within what its operators are allowed, that a user should know."""
-
-_OWN_ROUNDING = 8.0
-"""So many times PyTorch's own error: below it, the model itself is that sensitive."""
-
-_EXACT_BOUND = 64.0
-"""Bounds of noise_ratio for reduced precision lie above it."""
-
-
-def imprecision_sentences(decision: Decision, evidence: Evidence) -> Iterator[str]:
-    """Yield the outputs that pass although a runtime computes them with a large rounding error."""
-    passed = {
-        (check.runtime, check.output)
-        for check in decision.checks
-        if check.name == "noise_ratio"
-        and check.verdict is Verdict.PASS
-        and isinstance(check.bound, float)
-        and check.bound <= _EXACT_BOUND
-    }
-    for runtime in evidence.runtimes:
-        for output in runtime.outputs:
-            noise = output.noise
-            if noise is None or (runtime.runtime, output.name) not in passed:
-                continue
-            if noise.candidate_rms > max(
-                _IMPRECISE * noise.truth_rms, _OWN_ROUNDING * noise.reference_rms
-            ):
-                yield (
-                    f"{runtime.runtime} / {make_printable(output.name)}: the rounding error of "
-                    f"this runtime is {noise.candidate_rms / noise.truth_rms:.1e} of the output "
-                    f"(PyTorch: {noise.reference_rms / noise.truth_rms:.1e}). It comes from the "
-                    "runtime's operators, usually from a sum of many terms that are added in order."
-                )
-
-
-def code_sentences(evidence: Evidence) -> Iterator[str]:
-    """Yield how the model's code differs from the code at export, and what could not be read."""
-    code, exported = evidence.source.code, evidence.export.code if evidence.export else None
-    if code is None:
-        return
-    changes = () if exported is None else code.changes_since(exported)
-    if changes:
-        yield (
-            f"exported from other code of the model than it was measured against: "
-            f"{make_printable(', '.join(changes))}."
-        )
-    for name, reason in code.unread.items():
-        yield f"model code not read, so not in the evidence: {make_printable(f'{name}: {reason}')}"
-
-
-def weight_sentences(evidence: Evidence) -> Iterator[str]:
-    """Yield how many weights of the file match the model's; nothing if they were not compared."""
-    if evidence.graph is not None and evidence.graph.weights is not None:
-        yield _weights(evidence.graph.weights.to_plain())
-
-
-def graph_sentences(evidence: Evidence, code: GraphCode) -> Iterator[str]:
-    """Yield the texts of the findings of a kind on nodes or tensors."""
-    for finding in evidence.graph.findings if evidence.graph else ():
-        if finding.code == code:
-            yield _finding_detail(finding.to_params())
-
-
 def bound_usage(check: CheckResult) -> float | None:
     """Return how much of its bound a check has used: 1 at the bound, infinite for NaN.
 
@@ -627,11 +523,6 @@ def bound_usage(check: CheckResult) -> float | None:
     if used <= 0.0:
         return 0.0
     return used / allowed if allowed > 0.0 else math.inf
-
-
-def is_about_samples(check: CheckResult) -> bool:
-    """Return whether a check that holds only proves that there are enough samples."""
-    return check.verdict is Verdict.PASS and check.name in ("samples", "top1_lower_bound")
 
 
 def format_bound_usage(check: CheckResult, *, unit: bool = True) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from gate.decision.bound_rules import agreement_lower_bound
 from gate.decision.catalog import Cause, meaning_of
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.cost_rules import latency_ratios
@@ -24,22 +25,17 @@ from gate.summary.champion_changes import unasked
 from gate.summary.explanations import GroupExplanation, account_of, finding_of
 from gate.summary.grouping import CheckGroup, groups_of
 from gate.summary.render import (
-    agreement_sentences,
     bound_usage,
-    check_sentences,
-    code_sentences,
     explained,
     format_bound_usage,
     format_number,
-    graph_sentences,
     has_several_outputs,
-    imprecision_sentences,
-    is_about_samples,
     nan_as_infinite,
     reference_runtime,
     render_check,
+    render_finding,
+    render_weights,
     short_name,
-    weight_sentences,
 )
 from gate.summary.summary import (
     Change,
@@ -137,13 +133,18 @@ def _worst(
     if first is not None and bound_usage(first.headline_check) is not None:
         return bound_usage(first.headline_check), first.headline_check
     judged = [check for check in checks if check.verdict is not Verdict.WAIVED]
-    strained = [(bound_usage(check), check) for check in judged if not is_about_samples(check)]
+    strained = [(bound_usage(check), check) for check in judged if not _is_about_samples(check)]
     numbered = [(used, check) for used, check in strained if used is not None]
     return max(
         numbered,
         key=lambda pair: (pair[1].verdict is Verdict.FAIL, nan_as_infinite(pair[0])),
         default=(None, None),
     )
+
+
+def _is_about_samples(check: CheckResult) -> bool:
+    """Return whether a check that holds only proves that there are enough samples."""
+    return check.verdict is Verdict.PASS and check.name in ("samples", "top1_lower_bound")
 
 
 def _state(checks: list[CheckResult], decision: Decision, name: str) -> State:
@@ -394,8 +395,10 @@ def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) 
     yield from code_sentences(evidence)
     yield from check_sentences(decision, "float64")
     yield from imprecision_sentences(decision, evidence)
-    for finding in graph_sentences(evidence, "checker"):
-        yield f"onnx's checker rejects the file, and other runtimes may, too: {finding}."
+    for finding in evidence.graph.findings if evidence.graph else ():
+        if finding.code == "checker":
+            text = render_finding(finding.to_params())
+            yield f"onnx's checker rejects the file, and other runtimes may, too: {text}."
     if explanation.failure is not None:
         yield f"The first diverging layer is not known: {make_printable(explanation.failure)}"
 
@@ -404,9 +407,100 @@ def _notes(decision: Decision, evidence: Evidence, *, confidence: float) -> Iter
     yield from agreement_sentences(decision, evidence, confidence=confidence)
     yield from _metric_sentences(evidence)
     yield from check_sentences(decision, "batch_axes", "inputs")
-    yield from weight_sentences(evidence)
+    if evidence.graph is not None and evidence.graph.weights is not None:
+        yield render_weights(evidence.graph.weights.to_plain())
     for warning in (evidence.export.tracer_warnings if evidence.export else ())[:3]:
         yield make_printable(f"The tracer warned: {warning}")
+
+
+def agreement_sentences(
+    decision: Decision, evidence: Evidence, *, confidence: float
+) -> Iterator[str]:
+    """Yield the top-1 agreement that is proven for each judged runtime and output.
+
+    The text has the number of samples. Yield once for an output that no agreement is claimed where
+    its role would have to be guessed.
+    """
+    judged = {
+        (c.runtime, c.output)
+        for c in decision.checks
+        if c.name in ("top1_agreement", "top1_lower_bound")
+    }
+    for runtime in evidence.runtimes:
+        for output in runtime.outputs:
+            parity = output.classification
+            if parity is None or (runtime.runtime, output.name) not in judged:
+                continue
+            n = output.samples - parity.nan_rows
+            if n <= 0:
+                continue
+            lower = agreement_lower_bound(parity.top1_disagreements, n, confidence=confidence)
+            yield (
+                f"{runtime.runtime} / {make_printable(output.name)}: top-1 agrees on "
+                f"{n - parity.top1_disagreements} of {n} samples; "
+                f"with {100 * confidence:.4g} % confidence the agreement is at least {lower:.4f}."
+            )
+    notices = {c.output: render_check(c) for c in decision.checks if c.name == "agreement"}
+    for name, text in notices.items():
+        yield f"{make_printable(name or '')}: {text}"
+
+
+def check_sentences(decision: Decision, *names: str) -> Iterator[str]:
+    """Yield the texts of the checks of these names."""
+    for check in decision.checks:
+        if check.name in names:
+            yield render_check(check)
+
+
+_IMPRECISE = 1e-5
+"""Relative error of a runtime, within what its operators are allowed, that a user should know."""
+
+_OWN_ROUNDING = 8.0
+"""So many times PyTorch's own error: below it, the model itself is that sensitive."""
+
+_EXACT_BOUND = 64.0
+"""Bounds of noise_ratio for reduced precision lie above it."""
+
+
+def imprecision_sentences(decision: Decision, evidence: Evidence) -> Iterator[str]:
+    """Yield the outputs that pass although a runtime computes them with a large rounding error."""
+    passed = {
+        (check.runtime, check.output)
+        for check in decision.checks
+        if check.name == "noise_ratio"
+        and check.verdict is Verdict.PASS
+        and isinstance(check.bound, float)
+        and check.bound <= _EXACT_BOUND
+    }
+    for runtime in evidence.runtimes:
+        for output in runtime.outputs:
+            noise = output.noise
+            if noise is None or (runtime.runtime, output.name) not in passed:
+                continue
+            if noise.candidate_rms > max(
+                _IMPRECISE * noise.truth_rms, _OWN_ROUNDING * noise.reference_rms
+            ):
+                yield (
+                    f"{runtime.runtime} / {make_printable(output.name)}: the rounding error of "
+                    f"this runtime is {noise.candidate_rms / noise.truth_rms:.1e} of the output "
+                    f"(PyTorch: {noise.reference_rms / noise.truth_rms:.1e}). It comes from the "
+                    "runtime's operators, usually from a sum of many terms that are added in order."
+                )
+
+
+def code_sentences(evidence: Evidence) -> Iterator[str]:
+    """Yield how the model's code differs from the code at export, and what could not be read."""
+    code, exported = evidence.source.code, evidence.export.code if evidence.export else None
+    if code is None:
+        return
+    changes = () if exported is None else code.changes_since(exported)
+    if changes:
+        yield (
+            f"exported from other code of the model than it was measured against: "
+            f"{make_printable(', '.join(changes))}."
+        )
+    for name, reason in code.unread.items():
+        yield f"model code not read, so not in the evidence: {make_printable(f'{name}: {reason}')}"
 
 
 def _metric_sentences(evidence: Evidence) -> Iterator[str]:

@@ -243,7 +243,7 @@ class Summary(Record):
 
     @property
     def has_several_outputs(self) -> bool:
-        """Whether names of checks need their output."""
+        """Return whether names of checks need their output."""
         return has_several_outputs(word.check for word in self.words)
 
     def about(self, *, name: str | None, version: str | None = None) -> Self:

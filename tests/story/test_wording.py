@@ -12,7 +12,12 @@ from gate.policy.policy import Policy
 from gate.records.evidence import ModelCode
 from gate.report.markdown import summary_markdown
 from gate.summary import render
-from gate.summary.summarize import summarize
+from gate.summary.summarize import (
+    agreement_sentences,
+    check_sentences,
+    code_sentences,
+    summarize,
+)
 from tests import builders
 from tests.builders import class_parity, evidence, output_parity, policy, runtime_evidence
 
@@ -57,7 +62,7 @@ def test_agreement_is_told_with_samples_confidence_and_lower_bound() -> None:
     parity = class_parity(top1_agreement=0.98, top1_disagreements=8)
     seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
     decision = decide(policy(), seen, decided_at="now")
-    (sentence,) = render.agreement_sentences(decision, seen, confidence=0.95)
+    (sentence,) = agreement_sentences(decision, seen, confidence=0.95)
     assert "392 of 400 samples" in sentence
     assert "95 % confidence" in sentence
     assert "0.9642" in sentence
@@ -67,12 +72,10 @@ def test_what_only_the_model_takes_is_said_on_every_page() -> None:
     dataset = evidence().dataset.model_copy(update={"model_only": ("mask",)})
     lacking = evidence(dataset=dataset)
     decision = decide(policy(), lacking, decided_at="now")
-    (sentence,) = render.check_sentences(decision, "inputs")
+    (sentence,) = check_sentences(decision, "inputs")
     assert sentence.startswith("The model has the inputs mask, the file does not")
     assert "The model has the inputs mask" in summary_markdown(summarize(decision, lacking), {})
-    assert (
-        list(render.check_sentences(decide(policy(), evidence(), decided_at="now"), "inputs")) == []
-    )
+    assert list(check_sentences(decide(policy(), evidence(), decided_at="now"), "inputs")) == []
 
 
 def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
@@ -82,7 +85,7 @@ def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
     )
     seen = evidence(runtimes=runtimes)
     decision = decide(Policy.default(), seen, decided_at="now")
-    (sentence,) = render.agreement_sentences(decision, seen, confidence=0.95)
+    (sentence,) = agreement_sentences(decision, seen, confidence=0.95)
     assert sentence.startswith(
         "logits: Agreement of answers is not judged: every sample has the same"
     )
@@ -91,14 +94,14 @@ def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
         == 1
     )
     tensors = decide(Policy.default(task="tensors"), seen, decided_at="now")
-    assert not list(render.agreement_sentences(tensors, seen, confidence=0.95))
+    assert not list(agreement_sentences(tensors, seen, confidence=0.95))
 
 
 def test_rows_of_nan_are_no_samples() -> None:
     parity = class_parity(nan_rows=100)
     seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
     decision = decide(policy(), seen, decided_at="now")
-    (sentence,) = render.agreement_sentences(decision, seen, confidence=0.95)
+    (sentence,) = agreement_sentences(decision, seen, confidence=0.95)
     assert "300 of 300 samples" in sentence
 
 
@@ -118,7 +121,7 @@ def test_code_that_changed_since_the_export_is_told() -> None:
         decision = decide(builders.policy(), evidence, decided_at="now")
         assert decision.passed  # the measurement decides
         text = summary_markdown(summarize(decision, evidence), {})
-        sentences = list(render.code_sentences(evidence))
+        sentences = list(code_sentences(evidence))
         assert all(s[:20] in text for s in sentences)
         return " ".join(sentences)
 
