@@ -73,13 +73,13 @@ class CiResult:
 
     @property
     def reason(self) -> str:
-        """Why it ended so, in one sentence."""
+        """Return the reason for the exit code, in one sentence."""
         headline = self.story.headline.sentence if self.story else ""
         return self.sentence or headline or f"it ended with exit code {self.exit_code}"
 
     @property
     def shown_by_a_check(self) -> bool:
-        """Whether some check has the outcome of the whole build.
+        """Return whether some check has the outcome of the whole build.
 
         If not, a case with the reason is added: a red build must not consist of green checks.
         """

@@ -39,11 +39,13 @@ def write_report(
     *,
     story: Summary,
     explanation: Explanation | None = None,
-) -> tuple[Path, ...]:
+) -> None:
     """Write `evidence.json`, `decision.json`, `report.md`, `report.html` and `plots/<name>.svg`,
-    and where the file diverges also `localisation.json`, each atomically; returns their paths.
-    `story`: what the page tells. Thumbnails that are in the
-    folder go into the page. Raises StorageError."""
+    and where the file diverges also `localisation.json`, each atomically.
+
+    `story`: what the page shows. Thumbnails that are in the folder go into the page. Raises
+    StorageError.
+    """
     explanation = explanation or Explanation()
     report = Report(story, evidence, decision, explanation=explanation, pictures=pictures(folder))
     texts = {
@@ -58,7 +60,7 @@ def write_report(
         files.write_text(folder / name, text)
     if explanation.localisation is None:
         (folder / layout.LOCALISATION).unlink(missing_ok=True)
-    return (*(folder / name for name in texts), *write_charts(folder / layout.PLOTS, report.charts))
+    write_charts(folder / layout.PLOTS, report.charts)
 
 
 _SAMPLES_LIMIT = 1 << 30
@@ -112,7 +114,7 @@ def write_again(
     write_report(target, decision, evidence, story=story, explanation=explanation)
 
 
-def write_charts(folder: Path, charts: tuple[Chart, ...]) -> tuple[Path, ...]:
+def write_charts(folder: Path, charts: tuple[Chart, ...]) -> None:
     """Write `<name>.svg` for each chart. Raises StorageError.
 
     Charts of an earlier report in this folder are deleted, so that they are not mistaken for new
@@ -124,7 +126,6 @@ def write_charts(folder: Path, charts: tuple[Chart, ...]) -> tuple[Path, ...]:
     metrics = {path.stem for path in folder.glob("metric-*.svg")}
     for stale in {*html_page.NAMES, *metrics} - names:
         (folder / f"{stale}.svg").unlink(missing_ok=True)
-    return tuple(folder / f"{chart.name}.svg" for chart in charts)
 
 
 def pictures(folder: Path) -> dict[int, bytes]:

@@ -68,7 +68,7 @@ def evidence_charts(evidence: Evidence, decision: Decision | None = None) -> tup
 def report_charts(
     story: Summary, evidence: Evidence, decision: Decision, explanation: Explanation
 ) -> tuple[Chart, ...]:
-    """All charts of a report."""
+    """Return all charts of a report."""
     found = explanation.localisation
     layers = depth_chart(found) if found is not None else None
     bounds = bound_usage_chart(story.words, several_outputs=story.has_several_outputs)

@@ -230,7 +230,7 @@ def _lines(story: Summary, *, width: int, verbose: bool) -> Iterator[_Line]:
 
 
 def _runtimes(story: Summary, *, width: int) -> Iterator[_Line]:
-    """Those that were to be measured; the waived ones share a finding."""
+    """Yield a line for each runtime that was to be measured; the waived ones share a finding."""
     rows = [row for row in story.proof if row.state not in ("waived", "not measured")]
     several = story.has_several_outputs
     longest = max((len(row.runtime) for row in rows), default=0) if width >= _NARROW else 0

@@ -44,7 +44,6 @@ from tests.builders import (
     policy,
     probe_parity,
     runtime_evidence,
-    with_outputs,
 )
 
 LAYER = "layer3.0.conv1"
@@ -163,9 +162,14 @@ def everywhere() -> Report:
 def unjudged() -> Report:
     """The samples prove nothing."""
     seen = _evidence(wrong=False)
-    (output,) = seen.runtimes[0].outputs
-    constant = output.model_copy(update={"reference_constant": True})
-    seen = with_outputs(constant, **dict(seen))
+    constant = {"reference_constant": True}
+    runtimes = tuple(
+        each.model_copy(
+            update={"outputs": tuple(one.model_copy(update=constant) for one in each.outputs)}
+        )
+        for each in seen.runtimes
+    )
+    seen = seen.model_copy(update={"runtimes": runtimes})
     judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.verdict is Verdict.ERROR
     finding = Finding(

@@ -64,14 +64,15 @@ def test_the_table_shows_every_layer_and_the_sentences_follow() -> None:
 def test_every_report_tells_of_the_layer(tmp_path) -> None:
     decision, evidence = failed()
     explanation = Explanation(localisation=found())
-    paths = write_report(
+    write_report(
         tmp_path,
         decision,
         evidence,
         story=summarize(decision, evidence, explanation=explanation),
         explanation=explanation,
     )
-    assert {p.name for p in paths} >= {"localisation.json", "localisation.svg"}
+    assert (tmp_path / "localisation.json").is_file()
+    assert (tmp_path / "plots/localisation.svg").is_file()
     assert "layer1.0.conv1" in (tmp_path / "report.md").read_text().splitlines()[0]
     shown = (tmp_path / "report.html").read_text()
     assert f"<p>{found().cause}</p>" in shown
