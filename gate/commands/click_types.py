@@ -13,17 +13,7 @@ from typing import Any, Literal
 import click
 from click.shell_completion import CompletionItem
 
-from gate.errors import (
-    CheckpointError,
-    DataError,
-    EvidenceError,
-    GateError,
-    ModelError,
-    OnnxFileError,
-    PolicyError,
-    StorageError,
-    Untrusted,
-)
+from gate import errors
 from gate.storage.untrusted_files import detect_pointer_file
 from gate.storage.workspace import DEFAULT, ModelKey, current_workspace, working_in
 
@@ -38,7 +28,7 @@ ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "
 
 class _Path(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
     name = "path"
-    error: type[GateError]
+    error: type[errors.GateError]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path. Raises GateError where it can't be what it has to be."""
@@ -63,19 +53,21 @@ class _Path(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 
 
 def _label(param: click.Parameter | None) -> str:
-    """Before a message: of which option it is."""
+    """Return the beginning of a message, which names the option."""
     return f"{param.opts[0]}: " if isinstance(param, click.Option) else ""
 
 
 class ExistingPath(_Path):
     """A file or folder that has to be there."""
 
-    def __init__(self, error: type[GateError], expected: str, *, kind: Kind = "file") -> None:
+    def __init__(
+        self, error: type[errors.GateError], expected: str, *, kind: Kind = "file"
+    ) -> None:
         """`error`: what those raise who open it. `expected`: it, in words."""
         self.error, self._expected, self._kind = error, expected, kind
 
     def problem(self, path: Path) -> str | None:
-        """That it is not there, a pointer in its place, a folder instead of a file, or not
+        """Return that the path is missing, a pointer file, a folder instead of a file, or not
         readable."""
         return detect_pointer_file(path) or self._wrong_kind(path)
 
@@ -100,10 +92,10 @@ class OutputPath(_Path):
     """A file or folder that will be written: found out before the work, not after it."""
 
     def __init__(self, kind: Literal["file", "folder"]) -> None:
-        self.error, self._kind = StorageError, kind
+        self.error, self._kind = errors.StorageError, kind
 
     def problem(self, path: Path) -> str | None:
-        """That something else stands there, or a file stands where its folder would be."""
+        """Return that another kind of path exists there, or a file where its folder would be."""
         if self._kind == "file" and path.is_dir():
             return f"cannot write {path}: it is a folder. Name a file."
         above = [path, *path.parents] if self._kind == "folder" else list(path.parents)
@@ -149,7 +141,9 @@ class ReferenceType(Factory):
     """`package.module:callable`, an ONNX file that is there, or one of the registry."""
 
     name = "reference"
-    _FILE = ExistingPath(ModelError, "an ONNX file as the reference, or package.module:factory")
+    _FILE = ExistingPath(
+        errors.ModelError, "an ONNX file as the reference, or package.module:factory"
+    )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text. Raises ModelError."""
@@ -168,7 +162,7 @@ class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
 
     name = "samples"
     _PLACE = ExistingPath(
-        DataError,
+        errors.DataError,
         "samples: .npy, .npz, .parquet, .arrow or .tar, a folder of one kind, a URL, or "
         "package.module:factory",
         kind="either",
@@ -186,8 +180,8 @@ class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
 
             try:
                 require_package(named.place)
-            except ModelError as error:
-                raise DataError(f"{_label(param)}{error}") from error
+            except errors.ModelError as error:
+                raise errors.DataError(f"{_label(param)}{error}") from error
         elif not named.is_url:
             self._PLACE.convert(named.place, param, ctx)
         return str(value)
@@ -216,9 +210,9 @@ class Named(click.ParamType):  # type: ignore[type-arg]
             return value
         try:
             name, text = self._split(str(value))
+            return name, text if self._place is None else self._place.convert(text, param, ctx)
         except ValueError as error:
             self.fail(f"{value!r}: expected {self._expected}.{error}", param, ctx)
-        return name, text if self._place is None else self._place.convert(text, param, ctx)
 
 
 def _split_path(text: str, is_name: Callable[[str], bool]) -> tuple[str, str]:
@@ -238,7 +232,7 @@ def _split_tensors(text: str) -> tuple[str, str]:
     try:
         return _split_path(text, bool)
     except ValueError:
-        raise DataError(f"--tensors {text}: expected NAME=FILE.npy.") from None
+        raise errors.DataError(f"--tensors {text}: expected NAME=FILE.npy.") from None
 
 
 def _split_role(text: str) -> tuple[str, str]:
@@ -267,21 +261,21 @@ NAMED_RECORDING = Named(
     "recording",
     "NAME=FOLDER, the name of lower-case letters, digits, dashes and dots",
     _split_recording,
-    place=ExistingPath(EvidenceError, "what gate record pack wrote", kind="either"),
+    place=ExistingPath(errors.EvidenceError, "what gate record pack wrote", kind="either"),
 )
 
 NAMED_PART = Named(
     "part",
     "NAME=FILE.onnx, the name of letters, digits and _",
     lambda text: _split_path(text, lambda name: name.isidentifier() and name.isascii()),
-    place=ExistingPath(OnnxFileError, "the ONNX file of a part"),
+    place=ExistingPath(errors.OnnxFileError, "the ONNX file of a part"),
 )
 
 NAMED_TENSORS = Named(
     "tensors",
     "NAME=FILE.npy",
     _split_tensors,
-    place=ExistingPath(DataError, "an .npy file with one tensor for each picture"),
+    place=ExistingPath(errors.DataError, "an .npy file with one tensor for each picture"),
 )
 
 NAMED_ROLE = Named("role", f"NAME=ROLE, with one of {', '.join(ROLES)}", _split_role)
@@ -324,61 +318,67 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
         return key.name
 
 
-ONNX_FILE = ExistingPath(OnnxFileError, "an ONNX file")
+ONNX_FILE = ExistingPath(errors.OnnxFileError, "an ONNX file")
 
-CHECKPOINT_FILE = ExistingPath(CheckpointError, "a .pt or .safetensors file")
+CHECKPOINT_FILE = ExistingPath(errors.CheckpointError, "a .pt or .safetensors file")
 
 SAMPLES = ExistingPath(
-    DataError, "samples: a .npy or .npz file, or a folder of them", kind="either"
+    errors.DataError, "samples: a .npy or .npz file, or a folder of them", kind="either"
 )
 
-LABELS_FILE = ExistingPath(DataError, "a .npy, .jsonl or .parquet file with one label per sample")
+LABELS_FILE = ExistingPath(
+    errors.DataError, "a .npy, .jsonl or .parquet file with one label per sample"
+)
 
-SLICES_FILE = ExistingPath(DataError, "a .jsonl or .parquet file with one row per sample")
+SLICES_FILE = ExistingPath(errors.DataError, "a .jsonl or .parquet file with one row per sample")
 
-POLICY_FILE = ExistingPath(PolicyError, "YAML with a 'gate:' section, or the policy itself")
+POLICY_FILE = ExistingPath(errors.PolicyError, "YAML with a 'gate:' section, or the policy itself")
 
-SETTINGS_FILE = ExistingPath(PolicyError, "YAML with an 'export:' section")
+SETTINGS_FILE = ExistingPath(errors.PolicyError, "YAML with an 'export:' section")
 
-RECIPE_FILE = ExistingPath(PolicyError, "recipe.yaml, as gate mend wrote it")
+RECIPE_FILE = ExistingPath(errors.PolicyError, "recipe.yaml, as gate mend wrote it")
 
-QUANTIZE_SETTINGS_FILE = ExistingPath(PolicyError, "YAML with a 'quantize:' section")
+QUANTIZE_SETTINGS_FILE = ExistingPath(errors.PolicyError, "YAML with a 'quantize:' section")
 
-SPEC_FILE = ExistingPath(PolicyError, "a preprocessing spec, YAML or JSON")
+SPEC_FILE = ExistingPath(errors.PolicyError, "a preprocessing spec, YAML or JSON")
 
-PICTURES = ExistingPath(DataError, "a picture, or a folder of them", kind="either")
+PICTURES = ExistingPath(errors.DataError, "a picture, or a folder of them", kind="either")
 
-RECORD_FILE = ExistingPath(EvidenceError, "MODEL.onnx.export.json, as gate export wrote it")
+RECORD_FILE = ExistingPath(errors.EvidenceError, "MODEL.onnx.export.json, as gate export wrote it")
 
 REPORT_FOLDER = ExistingPath(
-    EvidenceError, "the folder that gate check --report wrote", kind="folder"
+    errors.EvidenceError, "the folder that gate check --report wrote", kind="folder"
 )
 
 GOLDEN_FOLDER = ExistingPath(
-    EvidenceError, "the folder of the golden vectors, with golden.json", kind="folder"
+    errors.EvidenceError, "the folder of the golden vectors, with golden.json", kind="folder"
 )
 
-TRUST_FILE = ExistingPath(PolicyError, "YAML with a 'trust:' section, or the trust itself")
+TRUST_FILE = ExistingPath(errors.PolicyError, "YAML with a 'trust:' section, or the trust itself")
 
 STATEMENT_FILE = ExistingPath(
-    Untrusted, "a signed statement: decision.dsse.json or evidence.dsse.json"
+    errors.Untrusted, "a signed statement: decision.dsse.json or evidence.dsse.json"
 )
 
-EVIDENCE_FILE = ExistingPath(EvidenceError, "evidence.json, as gate check --report wrote it")
+EVIDENCE_FILE = ExistingPath(errors.EvidenceError, "evidence.json, as gate check --report wrote it")
 
-PLAN_FILE = ExistingPath(EvidenceError, "a plan, as gate plan wrote it")
+PLAN_FILE = ExistingPath(errors.EvidenceError, "a plan, as gate plan wrote it")
 
-PART_FILE = ExistingPath(EvidenceError, "what gate measure wrote")
+PART_FILE = ExistingPath(errors.EvidenceError, "what gate measure wrote")
 
 SENT = ExistingPath(
-    DataError, "samples, or the folder that gate samples export wrote", kind="either"
+    errors.DataError, "samples, or the folder that gate samples export wrote", kind="either"
 )
 
 OUTPUTS = ExistingPath(
-    DataError, "outputs: .npy, .npz, a folder of them, or one with outputs.json", kind="either"
+    errors.DataError,
+    "outputs: .npy, .npz, a folder of them, or one with outputs.json",
+    kind="either",
 )
 
-META_FILE = ExistingPath(EvidenceError, "JSON: runtime, version, device, precision, recorded_at")
+META_FILE = ExistingPath(
+    errors.EvidenceError, "JSON: runtime, version, device, precision, recorded_at"
+)
 
 NEW_RECORDING = click.Path(path_type=Path)
 
@@ -404,7 +404,7 @@ class RecordFile(OutputPath):
         self._sign, self._what = sign, what
 
     def problem(self, path: Path) -> str | None:
-        """That something else stands there."""
+        """Return that another file exists there."""
         return super().problem(path) or self._other(path)
 
     def _other(self, path: Path) -> str | None:

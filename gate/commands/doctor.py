@@ -88,10 +88,8 @@ class Symptom:
     """True if nothing at all can be judged without it."""
 
 
-def _broken(
-    name: str, error: Exception, remedy: str, *, state: State = "missing", needed: bool = False
-) -> Symptom:
-    return Symptom(name, state, f"{type(error).__name__}: {error}", remedy, needed)
+def _broken(name: str, error: Exception, remedy: str, *, needed: bool = False) -> Symptom:
+    return Symptom(name, "missing", f"{type(error).__name__}: {error}", remedy, needed)
 
 
 @dataclass(frozen=True)
@@ -234,7 +232,7 @@ def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
 
 
 def _onnxruntime_conflict() -> Symptom:
-    """All packages write into one folder; which of them is imported is then luck."""
+    """Report several packages of ONNX Runtime: they overwrite each other's files."""
     installed = [f"{name} {version}" for name, version in installation.onnx_runtimes().items()]
     if len(installed) < 2:
         return Symptom("one onnxruntime package", "ok", ", ".join(installed) or "none")

@@ -104,7 +104,7 @@ SharedOut = Callable[["CheckedFile"], AbstractContextManager["EvaluationData"]]
 
 
 def measured_by(request: CheckRequest) -> AbstractContextManager[SharedOut]:
-    """How `gate.commands.evaluate.evaluate` distributes the samples.
+    """Return how `evaluate` distributes the samples.
 
     The workers start on entering, up to the requested number. Raises UsageError for options of the
     other engine.

@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
+from gate.commands import loaders
 from gate.commands.click_types import ExistingPath, ModelName, OutputPath
-from gate.commands.loaders import (
-    WRITER_KEY,
-    LedgerOptions,
-    believed_ledger,
-    champion_shown,
-    existing_ledger,
-    local_keys,
-    read_ledger,
-    with_writing,
-    written_ledger,
-)
 from gate.commands.options import FILE, SIGNING_TRUST, TRACKING_URI, with_state
 from gate.commands.options import tracking_uri as uri_of
 from gate.commands.progress import spinner
@@ -54,10 +44,10 @@ if TYPE_CHECKING:
     "--store", type=FILE, default=Path(".gate/store"), show_default=True,
     envvar="GATE_STORE", show_envvar=True, help="The service's store.",
 )  # fmt: skip
-@with_writing
+@loaders.with_writing
 @machine_options
 def accept_ledger_command(
-    reason: str, store: Path, **place: Unpack[LedgerOptions]
+    reason: str, store: Path, **place: Unpack[loaders.LedgerOptions]
 ) -> CommandResult:
     """Let the service go on from the ledger as it is now.
 
@@ -79,7 +69,7 @@ def accept_ledger_command(
         raise click.BadParameter("say why it is meant.", param_hint="--reason")
     with spinner("asking where the ledger's end is kept"):
         places = keepers(store)
-        lost = accept_rewrite(written_ledger(place), places, reason=reason)
+        lost = accept_rewrite(loaders.written_ledger(place), places, reason=reason)
     names = [keeper.location for keeper in places]
     return CommandResult(
         ExitCode.DONE,
@@ -105,7 +95,7 @@ def _accept_ledger_show(lost: Sequence[str], names: Sequence[str], console: Cons
     "model or its version.",
 )  # fmt: skip
 @click.option("--reason", required=True, help="Kept in the ledger, with your name.")
-@with_writing
+@loaders.with_writing
 @TRACKING_URI
 @machine_options
 def override_command(
@@ -113,7 +103,7 @@ def override_command(
     champion: str,
     reason: str,
     tracking_uri: str | None,
-    **place: Unpack[LedgerOptions],
+    **place: Unpack[loaders.LedgerOptions],
 ) -> CommandResult:
     """Let MLflow's server with the app parity-gate accept one change of the registered MODEL.
 
@@ -136,7 +126,7 @@ def override_command(
     if not reason.strip():
         raise click.BadParameter("say why it is meant.", param_hint="--reason")
     registry = MlflowRegistry(uri_of(tracking_uri))
-    about = RegisteredModel(registry, written_ledger(place), model)
+    about = RegisteredModel(registry, loaders.written_ledger(place), model)
     about.write("overridden", reason, version=version and str(int(version)))
     allowed = "be removed" if version is None else f"be pointed at version {version}"
     return CommandResult(
@@ -152,7 +142,7 @@ def override_command(
 @click.option(
     "-o", "--output", type=OutputPath("file"), metavar="FILE", help="Default: the standard output."
 )
-@WRITER_KEY
+@loaders.WRITER_KEY
 @with_state
 @machine_options
 def history_checkpoint_command(output: Path | None, key: str | None, state: str) -> CommandResult:
@@ -169,13 +159,13 @@ def history_checkpoint_command(output: Path | None, key: str | None, state: str)
     """
     from gate.ledger.maintenance import Checkpoint
 
-    signing_key = local_keys().signing_key_if_any(key)
+    signing_key = loaders.local_keys().signing_key_if_any(key)
     if signing_key is None:
         raise KeyUnusable(
             "there is no key to sign the checkpoint with, and an unsigned one proves nothing. Name "
             "one with --key or GATE_SIGNING_KEY, or make one: gate keys new."
         )
-    checkpoint = Checkpoint.of(believed_ledger(state))
+    checkpoint = Checkpoint.of(loaders.believed_ledger(state))
     data = checkpoint.signed(signing_key).data
     if output is not None:
         write_bytes(output, data)
@@ -217,7 +207,7 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
     """
     if output is None and "--json" in click.get_current_context().obj.arguments:
         raise click.UsageError("what is exported is lines of JSON: name their file with -o.")
-    ledger = existing_ledger(state)
+    ledger = loaders.existing_ledger(state)
     lines = list(exported(ledger))
     if output is not None:
         write_bytes(output, b"".join(lines))
@@ -260,8 +250,8 @@ def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> Comm
     """
     from gate.ledger.maintenance import audit_ledger
 
-    ledger = existing_ledger(state)
-    ledger.trust = believed = local_keys().trust_if_any(trust)
+    ledger = loaders.existing_ledger(state)
+    ledger.trust = believed = loaders.local_keys().trust_if_any(trust)
     if checkpoint is not None and believed is None:
         raise click.UsageError("a checkpoint is believed by its signature: say whose with --trust.")
     try:
@@ -417,7 +407,7 @@ def command(
         return verified(state, trust=trust, checkpoint=checkpoint)
     if checkpoint:
         raise click.UsageError("--checkpoint goes with --verify.")
-    ledger = existing_ledger(state)
+    ledger = loaders.existing_ledger(state)
     entries, rows = ledger.entries(), ledger.rows()
     key = None if model is None else _key(model)
     lines = [
@@ -447,8 +437,8 @@ def metric_history(
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.registry.registered_model import RegisteredModel
 
-    registered = RegisteredModel(MlflowRegistry(uri_of(uri)), read_ledger(state), model)
-    champion = champion_shown(registered)
+    registered = RegisteredModel(MlflowRegistry(uri_of(uri)), loaders.read_ledger(state), model)
+    champion = loaders.champion_shown(registered)
     names = sorted({name for row in champion.trend.rows for name in row.metrics})
     rows = [
         {"sha256": str(row.sha256), "measured_at": row.measured_at} | row.metrics[metric].to_plain()

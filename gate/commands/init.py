@@ -114,7 +114,7 @@ def command(**begun: Any) -> CommandResult:
 
 
 def _files(begun: Mapping[str, Any]) -> Iterator[_File]:
-    """All of them are made before one is written."""
+    """Yield the files; the caller makes all of them before it writes one."""
     from gate.commands.schema import schema_text
     from gate.policy.policy import Policy
     from gate.summary.policy_docs import policy_text

@@ -72,7 +72,7 @@ class ReportLocation:
         )
 
     def statements(self) -> StatementPair:
-        """Those in the folder. Raises Untrusted, StorageError."""
+        """Return the statements in the folder. Raises Untrusted, StorageError."""
         from gate.signing.verification import StatementPair
 
         return StatementPair.from_folder(self.folder)
@@ -85,8 +85,8 @@ class ReportLocation:
         return MeasuredFile(statements.evidence, self.folder / GOLDEN)
 
     def policy(self, decision: Decision) -> Policy:
-        """That of the report, as it was applied, else the built-in one, if the decision was made by
-        it. Raises PolicyError."""
+        """Return the policy of the report, as it was applied, else the built-in one if the decision
+        was made by it. Raises PolicyError."""
         from gate.policy.policy import Policy
         from gate.records.layout import POLICY
 
@@ -104,7 +104,7 @@ class ReportLocation:
         return fitting[0]
 
     def _golden(self) -> GoldenFolder | None:
-        """Those that were named, else those of the report; older reports have none."""
+        """Return the named vectors, else those of the report; older reports have none."""
         from gate.golden.folder import GOLDEN_JSON
         from gate.records.layout import GOLDEN
         from gate.registry.release import GoldenFolder
@@ -472,8 +472,8 @@ def champion_shown(model: RegisteredModel, trust: Trust | None = None) -> Champi
 def change_against(
     model: RegisteredModel, decision: Decision, evidence: Evidence, *, trust: Trust | None
 ) -> Change:
-    """Against what serves now, where gate check did not compare: by the records of both. What goes
-    wrong is said there."""
+    """Return the changes from the version that serves, by the records of both, where gate check did
+    not compare the files. A failure is stated in the result."""
     from gate.summary.champion_changes import compare_with_champion
 
     return compare_with_champion(decision, evidence, champion_shown(model, trust))

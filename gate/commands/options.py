@@ -10,30 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from gate.commands.click_types import (
-    CHECKPOINT_FILE,
-    LABELS_FILE,
-    NAMED_AXIS,
-    NAMED_PART,
-    NAMED_RECORDING,
-    NAMED_ROLE,
-    NAMED_TENSORS,
-    NEW_FOLDER,
-    ONNX_FILE,
-    PICTURES,
-    POLICY_FILE,
-    RECORD_FILE,
-    ROLES,
-    SETTINGS,
-    SLICES_FILE,
-    SPEC_FILE,
-    ExistingPath,
-    Factory,
-    ModelName,
-    ReferenceType,
-    SampleLocationType,
-)
-from gate.errors import PolicyError
+from gate.commands import click_types as types
 from gate.storage.digest import Digest
 from gate.storage.files import read_private
 from gate.storage.safe_text import passwords
@@ -48,7 +25,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 AGAINST = click.option(
-    "--against", type=ModelName(), metavar="NAME",
+    "--against", type=types.ModelName(), metavar="NAME",
     help="Compare with the champion of this registered model on the same samples, by the policy's "
     "section incumbent:. Needs --tracking-uri, and --state or signed statements that --trust "
     "accepts, to verify the champion.",
@@ -97,26 +74,28 @@ KEPT_ELSEWHERE = "Pass an address with a password as @FILE (mode 0600) or env:NA
 
 STRATEGIES = ("traced", "direct", "scripted", "dynamo")
 
-MODEL = click.argument("model", type=ONNX_FILE)
+MODEL = click.argument("model", type=types.ONNX_FILE)
 
-FACTORY = click.argument("factory", type=Factory(), metavar="PKG.MODULE:FACTORY")
+FACTORY = click.argument("factory", type=types.Factory(), metavar="PKG.MODULE:FACTORY")
 
 REFERENCE = click.option(
-    "--reference", type=ReferenceType(), required=True, metavar="PKG.MODULE:FACTORY|FILE.onnx",
+    "--reference", required=True, metavar="PKG.MODULE:FACTORY|FILE.onnx",
+    type=types.ReferenceType(),
     help="A callable without arguments that returns the nn.Module (the current folder is searched, "
     "too), an ONNX file, or models:/NAME@ALIAS or models:/NAME/VERSION of the MLflow registry.",
 )  # fmt: skip
 
 CHECKPOINT = click.option(
-    "--checkpoint", type=CHECKPOINT_FILE, help="Its weights: .pt (tensors only) or .safetensors."
-)
+    "--checkpoint", type=types.CHECKPOINT_FILE,
+    help="Its weights: .pt (tensors only) or .safetensors.",
+)  # fmt: skip
 
 WEIGHTS = click.option(
-    "--checkpoint", type=CHECKPOINT_FILE, help="Weights: .pt (tensors only) or .safetensors."
+    "--checkpoint", type=types.CHECKPOINT_FILE, help="Weights: .pt (tensors only) or .safetensors."
 )
 
 INPUTS = click.option(
-    "--inputs", type=SampleLocationType(), required=True, metavar="SOURCE",
+    "--inputs", type=types.SampleLocationType(), required=True, metavar="SOURCE",
     help="Samples: FILE.npy; FILE.npz with one array per input; Parquet or Arrow with one column "
     "per input; a WebDataset .tar; a folder of shards; a URL of any of these (s3://bucket/shards); "
     "or PKG.MODULE:FACTORY of a torch Dataset or an iterable. Choose fields with "
@@ -124,7 +103,7 @@ INPUTS = click.option(
 )  # fmt: skip
 
 BATCH_AXIS = click.option(
-    "--batch-axis", "batch_axes", type=NAMED_AXIS, multiple=True, metavar="NAME=AXIS|none",
+    "--batch-axis", "batch_axes", type=types.NAMED_AXIS, multiple=True, metavar="NAME=AXIS|none",
     help="The batch axis of an input or output of the file, or none if it has no batch axis. "
     "Default: by the file's symbolic dimensions (docs/inputs.md). Repeatable.",
 )  # fmt: skip
@@ -135,7 +114,7 @@ BATCH_SIZE = click.option(
 )  # fmt: skip
 
 PICTURE_SPEC = click.option(
-    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
+    "--preprocessing", type=types.SPEC_FILE, metavar="SPEC",
     help="Preprocessing spec that turns pictures into inputs (gate preprocess).",
 )  # fmt: skip
 
@@ -151,12 +130,12 @@ PRECISION = click.option(
 
 def policy_option(text: str, **more: Any) -> Callable[[_Command], _Command]:
     """Return the option `--policy` with this help."""
-    return click.option("--policy", type=POLICY_FILE, help=text, **more)
+    return click.option("--policy", type=types.POLICY_FILE, help=text, **more)
 
 
 def report_option(text: str) -> Callable[[_Command], _Command]:
     """Return the option `--report` of a command that writes into this new folder."""
-    return click.option("--report", type=NEW_FOLDER, metavar="DIR", help=text)
+    return click.option("--report", type=types.NEW_FOLDER, metavar="DIR", help=text)
 
 
 OVERWRITE = click.option(
@@ -258,8 +237,7 @@ KEY = click.option(
 )  # fmt: skip
 
 SIGNING_TRUST = click.option(
-    "--trust", type=ExistingPath(PolicyError, "YAML with a 'trust:' section, or the trust itself"),
-    metavar="FILE",
+    "--trust", type=types.TRUST_FILE, metavar="FILE",
     help="Trusted keys. Default: GATE_TRUST, else .gate/trust.yaml, which trusts "
     ".gate/keys/local.pem.",
 )  # fmt: skip
@@ -386,13 +364,13 @@ MEASURING = (
         "most 4, if reading takes longer than starting them.",
     ),
     click.option(
-        "--labels", type=LABELS_FILE,
+        "--labels", type=types.LABELS_FILE,
         help="FILE.npy with one class index per sample. Default: the labels in --inputs, if any. "
         "For metrics of the policy labels of any kind: .npy, JSON lines or Parquet "
         "(docs/task-metrics.md).",
     ),
     click.option(
-        "--slices", type=SLICES_FILE, metavar="FILE",
+        "--slices", type=types.SLICES_FILE, metavar="FILE",
         help="JSON lines or Parquet with the columns by which the policy's metrics are sliced. "
         "Default: the file of --labels.",
     ),
@@ -408,18 +386,18 @@ MEASURING = (
         "auto.",
     ),
     click.option(
-        "--role", "roles", type=NAMED_ROLE, multiple=True, metavar="NAME=ROLE",
-        help=f"Role of the output NAME: {', '.join(ROLES)} (docs/roles.md). Overrides the "
+        "--role", "roles", type=types.NAMED_ROLE, multiple=True, metavar="NAME=ROLE",
+        help=f"Role of the output NAME: {', '.join(types.ROLES)} (docs/roles.md). Overrides the "
         "policy's outputs:. Repeatable.",
     ),
-    SETTINGS,
+    types.SETTINGS,
     click.option(
         "--runtime", "runtimes", multiple=True, metavar="NAME",
         help="Also measure this runtime, by its built-in bounds if the policy does not name it. "
         "gate runtimes lists them. Repeatable.",
     ),
     click.option(
-        "--preprocessing", type=SPEC_FILE, metavar="SPEC",
+        "--preprocessing", type=types.SPEC_FILE, metavar="SPEC",
         help="Preprocessing spec (gate preprocess). It turns pictures of --inputs into inputs; its "
         "digest becomes part of the evidence.",
     ),
@@ -429,9 +407,9 @@ MEASURING = (
 """The options of a `MeasuringRequest`: model, samples, policy."""
 
 CHECK_OPTIONS = (
-    click.argument("model", type=ONNX_FILE, required=False),
+    click.argument("model", type=types.ONNX_FILE, required=False),
     click.option(
-        "--part", "parts", type=NAMED_PART, multiple=True, metavar="NAME=FILE.onnx",
+        "--part", "parts", type=types.NAMED_PART, multiple=True, metavar="NAME=FILE.onnx",
         help="Instead of MODEL: one file of a release of several files, exported from the "
         "submodule NAME of the reference. With --chain; writes release.yaml beside the files. "
         "Repeatable.",
@@ -442,7 +420,7 @@ CHECK_OPTIONS = (
     ),
     *MEASURING,
     click.option(
-        "--recorded", type=NAMED_RECORDING, multiple=True, metavar="NAME=FOLDER",
+        "--recorded", type=types.NAMED_RECORDING, multiple=True, metavar="NAME=FOLDER",
         help="Judge outputs that another machine computed (gate record pack), by the policy's "
         "runtime NAME or by built-in bounds. Repeatable.",
     ),
@@ -455,7 +433,7 @@ CHECK_OPTIONS = (
     OVERWRITE,
     KEY,
     click.option(
-        "--name", type=ModelName(),
+        "--name", type=types.ModelName(),
         help="Registered model that the signed verdict is for, in --tracking-uri. Default: none; "
         "gate promote then signs again.",
     ),
@@ -466,17 +444,17 @@ CHECK_OPTIONS = (
     ),
     *CLUSTER,
     click.option(
-        "--pictures", type=PICTURES, multiple=True,
+        "--pictures", type=types.PICTURES, multiple=True,
         help="Pictures (files or folders) for the preprocessing comparison, if the policy has one. "
         "Repeatable.",
     ),
     click.option(
-        "--tensors", type=NAMED_TENSORS, multiple=True, metavar="NAME=FILE.npy",
+        "--tensors", type=types.NAMED_TENSORS, multiple=True, metavar="NAME=FILE.npy",
         help="Tensors that your consumer NAME of that policy made of the pictures, on axis 0, in "
         "their order (folders: by name). Repeatable.",
     ),
     click.option(
-        "--export-record", type=RECORD_FILE, metavar="MODEL.onnx.export.json",
+        "--export-record", type=types.RECORD_FILE, metavar="MODEL.onnx.export.json",
         help="Record that gate export wrote beside the file: lint findings and exporter warnings, "
         "for the policy's export_findings.",
     ),

@@ -209,7 +209,7 @@ class _SlowStepNotice:
         self._timer.start()
 
     def stop(self) -> None:
-        """All is over."""
+        """Cancel the notice of the last step."""
         if self._timer is not None:
             self._timer.cancel()
 

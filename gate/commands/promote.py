@@ -14,21 +14,9 @@ from urllib.parse import quote
 import click
 
 from gate.commands import click_types as types
-from gate.commands import options
+from gate.commands import loaders, options
 from gate.commands.ci_files import VerdictCommand
 from gate.commands.evaluate import open_runs
-from gate.commands.loaders import (
-    LedgerOptions,
-    ReleaseVerifier,
-    ReportLocation,
-    change_against,
-    local_keys,
-    named_state,
-    signatory,
-    signer_texts,
-    with_writing,
-    written_ledger,
-)
 from gate.commands.options import tracking_uri as uri_of
 from gate.commands.progress import spinner
 from gate.commands.result import CommandResult, ExitCode, machine_options, print_lines
@@ -257,7 +245,7 @@ def command(
     run_id: str | None,
     tracking_uri: str | None,
     experiment: str | None,
-    **place: Unpack[LedgerOptions],
+    **place: Unpack[loaders.LedgerOptions],
 ) -> CommandResult:
     """Make the judged MODEL.onnx the champion in the registry, if its decision is a PASS.
 
@@ -291,19 +279,23 @@ def command(
     for folder in (report, twin_report):
         if folder is not None:
             refuse_links(folder)
-    trust = local_keys().trust(place["trust"], key=place["key"])
-    about = ReportLocation(model, report, golden)
+    trust = loaders.local_keys().trust(place["trust"], key=place["key"])
+    about = loaders.ReportLocation(model, report, golden)
     judged = about.evaluated_file()
     evidence, decision = judged.evidence, judged.decision
     judge = Policy.from_file(policy) if policy is not None else about.policy(decision)
     submits, registry = is_handed_in(judge, handing_in), MlflowRegistry(uri)
     # A submission does not write to the ledger, so that no write access is required there.
-    ledger = Ledger(named_state(place["state"])) if submits else written_ledger(place)
-    vouched = ReleaseVerifier(
+    ledger = (
+        Ledger(loaders.named_state(place["state"])) if submits else loaders.written_ledger(place)
+    )
+    vouched = loaders.ReleaseVerifier(
         RegisteredModel(registry, ledger, name),
         trust,
         about,
-        ReportLocation(twin, twin_report) if twin is not None and twin_report is not None else None,
+        loaders.ReportLocation(twin, twin_report)
+        if twin is not None and twin_report is not None
+        else None,
     )
     if evidence.source.preprocess_sha256 is not None and preprocessing is None:
         raise click.UsageError(
@@ -331,7 +323,7 @@ def command(
     else:
         checked = verified.release
     again = checked.decision
-    change = load_change(report, evidence) or change_against(
+    change = load_change(report, evidence) or loaders.change_against(
         vouched.model, again, evidence, trust=trust
     )
     trend = Trend(rows=change.trend[-MOST_ROWS:])
@@ -373,13 +365,13 @@ def command(
         digest=decision.subject_sha256,
         uri=uri,
         verdict=decision.verdict.value,
-        signed_by=signer_texts(signers),
+        signed_by=loaders.signer_texts(signers),
     )
     return replace(outcome, record=judgment.story)
 
 
 def _verify(
-    vouched: ReleaseVerifier,
+    vouched: loaders.ReleaseVerifier,
     release: Release,
     policy: Policy,
     *,
@@ -414,17 +406,17 @@ def _decided_again(release: Release, policy: Policy) -> Release:
     return replace(release, decision=decision, twin=twin)
 
 
-def _signing(key: str | None, vouched: ReleaseVerifier) -> VerdictSigning | None:
+def _signing(key: str | None, vouched: loaders.ReleaseVerifier) -> VerdictSigning | None:
     """Return the signing of verdicts for this model; None without a key: none is created."""
     from gate.ledger.entry import plain
     from gate.registry.verify_release import VerdictSigning
     from gate.signing.subjects import resource_uri
 
-    signing_key = local_keys().signing_key_if_any(key)
+    signing_key = loaders.local_keys().signing_key_if_any(key)
     if signing_key is None:
         return None
     resource = resource_uri(plain(vouched.model.registry.identity), vouched.model.name)
-    return VerdictSigning(signatory(signing_key), vouched.trust, resource)
+    return VerdictSigning(loaders.signatory(signing_key), vouched.trust, resource)
 
 
 def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
@@ -443,7 +435,7 @@ def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
 @click.option("--reason", default="asked for on the command line", help="Kept in the ledger.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @options.policy_option("Which names the reviewers' tag, if that is another one than gate.review.")
-@with_writing
+@loaders.with_writing
 @options.TRACKING_URI
 @machine_options
 def rollback_command(
@@ -452,7 +444,7 @@ def rollback_command(
     yes: bool,
     policy: Path | None,
     tracking_uri: str | None,
-    **place: Unpack[LedgerOptions],
+    **place: Unpack[loaders.LedgerOptions],
 ) -> CommandResult:
     """Point the alias 'champion' of the registered MODEL at the version of 'previous'.
 
@@ -475,7 +467,7 @@ def rollback_command(
                 "the rollback must be confirmed, and this is no terminal: add --yes."
             )
         click.confirm(f"Put the previous version of '{model}' into service?", abort=True, err=True)
-    uri, written = uri_of(tracking_uri), written_ledger(place)
+    uri, written = uri_of(tracking_uri), loaders.written_ledger(place)
     rule = None if policy is None else ReviewSettings.of(Policy.from_file(policy))
     check_server(uri)
     with spinner("rolling back"):

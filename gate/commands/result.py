@@ -56,7 +56,7 @@ class Dispatch(click.Command):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """That of the subcommand, if the first argument names one."""
+        """Return the context of the subcommand, if the first argument names one."""
         if args and args[0] in self.subcommands:
             module, _, name = self.subcommands[args[0]].partition(":")
             found: click.Command = getattr(importlib.import_module(module), name)
@@ -239,7 +239,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """What the function returns. Fails with its message."""
+        """Return the result of the function. Fails with its message."""
         try:
             return self._parse(str(value))
         except ValueError as error:

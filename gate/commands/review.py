@@ -144,7 +144,7 @@ class _Signing:
 
     @property
     def refused_before(self) -> str | None:
-        """Which tag says that the version was refused before it was signed; None: none."""
+        """Return the tag by which the version was refused before it was signed, or None."""
         from gate.policy.sections import ReviewTag
         from gate.registry.interface import Tag
         from gate.registry.reviews import rejects

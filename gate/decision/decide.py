@@ -32,7 +32,7 @@ from gate.storage.record import Record, Sha256, added_field
 def iter_checks(
     policy: Policy, evidence: Evidence, compared: ChampionComparison | None = None
 ) -> Iterator[CheckResult]:
-    """All checks, in the order in which people should read them.
+    """Yield all checks, in the order in which people should read them.
 
     It does not follow the order in the policy's file, which is no part of the policy's digest.
     """

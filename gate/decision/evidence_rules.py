@@ -207,13 +207,10 @@ def _identity_problems(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Pro
     """Yield in what it is another runtime than the policy's of this name."""
     wanted, identity = policy.runtimes[runtime.runtime], runtime.identity
     kind = runtime.runtime if runtime.runtime in OWN else wanted.kind or runtime.runtime
-    if runtime.runtime in RUNTIMES:
-        options = identity.options if identity else {}
-    elif identity is None:
+    if identity is None and runtime.runtime not in RUNTIMES:
         yield {"code": "unknown_kind", "wanted": kind}
         return
-    else:
-        options = identity.options
+    options = identity.options if identity else {}
     if identity is not None and identity.kind != kind:
         yield {"code": "other_kind", "kind": identity.kind, "wanted": kind}
     if options != wanted.options:

@@ -93,7 +93,8 @@ def parity(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
 def _measured(
     section: PreprocessingPolicy, evidence: Evidence, recorded: PreprocessingParity | None
 ) -> CheckResult:
-    """It was measured, for this model's spec, against the training side, on enough pictures."""
+    """Check that it was measured for this model's spec, against the training side, on enough
+    pictures."""
     problems: list[Problem] = []
     if recorded is None:
         problems.append({"code": "preprocessing_unmeasured"})

@@ -81,7 +81,7 @@ class ChampionComparison(Record):
 
     @property
     def is_same_file(self) -> bool:
-        """Whether the new file is what serves."""
+        """Return whether the new file is the one that serves."""
         return self.sha256 == self.subject_sha256
 
     @property
@@ -93,7 +93,7 @@ class ChampionComparison(Record):
         return new / old if new > 0.0 and 0.0 < old < math.inf else math.nan
 
     def answers(self, output: str) -> ChampionAnswers | None:
-        """Those of an output, by its name."""
+        """Return the answers of an output, by its name."""
         return next((answers for answers in self.outputs if answers.name == output), None)
 
 

@@ -461,7 +461,7 @@ def differences(old: Environment, new: Environment) -> Iterator[Difference]:
 
 
 def _flags(one: Environment, other: Environment) -> str:
-    """Those that only `one` has, then that it lacks what only the other has."""
+    """Return the instruction sets that only `one` has, then those that it lacks."""
     mine, others = set(one.cpu_flags or ()), set(other.cpu_flags or ())
     lacking = sorted(others - mine)
     parts = [*sorted(mine - others), *([f"no {', '.join(lacking)}"] if lacking else [])]

@@ -132,7 +132,7 @@ class VersionSize(Record):
 
     @property
     def most_bytes(self) -> int:
-        """That may come of it now."""
+        """Return the largest size that the version may have now."""
         return self.size_bytes + _MORE_BYTES
 
     def check(self, size_bytes: int, files: int) -> None:

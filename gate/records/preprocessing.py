@@ -140,7 +140,7 @@ class ConsumerParity(Record):
 
     @property
     def not_measured(self) -> str | None:
-        """Why it never ran; None: it did."""
+        """Return why it never ran, or None if it did."""
         return self.incapable or self.unavailable
 
     def within(self, bound: float) -> bool:
