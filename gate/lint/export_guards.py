@@ -40,7 +40,7 @@ def only_guards(body: Sequence[ast.stmt]) -> bool:
     """True if these statements raise, warn or log, and change nothing that is returned."""
     nodes = [node for statement in body for node in ast.walk(statement)]
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-    in_place = any(isinstance(call, ast.Attribute) and _is_in_place(call.attr) for call in calls)
+    in_place = any(isinstance(call, ast.Attribute) and _mutates(call.attr) for call in calls)
     return not in_place and not any(isinstance(node, _CHANGES) for node in nodes)
 
 
@@ -140,12 +140,12 @@ def _is_inner_store(part: ast.AST, owner: str) -> bool:
     return False
 
 
-def _is_in_place(method: str) -> bool:
+def _mutates(method: str) -> bool:
     return method.endswith("_") and not method.endswith("__")
 
 
 def _is_mutator(method: str) -> bool:
-    return method in _MUTATORS or _is_in_place(method)
+    return method in _MUTATORS or _mutates(method)
 
 
 def _roots(target: ast.expr, owner: str) -> Iterator[str]:

@@ -657,7 +657,9 @@ def _cdist(
     compute_mode: str = "",  # noqa: ARG001 - the parameters are those of torch
 ) -> torch.Tensor:
     """Compute distances of any order, of which exporters forget the absolute value."""
-    return torch.linalg.vector_norm(x[..., :, None, :] - y[..., None, :, :], ord=p, dim=-1)
+    apart = x[..., :, None, :] - y[..., None, :, :]
+    distances: torch.Tensor = torch.linalg.vector_norm(apart, ord=p, dim=-1)
+    return distances
 
 
 def _logaddexp(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

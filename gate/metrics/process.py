@@ -260,7 +260,7 @@ class _Batch(NamedTuple):
     """The outputs of all sides for some samples."""
 
     start: int
-    count: int
+    samples: int
     sides: list[str]
     arrays: dict[str, Any]
     """By side and output."""
@@ -273,12 +273,12 @@ class _Batch(NamedTuple):
     def can_follow(self, other: _Batch) -> bool:
         """Return whether both can be sent as one: the next samples, with outputs that differ in
         nothing but their number."""
-        return other.start + other.count == self.start and other.kinds() == self.kinds()
+        return other.start + other.samples == self.start and other.kinds() == self.kinds()
 
     def kinds(self) -> list[Any] | None:
         """Return names, dtypes and shapes of outputs per sample; None: not all are per sample."""
         arrays = self.arrays.items()
-        if not all(array.shape[:1] == (self.count,) for _, array in arrays):
+        if not all(array.shape[:1] == (self.samples,) for _, array in arrays):
             return None
         return [(name, array.dtype, array.shape[1:]) for name, array in arrays]
 
@@ -319,7 +319,7 @@ class MetricRun:
         if self._waiting and not batch.can_follow(self._waiting[-1]):
             self.flush()
         self._waiting.append(batch)
-        samples, size = sum(each.count for each in self._waiting), len(self._waiting) * batch.size
+        samples, size = sum(each.samples for each in self._waiting), len(self._waiting) * batch.size
         if batch.kinds() is None or samples >= _MESSAGE_SAMPLES or size >= _MESSAGE_BYTES:
             self.flush()
 
@@ -329,7 +329,7 @@ class MetricRun:
         if not batches:
             return
         first = batches[0]
-        counts = [batch.count for batch in batches]
+        counts = [batch.samples for batch in batches]
         labels = self._annotations.rows(first.start, first.start + sum(counts))
         open_ones = [metric for metric in self._metrics if metric.name not in self.failures]
         builtin = [metric for metric in open_ones if metric.is_builtin]
