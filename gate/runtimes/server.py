@@ -22,7 +22,7 @@ from gate.records.evidence import BatchAxes, TensorSpec
 from gate.records.runtime import SERVER, RuntimeName
 from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
 from gate.runtimes.v2_http import HttpClient
-from gate.runtimes.v2_protocol import DATATYPES, Answer, Client, ServerOptions
+from gate.runtimes.v2_protocol import DATATYPES, Client, InferenceResponse, ServerOptions
 from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.digest import Digest
 
@@ -247,7 +247,7 @@ class ServerSession(Session):
             arrays.append(array)
         return arrays
 
-    def _check_answer(self, answer: Answer, identity: str) -> None:
+    def _check_answer(self, answer: InferenceResponse, identity: str) -> None:
         """Raise EvidenceError for an answer of another request, model or version."""
         if answer.identity not in (None, "", identity):
             raise EvidenceError(

@@ -19,7 +19,7 @@ from gate.errors import EvidenceError, RuntimeUnusable
 from gate.runtimes.v2_protocol import (
     DATATYPES,
     MOST_BYTES,
-    Answer,
+    InferenceResponse,
     ServerOptions,
     certificates_problem,
     read_outputs,
@@ -96,7 +96,7 @@ class GrpcClient:
             "parameters": _parameters(answer),
         }
 
-    def infer(self, batch: Batch, identity: str) -> Answer:
+    def infer(self, batch: Batch, identity: str) -> InferenceResponse:
         """Return the outputs for a batch. Raises EvidenceError where the server refuses it."""
         inputs, contents = [], []
         for name, values in batch.items():
@@ -117,7 +117,7 @@ class GrpcClient:
             raw_input_contents=contents,
         )
         answer = self._call("ModelInfer", request, service_pb2.ModelInferResponse)
-        return Answer(
+        return InferenceResponse(
             answer.id,
             answer.model_name or None,
             answer.model_version,

@@ -19,7 +19,7 @@ from gate.errors import EvidenceError, RuntimeUnusable
 from gate.runtimes.v2_protocol import (
     DATATYPES,
     MOST_BYTES,
-    Answer,
+    InferenceResponse,
     ServerOptions,
     certificates_problem,
     read_outputs,
@@ -134,7 +134,7 @@ class HttpClient:
         """Return the metadata of the model."""
         return self.get(self._options.url.rstrip("/"))
 
-    def infer(self, batch: Batch, identity: str) -> Answer:
+    def infer(self, batch: Batch, identity: str) -> InferenceResponse:
         """Return the outputs for a batch."""
         header, data = self._encoded(batch, identity)
         headers = {"Content-Type": "application/json"}
@@ -179,7 +179,7 @@ class HttpClient:
             outputs = [{**each, "parameters": {"binary_data": True}} for each in outputs]
         return json.dumps({"id": identity, "inputs": inputs, "outputs": outputs}).encode(), data
 
-    def _parsed(self, headers: Mapping[str, str], body: bytes) -> Answer:
+    def _parsed(self, headers: Mapping[str, str], body: bytes) -> InferenceResponse:
         url = self._options.url
         length = headers.get(_HEADER_LENGTH)
         try:
@@ -200,7 +200,7 @@ class HttpClient:
         outputs = read_outputs(url, tensors())
         if rest:
             raise RuntimeUnusable(f"{url} answered with {len(rest)} bytes too many.")
-        return Answer(
+        return InferenceResponse(
             answer.get("id"), answer.get("model_name"), str(answer.get("model_version") or ""),
             outputs,
         )  # fmt: skip

@@ -111,7 +111,7 @@ class ServerOptions(BaseModel):
 
 
 @dataclass(frozen=True)
-class Answer:
+class InferenceResponse:
     """What a server answered to one request."""
 
     identity: str | None
@@ -139,7 +139,7 @@ class Client(Protocol):
         """Return the metadata of the model."""
         ...
 
-    def infer(self, batch: Batch, identity: str) -> Answer:
+    def infer(self, batch: Batch, identity: str) -> InferenceResponse:
         """Return the outputs for a batch. Raises EvidenceError where the server refuses it."""
         ...
 
