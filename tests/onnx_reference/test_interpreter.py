@@ -173,6 +173,19 @@ def test_equal_elements_keep_their_order_in_top_k() -> None:
     np.testing.assert_array_equal(made[1], expected[1])
 
 
+def test_unsorted_top_k_has_the_order_of_onnx_runtime() -> None:
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 13]>
+        g (float[4,20] x) => (float[4,12] most, int64[4,12] at) {
+            k = Constant <value_ints = [12]> () most, at = TopK <sorted = 0> (x, k) }""")
+    x = floats(4, 20)
+    made, expected = both(proto, x)
+    with torch.no_grad():
+        wide = OnnxReference(proto).double().compute([torch.from_numpy(x).double()])
+    for one, double, other in zip(made, wide, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(double.numpy(), other)
+
+
 def test_a_function_of_the_file_is_computed() -> None:
     proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
         g (float[3] x) => (float[3] y) { y = own.twice (x) }
