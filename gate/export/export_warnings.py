@@ -110,7 +110,7 @@ _IN_TORCH = "torch/"
 
 _HARMLESS = (
     "no signature found",  # a traced module has none; inputs are positional
-    "Constant folding",  # an optimisation that was left out
+    "Constant folding",  # an optimization that was left out
     "Provided key",  # a name of dynamic_axes that another rung names differently
     "# The axis name",  # an axis of two inputs has one name, as it should
 )

@@ -114,7 +114,7 @@ def verify_golden(
     release, that each part is and does. What its chain makes of them is code, and is not run.
 
     `sha256` and `golden_sha256`: the digests that the file and golden.json must have, compared
-    before either is parsed. Runs ONNX Runtime on the CPU with all optimisations. Whatever is wrong
+    before either is parsed. Runs ONNX Runtime on the CPU with all optimizations. Whatever is wrong
     with the file is a returned result that did not pass: another digest, a file that does not load,
     missing or extra outputs, other shapes or dtypes, NaN, values beyond their tolerance.
 

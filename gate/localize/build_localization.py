@@ -163,7 +163,7 @@ def build_localization(
     rows += _outputs(measured, limits, exchanged, has_source=bool(causes))
     outcome = list(_sources(divergences) if divergences else _whole(measured, limits, rows))
     # With optimizations off no optimizer runs, so none can be at fault.
-    optimiser = limits.level != OFF and limits.is_optimiser(measured.whole)
+    optimiser = limits.level != OFF and limits.is_optimizer(measured.whole)
     if divergences and optimiser:
         outcome.append({"code": "unoptimized_agrees"})
     if measured.noise_unmeasured is not None:
@@ -358,9 +358,9 @@ def _sources(causes: list[LayerFault]) -> Iterator[Detail]:
 
 def _whole(measured: Measured, limits: DeviationLimits, rows: list[LayerRow]) -> Iterator[Detail]:
     """Yield the details of a file in which no single layer is wrong."""
-    optimised, plain = measured.whole["ORT_ENABLE_ALL"], measured.whole["ORT_DISABLE_ALL"]
+    optimized, plain = measured.whole["ORT_ENABLE_ALL"], measured.whole["ORT_DISABLE_ALL"]
     agrees = {"code": "unoptimized_agrees" if limits.agrees(plain) else "unoptimized_differs"}
-    failure = next((output.failure for output in optimised.values() if output.failure), None)
+    failure = next((output.failure for output in optimized.values() if output.failure), None)
     if not limits.agrees(measured.marked):
         ratio = worst(measured.marked)
         if not math.isfinite(ratio):
@@ -377,8 +377,8 @@ def _whole(measured: Measured, limits: DeviationLimits, rows: list[LayerRow]) ->
     elif failure is not None:
         yield {"code": "session_fails", "failure": failure}
         yield agrees
-    elif not limits.agrees(optimised):
-        yield {"code": "fused", "ratio": worst(optimised)}
+    elif not limits.agrees(optimized):
+        yield {"code": "fused", "ratio": worst(optimized)}
         yield agrees
     elif not limits.agrees(plain):
         yield {"code": "only_unoptimized", "ratio": worst(plain)}

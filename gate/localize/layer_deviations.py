@@ -229,10 +229,10 @@ class Measuring:
         layout: ValueLayout,
         setup: OrtSetup,
         *,
-        optimised: OrtSetup,
+        optimized: OrtSetup,
     ) -> None:
-        """`setup`: of the layers; `optimised`: of the file as it is, with optimizations on."""
-        self._optimised = optimised
+        """`setup`: of the layers; `optimized`: of the file as it is, with optimizations on."""
+        self._optimized = optimized
         self._bench = bench
         self._survey = survey
         self._layout = layout
@@ -284,7 +284,7 @@ class Measuring:
                 measured.whole[level] = measured.marked
                 continue
             whole = measured.whole[level] = {name: Deviation() for name in self._returned}
-            setup = self._optimised if doubted else self._setup.plain
+            setup = self._optimized if doubted else self._setup.plain
             try:
                 run = SubgraphSession(self._bench.graph.marked(()), setup)
             except GateError:
@@ -422,7 +422,7 @@ class DeviationLimits:
         enabled = self.setup.optimization != "ORT_DISABLE_ALL"
         return "ORT_ENABLE_ALL" if enabled else "ORT_DISABLE_ALL"
 
-    def is_optimiser(self, whole: Mapping[Level, Mapping[str, Deviation]]) -> bool:
+    def is_optimizer(self, whole: Mapping[Level, Mapping[str, Deviation]]) -> bool:
         """Return True if the file as it is agrees with optimizations off, and not with them on, by
         more than the limit lies between the two."""
         return self.relaxed_limit(whole, refused=False) is not None

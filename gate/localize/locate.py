@@ -228,13 +228,13 @@ def _measured(
     attempts = [(some, each) for some in benches for each in setups]
     for some, each in attempts[:-1]:
         try:
-            return Measuring(some, survey, layout, each, optimised=setup.optimised).run()
+            return Measuring(some, survey, layout, each, optimized=setup.optimized).run()
         except GateError:
             raise
         except Exception:  # of ONNX Runtime, without a common base
             _steps.debug("comparing layers again, in another way")
     some, each = attempts[-1]
-    return Measuring(some, survey, layout, each, optimised=setup.optimised).run()
+    return Measuring(some, survey, layout, each, optimized=setup.optimized).run()
 
 
 def _blame(
@@ -359,7 +359,7 @@ def _of_broken(case: MeasurementJob, evidence: Evidence) -> LayerComparison | No
     Return None where the optimizations are not the cause, because then the error of the runtime is
     more informative.
     """
-    runtime = next((r for r in evidence.runtimes if _breaks_optimised(case, evidence, r)), None)
+    runtime = next((r for r in evidence.runtimes if _breaks_optimized(case, evidence, r)), None)
     if runtime is None:
         return None
     try:
@@ -442,7 +442,7 @@ def _worst_sample(
     return int(apart.argmax())
 
 
-def _breaks_optimised(case: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
+def _breaks_optimized(case: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
     """Return whether ONNX Runtime fails there with optimizations on, and nowhere with them off."""
     setup = ort_setup(case.policy, runtime.runtime)
     if setup is None or setup == setup.plain or not runtime.failure:

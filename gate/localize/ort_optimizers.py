@@ -550,7 +550,7 @@ def tried(inquiry: Mapping[str, Any], places: _Places, folder: str) -> dict[str,
     right = _read(places, Path(folder))
     trials = OptimizerTrials(
         given.candidate,
-        given.limits.setup.optimised,
+        given.limits.setup.optimized,
         OutputJudge(right, given.limits, bound=given.bound),
         threads=given.threads,
         deterministic=given.deterministic,

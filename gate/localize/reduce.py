@@ -355,7 +355,7 @@ class _Finder:
 
     def _optimizer(self, indices: Sequence[int] | None = None) -> ReducedFailure | None:
         """The fewest nodes that optimizations change."""
-        setup = self._limits.setup.optimised
+        setup = self._limits.setup.optimized
         for batch in self._batches():
             values = self._plain_values(batch, setup.plain)
             if values is None:

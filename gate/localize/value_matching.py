@@ -144,7 +144,7 @@ class UnmatchedTensors:
             self.names.add(tensor.name)
             self._by_name.pop(tensor.name, None)
 
-    def neighbours(self, value: ComputedValue) -> tuple[int, float]:
+    def neighbors(self, value: ComputedValue) -> tuple[int, float]:
         """Places of the tensors of the values before and behind."""
         before = [t.place for number, t in self.taken.items() if number < value.number]
         behind = [t.place for number, t in self.taken.items() if number > value.number]
@@ -375,7 +375,7 @@ class ValueMatcher:
     def _likely(self, value: ComputedValue, free: UnmatchedTensors) -> Tensor | None:
         """Return the free tensor with the highest score, if one is above 0."""
         best, most = None, 0.0
-        after, until = free.neighbours(value)
+        after, until = free.neighbors(value)
         predecessors = self.before(value, free.taken)
         got = {free.taken[number].name for number in predecessors or ()}
         constant = value.number in self.constants()

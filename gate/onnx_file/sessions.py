@@ -278,7 +278,7 @@ def quiet_run() -> Any:
 
 
 def open_on_cpu(model: bytes | Path) -> Any:
-    """A session as a consumer opens it: on the CPU, all optimisations on. A path where the file
+    """A session as a consumer opens it: on the CPU, all optimizations on. A path where the file
     has external data. Raises whatever ONNX Runtime raises."""
     given = model if isinstance(model, bytes) else str(model)
     return create_session(given, providers=[CPU_PROVIDER], options=quiet_options())

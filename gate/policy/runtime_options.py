@@ -165,7 +165,7 @@ class OrtSetup:
         return self.provider == CUDA_PROVIDER
 
     @property
-    def optimised(self) -> Self:
+    def optimized(self) -> Self:
         """Return the setup with its optimizations; with all of them where none is on."""
         return self if self != self.plain else replace(self, optimization="ORT_ENABLE_ALL")
 

@@ -44,7 +44,7 @@ class ModelFile:
 
 
 class Classifier:
-    """An ONNX classifier in ONNX Runtime on the CPU, optimised, one picture at a time."""
+    """An ONNX classifier in ONNX Runtime on the CPU, optimized, one picture at a time."""
 
     def __init__(self, path: Path) -> None:
         """Raises OnnxFileError where the file can't be opened, InputMismatch where it has several

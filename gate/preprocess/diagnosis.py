@@ -157,32 +157,32 @@ def _geometries(
 def _scaled(values: Values, spec: PreprocessSpec) -> Iterator[tuple[tuple[str, ...], Values]]:
     low, high = spec.value_range
     scaled = low + values * ((high - low) / 255.0)
-    yield (), _normalised(scaled, spec)
+    yield (), _normalized(scaled, spec)
     if spec.dtype == "uint8":
         return
     if spec.mean is not None:
         yield (NO_MEAN_STD,), scaled
         if len(set(zip(spec.mean, spec.std or (), strict=False))) > 1:
-            yield (SWAPPED_MEAN,), _normalised(scaled[..., ::-1], spec)[..., ::-1]
+            yield (SWAPPED_MEAN,), _normalized(scaled[..., ::-1], spec)[..., ::-1]
     if high == 1:
         other = 2.0 * scaled - 1.0 if low == 0 else (scaled + 1.0) / 2.0
-        yield (SCALE_255,), _normalised(values, spec)
-        yield (SCALE_TWICE,), _normalised(scaled / 255.0, spec)
-        yield (OTHER_RANGE,), _normalised(other, spec)
+        yield (SCALE_255,), _normalized(values, spec)
+        yield (SCALE_TWICE,), _normalized(scaled / 255.0, spec)
+        yield (OTHER_RANGE,), _normalized(other, spec)
         if spec.mean is not None:
             yield (SCALE_255, NO_MEAN_STD), values
             yield (OTHER_RANGE, NO_MEAN_STD), other
 
 
-def _normalised(values: Values, spec: PreprocessSpec) -> Values:
+def _normalized(values: Values, spec: PreprocessSpec) -> Values:
     if spec.mean is None or spec.std is None:
         return values
-    normalised: Values = (values - np.array(spec.mean)) / np.array(spec.std)
-    return normalised
+    normalized: Values = (values - np.array(spec.mean)) / np.array(spec.std)
+    return normalized
 
 
 DIGITS = 3
-"""Of a step: below that lies the rounding of float32 normalisation."""
+"""Of a step: below that lies the rounding of float32 normalization."""
 
 ROUNDING = 1.0
 """Steps: what is within it needs no cause, integer pixels round to one side or the other."""

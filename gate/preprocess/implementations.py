@@ -176,7 +176,7 @@ def opencv_preprocess(pixels: Pixels, spec: PreprocessSpec, *, area: bool) -> Te
     if spec.channels == "rgb":
         picture = cv2.cvtColor(np.ascontiguousarray(picture), cv2.COLOR_BGR2RGB)
     if spec.dtype != "uint8":
-        picture = _normalised(picture, spec)
+        picture = _normalized(picture, spec)
     if spec.layout == "nchw":
         picture = picture.transpose(2, 0, 1)
     tensor: Tensor = np.ascontiguousarray(picture, dtype=spec.dtype)
@@ -197,7 +197,7 @@ def _interpolation(resize: Resize, *, area: bool) -> int:
     return int(cv2.INTER_LINEAR if resize.mode == "bilinear" else cv2.INTER_CUBIC)
 
 
-def _normalised(picture: Any, spec: PreprocessSpec) -> Any:
+def _normalized(picture: Any, spec: PreprocessSpec) -> Any:
     values = picture.astype(np.float32)
     low, high = spec.value_range
     if high == 1:
@@ -302,7 +302,7 @@ def _resized(image: Any, spec: PreprocessSpec, *, antialias: bool) -> Any:
 
     if spec.resize is None:
         return image
-    # torch's own 'nearest' has no half-pixel centres.
+    # torch's own 'nearest' has no half-pixel centers.
     mode = "NEAREST_EXACT" if spec.resize.mode == "nearest" else spec.resize.mode.upper()
     side = spec.resize.shortest_side
     return functional.resize(

@@ -159,7 +159,7 @@ def _resize(graph: _Graph, resize: Resize, coordinates: Coordinates) -> None:
 def _crop(graph: _Graph, crop: tuple[int, int]) -> None:
     sides = graph.constant(crop, np.int64)
     rest = graph.node("Cast", [graph.node("Sub", [graph.size(), sides])], to=TensorProto.FLOAT)
-    # Round goes to the even neighbour, as Python's does.
+    # Round goes to the even neighbor, as Python's does.
     half = graph.node("Round", [graph.node("Mul", [rest, graph.constant(0.5, np.float32)])])
     start = graph.node("Cast", [half], to=TensorProto.INT64)
     end = graph.node("Add", [start, sides])

@@ -52,12 +52,12 @@ def _sampled(lines: RustImageFloats, outputs: int, mode: Mode) -> RustImageFloat
     ratio = f32(inputs) / f32(outputs)
     scale = max(ratio, f32(1.0))
     support = f32(_SUPPORT[mode]) * scale
-    centre = (np.arange(outputs, dtype=np.float32) + f32(0.5)) * ratio
-    left = np.clip(np.floor(centre - support).astype(np.int64), 0, inputs - 1)
-    right = np.clip(np.ceil(centre + support).astype(np.int64), left + 1, inputs)
+    center = (np.arange(outputs, dtype=np.float32) + f32(0.5)) * ratio
+    left = np.clip(np.floor(center - support).astype(np.int64), 0, inputs - 1)
+    right = np.clip(np.ceil(center + support).astype(np.int64), left + 1, inputs)
     taps = left[:, None] + np.arange(int((right - left).max()))
     weights = _rust_image_kernel(
-        (taps.astype(np.float32) - (centre - f32(0.5))[:, None]) / scale, mode
+        (taps.astype(np.float32) - (center - f32(0.5))[:, None]) / scale, mode
     )
     weights = np.where(taps < right[:, None], weights, f32(0.0))
     total = np.zeros(outputs, np.float32)

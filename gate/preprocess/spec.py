@@ -231,7 +231,7 @@ def to_tensor(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
     import numpy as np
 
     ordered = pixels[..., ::-1] if spec.channels == "bgr" else pixels
-    values: Tensor = ordered if spec.dtype == "uint8" else _normalised(ordered, spec)
+    values: Tensor = ordered if spec.dtype == "uint8" else _normalized(ordered, spec)
     if spec.layout == "nchw":
         values = values.transpose(2, 0, 1)
     return np.ascontiguousarray(values, dtype=spec.dtype)
@@ -257,7 +257,7 @@ def to_pixels(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
     return values[..., ::-1] if spec.channels == "bgr" else values
 
 
-def _normalised(pixels: Pixels, spec: PreprocessSpec) -> NDArray[np.float32]:
+def _normalized(pixels: Pixels, spec: PreprocessSpec) -> NDArray[np.float32]:
     import numpy as np
 
     values = pixels.astype(np.float32)

@@ -326,25 +326,25 @@ class NamedOrt(_OnnxRuntime):
 
 
 class OrtCpu(NamedOrt):
-    """The CPU, optimisations off: the export alone."""
+    """The CPU, optimizations off: the export alone."""
 
     name = "ort-cpu"
 
 
 class OrtCpuOptimized(NamedOrt):
-    """The CPU, all optimisations: as it is served."""
+    """The CPU, all optimizations: as it is served."""
 
     name = "ort-cpu-optimized"
 
 
 class OrtCuda(NamedOrt):
-    """CUDA, optimisations off."""
+    """CUDA, optimizations off."""
 
     name = "ort-cuda"
 
 
 class OrtCudaOptimized(NamedOrt):
-    """CUDA, all optimisations."""
+    """CUDA, all optimizations."""
 
     name = "ort-cuda-optimized"
 

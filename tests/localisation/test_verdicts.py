@@ -147,11 +147,11 @@ def test_when_optimisations_are_in_doubt(off, on, refused, doubted):
 def test_no_optimiser_is_at_fault_alone_where_it_is_refused_without_them_too(off, on):
     limits = dataclasses.replace(limits_of("ort-cpu-optimized"), plain_refused=True)
     assert limits.relaxed_limit(whole(off, on), refused=True) is None
-    assert not limits.is_optimiser(whole(off, on))
+    assert not limits.is_optimizer(whole(off, on))
 
 
 def test_a_limit_between_both_makes_no_optimiser():
-    assert not limits_of("ort-cpu-optimized").is_optimiser(whole(7.9, 8.1))
+    assert not limits_of("ort-cpu-optimized").is_optimizer(whole(7.9, 8.1))
 
 
 def test_a_policy_that_refused_a_runtime_without_optimisations_doubts_none():
