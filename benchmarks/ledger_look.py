@@ -20,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gate.deploy.store import ModelStore
-from gate.ledger.entry import LedgerEntry
-from gate.ledger.ledger import Ledger, StoredHead, insert
+from gate.ledger.entry import LedgerEntry, Row
+from gate.ledger.ledger import Ledger, StoredHead, insert, sign
 from gate.registry.registered_model import Reading
 from gate.service.reconciler import HEAD_FILE, Reconciler
-from gate.storage.digest import Digest
+from gate.storage.digest import Digest, canonical_json
 from tests.registry.releases import NAME
 from tests.service.places import AUTOMATIC, Place
 
@@ -78,8 +78,8 @@ class Bench:
         self.nothing_new()
 
     def _made(self) -> Reconciler:
-        seen_by = [StoredHead(self.store.root / HEAD_FILE, place="the store")]
-        ledger = Ledger(self.place.ledger.state, keepers=seen_by)
+        stored = StoredHead(self.store.root / HEAD_FILE, place="the store")
+        ledger = Ledger(self.place.ledger.state, stored_head=stored)
         return Reconciler(
             self.place.registry, ledger, AUTOMATIC, store=self.store, reading=Reading()
         )
@@ -102,11 +102,11 @@ def fill(ledger: Ledger, lines: int) -> None:
                 "parent": parent,
             }
         )
-        row = ledger.signed(entry, number=number + 1)
-        parent = Digest.of_bytes(row.line)
-        rows.append(row)
+        line = canonical_json(entry.to_plain())
+        parent = Digest.of_bytes(line)
+        rows.append(Row(number + 1, line, sign(line, ledger.key)))
     with ledger.state.writing() as connection:
-        ledger.prepare(connection)
+        ledger.state.make_tables(connection)
         insert(connection, rows)
 
 

@@ -90,5 +90,5 @@ def _measured_before(
     if found is None or found.state != "compared" or decision.evidence_sha256 != evidence.digest():
         return None
     same = (found.version, found.sha256) == (champion.version, champion.sha256)
-    noted = ComparedWith.of(decision)
+    noted = ComparedWith.from_decision(decision)
     return found if same and any(line.compared_with == noted for line in history.entries) else None

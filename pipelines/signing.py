@@ -56,7 +56,7 @@ def measured_statement(path: Path) -> SignedStatement:
         data = read_untrusted(path, limit=ENVELOPE_LIMIT)
     except (EvidenceError, DigestMismatch) as error:
         raise Untrusted(f"what was measured is not signed: {error} Run make repro.") from error
-    return SignedStatement.of(data, what=str(path))
+    return SignedStatement.from_bytes(data, what=str(path))
 
 
 def unvouched(statement: Path, evidence: Path) -> str | None:

@@ -24,7 +24,7 @@ from gate.commands.result import (
 )
 from gate.errors import DigestMismatch, EvidenceError, KeyUnusable, Untrusted
 from gate.storage.files import write_bytes
-from gate.storage.safe_text import make_printable
+from gate.storage.safe_text import make_printable, shorten
 from gate.storage.untrusted_files import read_untrusted
 from gate.storage.workspace import SEPARATOR, ModelKey, current_workspace
 
@@ -63,14 +63,14 @@ def accept_ledger_command(
           --state postgresql://gate@db.internal/gate --key /etc/gate/service.pem
     """
     from gate.ledger.maintenance import accept_rewrite
-    from gate.service.reconciler import keepers
+    from gate.service.reconciler import stored_head
 
     if not reason.strip():
         raise click.BadParameter("say why it is meant.", param_hint="--reason")
     with spinner("asking where the ledger's end is kept"):
-        places = keepers(store)
-        lost = accept_rewrite(loaders.written_ledger(place), places, reason=reason)
-    names = [keeper.location for keeper in places]
+        stored = stored_head(store)
+        lost = accept_rewrite(loaders.written_ledger(place), stored, reason=reason)
+    names = [stored.location]
     return CommandResult(
         ExitCode.DONE,
         {"accepted": bool(lost), "lost": list(lost), "asked": names},
@@ -165,7 +165,7 @@ def history_checkpoint_command(output: Path | None, key: str | None, state: str)
             "there is no key to sign the checkpoint with, and an unsigned one proves nothing. Name "
             "one with --key or GATE_SIGNING_KEY, or make one: gate keys new."
         )
-    checkpoint = Checkpoint.of(loaders.believed_ledger(state))
+    checkpoint = Checkpoint.from_ledger(loaders.believed_ledger(state))
     data = checkpoint.signed(signing_key).data
     if output is not None:
         write_bytes(output, data)
@@ -285,9 +285,9 @@ def _kept(path: Path, ledger: Ledger, trust: Trust) -> Kept:
     from gate.ledger.maintenance import Checkpoint, checkpoint_signers
     from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
 
-    signed = SignedStatement.of(read_untrusted(path, limit=ENVELOPE_LIMIT), what=str(path))
+    signed = SignedStatement.from_bytes(read_untrusted(path, limit=ENVELOPE_LIMIT), what=str(path))
     signers = checkpoint_signers(signed, trust=trust)
-    checkpoint = Checkpoint.read(signed)
+    checkpoint = Checkpoint.from_statement(signed, what="the checkpoint")
     return checkpoint, signers, checkpoint.verify(ledger)
 
 
@@ -514,14 +514,10 @@ def _cells(entry: LedgerEntry, *, several: bool, wide: bool) -> list[str]:
     """Return the cells before the reason."""
     minute = entry.at[:16].replace("T", " ")
     cells = [minute if wide else minute[5:], entry.action]
-    cells += [_cut(entry.key, 20 if wide else 8)] if several else []
+    cells += [shorten(entry.key, 20 if wide else 8)] if several else []
     cells.append(entry.version or "-")
     cells += [entry.sha256.short if entry.sha256 else ""] if wide else []
     return [make_printable(cell) for cell in cells]
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _show_all(lines: list[_Line], console: Console) -> None:

@@ -197,9 +197,6 @@ class ReleasePage:
         write_promotion(page, promotion, model_name=self.model, note=closing)
 
 
-# Its record is on a run of MLflow: that of `gate check --track`, else one of its own.
-
-
 @click.command("promote", cls=VerdictCommand, short_help="Put a judged file into service.")
 @options.MODEL
 @click.option("--name", type=types.ModelName(), required=True, help="The registered model.")

@@ -166,11 +166,11 @@ class _Signing:
         own = self.word == "approved" and key.key_id in measured_by
         if own and not trust.measurer_may_approve:
             refusal: str | None = (
-                f"{key.name} ({key.short}) signed the verdict itself, and can't approve its own"
+                f"{key.label} signed the verdict itself, and can't approve its own"
             )
         else:
             refusal = trust.refusal_of(key, "reviewers", at=datetime.now(UTC))
-        return {"path": str(path), "counts": refusal is None, "why_not": refusal}
+        return {"path": str(path), "counts": not refusal, "why_not": refusal or None}
 
     def lines(self) -> list[str]:
         """Return lines that show what is signed and who signed the verdict.
@@ -190,7 +190,7 @@ class _Signing:
             f"decided at {decision.decided_at}",
             "decision": str(of.decision),
             "vouches": vouching,
-            "you": f"{self.word}, as {self.key.name} ({self.key.short})",
+            "you": f"{self.word}, as {self.key.label}",
         }
         if self.refused_before is not None:
             facts["before"] = (
@@ -242,8 +242,6 @@ def approve_command(**options: Any) -> CommandResult:
 
 
 # A tag alone would do; it is signed so that the ledger says whose no it is.
-
-
 @click.command("reject", short_help="Sign that a version must not serve.")
 @with_options(_OPTIONS)
 @machine_options

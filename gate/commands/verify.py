@@ -58,7 +58,7 @@ def read_statement(path: Path) -> SignedStatement:
     """Open the envelope in a file. Raises Untrusted, StorageError."""
     from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
 
-    return SignedStatement.of(content(path, limit=ENVELOPE_LIMIT), what=path.name)
+    return SignedStatement.from_bytes(content(path, limit=ENVELOPE_LIMIT), what=path.name)
 
 
 def content(path: Path, *, limit: int) -> bytes:
@@ -71,10 +71,10 @@ def content(path: Path, *, limit: int) -> bytes:
         raise StorageError(f"cannot read {path}: {error.strerror or error}. Check it.") from error
 
 
-def show(found: VerdictVerification, console: Console) -> None:
+def show(found: VerdictVerification, console: Console, headline: str | None = None) -> None:
     """Print the result for users: the outcome first, then the content of the statement."""
     style = "bold green" if found.trusted else "bold red"
-    print_lines(console, outcome(found), style=style)
+    print_lines(console, headline or outcome(found), style=style)
     show_statement(found, console)
 
 
@@ -113,7 +113,7 @@ def show_statement(found: VerdictVerification, console: Console) -> None:
         for name, fact in facts.items():
             console.print(f"{name:<10}{make_printable(fact)}")
     if found.signers:
-        names = ", ".join(f"{key.name} ({key.short})" for key in found.signers)
+        names = ", ".join(key.label for key in found.signers)
         console.print(f"signed by {make_printable(names)}")
     console.print(f"{'proven':<10}{', '.join(found.checked) or 'nothing'}")
     if found.unchecked:
@@ -186,8 +186,9 @@ def verify_release_command(
             "statement": vouched.to_plain(),
             "problems": vouched.problems,
         }
+        headline = f"FAIL, {outcome(vouched)}: nothing was run"
         return CommandResult(
-            ExitCode.REJECTED, plain, lambda console: _show_unrun(vouched, console)
+            ExitCode.REJECTED, plain, lambda console: show(vouched, console, headline)
         )
     with spinner("computing the golden vectors"):
         result = verify_golden_in_sandbox(model, golden, limits, **digests)
@@ -206,11 +207,6 @@ def verify_release_command(
 
 def _verdict(result: GoldenResult) -> str:
     return "PASS" if result.passed else "FAIL"
-
-
-def _show_unrun(vouched: VerdictVerification, console: Console) -> None:
-    print_lines(console, f"FAIL, {outcome(vouched)}: nothing was run", style="bold red")
-    show_statement(vouched, console)
 
 
 def _show(result: GoldenResult, vouched: VerdictVerification | None, console: Console) -> None:

@@ -52,7 +52,6 @@ from gate.storage.files import sync
 from gate.storage.safe_text import check_name
 
 GOLDEN = "golden"
-
 _CHUNK = 1 << 20
 
 

@@ -39,14 +39,9 @@ from gate.storage.untrusted_files import OURS, read_untrusted
 
 # Starlette's own file response tags a file by its time and size, and answers 304 for bytes that
 # changed within them.
-
-
 IMMUTABLE = "public, max-age=31536000, immutable"
-
 NO_CACHE = "no-cache"
-
 _CHUNK = 1 << 17
-
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})", re.ASCII)
 
 _log = logging.getLogger(__name__)
@@ -200,8 +195,6 @@ def _part(request: Request, *, tag: str, size: int) -> range | None:
 # A file is hashed when it is first asked for, once for all who ask meanwhile, and again when it is
 # not the same any more: other size, place on the disk or times, of which nobody can set the change
 # time. It is read from the descriptor that was compared, and compared again after every part.
-
-
 _TICK_NS = 50_000_000
 """The change time of a file system is as coarse as the tick of its clock, 10 ms at most."""
 
@@ -359,8 +352,6 @@ class VerifiedFiles:
 #
 # The parts of a release have addresses by digest only: a client that requested them by name, one
 # after the other, could get the parts of two releases.
-
-
 _BINARY, _JSON = "application/octet-stream", "application/json"
 
 _TRIES = 3

@@ -12,8 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, Table, create_engine, event, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Engine, create_engine, event, func, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -23,7 +22,6 @@ from gate.storage.files import make_private_file
 from gate.storage.safe_text import redacted, without_passwords
 
 DEFAULT = "sqlite:///.gate/state.db"
-
 _EXPECTED = "the state is sqlite:///FILE, postgresql://USER@HOST/DATABASE, or the path of a FILE"
 
 
@@ -44,11 +42,8 @@ def state_url(text: str) -> str:
 
 
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
-
 _MALFORMED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
 _LOCKED_WORDS = ("database is locked", "database table is locked", "database schema is locked")
-
 _MALFORMED_WORDS = ("disk image is malformed", "file is not a database")
 
 
@@ -149,25 +144,6 @@ def parsed_url(url: str) -> URL:
         raise ServiceError(_UNREADABLE) from error
 
 
-@contextmanager
-def translated(failure: str) -> Iterator[None]:
-    """Raise StateUnavailable for the database's trouble: that `failure` happened, why, and what to
-    do about it."""
-    try:
-        yield
-    except (SQLAlchemyError, sqlite3.Error) as error:  # the second: while it is opened
-        cause = without_passwords(" ".join(str(getattr(error, "orig", None) or error).split()))
-        remedy = WAIT if trouble(error) == "locked" else _LOOK
-        raise StateUnavailable(f"{failure}: {cause[:400]}. {remedy}") from error
-
-
-def insert_new(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that leaves out rows whose key is there."""
-    if connection.dialect.name == "sqlite":
-        return sqlite.insert(table).on_conflict_do_nothing()
-    return postgresql.insert(table).on_conflict_do_nothing()
-
-
 def wait_for_turn(connection: Connection, name: str) -> None:
     """Wait for an advisory lock on `name`, which this transaction holds until it ends.
 
@@ -242,7 +218,6 @@ SCHEMA_VERSION = 2
 """Of the tables below. Version 1 had no `gate_schema`, and kept the pending move in `gate_note`."""
 
 METADATA = sa.MetaData()
-
 VERSIONS = sa.Table("gate_schema", METADATA, sa.Column("version", sa.Integer, primary_key=True))
 
 LINES = sa.Table(
@@ -300,28 +275,24 @@ LONGEST_LEASE_S = 60.0
 def _old_state(connection: sa.Connection) -> str | None:
     """Return what only the program of schema version 1 can finish, and how; None: nothing."""
     tables = sa.inspect(connection).get_table_names()
+
+    def has_row(table: sa.TableClause, *conditions: sa.ColumnElement[bool]) -> bool:
+        found = sa.select(sa.literal(1)).select_from(table).where(*conditions)
+        return connection.execute(found).first() is not None
+
     if "gate_note" in tables:
-        pending = "SELECT 1 FROM gate_note WHERE name LIKE 'move %' AND name NOT LIKE '%.damaged-%'"
-        if connection.exec_driver_sql(pending.replace("%", "%%")).first() is not None:
+        notes, name = sa.table("gate_note"), sa.column("name", sa.String)
+        if has_row(notes, name.like("move %"), name.not_like("%.damaged-%")):
             return "a promotion is unfinished: run gate reconcile MODEL with that version"
-        same = "SELECT 1 FROM gate_note WHERE name = 'same registry'"
-        declared = 'SELECT 1 FROM gate_ledger WHERE line LIKE \'%"action":"same_registry"%\''
-        if (
-            connection.exec_driver_sql(same).first() is not None
-            and connection.exec_driver_sql(declared.replace("%", "%%")).first() is None
-        ):
+        declared = LINES.c.line.like('%"action":"same_registry"%')
+        if has_row(notes, name == "same registry") and not has_row(LINES, declared):
             return (
                 "the addresses of the registry are in no ledger entry: run gate reconcile MODEL "
                 "--same-registry URI with that version"
             )
     if "gate_lock" in tables:
-        now = clock(connection)
-        live = (
-            sa.select(sa.literal(1))
-            .select_from(sa.table("gate_lock"))
-            .where(sa.column("leased_until", sa.Double).between(now, now + LONGEST_LEASE_S))
-        )
-        if connection.execute(live).first() is not None:
+        now, until = clock(connection), sa.column("leased_until", sa.Double)
+        if has_row(sa.table("gate_lock"), until.between(now, now + LONGEST_LEASE_S)):
             return "a promotion is running: wait until it ends"
     return None
 
@@ -335,8 +306,6 @@ def clock(connection: sa.Connection) -> Any:
 
 # A SQLite file, or PostgreSQL for several hosts. The first writer creates the file, and the same
 # object never creates it again: where it was removed since, nothing can be written.
-
-
 class StateDatabase:
     """One database. Its connections are closed when the object is no longer used."""
 
@@ -374,7 +343,7 @@ class StateDatabase:
                 )
             LOCKS.drop(connection, checkfirst=True)
         METADATA.create_all(connection)
-        connection.execute(insert_new(connection, VERSIONS).values(version=SCHEMA_VERSION))
+        connection.execute(sa.insert(VERSIONS).values(version=SCHEMA_VERSION))
 
     def _version(self, connection: sa.Connection) -> int:
         """The schema's; 0 where there are no tables."""
@@ -416,5 +385,12 @@ class StateDatabase:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        with translated(f"the database {self.place} can't be used now"):
+        """Raise StateUnavailable for the database's trouble, with what to do about it."""
+        try:
             yield
+        except (SQLAlchemyError, sqlite3.Error) as error:  # the second: while it is opened
+            cause = without_passwords(" ".join(str(getattr(error, "orig", None) or error).split()))
+            remedy = WAIT if trouble(error) == "locked" else _LOOK
+            raise StateUnavailable(
+                f"the database {self.place} can't be used now: {cause[:400]}. {remedy}"
+            ) from error

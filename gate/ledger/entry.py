@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -23,11 +23,6 @@ from gate.storage.digest import Digest
 from gate.storage.record import Prose, Record, Sha256, added_field
 from gate.storage.safe_text import redacted
 from gate.storage.workspace import in_workspace, key_in, split_identity
-
-# A server and the database behind it, or a server's old and new name, are the same registry under
-# two identities. The operator declares that once (`gate serve --same-registry`), and the ledger has
-# a line of it. So promotions, rollbacks and the service agree. It can't be withdrawn silently,
-# because rollbacks under the other address would be forgotten.
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -47,24 +42,10 @@ def plain(address: str) -> str:
 # Each line holds the SHA-256 of the line before it. The last line that was read is read again each
 # time: if it changed or disappeared, all lines are read again. All lines are hashed again from time
 # to time, to detect edits before it.
-
-
 _REHASH_S = 600.0
 """After which the lines that were read are hashed again."""
 
 _WIDTH = 32
-
-
-class Linked(Protocol):
-    """The parsed content of one line in a hash chain."""
-
-    @property
-    def parent(self) -> Digest | None:
-        """Digest of the line before; None in the first line."""
-        ...
-
-
-Link_co = TypeVar("Link_co", bound=Linked, covariant=True)
 
 
 class Row(NamedTuple):
@@ -79,13 +60,12 @@ Rows = Callable[[int], Sequence[Row]]
 """Gives the rows from a number on, in their order."""
 
 
-class HashChain(Generic[Link_co]):
-    """The lines that were read. Knows their digests and the last row, and nothing else of them."""
+class HashChain:
+    """The digests of the lines that were read, and the last row."""
 
-    def __init__(self, place: str, parse: Callable[[bytes, int], Link_co]) -> None:
+    def __init__(self, place: str) -> None:
         self.place = place
         """What messages call it."""
-        self._parse = parse
         self.last: Row | None = None
         """As it is kept now."""
         self._digests = bytearray()
@@ -102,7 +82,7 @@ class HashChain(Generic[Link_co]):
             return None
         return Digest(bytes(self._digests[(number - 1) * _WIDTH : number * _WIDTH]).hex())
 
-    def read(self, rows: Rows) -> tuple[bool, list[Link_co]]:
+    def read(self, rows: Rows) -> tuple[bool, list[LedgerEntry]]:
         """Read the lines added since the last call, and whether they are all lines of the chain.
 
         The first value is True if all lines are returned, because the chain was replaced or is read
@@ -118,14 +98,11 @@ class HashChain(Generic[Link_co]):
                 return False, self._take(found[1:])
         everything = rows(1)
         if not self._holds(everything):
-            self._forget()
+            self.last, self._digests = None, bytearray()
         anew = self.lines == 0
-        links = self._take(everything[self.lines :])
+        entries = self._take(everything[self.lines :])
         self._hashed_at = time.monotonic()
-        return anew, links
-
-    def _forget(self) -> None:
-        self.last, self._digests = None, bytearray()
+        return anew, entries
 
     def _is_last(self, row: Row) -> bool:
         return row.number == self.lines and Digest.of_bytes(row.line) == self.digest(self.lines)
@@ -138,37 +115,28 @@ class HashChain(Generic[Link_co]):
         self.last = first[-1]
         return b"".join(hashlib.sha256(row.line).digest() for row in first) == self._digests
 
-    def _take(self, rows: Sequence[Row]) -> list[Link_co]:
-        links, digests, first = [], bytearray(), self.lines + 1
-        head = self.digest(self.lines)
-        parent = None if head is None else head.hex
-        for number, row in enumerate(rows, start=first):
+    def _take(self, rows: Sequence[Row]) -> list[LedgerEntry]:
+        entries, digests, before = [], bytearray(), self.digest(self.lines)
+        for number, row in enumerate(rows, start=self.lines + 1):
+            where = f"{self.place}:{number}"
             if row.number != number:
-                raise EvidenceError(self._missing(number, row.number))
-            link = self._parse(row.line, number)
-            if (link.parent.hex if link.parent else None) != parent:
-                before = None if parent is None else Digest(parent)
-                raise EvidenceError(self._broken(number, link.parent, before))
-            made = hashlib.sha256(row.line)
-            links.append(link)
-            digests += made.digest()
-            parent = made.hexdigest()
+                raise EvidenceError(
+                    f"{where}: the chain is broken: the line that follows line {number - 1} has "
+                    f"number {row.number}. Lines were removed or put in. {_RESTORE}"
+                )
+            entry = LedgerEntry.from_line(row.line, where=where)
+            if entry.parent != before:
+                raise EvidenceError(
+                    f"{where}: the chain is broken: this line follows a line with digest "
+                    f"{entry.parent}, the line before it has {before}. Line {number} or line "
+                    f"{number - 1} was changed, or lines were removed or put in. {_RESTORE}"
+                )
+            entries.append(entry)
+            before = Digest.of_bytes(row.line)
+            digests += bytes.fromhex(before.hex)
         self._digests += digests
         self.last = rows[-1] if rows else self.last
-        return links
-
-    def _missing(self, number: int, there: int) -> str:
-        return (
-            f"{self.place}:{number}: the chain is broken: the line that follows line {number - 1} "
-            f"has number {there}. Lines were removed or put in. {_RESTORE}"
-        )
-
-    def _broken(self, number: int, parent: Digest | None, before: Digest | None) -> str:
-        return (
-            f"{self.place}:{number}: the chain is broken: this line follows a line with "
-            f"digest {parent}, the line before it has {before}. Line {number} or "
-            f"line {number - 1} was changed, or lines were removed or put in. {_RESTORE}"
-        )
+        return entries
 
 
 _RESTORE = "Restore it from a copy; or keep it as it is and start anew in another place."
@@ -238,12 +206,12 @@ class ComparedWith(Record):
     """Of that version's file."""
 
     @classmethod
-    def of(cls, decision: Decision) -> ComparedWith | None:
+    def from_decision(cls, decision: Decision) -> ComparedWith | None:
         """Create it from a decision; None where its policy required no comparison."""
-        return None if decision.incumbent is None else cls.of_record(decision.incumbent)
+        return None if decision.incumbent is None else cls.from_record(decision.incumbent)
 
     @classmethod
-    def of_record(cls, record: ChampionComparison) -> ComparedWith:
+    def from_record(cls, record: ChampionComparison) -> ComparedWith:
         """Create it from the comparison record itself."""
         return cls(record_sha256=record.digest(), version=record.version, sha256=record.sha256)
 
@@ -306,7 +274,7 @@ class LedgerEntry(Record):
         return key_in(self.registry, self.model)
 
     @classmethod
-    def of_line(cls, line: bytes, *, where: str) -> Self:
+    def from_line(cls, line: bytes, *, where: str) -> Self:
         """Read one line. Raises EvidenceError, with its place in front."""
         try:
             if b"\n" in line:
@@ -314,6 +282,5 @@ class LedgerEntry(Record):
             return cls.model_validate_json(line)
         except ValueError as error:
             raise EvidenceError(
-                f"{where}: not a ledger entry: {first_line(error)}. Restore it from a copy; or "
-                "keep it as it is and start anew in another place."
+                f"{where}: not a ledger entry: {first_line(error)}. {_RESTORE}"
             ) from error

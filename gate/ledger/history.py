@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cached_property
 
 from gate.ledger.entry import Action, LedgerEntry, plain
-from gate.signing.trust import time_of
+from gate.signing.trust import CLOCKS_APART, time_of
 from gate.storage.digest import Digest
 
 SERVING: tuple[Action, ...] = ("promoted", "unchanged", "rolled_back", "reverted")
@@ -86,12 +85,6 @@ def last_of(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
 # A value: it says what was written when it was read. Whoever appends a line reads it again. Law: a
 # line about one version changes nothing that is said of another, but which of them serves, and
 # which was deployed last; a rollback is about two.
-
-
-_CLOCKS_APART = timedelta(minutes=5)
-"""How far the clocks of the registry and of who writes the ledger may be apart."""
-
-
 @dataclass(frozen=True)
 class ModelHistory:
     """The lines about one model in one registry, oldest first."""
@@ -104,10 +97,10 @@ class ModelHistory:
         vars(longer)["_index"] = self._index.followed_by(entries)
         return longer
 
-    def naming(self, version: str) -> Sequence[LedgerEntry]:
+    def naming(self, version: str) -> tuple[LedgerEntry, ...]:
         """The lines that name a version, as what they are about or as what was left, oldest
         first."""
-        return self._naming(version)
+        return self._index.about.get(version, ())
 
     def approving_entry(self, version: str) -> LedgerEntry | None:
         """The last line that says that the gate passed a version, with digests; None: none does."""
@@ -129,7 +122,7 @@ class ModelHistory:
         Earlier lines may be about another version: a recreated registry counts its versions
         from one again.
         """
-        since = lines_since(self._naming(version), version, PASSING)
+        since = lines_since(self.naming(version), version, PASSING)
         return tuple(entry.action for entry in since if entry.version == version)
 
     def promotion_of(self, version: str) -> LedgerEntry | None:
@@ -142,7 +135,7 @@ class ModelHistory:
         None where there is none, or where the version passed or was restored since.
         """
         line = None
-        for entry in self._naming(version):
+        for entry in self.naming(version):
             if entry.version == version and entry.action in (*PASSING, "rolled_back"):
                 line = None
             elif entry.previous_version == version and entry.action == "rolled_back":
@@ -153,7 +146,7 @@ class ModelHistory:
         """The line by which a version, before it waited as this line says, was refused, promoted or
         left for the last time; None: it never was."""
         closing = None
-        for entry in self._naming(waiting.version or ""):
+        for entry in self.naming(waiting.version or ""):
             if entry == waiting:
                 break
             judged = entry.version == waiting.version and entry.action in ("refused", "rejected")
@@ -174,7 +167,7 @@ class ModelHistory:
         """Return whether the service, since the last promotion, took the version for what may
         serve, and deployed it."""
         vouched = self.approving_entry(version)
-        since = lines_since(self._naming(version), version, PROMOTED)
+        since = lines_since(self.naming(version), version, PROMOTED)
         deployed = (entry for entry in since if entry.action == "deployed")
         return vouched is not None and any(_same(entry, vouched) for entry in deployed)
 
@@ -185,7 +178,7 @@ class ModelHistory:
         version was deployed last; None where it is none of these.
         """
         assert vouched.version is not None
-        naming = self._naming(vouched.version)
+        naming = self.naming(vouched.version)
         since = {id(entry) for entry in lines_since(naming, vouched.version, PROMOTED)}
         lasts = (self._index.tried, self._index.deployed)
         return next((e for e in lasts if e and id(e) in since and _same(e, vouched)), None)
@@ -265,10 +258,7 @@ class ModelHistory:
         return tuple(word for word in self._index.standing.values() if word.action == "passed")
 
     def _about(self, version: str) -> Iterator[LedgerEntry]:
-        return (entry for entry in self._naming(version) if entry.version == version)
-
-    def _naming(self, version: str) -> tuple[LedgerEntry, ...]:
-        return self._index.about.get(version, ())
+        return (entry for entry in self.naming(version) if entry.version == version)
 
     @cached_property
     def _index(self) -> Index:
@@ -313,7 +303,7 @@ def _is_older(entry: LedgerEntry, made_at: str | None) -> bool:
     if entry.made_at is not None:
         return entry.made_at != made_at
     written, made = time_of(entry.at), time_of(made_at)
-    return written is not None and made is not None and written < made - _CLOCKS_APART
+    return written is not None and made is not None and written < made - CLOCKS_APART
 
 
 def _same(entry: LedgerEntry, vouched: LedgerEntry) -> bool:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import sqlalchemy as sa
 from filelock import Timeout
@@ -26,7 +26,7 @@ from gate.errors import (
     Untrusted,
 )
 from gate.ledger.database import LINES, StateDatabase
-from gate.ledger.entry import HashChain, LedgerEntry, Linked, Row, Rows, now
+from gate.ledger.entry import HashChain, LedgerEntry, Row, Rows, now
 from gate.ledger.lock import LEASE_S, FencingToken, renewing
 from gate.signing.keys import SigningKey
 from gate.signing.local_keys import LocalKeys
@@ -36,13 +36,10 @@ from gate.storage.files import private_lock, write_text
 from gate.storage.record import Record, Sha256
 from gate.storage.untrusted_files import parse_strict_json, read_untrusted
 
-# A keeper keeps the longest head that it was shown, in another place than the ledger. Law: what a
-# keeper was shown once stays in the ledger. Whoever finds a shorter or another past refuses it,
-# until a person says that it is meant (`gate accept-ledger`). The first head is taken on trust.
-
-
+# The stored head says where the ledger ended, in another place than the ledger. Once it was kept, a
+# shorter or another past is refused, until a person says that it is meant (`gate accept-ledger`).
+# The first head is taken on trust.
 _LIMIT = 1 << 16
-
 _PATIENCE_S = 10.0
 
 _WAY_OUT = (
@@ -64,51 +61,26 @@ class LedgerHead(Record):
     """When it was kept: UTC, ISO 8601."""
 
     @classmethod
-    def of(cls, chain: HashChain[Linked], *, at: str) -> LedgerHead | None:
+    def from_chain(cls, chain: HashChain) -> LedgerHead | None:
         """Create the head of a chain as it was last read; None for a ledger without a line."""
         digest = chain.digest(chain.lines)
-        return None if digest is None else cls(lines=chain.lines, sha256=digest, at=at)
-
-
-class Keeper(Protocol):
-    """A separate store that keeps the head of one ledger.
-
-    Its methods raise StorageError where it can't be reached, EvidenceError where its content is
-    damaged.
-    """
-
-    @property
-    def location(self) -> str:
-        """Return the name of the keeper for messages."""
-        ...
-
-    def head(self) -> LedgerHead | None:
-        """Return the head that was kept, or None if nothing was kept yet."""
-        ...
-
-    def keep(self, head: LedgerHead) -> None:
-        """Keep it, unless a longer one is kept: several may do so at once. On disk afterwards."""
-        ...
-
-    def replace(self, head: LedgerHead | None) -> None:
-        """Keep this head whatever was kept before, or remove it; for a deliberate reset."""
-        ...
+        return None if digest is None else cls(lines=chain.lines, sha256=digest, at=now())
 
 
 class StoredHead:
-    """A keeper in a file."""
+    """The longest head of one ledger, in a file.
+
+    Its methods raise StorageError where the file can't be read or written, and EvidenceError where
+    its content is damaged.
+    """
 
     def __init__(self, path: Path, *, place: str) -> None:
+        """`place`: what messages call it."""
         self.path = path
-        self._place = place
-
-    @property
-    def location(self) -> str:
-        """Return the name of the keeper for messages."""
-        return self._place
+        self.location = place
 
     def head(self) -> LedgerHead | None:
-        """Return the head in the file; see `Keeper.head`."""
+        """Return the head that was kept, or None if nothing was kept yet."""
         if not self.path.exists() and not self.path.is_symlink():
             return None
         what = f"the head of the ledger in {self.path}"
@@ -120,12 +92,28 @@ class StoredHead:
                 'then say that the ledger is right: gate accept-ledger --reason "why".'
             ) from error
 
+    def compare(self, chain: HashChain, *, again: Callable[[], object] = lambda: None) -> None:
+        """Raise PastChanged where the chain does not hold what was kept.
+
+        `again` reads the chain once more where another process may have added lines, and kept the
+        new head, since it was read. The head is read once: all of it was in the ledger before the
+        chain is read again, and a head that is kept later proves nothing about this reading.
+        """
+        kept = self.head()
+        if kept is None:
+            return
+        if kept.lines > chain.lines:
+            again()
+        if chain.digest(kept.lines) != kept.sha256:
+            raise PastChanged(_describe_other_past(chain, kept, self.location))
+
     def keep(self, head: LedgerHead) -> None:
-        """Write the head, unless a longer one is kept; see `Keeper.keep`."""
+        """Keep it, unless a longer one is kept: several processes may do so at once. On disk
+        afterwards."""
         self._write(head, only_longer=True)
 
     def replace(self, head: LedgerHead | None) -> None:
-        """Write or remove the head, regardless of what was kept before; see `Keeper.replace`."""
+        """Keep this head whatever was kept before, or remove it; for a deliberate reset."""
         self._write(head, only_longer=False)
 
     def _write(self, head: LedgerHead | None, *, only_longer: bool) -> None:
@@ -146,59 +134,8 @@ class StoredHead:
             raise StorageError(f"cannot remove {self.path}: {error.strerror}.") from error
 
 
-class Keepers:
-    """All keepers of one ledger. An unreachable one is ignored while another can be reached."""
-
-    def __init__(self, keepers: Sequence[Keeper]) -> None:
-        self._all = tuple(keepers)
-
-    def compare(self, chain: HashChain[Linked], *, again: Callable[[], object]) -> None:
-        """Raise PastChanged where the chain does not hold what was kept; else as `Keeper`.
-
-        `again` reads the chain once more where another process may have added lines, and shown
-        them, since it was read. They are asked once: all that they answer was in the ledger before
-        it is read again, and whatever they are shown later proves nothing about this reading.
-        """
-        answers = self._answers()
-        if any(kept is not None and kept.lines > chain.lines for _, kept in answers):
-            again()
-        for keeper, kept in answers:
-            if kept is not None and chain.digest(kept.lines) != kept.sha256:
-                raise PastChanged(_other_past(chain, keeper, kept))
-
-    def keep(self, chain: HashChain[Linked], *, at: str) -> None:
-        """Have all keep the chain's head, after its lines are on disk. Raises what `Keeper`
-        raises."""
-        head = LedgerHead.of(chain, at=at)
-        if head is None or not self._all:
-            return
-        troubles = []
-        for keeper in self._all:
-            try:
-                keeper.keep(head)
-            except StorageError as error:
-                troubles.append(error)
-        self._report_unreachable(troubles)
-
-    def _answers(self) -> list[tuple[Keeper, LedgerHead | None]]:
-        answers, troubles = [], []
-        for keeper in self._all:
-            try:
-                answers.append((keeper, keeper.head()))
-            except StorageError as error:
-                troubles.append(error)
-        self._report_unreachable(troubles)
-        return answers
-
-    def _report_unreachable(self, troubles: Sequence[StorageError]) -> None:
-        if troubles and len(troubles) == len(self._all):
-            raise troubles[0]
-        for error in troubles:
-            _log.warning("a place that keeps the ledger's head can't be asked now: %s", error)
-
-
-def _other_past(chain: HashChain[Linked], keeper: Keeper, kept: LedgerHead) -> str:
-    ledger, was = chain.place, f"on {kept.at} {keeper.location} saw it with {kept.lines} lines"
+def _describe_other_past(chain: HashChain, kept: LedgerHead, keeper: str) -> str:
+    ledger, was = chain.place, f"on {kept.at} {keeper} saw it with {kept.lines} lines"
     if chain.lines == 0:
         return f"there is no line in the ledger {ledger}; {was}. It was removed. {_WAY_OUT}"
     if chain.lines < kept.lines:
@@ -239,7 +176,7 @@ def verify(data: bytes, signature: str | None, *, trust: Trust, at: str) -> Trus
     key = next((one for one in trust.writers if one.key_id == name), None)
     if key is None:
         raise Untrusted(f"is signed by {name[:12]}, which is not trusted as a writer{trust.by}")
-    who, time = f"{key.name} ({key.short})", time_of(at)
+    who, time = key.label, time_of(at)
     if name in trust.revoked:
         raise Untrusted(f"is signed by {who}, which is revoked{trust.by}")
     late = "can't be judged" if time is None else key.expiry_problem(time)
@@ -258,7 +195,7 @@ def check_writer(key: SigningKey | None, trust: Trust | None, *, place: str) -> 
         return
     good = [each.key_id for each in trust.keys("writers", at=datetime.now(UTC))]
     if key is None or key.public.key_id not in good:
-        name = "no key" if key is None else f"the key {key.public.name} ({key.public.short})"
+        name = "no key" if key is None else f"the key {key.public.label}"
         who = name if key is None else f"{name}, which is no trusted writer now"
         raise Untrusted(
             f"nothing is written into the ledger {place}: seen {who}; expected a key that is "
@@ -269,11 +206,9 @@ def check_writer(key: SigningKey | None, trust: Trust | None, *, place: str) -> 
 
 # Rows of a database: number, line (JSON), signature. Each line holds the SHA-256 of the line before
 # it, so that reading detects an edited, removed or inserted line. A truncated or edited end is
-# detected by the keepers, which store the head elsewhere, and by a checkpoint. With a key each line
+# detected by the head, which is stored elsewhere, and by a checkpoint. With a key each line
 # is signed: through the chain the last signature covers all lines, so that a user who can write the
 # database but has no key can't rewrite the past undetected.
-
-
 class Ledger:
     """The ledger in one database. Several processes may append; readers see whole lines only."""
 
@@ -281,13 +216,13 @@ class Ledger:
         self,
         place: Path | str | StateDatabase,
         *,
-        keepers: Sequence[Keeper] = (),
+        stored_head: StoredHead | None = None,
         key: SigningKey | None = None,
         trust: Trust | None = None,
     ) -> None:
-        """`place`: a file of SQLite, a URL, or what is open already. `keepers`: places elsewhere
-        that keep where it ended; a shorter or another past is refused. `key` signs what is
-        appended. `trust`: whose signature the last line must have, if it names writers.
+        """`place`: a file of SQLite, a URL, or what is open already. `stored_head`: where it ended;
+        a shorter or another past is refused. `key` signs what is appended. `trust`: whose signature
+        the last line must have, if it names writers.
 
         Raises ServiceError for a URL that can't be read.
         """
@@ -297,14 +232,14 @@ class Ledger:
         """May be exchanged; it counts from the next reading on."""
         self.lease: FencingToken | None = None
         """Of the promotion lock, while this object holds it (`gate.ledger.lock`)."""
-        self._keepers = Keepers(keepers)
+        self._stored_head = stored_head
         self._kept: tuple[int, Digest | None] | None = None
-        """Where it ended when the keepers were shown last; None: they were not yet."""
+        """Where it ended when that was kept last; None: it was not yet."""
         self._vouched: tuple[Row, Trust] | None = None
         """The last row whose signature was verified, and by which trust."""
         self._entries: tuple[LedgerEntry, ...] | None = None
         """None: an object that only verifies needs no memory for them."""
-        self._chain = self._unread()
+        self._chain = HashChain(self.location)
 
     @property
     def location(self) -> str:
@@ -312,31 +247,29 @@ class Ledger:
         return self.state.place
 
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """All entries, oldest first. The keepers keep where it ends before this returns.
+        """All entries, oldest first. Where it ends is kept before this returns.
 
         Raises EvidenceError where a line is not an entry or the chain is broken; Untrusted where no
-        trusted writer signed the last line; PastChanged where a keeper saw another past;
-        StateUnavailable and StorageError where it, or no keeper, can be asked.
+        trusted writer signed the last line; PastChanged where the stored head is of another past;
+        StateUnavailable and StorageError where it, or its stored head, can't be read.
         """
         if self._entries is None:
-            self._entries, self._chain = (), self._unread()
+            self._entries, self._chain = (), HashChain(self.location)
         self._read()
         end = self._chain.lines, self._chain.digest(self._chain.lines)
         if end != self._kept:
             self._compare()
-            self._keepers.keep(self._chain, at=now())
+            head = self.head()
+            if self._stored_head is not None and head is not None:
+                self._stored_head.keep(head)
             self._kept = self._chain.lines, self._chain.digest(self._chain.lines)
         return self._entries
 
     def verify(self) -> None:
-        """Compare what is there now with what every keeper saw, and keep nothing. Raises what
-        `entries` raises."""
+        """Compare what is there now with the stored head, and keep nothing. Raises what `entries`
+        raises."""
         self._read()
         self._compare()
-
-    def compare(self, chain: HashChain[LedgerEntry]) -> None:
-        """Raise PastChanged where this chain does not hold what every keeper saw."""
-        self._keepers.compare(chain, again=lambda: None)
 
     def digest(self, number: int) -> Digest | None:
         """Return the digest of a line as it was last read, or None where there is no such line."""
@@ -344,7 +277,7 @@ class Ledger:
 
     def head(self) -> LedgerHead | None:
         """Return the head of the ledger as it was last read, or None where it has no line."""
-        return LedgerHead.of(self._chain, at=now())
+        return LedgerHead.from_chain(self._chain)
 
     def rows(self, first: int = 1) -> Sequence[Row]:
         """Return the current rows from a number on, not verified. Raises StateUnavailable."""
@@ -365,13 +298,16 @@ class Ledger:
         chained = entry
         try:
             with self.state.writing() as connection:
-                self.prepare(connection)
+                self.state.make_tables(connection)
+                if self.lease is not None:
+                    self.lease.renew_in(connection)
                 self._read(lambda first: rows_in(connection, first))
-                self.compare(self._chain)
+                if self._stored_head is not None:
+                    self._stored_head.compare(self._chain)
                 parent = self._chain.digest(self._chain.lines)
                 chained = entry.model_copy(update={"parent": parent})
-                row = self.signed(chained, number=self._chain.lines + 1)
-                insert(connection, [row])
+                line = canonical_json(chained.to_plain())
+                insert(connection, [Row(self._chain.lines + 1, line, sign(line, self.key))])
                 if self.lease is not None and entry.operation is not None:
                     self.lease.add_pending(connection, entry.operation)
         except StateUnavailable:
@@ -380,20 +316,8 @@ class Ledger:
         try:
             self.entries()
         except GateError as error:  # the line is there; the next reader tries again
-            _log.warning("the ledger's new line was not seen by its keepers: %s", error)
+            _log.warning("the ledger's new end is not kept yet: %s", error)
         return chained
-
-    def prepare(self, connection: sa.Connection) -> None:
-        """Have a transaction be the only one that writes, and hold the promotion lock while it
-        does, if this object had it. Raises PromotionConflict where it was lost."""
-        self.state.make_tables(connection)
-        if self.lease is not None:
-            self.lease.renew_in(connection)
-
-    def signed(self, entry: LedgerEntry, *, number: int) -> Row:
-        """The row of an entry. Raises KeyUnusable."""
-        line = canonical_json(entry.to_plain())
-        return Row(number, line, sign(line, self.key))
 
     def _was_written(self, entry: LedgerEntry) -> bool:
         """Return whether the line is there although the database broke off: its answer may have
@@ -403,9 +327,6 @@ class Ledger:
             return any(row.line == line for row in self.rows(self._chain.lines + 1))
         except StateUnavailable:
             return False
-
-    def _unread(self) -> HashChain[LedgerEntry]:
-        return HashChain(self.location, _parser(self.location))
 
     def _read(self, rows: Rows | None = None) -> None:
         anew, entries = self._chain.read(rows or self.rows)
@@ -427,7 +348,8 @@ class Ledger:
         self._vouched = row, trust
 
     def _compare(self) -> None:
-        self._keepers.compare(self._chain, again=self._read)
+        if self._stored_head is not None:
+            self._stored_head.compare(self._chain, again=self._read)
 
 
 UNVOUCHED = (
@@ -450,21 +372,12 @@ def rows_in(connection: sa.Connection, first: int = 1) -> Sequence[Row]:
     return [Row(n, line.encode(), signature) for n, line, signature in connection.execute(found)]
 
 
-def proven(rows: Sequence[Row], *, place: str) -> tuple[HashChain[LedgerEntry], list[LedgerEntry]]:
+def proven(rows: Sequence[Row], *, place: str) -> tuple[HashChain, list[LedgerEntry]]:
     """The chain that these rows are, and what they say. Raises EvidenceError where they are none.
     `place`: what messages call it."""
-    chain = HashChain(place, _parser(place))
+    chain = HashChain(place)
     _, entries = chain.read(lambda first: rows[first - 1 :])
     return chain, entries
-
-
-def _parser(place: str) -> Callable[[bytes, int], LedgerEntry]:
-    """Return a parser of lines.
-
-    It holds no reference to the ledger, so that an unused ledger closes its connections at once,
-    and not only at the next garbage collection.
-    """
-    return lambda line, number: LedgerEntry.of_line(line, where=f"{place}:{number}")
 
 
 def verify_writer(ledger: Ledger, keys: LocalKeys, trust: Path | None = None) -> Ledger:

@@ -123,9 +123,7 @@ class FencingToken:
         """Take the lock; None: it is ours. Else who held it for all of `patience_s`."""
         until = time.monotonic() + patience_s
         while True:
-            holder = self._current_owner()
-            if holder is None:
-                holder = self._try()
+            holder = self._current_owner() or self._try()
             if holder is None or time.monotonic() >= until:
                 return holder
             time.sleep(max(0.0, min(_PAUSE_S, until - time.monotonic())))

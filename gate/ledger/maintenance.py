@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 from weakref import WeakKeyDictionary
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from gate.errors import EvidenceError, PastChanged, Untrusted, first_line
+from gate.errors import EvidenceError, PastChanged, Untrusted
 from gate.ledger.entry import Action, LedgerEntry, plain
 from gate.ledger.ledger import (
     UNVOUCHED,
-    Keeper,
     Ledger,
+    StoredHead,
     check_writer,
     promotion_lock,
     proven,
@@ -23,9 +23,9 @@ from gate.ledger.ledger import (
 )
 from gate.ledger.lock import PATIENCE_S
 from gate.signing.keys import PublicKey, SigningKey
-from gate.signing.statement import CamelCaseRecord, SignedStatement, Statement, resources
+from gate.signing.statement import Predicate, SignedStatement
 from gate.signing.trust import Trust, time_of
-from gate.storage.digest import Digest, canonical_json
+from gate.storage.digest import Digest
 from gate.storage.record import Sha256
 from gate.storage.workspace import in_workspace, split_identity
 
@@ -33,8 +33,6 @@ from gate.storage.workspace import in_workspace, split_identity
 # two identities. The operator declares that once (`gate serve --same-registry`), and the ledger has
 # a line of it. So promotions, rollbacks and the service agree. It can't be withdrawn silently,
 # because rollbacks under the other address would be forgotten.
-
-
 _Group = frozenset[str]
 
 
@@ -42,7 +40,7 @@ def same(ledger: Ledger, identity: str) -> frozenset[str]:
     """Return all identities of this registry, as `plain` writes them. Raises what `Ledger.entries`
     raises."""
     name, workspace = split_identity(plain(identity))
-    groups = [group for group in _written(ledger) if name in group]
+    groups = [group for group in _declared(ledger) if name in group]
     return frozenset(in_workspace(each, workspace) for each in {name}.union(*groups))
 
 
@@ -51,59 +49,45 @@ def declare_addresses(ledger: Ledger, identity: str, others: Iterable[str]) -> N
     raises."""
     # Whole servers are the same; their workspaces are, too.
     wanted = frozenset(split_identity(plain(each))[0] for each in (identity, *others))
-    if len(wanted) > 1 and not any(wanted <= each for each in _written(ledger)):
-        ledger.append(_line(identity, wanted))
+    if len(wanted) > 1 and not any(wanted <= each for each in _declared(ledger)):
+        addresses = tuple(sorted(wanted))
+        ledger.append(
+            LedgerEntry(
+                action="same_registry",
+                registry=split_identity(plain(identity))[0],
+                model="",
+                addresses=addresses,
+                reason=f"these are one registry: {', '.join(addresses)}",
+            )
+        )
 
 
-def _line(identity: str, group: _Group) -> LedgerEntry:
-    addresses = tuple(sorted(group))
-    reason = f"these are one registry: {', '.join(addresses)}"
-    return LedgerEntry(
-        action="same_registry",
-        registry=split_identity(plain(identity))[0],
-        model="",
-        addresses=addresses,
-        reason=reason,
-    )
-
-
-_LOOKED_AT: WeakKeyDictionary[Ledger, tuple[tuple[LedgerEntry, ...], Sequence[_Group]]] = (
+_GROUPS: WeakKeyDictionary[Ledger, tuple[tuple[LedgerEntry, ...], list[_Group]]] = (
     WeakKeyDictionary()
 )
 """By ledger: the lines that were read, and the groups in them."""
 
 
-def _written(ledger: Ledger) -> Sequence[_Group]:
-    """Return the groups of addresses that ledger lines declare to be one registry."""
+def _declared(ledger: Ledger) -> list[_Group]:
+    """Return the groups of addresses that ledger lines declare to be one registry. Groups that have
+    an address in common are one."""
     entries = ledger.entries()
-    before, groups = _LOOKED_AT.get(ledger, ((), ()))
-    if entries is before:
-        return groups
-    # Lines are objects of their own: others than those that were looked through were read again.
-    if len(before) > len(entries) or (before and entries[len(before) - 1] is not before[-1]):
-        before, groups = (), ()
-    found = [e.addresses for e in entries[len(before) :] if e.action == "same_registry"]
-    if found:
-        groups = _joined([*groups, *map(frozenset, found)])
-    _LOOKED_AT[ledger] = (entries, groups)
+    before, groups = _GROUPS.get(ledger, ((), []))
+    if entries is not before:
+        groups = []
+        for entry in entries:
+            if entry.action == "same_registry":
+                group = frozenset(entry.addresses)
+                joined = [each for each in groups if each & group]
+                groups = [each for each in groups if not each & group] + [group.union(*joined)]
+        _GROUPS[ledger] = entries, groups
     return groups
-
-
-def _joined(groups: Iterable[_Group]) -> list[_Group]:
-    """Those that have an address in common are one."""
-    joined: list[_Group] = []
-    for group in groups:
-        others = [each for each in joined if not each & group]
-        joined = [*others, group.union(*(each for each in joined if each & group))]
-    return joined
 
 
 # Invariant: each line is signed by a writer who was trusted at its time and is not revoked, or a
 # later line of such a writer approves the past (`ledger_accepted`, `ledger_imported`). So lines
 # from before there were keys, lines of a revoked key, and lines whose signature was lost count only
 # once a person has approved them.
-
-
 _VOUCHING: tuple[Action, ...] = ("ledger_accepted", "ledger_imported")
 
 
@@ -121,7 +105,7 @@ class Audit:
 
 
 def audit_ledger(ledger: Ledger) -> Audit:
-    """Verify the chain and the signatures of all lines, and that the keepers agree.
+    """Verify the chain, the signatures of all lines, and the stored head.
 
     Raises the exceptions of `Ledger.verify`, and Untrusted for the first line without a trusted
     signature.
@@ -150,33 +134,30 @@ def audit_ledger(ledger: Ledger) -> Audit:
     return Audit(chain.lines, chain.digest(chain.lines), dict(by_key), tuple(accepted))
 
 
-# It adds a line to the ledger that names what was lost, or not trusted. Signed by a trusted writer,
-# that line approves all lines before it.
+# A line is added that names what was lost, or not trusted. Signed by a trusted writer, it approves
+# all lines before it.
+def accept_rewrite(ledger: Ledger, stored: StoredHead, *, reason: str) -> tuple[str, ...]:
+    """Accept the ledger as it is: write a line, and store its current head.
 
-
-def accept_rewrite(ledger: Ledger, keepers: Sequence[Keeper], *, reason: str) -> tuple[str, ...]:
-    """Accept the ledger as it is: write a line, and make all keepers keep its current head.
-
-    `ledger` must have no keepers of its own. Returns the contradictions that are accepted: heads
-    that are not in the ledger, and the first line that is not trusted. Empty: all agreed, and
-    nothing was changed.
+    `ledger` must have no stored head of its own. Returns the contradictions that are accepted: the
+    first line that is not trusted, and a stored head that is not in the ledger. Empty: all agreed,
+    and nothing was changed.
 
     Raises EvidenceError where its own chain is broken, Untrusted and KeyUnusable where its key is
-    not a trusted writer's, StorageError and StateUnavailable where the ledger or a keeper can't be
-    reached, PromotionConflict while a promotion is under way.
+    not a trusted writer's, StorageError and StateUnavailable where the ledger or the stored head
+    can't be reached, PromotionConflict while a promotion is under way.
     """
     check_writer(ledger.key, ledger.trust, place=ledger.location)
     believing = Ledger(ledger.state, key=ledger.key)
     with promotion_lock(believing, patience_s=PATIENCE_S):
-        found = (_audit_problem(ledger), *(_contradiction(believing, keeper) for keeper in keepers))
+        found = (_audit_problem(ledger), _contradiction(believing, stored))
         lost = tuple(filter(None, found))
         if not lost:
             return ()
         count = len(believing.entries())
         why = f"{reason} (the ledger ended at line {count}; {'; '.join(lost)})"
         believing.append(LedgerEntry(action="ledger_accepted", registry="", model="", reason=why))
-        for keeper in keepers:
-            keeper.replace(believing.head())
+        stored.replace(believing.head())
     return lost
 
 
@@ -189,26 +170,23 @@ def _audit_problem(ledger: Ledger) -> str | None:
     return None
 
 
-def _contradiction(ledger: Ledger, keeper: Keeper) -> str | None:
+def _contradiction(ledger: Ledger, stored: StoredHead) -> str | None:
     try:
-        kept = keeper.head()
+        kept = stored.head()
     except EvidenceError as error:
         return str(error)
     ledger.entries()  # after the answer: what a running service added until then is no loss
     if kept is None or ledger.digest(kept.lines) == kept.sha256:
         return None
-    return f"{keeper.location} saw {kept.lines} lines on {kept.at}, the last with {kept.sha256}"
+    return f"{stored.location} saw {kept.lines} lines on {kept.at}, the last with {kept.sha256}"
 
 
 # Law: a ledger that holds a checkpoint's line with its digest holds all lines before it as they
 # were then; nothing was removed or rewritten since.
+class Checkpoint(Predicate):
+    """The end of a ledger at one time."""
 
-
-CHECKPOINT_TYPE = "urn:parity-gate:checkpoint:v1"
-
-
-class Checkpoint(CamelCaseRecord):
-    """The predicate."""
+    type_uri: ClassVar[str] = "urn:parity-gate:checkpoint:v1"
 
     lines: Annotated[int, Field(ge=1)]
     head: Sha256
@@ -217,7 +195,7 @@ class Checkpoint(CamelCaseRecord):
     """UTC, ISO 8601."""
 
     @classmethod
-    def of(cls, ledger: Ledger) -> Self:
+    def from_ledger(cls, ledger: Ledger) -> Self:
         """Create a checkpoint of the current end of a ledger.
 
         Raises the exceptions of `Ledger.entries`, and EvidenceError for an empty one.
@@ -231,28 +209,9 @@ class Checkpoint(CamelCaseRecord):
             )
         return cls(lines=head.lines, head=head.sha256, at=head.at)
 
-    @classmethod
-    def read(cls, signed: SignedStatement) -> Self:
-        """Return the checkpoint in a statement, without verifying it. Raises Untrusted."""
-        statement = signed.statement
-        if statement.predicate_type != CHECKPOINT_TYPE:
-            raise Untrusted(
-                f"the statement is of type {statement.predicate_type}, expected {CHECKPOINT_TYPE}: "
-                "it is no checkpoint."
-            )
-        try:
-            return cls.model_validate_json(canonical_json(statement.predicate))
-        except ValidationError as error:
-            raise Untrusted(f"the checkpoint is not whole: {first_line(error)}") from error
-
     def signed(self, key: SigningKey) -> SignedStatement:
         """The statement. Raises KeyUnusable."""
-        statement = Statement(
-            subject=resources({"ledger": self.head}),
-            predicate_type=CHECKPOINT_TYPE,
-            predicate=self.to_plain(),
-        )
-        return SignedStatement.sign(statement, key)
+        return SignedStatement.sign(self.about({"ledger": self.head}), key)
 
     def verify(self, ledger: Ledger) -> int:
         """Prove that the ledger holds all that it held then; gives how many lines came since.
@@ -281,7 +240,7 @@ class Checkpoint(CamelCaseRecord):
 def checkpoint_signers(signed: SignedStatement, *, trust: Trust) -> tuple[PublicKey, ...]:
     """Which trusted writers signed a checkpoint, however old it is. Raises Untrusted where none
     did that was trusted at its time and is not revoked."""
-    at = Checkpoint.read(signed).at
+    at = Checkpoint.from_statement(signed, what="the checkpoint").at
     time = time_of(at)
     signers = () if time is None else signed.signers(trust.keys("writers", at=time))
     if not signers:

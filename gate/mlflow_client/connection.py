@@ -38,7 +38,6 @@ _STORAGE = {
 }
 
 _STORAGE_WORDS = ("disk is full", "no space left", "readonly database", "read-only file system")
-
 _DENIED_CODES = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 
 _NO_WORKSPACE = ("RESOURCE_DOES_NOT_EXIST", "FEATURE_DISABLED")
@@ -151,8 +150,6 @@ def _unreached(error: Exception, lowered: str) -> bool:
 
 # MLflow itself says nothing for 100 seconds before it gives up on a database server: ten tries,
 # with longer and longer rests between them.
-
-
 _SERVERS = ("postgresql", "mysql", "mssql")
 
 _TIMEOUT_S = 4
@@ -329,7 +326,12 @@ def check_server(tracking_uri: str) -> None:
     quiet_process()
     scheme = urlsplit(tracking_uri).scheme
     if scheme in ("http", "https"):
-        _preflight_server(tracking_uri)
+        from mlflow import MlflowClient
+
+        _ask_health(tracking_uri)
+        with calling(tracking_uri, "read the registry"):
+            client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+            client.search_registered_models(max_results=1)
     elif scheme in ("", "file"):
         raise RegistryError(
             f"{tracking_uri} is a folder; MLflow keeps its registry in a database or behind a "
@@ -424,19 +426,8 @@ def _field(answer: Any, name: str) -> object:
         return None
 
 
-def _preflight_server(uri: str) -> None:
-    from mlflow import MlflowClient
-
-    _ask_health(uri)
-    with translate_errors(uri, "read the registry"), lent(uri):
-        MlflowClient(tracking_uri=uri, registry_uri=uri).search_registered_models(max_results=1)
-
-
-# One module, because pages, runs and views call it alike.
-
-
 @contextmanager
-def calling(uri: str, doing: str) -> Iterator[None]:
-    """Raises RegistryUnavailable, RegistryDenied, StorageError or RegistryError."""
-    with translate_errors(uri, doing), lent(uri):
+def calling(uri: str, doing: str, *, workspace: str | None = None) -> Iterator[None]:
+    """Call MLflow at this URI, as `lent`, and translate its errors, as `translate_errors`."""
+    with translate_errors(uri, doing), lent(uri, workspace=workspace):
         yield

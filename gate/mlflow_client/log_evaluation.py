@@ -55,11 +55,8 @@ COMPARED = {
 
 
 _MB = 1e6
-
 _ELEMENTWISE = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_mean", "l2_max")
-
 _CLASSES = ("top1_agreement", "top5_agreement", "l2_probabilities_mean", "l2_probabilities_max")
-
 _BANDS = ("below_1", "from_1_to_5", "from_5_to_10", "over_10")
 
 
@@ -230,7 +227,6 @@ _FILES = (
 )  # fmt: skip
 
 _FOLDERS = (PLOTS, PICTURES)
-
 _HARDWARE = ("cpu", "cores", "os", "kernel", "cuda", "cudnn", "gpu", "driver")
 
 _LONG = 5000

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from gate.errors import ArtifactMissing, DigestMismatch, RegistryError, StorageError, TooLarge
 from gate.mlflow_client.connection import (
+    calling,
     is_gone,
-    lent,
     quiet_process,
     require_workspaces,
-    translate_errors,
     usable,
 )
 from gate.onnx_file.release_file import is_release_file
@@ -73,8 +72,6 @@ def experiment_id(client: MlflowClient, name: str, *, artifacts: Path | None) ->
 
 
 # Listed first, because a download that has begun can't be ended: MLflow has threads of its own.
-
-
 _DEPTH = 64
 
 
@@ -120,8 +117,6 @@ def fetch(source: str, folder: Path, most_bytes: Mapping[str, int]) -> None:
 
 # Every id is passed explicitly: an active run, `MLFLOW_RUN_ID` or another tracking URI of the same
 # process neither matter here nor are changed.
-
-
 _steps = logging.getLogger("gate.steps")
 
 _MLMODEL_LIMIT = 1 << 18
@@ -287,10 +282,7 @@ class MlflowRegistry:
     @contextmanager
     def _using(self, doing: str) -> Iterator[MlflowClient]:
         _steps.debug(doing)
-        with (
-            translate_errors(self._uri, doing),
-            lent(self._uri, workspace=self._workspace),
-        ):
+        with calling(self._uri, doing, workspace=self._workspace):
             if self._opened is None:
                 from mlflow import MlflowClient
 

@@ -38,9 +38,7 @@ _BATCHES = {"params": 100, "tags": 100, "metrics": 800}
 """What MLflow takes of each kind in one request; of all together at most 1000."""
 
 _NAME_LIMIT = 120  # characters; the database holds 250, the list of runs shows some sixty
-
 _NOTE_LIMIT = 8000  # characters of a run's tag; the description is one
-
 _TABLES_TAG = "mlflow.loggedArtifacts"  # makes the page show an artifact as a table
 
 
@@ -247,7 +245,6 @@ def _name(text: str) -> str:
 
 
 _DIGITS = 6
-
 _NOTHING_TO_NAME = ("passed", "waived")
 
 
@@ -288,7 +285,6 @@ DECIDED_TAG = "gate.decision_sha256"
 
 
 # The pipeline has its own way (`pipelines/run.py`): its stages share one run.
-
 EXPERIMENT = "parity-gate"
 """Where the runs go by default."""
 
@@ -313,7 +309,10 @@ class Runs:
 
         with calling(uri, f"open the experiment '{experiment}'"):
             self._client = MlflowClient(uri, uri)
-            self._experiment_id = experiment_id(self._client, experiment, artifacts=_artifacts(uri))
+            # Those of a local database lie next to it; a server has its own folder.
+            file = uri.removeprefix("sqlite:///")
+            artifacts = None if file == uri else Path(file).absolute().parent / "mlartifacts"
+            self._experiment_id = experiment_id(self._client, experiment, artifacts=artifacts)
 
     @contextmanager
     def new(self, name: str, *, ends_process: bool = False) -> Iterator[RunLogger]:
@@ -463,10 +462,3 @@ def killed_by_signals(kill: Callable[[], None]) -> Iterator[None]:
         os.close(writer)  # which ends the watcher
         watcher.join(_GRACE_S)
         os.close(reader)
-
-
-def _artifacts(uri: str) -> Path | None:
-    """Return the artifact folder next to a local database; None for a server, which has its own."""
-    if not uri.startswith("sqlite:///"):
-        return None
-    return Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts"

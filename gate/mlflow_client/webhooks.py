@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gate.errors import RegistryError
-from gate.mlflow_client.connection import lent, quiet_process, translate_errors
+from gate.mlflow_client.connection import calling, quiet_process
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.webhook import Webhook
-
-
-# Nothing but the model's name is used of it: events are hints, the registry is read again.
 
 
 EVENTS = (
@@ -30,7 +27,6 @@ EVENTS = (
 
 
 _DESCRIPTION = "Parity gate: reviews, guards and deploys what is registered here."
-
 _PAGE = 100
 
 
@@ -129,7 +125,7 @@ class WebhookSubscription:
 
     @contextmanager
     def _using(self, doing: str) -> Iterator[MlflowClient]:
-        with translate_errors(self._uri, doing), lent(self._uri):
+        with calling(self._uri, doing):
             from mlflow import MlflowClient
 
             yield MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)

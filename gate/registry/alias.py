@@ -23,11 +23,10 @@ from gate.registry.interface import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.version_page import write_status
 
+
 # The ledger says which version serves, and the alias follows it. One transaction writes the entry
 # and the id of the pending move; then the alias moves; then the id is cleared. A crash before the
 # transaction changes nothing. After it, the next owner of the lock finishes the move, once.
-
-
 @contextlib.contextmanager
 def model_lock(model: RegisteredModel, *, quietly: bool = False) -> Iterator[LedgerEntry | None]:
     """Hold the promotion lock, and finish the pending move of this model; yield its entry.
@@ -108,7 +107,8 @@ def _finish_pending(model: RegisteredModel, token: FencingToken) -> LedgerEntry 
     entries = {e.operation: e for e in model.ledger.entries() if e.action != "conflict"}
     for operation in pending:
         entry = entries.get(operation)
-        if entry is not None and not _is_about(model, entry):
+        names = model.identities()
+        if entry and (entry.model != model.name or plain(entry.registry) not in names):
             continue  # its next owner finishes it
         history = model.history()
         last = history.last_move
@@ -132,10 +132,6 @@ def _finish_pending(model: RegisteredModel, token: FencingToken) -> LedgerEntry 
 def _was_deployed(history: ModelHistory, move: LedgerEntry) -> bool:
     later = itertools.dropwhile(lambda e: e.operation != move.operation, history.entries)
     return any(e.action == "deployed" and e.version == move.version for e in later)
-
-
-def _is_about(model: RegisteredModel, entry: LedgerEntry) -> bool:
-    return entry.model == model.name and plain(entry.registry) in model.identities()
 
 
 def _follow(model: RegisteredModel, entry: LedgerEntry, previous: str | None) -> None:

@@ -121,8 +121,6 @@ def _rejection(
 # Only the ledger approves, and its veto needs no tag. The only tag that counts is a review: tags
 # that the gate writes are in the ledger too, or were written by somebody else. Records and bytes
 # must have the digests in the ledger.
-
-
 _log = logging.getLogger(__name__)
 
 

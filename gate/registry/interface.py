@@ -15,8 +15,6 @@ from gate.storage.digest import Digest
 # Whoever implements `Registry` raises the errors of `gate.errors` only: RegistryUnavailable,
 # RegistryDenied, ArtifactMissing, ResourceGone, StorageError, DigestMismatch (what came is no
 # model), and RegistryError.
-
-
 Alias = Literal["candidate", "champion", "previous"]
 
 
@@ -96,31 +94,24 @@ class Registry(Protocol):
     @property
     def identity(self) -> str:
         """Which registry this is, without credentials: version numbers mean nothing without it."""
-        ...
 
     def in_workspace(self, workspace: str) -> Registry:
         """The registry of another workspace of the same server."""
-        ...
 
     def ensure_model(self, name: str) -> None:
         """Make the registered model if it is not there."""
-        ...
 
     def has_model(self, name: str) -> bool:
         """Return whether the registered model is there."""
-        ...
 
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
         """Versions whose tag `gate.sha256` is this digest, newest first. A hint, not a proof."""
-        ...
 
     def create_version(self, name: str, draft: Draft) -> str:
         """Upload the file under the draft's run and make a version of it; gives its number."""
-        ...
 
     def version(self, name: str, number: str) -> Version:
         """Read one version."""
-        ...
 
     def download(
         self, name: str, number: str, folder: Path, *, extent: VersionSize = MAX_EXTENT
@@ -130,7 +121,6 @@ class Registry(Protocol):
         The draft's `beside` folders lie next to the file again. `extent`: its size when it was
         promoted; raises DigestMismatch where it is far larger, before anything is downloaded.
         """
-        ...
 
     def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:
         """Download single files of a version, by their paths next to its ONNX file.
@@ -138,24 +128,18 @@ class Registry(Protocol):
         They get the same paths in `folder`; missing ones are left out. `most_bytes`: by path, the
         largest allowed size; raises DigestMismatch where a file is larger.
         """
-        ...
 
     def alias(self, name: str, alias: Alias) -> str | None:
         """The version that an alias points at, or None."""
-        ...
 
     def set_alias(self, name: str, alias: Alias, number: str) -> None:
         """Point an alias at a version."""
-        ...
 
     def delete_alias(self, name: str, alias: Alias) -> None:
         """Take an alias away; one that is not there is no error."""
-        ...
 
     def set_tag(self, name: str, number: str, *, key: str, value: str) -> None:
         """Set a tag on a version."""
-        ...
 
     def set_description(self, name: str, number: str, text: str) -> None:
         """Put another text in the place of a version's description."""
-        ...

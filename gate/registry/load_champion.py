@@ -47,8 +47,6 @@ from gate.storage.untrusted_files import RECORD_LIMIT
 # Of one set of samples and labels both pieces of evidence say how often each file is right: the
 # drop of accuracy follows. Whether both give the same answers, and which one is slower, only who
 # runs both can say: that stays unmeasured, and what the policy bounds there is an ERROR.
-
-
 _SERVED_AS: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
 """As consumers open a file, and as it was exported."""
 
@@ -118,10 +116,6 @@ def _accuracies(runtime: RuntimeEvidence) -> dict[str, float]:
     }
 
 
-# It does not decide what *should* serve. Only the service does, from its ledger
-# (`gate.registry.verify_release.outdated`).
-
-
 def download_signed(
     model: RegisteredModel, number: str, *, trust: Trust, into: Path
 ) -> tuple[Path, LedgerEntry] | str:
@@ -161,8 +155,6 @@ def download_signed(
 
 
 # Reading writes nothing: a wrong download is a transient error here, and flags no version.
-
-
 _UNNAMED = "the ledger names no evidence on it"
 
 

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from gate.decision.check_result import CheckResult
 from gate.errors import (
     ArtifactMissing,
     DigestMismatch,
@@ -28,7 +27,7 @@ from gate.ledger.history import ModelHistory
 from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
 from gate.registry.alias import model_lock, move_alias
-from gate.registry.create_version import Creation, ReleaseVersions
+from gate.registry.create_version import create_version
 from gate.registry.eligibility import check_bytes_allowed, veto
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Registry, Tag, Version
 from gate.registry.registered_model import MismatchMemory, RegisteredModel
@@ -36,16 +35,21 @@ from gate.registry.release import PromotionResult, Release
 from gate.registry.reviews import ReviewSettings
 from gate.registry.verify_release import VerifiedRelease, outdated
 from gate.registry.version_files import Download, ExpectedDigests, load_statements
-from gate.registry.version_page import WAITS_FOR_SERVICE, outcome_on, way_back, write_status
+from gate.registry.version_page import (
+    HANDED_IN,
+    WAITS_FOR_SERVICE,
+    outcome_on,
+    refused_as,
+    way_back,
+    write_status,
+)
 from gate.signing.statement import SignedStatement
-from gate.signing.trust import Trust
 from gate.storage.files import temporary_folder
 from gate.storage.workspace import key_in
 
-# It needs neither the ledger nor the right to move `champion`, so that measuring and deciding can
+
+# Submitting needs neither the ledger nor the right to move `champion`: measuring and deciding can
 # run on different machines.
-
-
 def submit(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult:
     """Make a version of the release and point `candidate` at it, if its decision is a PASS. The
     same release handed in again finds its version, unless the service refused that. The ledger is
@@ -63,7 +67,8 @@ def submit(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult
     """
     release = verified.release
     refusal = verified.refusal or release.outdated() or verified.untimely(datetime.now(UTC))
-    if refusal is None and not _is_signed(release):
+    judged = [release] if release.twin is None else [release, release.twin]
+    if refusal is None and any(each.statements is None for each in judged):
         refusal = (
             "it has no signed statements, and the service takes no file without them. Measure and "
             "sign it: gate check --report --key"
@@ -73,25 +78,23 @@ def submit(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult
     if "DVC_EXP_NAME" in os.environ:
         reason = "a DVC experiment decides and reports only; run `make repro` to hand it in"
         return PromotionResult("dry_run", None, None, reason)
-    creation = Creation(model.registry, release, verified.policy)
-    return _Submission(creation, verified.trust, MismatchMemory()).run()
-
-
-def _is_signed(release: Release) -> bool:
-    twin = release.twin
-    return release.statements is not None and (twin is None or twin.statements is not None)
+    return _Submission(model.registry, verified, MismatchMemory()).run()
 
 
 @dataclass(frozen=True)
 class _Submission:
     """One release on its way to `candidate`."""
 
-    creation: Creation
-    trust: Trust | None
+    registry: Registry
+    verified: VerifiedRelease
     mismatches: MismatchMemory
 
+    @property
+    def release(self) -> Release:
+        return self.verified.release
+
     def run(self) -> PromotionResult:
-        registry, release = self.creation.registry, self.creation.release
+        registry, release, policy = self.registry, self.release, self.verified.policy
         name = release.model_name
         registry.ensure_model(name)
         champion, found = registry.alias(name, CHAMPION), self._existing_version()
@@ -103,7 +106,7 @@ class _Submission:
             )
             return PromotionResult("refused", found.number, champion, reason)
         if found is None:
-            number = self.creation.make(status=WAITS_FOR_SERVICE)
+            number = create_version(registry, release, policy, status=WAITS_FOR_SERVICE)
             self._prove(number)
         else:
             number = found.number
@@ -114,7 +117,7 @@ class _Submission:
             reason = f"version {number} is champion already, with these bytes and this verdict"
             return PromotionResult("unchanged", number, champion, reason)
         compared = ""
-        if self.creation.policy.incumbent is not None and release.decision.incumbent is None:
+        if policy.incumbent is not None and release.decision.incumbent is None:
             compared = ", not compared with what serves, which the service does"
         reason = (
             f"PASS on {', '.join(release.decision.runtimes)}{compared}, handed in: now the "
@@ -128,7 +131,11 @@ class _Submission:
 
         A version that the service refused does not count.
         """
-        for version in self._candidates():
+        release = self.release
+        wanted = release.draft().tags.items()
+        for version in self.registry.find(release.model_name, release.decision.subject_sha256):
+            if not wanted <= version.tags.items() or Tag.REFUSED in version.tags:
+                continue
             try:
                 with temporary_folder() as folder:
                     path = self._download(version, into=folder).proven()
@@ -138,16 +145,10 @@ class _Submission:
                 continue
         return None
 
-    def _candidates(self) -> Iterator[Version]:
-        release, registry = self.creation.release, self.creation.registry
-        wanted = release.draft().tags.items()
-        for version in registry.find(release.model_name, release.decision.subject_sha256):
-            if wanted <= version.tags.items() and Tag.REFUSED not in version.tags:
-                yield version
-
     def _prove(self, number: str) -> None:
         """Read a version back that was just made; once more, if it comes otherwise."""
-        version = self.creation.registry.version(self.creation.release.model_name, number)
+        name = self.release.model_name
+        version = self.registry.version(name, number)
         for last in (False, True):
             with temporary_folder() as folder:
                 try:
@@ -157,16 +158,18 @@ class _Submission:
                 except DigestMismatch as error:
                     if last or not self.mismatches.waits():
                         raise MismatchUnconfirmed(
-                            f"version {number} of {self.creation.release.model_name} was made, and "
-                            f"the registry gives back something else: {error} '{CANDIDATE}' was "
-                            "not moved. Look at the artifact store, then repeat."
+                            f"version {number} of {name} was made, and the registry gives back "
+                            f"something else: {error} '{CANDIDATE}' was not moved. Look at the "
+                            "artifact store, then repeat."
                         ) from error
                 else:
                     return
 
     def _download(self, version: Version, *, into: Path) -> Download:
-        name, expected = self.creation.release.model_name, self.creation.expected(version.tags)
-        return Download.into(into, self.creation.registry, of=(name, version.number, expected))
+        release = self.release
+        expected = ExpectedDigests.from_release(release, golden=version.tags.get(Tag.GOLDEN))
+        of = (release.model_name, version.number, expected)
+        return Download.into(into, self.registry, of=of)
 
     def _has_same_statements(self, path: Path) -> bool:
         """Return whether the statements next to a file are the release's: signed by the same
@@ -175,7 +178,7 @@ class _Submission:
             there = load_statements(path)
         except Untrusted:
             return False
-        ours = self.creation.release.statements
+        ours = self.release.statements
         if there is None or ours is None:
             return False
         pairs = ((there.evidence, ours.evidence), (there.decision, ours.decision))
@@ -185,14 +188,15 @@ class _Submission:
         """ECDSA signs the same otherwise each time."""
         if one.data == other.data:
             return True
-        if self.trust is None or one.statement != other.statement:
+        trust = self.verified.trust
+        if trust is None or one.statement != other.statement:
             return False
-        signers, wanted = (each.signers(self.trust.measurers) for each in (one, other))
+        signers, wanted = (each.signers(trust.measurers) for each in (one, other))
         return {key.key_id for key in signers} == {key.key_id for key in wanted}
 
     def _expect(self, number: str) -> None:
-        name = self.creation.release.model_name
-        candidate = self.creation.registry.alias(name, CANDIDATE)
+        name = self.release.model_name
+        candidate = self.registry.alias(name, CANDIDATE)
         if candidate != number:
             raise PromotionConflict(
                 f"'{CANDIDATE}' of {name} points at version {candidate or 'none'}, this hand-in "
@@ -211,8 +215,6 @@ def _closed(version: Version) -> str | None:
 
 # What serves is decided by the local records alone. Tags only help to find a version that an
 # interrupted promotion left behind (its bytes are hashed again); a reviewer's tag may veto.
-
-
 _TITLES = 3
 """Of waived checks in a reason."""
 
@@ -273,8 +275,7 @@ class _Attempt:
             if objection is not None:
                 return refuse(model, self.release, objection, version=number)
         there = [version for version in found if version.number == champion]
-        versions = ReleaseVersions(model, self.release, self.policy, history)
-        serving = next((v.number for v in there if versions.serves_already(v)), None)
+        serving = next((v.number for v in there if self._serves_already(v)), None)
         if serving is not None and self._served_rightly(serving):
             return self._unchanged(serving)
         late = self._outdated_reason(champion, serving)
@@ -284,7 +285,7 @@ class _Attempt:
         if serving is not None and not required:
             return self._unchanged(serving)
         others = [version for version in found if version.number != champion]
-        number = serving or versions.left_behind(others) or versions.create()
+        number = serving or self._left_behind(others) or self._create()
         if serving is None:
             model.expect(CHAMPION, champion)
             model.point(CANDIDATE, number)
@@ -295,6 +296,52 @@ class _Attempt:
             model, model.entry("promoted", why, version=number, previous=champion, about=about)
         )
         return PromotionResult("promoted", number, champion, why)
+
+    def _serves_already(self, champion: Version) -> bool:
+        """Return whether the champion is this release."""
+        release, vouched = self.release, self.history.approving_entry(champion.number)
+        if vouched is not None:
+            policy, spec = release.decision.policy_sha256, release.preprocess_sha256
+            same = (vouched.policy_sha256, vouched.preprocess_sha256) == (policy, spec)
+            twins = [twin and twin.sha256 for twin in (vouched.twin, release.twin_digests)]
+            return same and twins[0] == twins[1] and self._is_whole(champion)
+        # If the champion came from elsewhere, only its tags list the files that belong to it.
+        tags = release.draft().tags
+        names = {*tags, Tag.TWIN, Tag.PREPROCESS} - {Tag.COMPARED_WITH}
+        same = all(champion.tags.get(name) == tags.get(name) for name in names)
+        return same and self._is_whole(champion)
+
+    def _left_behind(self, versions: Sequence[Version]) -> str | None:
+        """Return the number of a whole version of this very release, or None."""
+        tags = self.release.draft().tags
+        refused = {**tags, Tag.VERDICT: refused_as(tags[Tag.VERDICT])}  # it may come again
+        for version in versions:
+            # Of one that can't be proven now another is made: it could be so for good.
+            with contextlib.suppress(MismatchUnconfirmed):
+                is_alike = any(all_of.items() <= version.tags.items() for all_of in (tags, refused))
+                if is_alike and self._is_whole(version):
+                    return version.number
+        return None
+
+    def _create(self) -> str:
+        """Make a version and prove it; gives its number."""
+        model, release = self.model, self.release
+        number = create_version(model.registry, release, self.policy, status=HANDED_IN)
+        golden = release.draft().tags.get(Tag.GOLDEN)
+        model.prove(number, ExpectedDigests.from_release(release, golden=golden))
+        return number
+
+    def _is_whole(self, version: Version) -> bool:
+        """Return True if a version's bytes are the release's."""
+        vouched = self.history.approving_entry(version.number)
+        expected = ExpectedDigests.from_release(self.release, golden=version.tags.get(Tag.GOLDEN))
+        if vouched is not None:
+            expected = replace(ExpectedDigests.from_entry(vouched), sha256=expected.sha256)
+        try:
+            self.model.prove(version.number, expected)
+        except (DigestMismatch, ArtifactMissing):
+            return False
+        return True
 
     def _outdated_reason(self, champion: str | None, serving: str | None) -> str | None:
         """Return why what was measured and decided holds no more at this moment, or None.
@@ -339,16 +386,12 @@ class _Attempt:
 
 def _why(release: Release) -> str:
     reason = f"PASS on {', '.join(release.decision.runtimes)}"
-    if release.decision.waived:
-        reason += f"; waived: {_titles(release.decision.waived)}"
+    waived = [check.title for check in release.decision.waived]
+    if waived:
+        # A release of several files may waive dozens, which its report lists.
+        more = f" and {len(waived) - _TITLES} more" if len(waived) > _TITLES else ""
+        reason += f"; waived: {', '.join(waived[:_TITLES])}{more}"
     return reason
-
-
-def _titles(checks: Sequence[CheckResult]) -> str:
-    """Some of them: a release of several files may waive dozens, which its report lists."""
-    titles = [check.title for check in checks[:_TITLES]]
-    more = len(checks) - len(titles)
-    return ", ".join(titles) + (f" and {more} more" if more else "")
 
 
 def refuse(
@@ -362,8 +405,6 @@ def refuse(
 # If `champion` was moved by hand, `previous` did not follow: then a rollback restores the version
 # that served before that. If it was moved to the version of `previous`, that was a rollback by
 # hand: the serving version stays, and the ledger records it.
-
-
 def rollback(
     registry: Registry,
     model_name: str,
@@ -415,7 +456,10 @@ def _rollback(model: RegisteredModel, reason: str) -> PromotionResult:
         )
     _mark(model, champion, reason)
     if champion != history.serving:
-        reason = f"{reason} ({_manual_move_text(history, champion)})"
+        reason += (
+            f" ('{CHAMPION}' had been pointed at version {champion} by hand; by the ledger version "
+            f"{history.serving or 'none'} served)"
+        )
     entry = model.entry(
         "rolled_back", reason, version=target.version, previous=champion, about=target
     )
@@ -522,13 +566,6 @@ def _mark(model: RegisteredModel, version: str, reason: str) -> None:
     if Tag.ROLLED_BACK not in model.registry.version(model.name, version).tags:
         note = f"{now()}: {reason}"
         model.registry.set_tag(model.name, version, key=Tag.ROLLED_BACK, value=note)
-
-
-def _manual_move_text(history: ModelHistory, champion: str) -> str:
-    return (
-        f"'{CHAMPION}' had been pointed at version {champion} by hand; by the ledger version "
-        f"{history.serving or 'none'} served"
-    )
 
 
 def _nothing_serves(model: RegisteredModel, history: ModelHistory) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from gate.errors import (
     ArtifactMissing,
@@ -20,12 +20,11 @@ from gate.errors import (
     PromotionConflict,
     ResourceGone,
 )
-from gate.ledger.entry import Action, ComparedWith, LedgerEntry, TwinDigests
+from gate.ledger.entry import Action, LedgerEntry, now
 from gate.ledger.history import SERVING, HistoryCache, ModelHistory
 from gate.ledger.ledger import Ledger
 from gate.ledger.maintenance import same
-from gate.records.layout import VersionSize
-from gate.registry.interface import Alias, Registry
+from gate.registry.interface import Alias, Registry, Version
 from gate.registry.release import Release
 from gate.registry.reviews import ReviewSettings
 from gate.registry.version_files import Download, Expected, ExpectedDigests, received_digest
@@ -37,7 +36,6 @@ from gate.storage.workspace import key_in
 
 # A store may answer wrongly once. The same wrong bytes in a second, fresh download after a pause
 # are a mismatch to act on; bytes that differ each time never are.
-
 PAUSE_S = 5.0
 """How long a command waits before it downloads once more, in seconds."""
 
@@ -109,6 +107,9 @@ class Reading:
 
 T = TypeVar("T")
 
+_TAIL = 4000
+"""Characters of a tag's value; databases other than SQLite refuse more than 5000."""
+
 _DIGESTS = (
     "sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "preprocess_sha256", "twin",
     "compared_with", "incumbent", "extent", "run_id", "made_at", "signers",
@@ -122,7 +123,7 @@ class Details(TypedDict, total=False):
 
     version: str | None
     previous: str | None
-    about: Release | LedgerEntry | Digest | None
+    about: Release | LedgerEntry | None
     """Gives the digests."""
     comment: str | None
     """A reviewer's."""
@@ -170,6 +171,10 @@ class RegisteredModel:
 
     def entry(self, action: Action, reason: str, **details: Unpack[Details]) -> LedgerEntry:
         """A line that is not in the ledger yet."""
+        about, approvers = details.get("about"), details.get("approvers", ())
+        if not approvers and isinstance(about, LedgerEntry) and action in SERVING:
+            # An approval counts for as long as the version serves, or did; what waits has none.
+            approvers = about.approvers
         return LedgerEntry.model_validate(
             {
                 "action": action,
@@ -180,8 +185,8 @@ class RegisteredModel:
                 "reason": reason,
                 "cause": self.cause,
                 "comment": details.get("comment"),
-                "approvers": details.get("approvers") or _approvers(action, details.get("about")),
-                **_digests(details.get("about")),
+                "approvers": approvers,
+                **_digests(about),
             }
         )
 
@@ -203,7 +208,7 @@ class RegisteredModel:
         the RegistryErrors, StorageError.
         """
         with temporary_folder() as folder:
-            self.read(number, expected, _nothing, into=folder)
+            self.read(number, expected, lambda _path: None, into=folder)
 
     def read(self, number: str, expected: Expected, use: Callable[[Path], T], *, into: Path) -> T:
         """Download a version below a folder, verify its digests, and return what `use` makes of it.
@@ -264,6 +269,14 @@ class RegisteredModel:
                     ) from error
             is_sound = True
 
+    def note(self, version: Version, key: str, reason: str) -> None:
+        """Write into a tag of a version when and why, unless it ends with this reason already.
+        Raises the RegistryErrors."""
+        if version.tags.get(key, "").endswith(reason[-_TAIL:]):
+            return
+        text = reason if len(reason) <= _TAIL else f"…{reason[-_TAIL:]}"
+        self.registry.set_tag(self.name, version.number, key=key, value=f"{now()}: {text}")
+
     def point(self, alias: Alias, number: str) -> None:
         """Move an alias and read it back; one that is there already is left alone.
 
@@ -288,22 +301,9 @@ class RegisteredModel:
         raise PromotionConflict(reason)
 
 
-def _nothing(_path: Path) -> None:
-    """The proof is all."""
-
-
-def _approvers(action: Action, about: Release | LedgerEntry | Digest | None) -> tuple[str, ...]:
-    """An approval counts for as long as the version serves, or did; what waits has none."""
-    return about.approvers if isinstance(about, LedgerEntry) and action in SERVING else ()
-
-
-def _digests(
-    about: Release | LedgerEntry | Digest | None,
-) -> dict[str, ComparedWith | Digest | TwinDigests | VersionSize | tuple[str, ...] | str | None]:
+def _digests(about: Release | LedgerEntry | None) -> dict[str, Any]:
     if about is None:
         return {}
-    if isinstance(about, Digest):
-        return {"sha256": about}
     if isinstance(about, LedgerEntry):
         return {field: getattr(about, field) for field in _DIGESTS}
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal, Self
 
@@ -22,12 +22,10 @@ from gate.records.evidence import Evidence, Source
 from gate.records.layout import GOLDEN, VersionSize
 from gate.registry.interface import Draft, Tag
 from gate.sandbox.limits import SandboxLimits
+from gate.signing.trust import CLOCKS_APART, time_of
 from gate.signing.verification import StatementPair
 from gate.storage.digest import Digest
 from gate.summary.render import render_check
-
-_CLOCKS_APART = timedelta(minutes=5)
-"""How far the clocks of two machines may be apart."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +151,8 @@ class EvaluatedFile:
         """Return why the evidence is too old for a promotion at this moment, or of its future, or
         None."""
         text = self.evidence.measured_at
-        measured, remedy = (
-            moment(text),
-            "Measure the file again (make repro, or gate check --report)",
-        )
+        measured = time_of(text)
+        remedy = "Measure the file again (make repro, or gate check --report)"
         if measured is None:
             return f"its evidence was measured at '{text}', which is no time (ISO 8601). {remedy}."
         age = (at - measured) / timedelta(days=1)
@@ -165,10 +161,10 @@ class EvaluatedFile:
                 f"its evidence is {age:.1f} days old, the policy allows {policy.max_age_days:g} "
                 f"(max_age_days). {remedy}."
             )
-        if measured - at > _CLOCKS_APART:
+        if measured - at > CLOCKS_APART:
             return (
                 f"its evidence is of the future: measured at {text}, promoted at "
-                f"{at.isoformat(timespec='seconds')}; clocks may be {_CLOCKS_APART.seconds // 60} "
+                f"{at.isoformat(timespec='seconds')}; clocks may be {CLOCKS_APART.seconds // 60} "
                 f"minutes apart. Set the clocks right. {remedy}."
             )
         return None
@@ -215,15 +211,6 @@ class EvaluatedFile:
                 f"{what} are of other parts than the release: {other}. Measure again, which makes "
                 "both."
             )
-
-
-def moment(text: str) -> datetime | None:
-    """The time that an ISO 8601 text names, UTC without a zone; None where it is no time."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 Outcome = Literal[
@@ -318,7 +305,7 @@ class Release(EvaluatedFile):
     @property
     def compared_with(self) -> ComparedWith | None:
         """Return the digests of the comparison with the champion for the ledger."""
-        return ComparedWith.of(self.decision)
+        return ComparedWith.from_decision(self.decision)
 
     @property
     def preprocess_sha256(self) -> Digest | None:

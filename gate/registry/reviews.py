@@ -21,14 +21,12 @@ from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
 from gate.signing.trust import Trust, time_of
 from gate.signing.verification import StatementPair, summary_in
 from gate.storage.files import temporary_folder
-from gate.storage.safe_text import make_printable
+from gate.storage.safe_text import make_printable, shorten
 from gate.storage.untrusted_files import RECORD_LIMIT
 
 # Case and the space around do not matter. What is neither of the two words is no approval; what is
 # the word of rejection in any spelling is a rejection, in the configured tag and in the gate's own.
 # Which tag and which words: `gate.policy.sections`.
-
-
 COMMENT_LIMIT = 500
 """Characters of a comment that are kept."""
 
@@ -112,8 +110,7 @@ def quoted(text: str | None) -> str:
 
 def shortened(text: str, limit: int) -> str:
     """Return untrusted text printable, on one line, and at most `limit` characters long."""
-    text = make_printable(text)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return shorten(make_printable(text), limit)
 
 
 def _values(tags: Mapping[str, str], tag: ReviewTag) -> Iterator[str]:
@@ -123,8 +120,6 @@ def _values(tags: Mapping[str, str], tag: ReviewTag) -> Iterator[str]:
 # A reviewer needs the right to edit the registered model, and access to neither the ledger nor the
 # service. The data shown here is not trusted, because every writer to the registry can change it:
 # the service verifies it by the ledger.
-
-
 STATEMENT_LIMIT = 5000
 """Characters of a tag's value: databases other than SQLite refuse more."""
 
@@ -235,8 +230,6 @@ def statements_in(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 # Law: what makes the trust stricter, or takes a statement away, never turns waiting into approved.
-
-
 _LINES_IN_SECONDS = timedelta(seconds=1)
 """The ledger's lines have no smaller parts: what was signed within that second was before."""
 
@@ -343,7 +336,7 @@ class ReviewCounter:
     def _read(self, text: str, of: Reviewable) -> tuple[Approval, tuple[PublicKey, ...]]:
         if len(text) > STATEMENT_LIMIT:
             raise Untrusted(f"it has {len(text)} characters, {STATEMENT_LIMIT} are read")
-        signed = SignedStatement.of(text.encode("utf-8", "replace"), what="it")
+        signed = SignedStatement.from_bytes(text.encode("utf-8", "replace"), what="it")
         approval = of.verify(signed, registries=self.registries)
         return approval, signers_of(signed, approval, trust=self.trust, now=self.now)
 

@@ -12,22 +12,22 @@ from typing import Any
 
 from gate.decision.decide import Decision
 from gate.errors import DigestMismatch, EvidenceError, Untrusted
-from gate.golden.folder import read_record
+from gate.golden.folder import GOLDEN_JSON, read_record
 from gate.golden.manifest import GoldenManifest
 from gate.ledger.entry import ComparedWith, LedgerEntry, TwinDigests
 from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
 from gate.records.champion_comparison import Trend
+from gate.records.layout import GOLDEN as GOLDEN_FOLDER
 from gate.records.layout import QUANTIZED
-from gate.registry.quantized_twin import twin_in
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.release import EvaluatedFile, Release, VerificationRules, moment
-from gate.registry.version_files import Records, load_statements
+from gate.registry.release import EvaluatedFile, GoldenFolder, Release, VerificationRules
+from gate.registry.version_files import Records, load_statements, twin_file
 from gate.signing.keys import PublicKey
 from gate.signing.predicates import VerificationSummary
 from gate.signing.statement import Resource, SignedStatement
 from gate.signing.subjects import GOLDEN, PREPROCESSING, file_resource, statement_subjects
-from gate.signing.trust import Trust
+from gate.signing.trust import Trust, time_of
 from gate.signing.verification import (
     Signatory,
     StatementPair,
@@ -39,14 +39,13 @@ from gate.signing.verification import (
 from gate.storage.digest import Digest
 from gate.storage.untrusted_files import as_mismatch
 
+
 # The decision holds the comparison, and is stored where every writer to the registry can change it:
 # the ledger has its digest.
-
-
 def verify_comparison(decision: Decision, expected: ComparedWith | None) -> None:
     """Prove that the comparison in a decision that lay in the registry is the one that the ledger
     noted. Raises DigestMismatch."""
-    found = ComparedWith.of(decision)
+    found = ComparedWith.from_decision(decision)
     if found != expected:
         raise DigestMismatch(
             "the decision beside the version tells of a comparison with version "
@@ -62,7 +61,9 @@ def comparison_in(line: LedgerEntry | None) -> ComparedWith | None:
     """
     if line is None:
         return None
-    return line.compared_with if line.incumbent is None else ComparedWith.of_record(line.incumbent)
+    return (
+        line.compared_with if line.incumbent is None else ComparedWith.from_record(line.incumbent)
+    )
 
 
 def standard(champion: str | None, history: ModelHistory) -> str | None:
@@ -101,7 +102,6 @@ def _named(compared: ComparedWith | None) -> str:
 
 
 _TWIN = f"{QUANTIZED}/"
-
 _REMEDY = "Measure and sign anew (gate check --report --key), and hand that in."
 
 
@@ -154,15 +154,6 @@ def companion_digests(which: LedgerEntry | Release) -> dict[str, Digest]:
     return {name: digest for name, digest in named.items() if digest is not None}
 
 
-def additional_signers(
-    judged: Iterable[EvaluatedFile | None], *, trust: Trust, but: tuple[str, ...]
-) -> tuple[str, ...]:
-    """IDs of the measurers' keys that signed any statement of these, other than some; of a key that
-    is not valid now, too, but of none that was revoked."""
-    there = (each.statements for each in judged if each is not None)
-    return _further_measurers((each for each in there if each is not None), trust=trust, but=but)
-
-
 def claimed_fields(
     path: Path, *, model: str, trust: Trust, registries: frozenset[str], now: datetime
 ) -> dict[str, Any]:
@@ -183,7 +174,7 @@ def claimed_fields(
         "evidence_sha256": _evidence_of(summary),
         "golden_sha256": _subject(signed, GOLDEN),
         "preprocess_sha256": _subject(signed, PREPROCESSING),
-        "compared_with": _compared_with(summary),
+        "compared_with": summary.incumbent and ComparedWith.from_record(summary.incumbent),
         "signers": tuple(key.key_id for key in signers),
     }
     if any((each.name or "").startswith(_TWIN) for each in signed.statement.subject):
@@ -203,9 +194,11 @@ def claimed_fields(
 
 
 def _further_measurers(
-    statements: Iterable[StatementPair], *, trust: Trust, but: tuple[str, ...]
+    statements: Iterable[StatementPair | None], *, trust: Trust, but: tuple[str, ...]
 ) -> tuple[str, ...]:
-    signed = (one for each in statements for one in (each.evidence, each.decision))
+    """Return IDs of the measurers' keys that signed any of these statements, other than some; of a
+    key that is not valid now, too, but of none that was revoked."""
+    signed = (one for each in statements if each for one in (each.evidence, each.decision))
     found = (key.key_id for each in signed for key in each.signers(trust.measurers))
     return tuple(one for one in dict.fromkeys(found) if one not in (*but, *trust.revoked))
 
@@ -263,13 +256,6 @@ def _evidence_of(summary: VerificationSummary) -> Digest:
     return _digest(summary.input_attestations[0], what="evidence")
 
 
-def _compared_with(summary: VerificationSummary) -> ComparedWith | None:
-    record = summary.incumbent
-    if record is None:
-        return None
-    return ComparedWith(record_sha256=record.digest(), version=record.version, sha256=record.sha256)
-
-
 def _subject(signed: SignedStatement, name: str) -> Digest | None:
     found = [each for each in signed.statement.subject if each.name == name]
     return _digest(found[0], what=name) if found else None
@@ -286,8 +272,6 @@ def _digest(resource: Resource, *, what: str) -> Digest:
 
 # Statements are verified before anything else of a release: they contain the digests that it must
 # have.
-
-
 _MADE_HERE = object()
 
 
@@ -378,7 +362,8 @@ def verify_release(
                 with _about_the_twin():
                     _verify_names(release.twin, _subjects(release.twin))
         by = tuple(key.key_id for key in signers)
-        others = additional_signers((release, release.twin), trust=trust, but=by)
+        pairs = [each.statements for each in (release, release.twin) if each is not None]
+        others = _further_measurers(pairs, trust=trust, but=by)
         release = replace(release, signers=by, measured_by=others)
     return VerifiedRelease(release.verified(policy, rules), policy, signers, trust, _MADE_HERE)
 
@@ -438,21 +423,14 @@ class VerdictSigning:
         self._prove(release, measured)
         if release.twin is not None and policy.twin is not None:
             with _about_the_twin():
-                signed = self._signed_twin(release.twin, policy.twin, measured=twin)
-            release = replace(release, twin=signed)
-        subjects = subjects_of_release(release)
-        statements = self._signed(release, subjects, measured, precision=policy.precision)
+                if twin is None:
+                    raise Untrusted("its evidence is not signed. Measure it: gate check --report.")
+                self._prove(release.twin, twin)
+                subjects = _subjects(release.twin)
+                statements = self._signed(release.twin, subjects, twin, policy.twin)
+            release = replace(release, twin=replace(release.twin, statements=statements))
+        statements = self._signed(release, subjects_of_release(release), measured, policy)
         return replace(release, statements=statements)
-
-    def _signed_twin(
-        self, twin: EvaluatedFile, policy: Policy, *, measured: MeasuredFile | None
-    ) -> EvaluatedFile:
-        if measured is None:
-            raise Untrusted("its evidence is not signed. Measure it: gate check --report.")
-        self._prove(twin, measured)
-        subjects = _subjects(twin)
-        statements = self._signed(twin, subjects, measured, precision=policy.precision)
-        return replace(twin, statements=statements)
 
     def _prove(self, judged: EvaluatedFile, measured: MeasuredFile) -> None:
         """That what is decided on is what was measured."""
@@ -471,11 +449,10 @@ class VerdictSigning:
         judged: EvaluatedFile,
         subjects: Mapping[str, Digest],
         measured: MeasuredFile,
-        *,
-        precision: str,
+        policy: Policy,
     ) -> StatementPair:
         decided = self.signatory.decided(
-            judged.decision, subjects, precision=precision, resource=self.resource
+            judged.decision, subjects, precision=policy.precision, resource=self.resource
         )
         return StatementPair(measured.statement, decided)
 
@@ -582,7 +559,7 @@ class Terms:
         line, present = history.promotion_of(version), datetime.now(UTC)
         if history.was_deployed(version):
             return None
-        promoted = moment(line.at) if line is not None else None
+        promoted = time_of(line.at) if line is not None else None
         return cls(policy, present if promoted is None else min(promoted, present), trust())
 
 
@@ -671,4 +648,27 @@ def release_from_version(
         description="",
         # What the ledger does not name was put there afterwards, and is not read.
         twin=twin_in(beside, twin) if twin is not None and beside.is_dir() else None,
+    )
+
+
+def twin_in(folder: Path, digests: TwinDigests | None = None) -> EvaluatedFile:
+    """Return the twin that `write_twin` wrote into a folder, with these digests where they are
+    pinned.
+
+    Raises EvidenceError where it is not whole, DigestMismatch where evidence or golden vectors
+    are others; StorageError.
+    """
+    path = twin_file(folder)
+    records = Records.load(path, evidence=None if digests is None else digests.evidence_sha256)
+    golden = folder / GOLDEN_FOLDER
+    vectors = None
+    if (golden / GOLDEN_JSON).exists():
+        sha256 = None if digests is None else digests.golden_sha256
+        vectors = GoldenFolder.open(golden, sha256=sha256)
+    return EvaluatedFile(
+        onnx_path=path,
+        evidence=records.evidence,
+        decision=records.decision,
+        statements=records.statements,
+        golden=vectors,
     )

@@ -31,6 +31,7 @@ from gate.records.layout import (
     VersionSize,
 )
 from gate.registry.interface import Registry
+from gate.registry.release import Release
 from gate.sandbox.limits import limit_folder_size
 from gate.signing.verification import StatementPair
 from gate.storage.digest import Digest
@@ -38,7 +39,6 @@ from gate.storage.untrusted_files import RECORD_LIMIT, as_mismatch, read_untrust
 
 # They prove nothing by themselves, because every user who may write to the registry may write them.
 # The ledger holds the digests that they must have.
-
 _TREND_LIMIT = 1 << 16
 """Bytes of a trend at most: twenty rows take some 5 kB."""
 
@@ -150,6 +150,18 @@ class ExpectedDigests:
     def from_entry(cls, line: LedgerEntry) -> ExpectedDigests:
         """Create it from the ledger line that approves a version."""
         return replace(cls.needed(line), golden=_hex(line.golden_sha256), twin=line.twin)
+
+    @classmethod
+    def from_release(cls, release: Release, *, golden: str | None) -> ExpectedDigests:
+        """Create it from a release, with the golden vectors that a version's tags name."""
+        return cls(
+            sha256=release.decision.subject_sha256,
+            golden=golden,
+            twin=release.twin_digests,
+            preprocessing=release.preprocess_sha256,
+            evidence=release.decision.evidence_sha256,
+            extent=release.extent,
+        )
 
     @classmethod
     def needed(cls, line: LedgerEntry) -> ExpectedDigests:

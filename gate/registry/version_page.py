@@ -17,12 +17,9 @@ from gate.ledger.history import MOVING, SERVING, ModelHistory
 from gate.registry import reviews
 from gate.registry.interface import CANDIDATE, Tag, Version
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.release import moment
 from gate.registry.reviews import ReviewSettings
-from gate.storage.safe_text import make_printable
-
-# Pure: of the same lines comes the same text. Tags and aliases say nothing here.
-
+from gate.signing.trust import time_of
+from gate.storage.safe_text import make_printable, shorten
 
 MARK = "Status: "
 """What the line begins with."""
@@ -123,7 +120,10 @@ class VersionStatus:
             case "champion":
                 text = f"champion since {at}{_how(line)}."
             case "replaced":
-                text = f"was champion until {at}, {_by(line)}."
+                by = (
+                    f"replaced by version {line.version}" if line.version else "then nothing served"
+                )
+                text = f"was champion until {at}, {by}."
             case "rejected":
                 why = f'because "{_plain(line.comment)}"' if line.comment else "without a comment"
                 text = f"rejected by review on {at} {why}. That is final for these bytes."
@@ -134,7 +134,7 @@ class VersionStatus:
             case "rolled_back":
                 serves = f"; version {line.version} came back" if line.version else ""
                 text = f"rolled back on {at} because {reason}{serves}."
-        return _cut(MARK + text, STATUS_LIMIT)
+        return shorten(MARK + text, STATUS_LIMIT)
 
 
 def unjudged(reason: str) -> str:
@@ -142,7 +142,7 @@ def unjudged(reason: str) -> str:
     text = (
         f"{MARK}handed in, and not judged yet: {_plain(reason)}. It is looked at again; where it "
     )
-    return _cut(f"{text}stays so, hand it in again.", STATUS_LIMIT)
+    return shorten(f"{text}stays so, hand it in again.", STATUS_LIMIT)
 
 
 def is_waiting_for_service(description: str) -> bool:
@@ -182,7 +182,7 @@ def with_status(description: str, line: str) -> str:
     if len(line) > room and len(body) <= DESCRIPTION_LIMIT:
         if room < _LEAST:
             return body
-        line = _cut(line, room)
+        line = shorten(line, room)
     return f"{line}\n\n{body}"
 
 
@@ -239,30 +239,19 @@ def _how(line: LedgerEntry) -> str:
     return ""
 
 
-def _by(line: LedgerEntry) -> str:
-    return f"replaced by version {line.version}" if line.version else "then nothing served"
-
-
 def _when(line: LedgerEntry) -> str:
-    at = moment(line.at)
+    at = time_of(line.at)
     return _plain(line.at) if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _plain(text: str) -> str:
     """Short, on one line, without markup."""
-    line = _cut(make_printable(text).rstrip("."), STATUS_LIMIT - _SPARE)
+    line = shorten(make_printable(text).rstrip("."), STATUS_LIMIT - _SPARE)
     return _EMPHASIS.sub(r"\\\g<0>", line.translate(_ALIKE))
 
 
-def _cut(line: str, limit: int) -> str:
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
-
-
-# It decides nothing. The process that wrote a line updates the pages of its versions afterwards,
-# and the service updates those that were left out. A page that can't be written now is a transient
-# error: no move, and no line, waits for it.
-
-
+# A page decides nothing. The process that wrote a line updates the pages of its versions, and the
+# service updates those that were left out. No move and no line waits for a page.
 REJECTED_VERDICT = "REJECTED by review"
 """What `gate.verdict` says then; that it passed stands in the ledger."""
 
@@ -347,8 +336,6 @@ def _set(model: RegisteredModel, version: Version, key: str, value: str) -> None
 
 # The writer of a line updated the pages already; this finishes the updates that a crash or an
 # unreachable registry prevented. Without new lines, it sends no request to the registry.
-
-
 _RECENT = 20
 """Number of lines that a first or a thorough update goes back."""
 
@@ -374,17 +361,17 @@ class Pages:
         history, followed = model.history(), self._lines.get(model.key)
         number = len(history.entries)
         if followed is None or thoroughly or followed > number:
-            versions = _recent(history)
+            waiting = (line.version for line in history.waiting)
+            versions: Iterable[str | None] = (
+                history.serving,
+                *waiting,
+                *_named(history.entries[-_RECENT:]),
+            )
         else:
             versions = _named(history.entries[followed:])
         wanted = (*self._left.get(model.key, ()), *versions)
         self._left[model.key] = write_status(model, wanted)
         self._lines[model.key] = number
-
-
-def _recent(history: ModelHistory) -> Iterator[str]:
-    yield from filter(None, (history.serving, *(line.version for line in history.waiting)))
-    yield from _named(history.entries[-_RECENT:])
 
 
 def _named(lines: Iterable[LedgerEntry]) -> Iterator[str]:

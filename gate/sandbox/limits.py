@@ -15,15 +15,10 @@ from typing import Self
 from gate.errors import TooLarge
 
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(s|m|h)?", re.ASCII)
-
 _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
-
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 _SHARE = 0.8

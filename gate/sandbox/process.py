@@ -55,7 +55,7 @@ class ProcessMonitor:
                 f"{what} took more than the {time_text(limits.time_s)} that are allowed. Nothing "
                 "was decided. If the file is trusted, allow more with --time-limit."
             )
-        taken = sum(map(_memory, (self._child, *self._descendants)))
+        taken = sum(map(own_memory, (self._child, *self._descendants)))
         if taken > limits.memory_bytes:
             error = LimitExceeded(too_much_memory(what, limits))
             # A note, because the message of the same fault is the same each time.
@@ -84,18 +84,17 @@ def too_much_memory(what: str, limits: SandboxLimits) -> str:
     )
 
 
-def _memory(process: psutil.Process) -> int:
+def own_memory(process: psutil.Process) -> int:
+    """Return the bytes of a process's own memory; 0 where it ended."""
     try:
         taken = process.memory_info()
-    except psutil.Error:  # it ended
+    except psutil.Error:
         return 0
     return int(taken.rss - getattr(taken, "shared", 0))
 
 
 # What it hands back is JSON, and is read as a stranger's: the child parsed hostile bytes, and may
 # be theirs by now.
-
-
 _LOOK_S = 0.05
 
 _LAST_S = 10.0
@@ -105,11 +104,8 @@ _TAIL = 4000
 """Characters of a message, and bytes of what a child printed, that are kept."""
 
 _CHUNK = 1 << 16
-
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
 _KEPT = ("PATH", "HOME", "LANG", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-
 _KEPT_PREFIXES = ("LC_", "PYTHON", "OMP_", "ORT_", "CUDA_")
 
 _START = (
@@ -330,7 +326,7 @@ def _value(child: _Child, *, what: str, limits: SandboxLimits) -> Any:
     if not child.answer:
         raise LimitExceeded(
             f"{what} was not finished: the process that did it {child.ended}."
-            f"{_last_line(child.printed)} Nothing was decided. If it was killed for its memory, "
+            f"{last_line(child.printed)} Nothing was decided. If it was killed for its memory, "
             "allow more with --memory-limit on a machine that has it; gate doctor says whether a "
             "library is broken."
         )
@@ -358,7 +354,8 @@ def _raised(error: Any, *, what: str, limits: SandboxLimits) -> GateError:
     return EvidenceError(f"{what} failed unexpectedly: {name}: {message}")
 
 
-def _last_line(printed: bytes) -> str:
+def last_line(printed: bytes) -> str:
+    """Return the last line that a process printed, as a sentence for its message."""
     lines = printed.decode(errors="replace").strip().splitlines()
     return f" It last said: {lines[-1].strip()[:300]}" if lines else ""
 

@@ -23,17 +23,14 @@ import psutil
 
 from gate.errors import EvidenceError, GateError, LimitExceeded, StorageError
 from gate.sandbox.limits import memory_text, time_text
+from gate.sandbox.process import last_line, own_memory
 from gate.storage.arrays import RuntimeArray
 
 # It is no prison: whoever installs a package lets its code run.
-
-
 Numbers = Mapping[str, RuntimeArray]
 
 _MOST_BYTES = 1 << 34
-
 _ARRAYS = "arrays"
-
 _KINDS = "biuf"
 
 _CLOSE_S = 10.0
@@ -196,8 +193,7 @@ class WorkerProcess:
                     self._kill()
                 if self._memory_bytes is None:
                     continue
-                memory = process.memory_info()
-                taken = int(memory.rss - getattr(memory, "shared", 0))
+                taken = own_memory(process)
                 if taken > self._memory_bytes:
                     self._taken = taken
                     self._kill()
@@ -220,13 +216,9 @@ class WorkerProcess:
                 f"{self._what} took longer than {time_text(limit_s)} and was ended. "
                 f"{self._remedies.slow}"
             )
-        return EvidenceError(
-            f"the process of {self._what} ended with code {code}.{self._last_line()} "
-            f"{self._remedies.dead}"
-        )
-
-    def _last_line(self) -> str:
         size = self._printed.seek(0, os.SEEK_END)
         self._printed.seek(max(0, size - _TAIL))
-        lines = self._printed.read().decode(errors="replace").strip().splitlines()
-        return f" It last said: {lines[-1].strip()[:300]}" if lines else ""
+        return EvidenceError(
+            f"the process of {self._what} ended with code {code}."
+            f"{last_line(self._printed.read())} {self._remedies.dead}"
+        )

@@ -18,9 +18,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Literal
 
 import anyio
 import uvicorn
@@ -43,7 +42,7 @@ from gate.errors import (
 from gate.ledger.ledger import Ledger
 from gate.registry.eligibility import TrustFile
 from gate.service import event as events
-from gate.service.event import Event, Malformed
+from gate.service.event import Event, MalformedEvent
 from gate.service.monitoring import Reconcile, ServiceMetrics, configure_logging
 from gate.service.reconcile_loop import ReconcileLoop
 from gate.service.reconciler import kept_ledger
@@ -52,8 +51,6 @@ from gate.storage.safe_text import Redaction
 
 # The result is cached for a moment, so that frequent requests cost little. A disk or a database
 # that hangs blocks one thread, and never one of those that receive deliveries.
-
-
 _FRESH_S = 2.0
 
 _PATIENCE_S = 3.0
@@ -139,30 +136,44 @@ def store_trouble(settings: ServiceSettings) -> str | None:
 
 # MLflow's scheme: `X-MLflow-Signature: v1,<base64>` is the HMAC-SHA256, keyed with the UTF-8
 # secret, of `<delivery id>.<timestamp>.<raw body>`. One signature, never several.
-
-
 SIGNATURE_HEADER = "X-MLflow-Signature"
-
 TIMESTAMP_HEADER = "X-MLflow-Timestamp"
-
 DELIVERY_HEADER = "X-MLflow-Delivery-Id"
 
 
 # No dot: id, timestamp and body could otherwise be parted elsewhere under the same signature.
 _DELIVERY_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-
 _TIMESTAMP = re.compile(r"[0-9]{1,12}")
-
 _SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{43}=")
 
 
 @dataclass(frozen=True)
-class SignatureRefusal:
-    """Why a delivery is rejected. `reason` is for the log; the sender gets `status` only."""
+class Answer:
+    """The response to the sender: one word and a status, without a reason to help forgers."""
 
-    outcome: Literal["unsigned", "stale", "forged"]
+    outcome: str
+    status: int
     reason: str
-    status: int = 401
+    """For the log."""
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+    def response(self) -> Response:
+        """Return the response as JSON.
+
+        After a refusal the connection is closed, because the body may not have been read.
+        """
+        headers = {"Cache-Control": "no-store"}
+        if self.status >= 400:
+            headers["Connection"] = "close"
+        return JSONResponse({"outcome": self.outcome}, self.status, headers)
+
+
+class DeliveryRefused(Exception):
+    """A delivery is not taken."""
+
+    def __init__(self, outcome: str, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.answer = Answer(outcome, status, reason)
 
 
 @dataclass(frozen=True)
@@ -173,52 +184,51 @@ class Envelope:
     timestamp: str
     signature: str
 
+    @classmethod
+    def from_headers(
+        cls, header: Callable[[str], Sequence[str]], *, now: float, window_s: float
+    ) -> Envelope:
+        """Read the headers before the body, so that the body of an invalid delivery is not read.
 
-def verify_signature(
-    header: Callable[[str], Sequence[str]], *, now: float, window_s: float
-) -> Envelope | SignatureRefusal:
-    """Read the headers before the body, so that the body of an invalid delivery is not read.
+        `header`: all values of a header. `now`: seconds since the epoch. Raises DeliveryRefused.
+        """
+        found: list[str] = []
+        for name, form in (
+            (DELIVERY_HEADER, _DELIVERY_ID),
+            (TIMESTAMP_HEADER, _TIMESTAMP),
+            (SIGNATURE_HEADER, _SIGNATURE),
+        ):
+            values = header(name)
+            if len(values) != 1:
+                reason = f"is refused: {name} is there {len(values)} times, expected once"
+                raise DeliveryRefused("unsigned", 401, reason)
+            if not form.fullmatch(values[0]):
+                raise DeliveryRefused(
+                    "unsigned", 401, f"is refused: {name} is not of MLflow's form"
+                )
+            found.append(values[0])
+        envelope = cls(*found)
+        off = now - int(envelope.timestamp)
+        if not abs(off) <= window_s:
+            reason = f"the timestamp is {off:.0f} s old, allowed are ±{window_s:.0f} s"
+            raise DeliveryRefused("stale", 401, f"is refused: {reason}")
+        return envelope
 
-    `header`: all values of a header. `now`: seconds since the epoch.
-    """
-    found: list[str] = []
-    for name, form in (
-        (DELIVERY_HEADER, _DELIVERY_ID),
-        (TIMESTAMP_HEADER, _TIMESTAMP),
-        (SIGNATURE_HEADER, _SIGNATURE),
-    ):
-        values = header(name)
-        if len(values) != 1:
-            return SignatureRefusal(
-                "unsigned", f"{name} is there {len(values)} times, expected once"
+    def verify_body(self, body: bytes, *, secrets: Iterable[str]) -> None:
+        """Raise DeliveryRefused unless one of the secrets signed exactly this body.
+
+        Takes the same time whichever secret fits, or none.
+        """
+        fits, tried = False, 0
+        for secret in secrets:
+            expected = sign(
+                secret, delivery_id=self.delivery_id, timestamp=self.timestamp, body=body
             )
-        if not form.fullmatch(values[0]):
-            return SignatureRefusal("unsigned", f"{name} is not of MLflow's form")
-        found.append(values[0])
-    envelope = Envelope(*found)
-    off = now - int(envelope.timestamp)
-    if not abs(off) <= window_s:
-        return SignatureRefusal(
-            "stale", f"the timestamp is {off:.0f} s old, allowed are ±{window_s:.0f} s"
-        )
-    return envelope
-
-
-def refuse(envelope: Envelope, body: bytes, *, secrets: Iterable[str]) -> SignatureRefusal | None:
-    """None if one of the secrets signed exactly this body under this envelope.
-
-    Takes the same time whichever secret fits, or none.
-    """
-    given, fits, tried = envelope.signature.encode(), False, 0
-    for secret in secrets:
-        expected = sign(
-            secret, delivery_id=envelope.delivery_id, timestamp=envelope.timestamp, body=body
-        )
-        fits |= hmac.compare_digest(expected.encode(), given)
-        tried += 1
-    return (
-        None if fits else SignatureRefusal("forged", f"the signature fits none of {tried} secrets")
-    )
+            fits |= hmac.compare_digest(expected.encode(), self.signature.encode())
+            tried += 1
+        if not fits:
+            reason = f"is refused: the signature fits none of {tried} secrets"
+            raise DeliveryRefused("forged", 401, reason)
 
 
 def sign(secret: str, *, delivery_id: str, timestamp: str, body: bytes) -> str:
@@ -232,26 +242,7 @@ def sign(secret: str, *, delivery_id: str, timestamp: str, body: bytes) -> str:
 # models that are not allow-listed are 403: MLflow does not repeat them and shows them nowhere.
 # Nothing is stored: of an event only the model's name is used, and an event that is lost is made up
 # for by the next look of the timer.
-
-
 _NO_BODY = "has no body that can be read"
-
-
-class Answer:
-    """The response to the sender: one word and a status, without a reason to help forgers."""
-
-    def __init__(self, outcome: str, status: int, reason: str = "", **fields: object) -> None:
-        self.outcome, self.status, self.reason, self.fields = outcome, status, reason, fields
-
-    def response(self) -> Response:
-        """Return the response as JSON.
-
-        After a refusal the connection is closed, because the body may not have been read.
-        """
-        headers = {"Cache-Control": "no-store"}
-        if self.status >= 400:
-            headers["Connection"] = "close"
-        return JSONResponse({"outcome": self.outcome}, self.status, headers)
 
 
 class Receiver:
@@ -275,73 +266,68 @@ class Receiver:
     async def __call__(self, request: Request) -> Response:
         """Answer one request."""
         start = time.perf_counter()
-        answer = await self._answer(request)
+        try:
+            answer = await self._take(request)
+        except DeliveryRefused as refusal:
+            answer = refusal.answer
         self._metrics.deliveries.labels(answer.outcome).inc()
         self._metrics.accept_seconds.observe(time.perf_counter() - start)
         level = logging.INFO if answer.status < 400 else logging.WARNING
         fields = {"outcome": answer.outcome, "status": answer.status, **answer.fields}
-        _log.log(level, "delivery %s", answer.reason or "taken", extra={"fields": fields})
+        _log.log(level, "delivery %s", answer.reason, extra={"fields": fields})
         return answer.response()
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _take(self, request: Request) -> Answer:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             return Answer("wrong_type", 415, "is not application/json")
-        envelope = verify_signature(
+        envelope = Envelope.from_headers(
             request.headers.getlist, now=time.time(), window_s=self._settings.window_s
         )
-        if isinstance(envelope, SignatureRefusal):
-            return _refused(envelope)
         body = await _read_body(request, self._settings)
-        if isinstance(body, Answer):
-            return body
-        refusal = refuse(envelope, body, secrets=self._keyring.secrets)
-        if refusal is not None:
-            return _refused(refusal)
-        return self._judge(envelope, body)
+        envelope.verify_body(body, secrets=self._keyring.secrets)
+        fields: dict[str, object] = {"delivery": envelope.delivery_id}
+        try:
+            event = events.read(body, self._tag)
+        except MalformedEvent as error:
+            return Answer("malformed", 400, f"is malformed: {error}", fields)
+        if event is None:
+            return Answer("ignored", 200, "is about nothing of ours", fields)
+        return self._judge(event, fields)
 
-    def _judge(self, envelope: Envelope, body: bytes) -> Answer:
-        """Handle a delivery whose signature was verified, and return the answer."""
-        event, delivery = events.read(body, self._tag), envelope.delivery_id
-        if isinstance(event, Malformed):
-            return Answer("malformed", 400, f"is malformed: {event.reason}", delivery=delivery)
-        if not isinstance(event, Event):
-            return Answer("ignored", 200, "is about nothing of ours", delivery=delivery)
-        fields = {"delivery": delivery, "event": event.kind, "model": event.model[:256]}
+    def _judge(self, event: Event, fields: dict[str, object]) -> Answer:
+        """Handle an event whose signature was verified, and return the answer."""
+        fields |= {"event": event.kind, "model": event.model[:256]}
         if event.is_test:
-            return Answer("test", 200, "is a test of the server's", **fields)
+            return Answer("test", 200, "is a test of the server's", fields)
         if event.model not in self._settings.models:
-            return Answer("foreign", 403, "is about a model that is not allow-listed", **fields)
+            return Answer("foreign", 403, "is about a model that is not allow-listed", fields)
         if event.hint is not None:
             _log.warning("%s", event.hint, extra={"fields": fields})
         why = events.ignored(event, aliases=self._settings.aliases, tag=self._tag)
         if why is not None:
-            return Answer("ignored", 200, f"changes nothing: {why}", **fields)
+            return Answer("ignored", 200, f"changes nothing: {why}", fields)
         self._wake(event.model)
-        return Answer("accepted", 202, "wakes the loop", **fields)
+        return Answer("accepted", 202, "wakes the loop", fields)
 
 
-def _refused(refusal: SignatureRefusal) -> Answer:
-    return Answer(refusal.outcome, refusal.status, f"is refused: {refusal.reason}")
-
-
-async def _read_body(request: Request, settings: ServiceSettings) -> bytes | Answer:
-    """The body, or what the sender gets instead. Never holds more than `body_cap` bytes and one
-    chunk of the server's."""
+async def _read_body(request: Request, settings: ServiceSettings) -> bytes:
+    """Return the body. Never holds more than `body_cap` bytes and one chunk of the server's. Raises
+    DeliveryRefused where it is too large, too slow, or broken off."""
     declared = request.headers.get("content-length", "0")
     body = bytearray()
     if declared.isdecimal() and int(declared[:20]) > settings.body_cap:
-        return Answer("too_large", 413, _NO_BODY)
+        raise DeliveryRefused("too_large", 413, _NO_BODY)
     try:
         async with asyncio.timeout(settings.body_timeout_s):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > settings.body_cap:
-                    return Answer("too_large", 413, _NO_BODY)
-    except TimeoutError:
-        return Answer("slow", 408, _NO_BODY)
-    except ClientDisconnect:
-        return Answer("gone", 400, _NO_BODY)
+                    raise DeliveryRefused("too_large", 413, _NO_BODY)
+    except TimeoutError as error:
+        raise DeliveryRefused("slow", 408, _NO_BODY) from error
+    except ClientDisconnect as error:
+        raise DeliveryRefused("gone", 400, _NO_BODY) from error
     return bytes(body)
 
 
@@ -351,8 +337,6 @@ async def _read_body(request: Request, settings: ServiceSettings) -> bytes | Ans
 #                         answered lately; else 503, and which of them is in trouble.
 #                         Whether the trust can be read is said, and takes nothing offline
 # GET  /metrics           Prometheus
-
-
 WEBHOOK_PATH = "/webhooks/mlflow"
 
 CLOSE_S = 10.0

@@ -12,7 +12,7 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
-from gate.ledger.entry import LedgerEntry, now
+from gate.ledger.entry import LedgerEntry
 from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
 from gate.registry import reviews
@@ -23,9 +23,6 @@ from gate.registry.registered_model import RegisteredModel
 from gate.registry.verify_release import ReadTrust, Terms, comparison_in, no_trust, outdated
 from gate.registry.version_page import write_status
 from gate.service.monitoring import StepResult
-
-_TAIL = 4000
-"""Characters of a tag's value; databases other than SQLite refuse more than 5000."""
 
 _UNREACHED = 3
 """So many versions out of reach are the registry's trouble: one may be an editor's doing."""
@@ -69,8 +66,10 @@ def guard_champion(
         examined = _examined(model, champion, terms=terms, history=history)
     else:
         examined = veto(model, champion, history=history, terms=terms)
-    if moved and examined.problem is None:
-        examined = replace(examined, problem=_outdated_reason(champion, policy, history))
+    served = history.was_served(champion)  # then it may be gone back to
+    if moved and examined.problem is None and policy.incumbent is not None and not served:
+        compared = comparison_in(history.approving_entry(champion))
+        examined = replace(examined, problem=outdated(compared, history.serving, history))
     if examined.problem is not None:
         return [_revert(model, examined, policy=policy, history=history, trust=trust)]
     if moved:
@@ -97,17 +96,6 @@ def _examined(
         if not moved:
             raise
         return replace(veto(model, champion, history=history), problem=str(error))
-
-
-def _outdated_reason(champion: str, policy: Policy, history: ModelHistory) -> str | None:
-    """Return why a version that never served yet is not what the policy wants it compared with; or
-    None.
-
-    What served before may be gone back to.
-    """
-    if policy.incumbent is None or history.was_served(champion):
-        return None
-    return outdated(comparison_in(history.approving_entry(champion)), history.serving, history)
 
 
 def _accept(model: RegisteredModel, examined: Eligibility, history: ModelHistory) -> StepResult:
@@ -145,9 +133,7 @@ def _revert(
     if examined.unreviewed and standing is not None and standing.action != "passed":
         model.write("passed", problem, version=champion, about=examined.vouched)  # it waits
     # Before the alias moves, so that the version shows the reason from then on.
-    if not tags.get(Tag.REVERTED, "").endswith(problem[-_TAIL:]):
-        note = f"{now()}: {problem}" if len(problem) <= _TAIL else f"{now()}: …{problem[-_TAIL:]}"
-        model.registry.set_tag(model.name, champion, key=Tag.REVERTED, value=note)
+    model.note(examined.version, Tag.REVERTED, problem)
     number = target.version if target else None
     move_alias(
         model, model.entry("reverted", reason, version=number, previous=champion, about=target)

@@ -37,39 +37,31 @@ class Event:
     """Whether it is a test delivery of the server."""
 
 
-@dataclass(frozen=True)
-class Unknown:
-    """A well-formed delivery about something that is none of `EVENTS`."""
+class MalformedEvent(ValueError):
+    """The body is not a delivery of MLflow."""
 
 
-@dataclass(frozen=True)
-class Malformed:
-    """No delivery of MLflow."""
+def read(body: bytes, tag: ReviewTag) -> Event | None:
+    """Parse a delivery's body; None for a well-formed one that is none of `EVENTS`.
 
-    reason: str
-
-
-def read(body: bytes, tag: ReviewTag) -> Event | Unknown | Malformed:
-    """Parse a delivery's body; any bytes give one of the three results.
-
-    `tag`: the tag for reviews.
+    `tag`: the tag for reviews. Raises MalformedEvent for any other bytes.
     """
     try:
         message = json.loads(body.decode("utf-8"), parse_constant=_no_number)
-    except UnicodeDecodeError:
-        return Malformed("the body is not UTF-8")
-    except (ValueError, RecursionError):
-        return Malformed("the body is not JSON")
+    except UnicodeDecodeError as error:
+        raise MalformedEvent("the body is not UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise MalformedEvent("the body is not JSON") from error
     if not isinstance(message, dict):
-        return Malformed("the body is not a JSON object")
-    entity, action, data = message.get("entity"), message.get("action"), message.get("data")
+        raise MalformedEvent("the body is not a JSON object")
+    entity, action = message.get("entity"), message.get("action")
     if not isinstance(entity, str) or not isinstance(action, str):
-        return Malformed("entity and action are not both text")
+        raise MalformedEvent("entity and action are not both text")
     workspace = message.get("workspace")  # only where they are enabled
     if not isinstance(workspace, str | None):
-        return Malformed("workspace is not text")
+        raise MalformedEvent("workspace is not text")
     kind = f"{entity}.{action}"
-    return _event(kind, workspace, data, tag) if kind in EVENTS else Unknown()
+    return _event(kind, workspace, message.get("data"), tag) if kind in EVENTS else None
 
 
 def ignored(event: Event, *, aliases: Collection[str], tag: ReviewTag) -> str | None:
@@ -79,17 +71,19 @@ def ignored(event: Event, *, aliases: Collection[str], tag: ReviewTag) -> str | 
     """
     if event.kind.startswith("model_version_alias.") and event.detail not in aliases:
         return "another alias"
-    if event.kind.startswith("model_version_tag.") and not _matters(event.detail or "", tag):
-        return "another tag"
+    if event.kind.startswith("model_version_tag."):
+        key = event.detail or ""
+        ours = key.startswith(_OUR_TAGS) and key not in _FOR_PEOPLE
+        return None if ours or tag.may_reject(key) else "another tag"
     return None
 
 
-def _event(kind: str, workspace: str | None, data: Any, tag: ReviewTag) -> Event | Malformed:
+def _event(kind: str, workspace: str | None, data: Any, tag: ReviewTag) -> Event:
     if not isinstance(data, dict):
-        return Malformed("data is not a JSON object")
+        raise MalformedEvent("data is not a JSON object")
     name = data.get("name")
     if not isinstance(name, str) or not name:
-        return Malformed("data.name is not a model's name")
+        raise MalformedEvent("data.name is not a model's name")
     model = str(ModelKey(None if workspace == DEFAULT else workspace, name))
     place = {"model_version_tag": "key", "model_version_alias": "alias"}.get(kind.partition(".")[0])
     is_test = name == EXAMPLE_MODEL
@@ -97,20 +91,12 @@ def _event(kind: str, workspace: str | None, data: Any, tag: ReviewTag) -> Event
         return Event(kind, model, is_test=is_test)
     detail = data.get(place)
     if not isinstance(detail, str):
-        return Malformed(f"data.{place} is not text")
-    value = data.get("value")
-    hint = _hint(detail, str(value), tag) if kind == "model_version_tag.set" else None
+        raise MalformedEvent(f"data.{place} is not text")
+    hint = None
+    if kind == "model_version_tag.set":
+        correction = reviews.correction({detail: str(data.get("value"))}, tag)
+        hint = correction and f"{detail} says nothing: {correction}"
     return Event(kind, model, detail, hint, is_test)
-
-
-def _hint(key: str, value: str, tag: ReviewTag) -> str | None:
-    correction = reviews.correction({key: value}, tag)
-    return correction and f"{key} says nothing: {correction}"
-
-
-def _matters(key: str, tag: ReviewTag) -> bool:
-    """Return whether a tag of this key may change something: the gate's own, and the reviewers'."""
-    return (key.startswith(_OUR_TAGS) and key not in _FOR_PEOPLE) or tag.may_reject(key)
 
 
 def _no_number(word: str) -> None:

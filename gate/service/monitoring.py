@@ -14,9 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from gate.service.settings import LogFormat
 from gate.storage.safe_text import Redaction
 
+
 # Log calls may add `extra={"fields": {...}}`: keys of their own in JSON, `key=value` in text.
-
-
 class LineFormatter(logging.Formatter):
     """Text or JSON; received text can't start a line of its own or control a terminal."""
 
@@ -31,7 +30,9 @@ class LineFormatter(logging.Formatter):
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         head = {"at": at, "level": record.levelname.lower(), "logger": record.name}
         message = clean(record.getMessage())
-        fields = {key: _plain(value, clean) for key, value in _fields(record).items()}
+        given = getattr(record, "fields", {})
+        given = given if isinstance(given, dict) else {}
+        fields = {key: _plain(value, clean) for key, value in given.items()}
         traceback = clean(self.formatException(record.exc_info)) if record.exc_info else None
         if self._json:
             extra = {} if traceback is None else {"traceback": traceback}
@@ -58,11 +59,6 @@ def configure_logging(
     return handler
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    fields = getattr(record, "fields", {})
-    return fields if isinstance(fields, dict) else {}
-
-
 def _plain(value: Any, clean: Callable[[str], str]) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
@@ -74,7 +70,6 @@ def _printable(text: str, *, keep: str = "") -> str:
 
 
 _ACCEPTING_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
 _RECONCILING_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -117,9 +112,6 @@ class ServiceMetrics:
     def text(self) -> bytes:
         """All of it in Prometheus's text format."""
         return generate_latest(self._registry)
-
-
-# Events are hints: they say that something may have changed, never what to do.
 
 
 Kind = Literal["guard", "hand_in", "review", "deploy", "replay"]

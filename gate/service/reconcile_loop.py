@@ -12,8 +12,6 @@ from gate.service.monitoring import Failed, Reconcile, ServiceMetrics, StepResul
 
 # Level-triggered: each reconciliation reads the whole state of a model, for any cause. A wake-up
 # that is lost in a crash is made up for by the timer, one interval later.
-
-
 _RETRY_CAP_S = 60.0
 
 _log = logging.getLogger(__name__)
@@ -115,8 +113,11 @@ class ReconcileLoop:
         except Exception as error:
             done = [Failed("look", error)]
         failed = [one for one in done if isinstance(one, Failed)]
-        if all(_registry_answered(one.error) for one in failed):
-            self._saw_registry()
+        away = (RegistryUnavailable, RegistryDenied)
+        errors = [one.error for one in failed]
+        if all(isinstance(e, GateError) and not isinstance(e, away) for e in errors):
+            self._registry_seen = time.monotonic()
+            self._metrics.registry_seen.set_to_current_time()
         for action in done:
             if isinstance(action, StepResult):
                 self._metrics.actions.labels(action.kind, action.outcome).inc()
@@ -140,15 +141,6 @@ class ReconcileLoop:
             return None
         _log.warning("not done now: %s", error, extra=extra)
         return f"{type(error).__name__}: {error}"
-
-    def _saw_registry(self) -> None:
-        self._registry_seen = time.monotonic()
-        self._metrics.registry_seen.set_to_current_time()
-
-
-def _registry_answered(error: Exception) -> bool:
-    away = isinstance(error, RegistryUnavailable | RegistryDenied)
-    return isinstance(error, GateError) and not away
 
 
 def _backoff(attempts: int) -> float:

@@ -15,7 +15,7 @@ from gate.deploy.store import EXACT, QUANTIZED, ModelStore
 from gate.errors import EvidenceError, GateError, ResourceGone, Untrusted
 from gate.ledger.entry import Action, LedgerEntry
 from gate.ledger.history import ModelHistory
-from gate.ledger.ledger import Keeper, Ledger, StoredHead, believe_by_default, require_writable
+from gate.ledger.ledger import Ledger, StoredHead, believe_by_default, require_writable
 from gate.ledger.maintenance import declare_addresses
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
@@ -119,19 +119,19 @@ class _Download:
         EvidenceError where the terms do not allow it."""
         vouched = self._vouched
         assert vouched.version is not None
+
+        def with_objection(path: Path) -> tuple[Path, str | None]:
+            if self._terms is None:
+                return path, None
+            return path, judge_version(path, self._model, vouched=vouched, terms=self._terms)
+
         path, problem = self._model.read(
-            vouched.version, ExpectedDigests.from_entry(vouched), self._with_objection, into=folder
+            vouched.version, ExpectedDigests.from_entry(vouched), with_objection, into=folder
         )
         if problem is not None:
             raise EvidenceError(f"version {vouched.version} is not deployed: {problem}")
         self._path = path
         return path
-
-    def _with_objection(self, path: Path) -> tuple[Path, str | None]:
-        """Return the path, and the objection of the terms or None."""
-        if self._terms is None:
-            return path, None
-        return path, judge_version(path, self._model, vouched=self._vouched, terms=self._terms)
 
     def twin(self, folder: Path) -> Path:
         """Move the twin's files into `folder`, and return the path of its file.
@@ -181,14 +181,12 @@ def _tell(
 # The head is kept apart from the ledger's database, so that a user with write access to that can't
 # change both. One store belongs to one ledger; replicas may have a store each. A longer head
 # replaces a shorter one, never the reverse.
-
-
 HEAD_FILE = "ledger-head.json"
 
 
 def kept_ledger(settings: ServiceSettings) -> Ledger:
-    """The ledger of a service, with its keepers, to read. Raises ServiceError."""
-    return Ledger(settings.state, keepers=keepers(settings.store))
+    """The ledger of a service, with its stored head, to read. Raises ServiceError."""
+    return Ledger(settings.state, stored_head=stored_head(settings.store))
 
 
 def written_ledger(settings: ServiceSettings, trust: Trust | None) -> Ledger:
@@ -197,34 +195,35 @@ def written_ledger(settings: ServiceSettings, trust: Trust | None) -> Ledger:
     Without a trust, that of `settings.writers` is used. Raises KeyUnusable, PolicyError, and the
     exceptions of `require_writable`.
     """
-    ledger = kept_ledger(settings)
-    ledger.key = SigningKey.load(settings.key) if settings.key is not None else None
-    ledger.trust = trust
-    if trust is None and settings.writers is not None:
-        believe_by_default(ledger, Trust.from_file(settings.writers))
+    key = SigningKey.load(settings.key) if settings.key is not None else None
+    ledger = _believing(settings, trust, key=key)
     require_writable(ledger)
     return ledger
 
 
 def read_ledger(settings: ServiceSettings) -> Ledger:
     """Return `kept_ledger` with the service's trust, for another thread. Raises PolicyError."""
+    return _believing(settings, TrustFile.named(settings.trust, policy=settings.policy)())
+
+
+def _believing(
+    settings: ServiceSettings, trust: Trust | None, *, key: SigningKey | None = None
+) -> Ledger:
     ledger = kept_ledger(settings)
-    ledger.trust = TrustFile.named(settings.trust, policy=settings.policy)()
-    if ledger.trust is None and settings.writers is not None:
+    ledger.key, ledger.trust = key, trust
+    if trust is None and settings.writers is not None:
         believe_by_default(ledger, Trust.from_file(settings.writers))
     return ledger
 
 
-def keepers(store: Path) -> tuple[Keeper, ...]:
-    """The keepers of the ledger that belongs to this store."""
-    return (StoredHead(store / HEAD_FILE, place=f"the store {store}"),)
+def stored_head(store: Path) -> StoredHead:
+    """Return where the store keeps the end of its ledger."""
+    return StoredHead(store / HEAD_FILE, place=f"the store {store}")
 
 
 # A step that fails does not block the others. Nothing here depends on the content of an event. The
 # registry and the ledger are read again, so that lost, doubled, reordered and forged events end in
 # the same state.
-
-
 _log = logging.getLogger(__name__)
 
 _RECHECK_S = 600.0

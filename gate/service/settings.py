@@ -32,8 +32,6 @@ SERVICE_PAUSE_S = 60.0
 
 
 # A file is read again whenever it changed, so that a rotation needs no restart.
-
-
 SECRETS_VARIABLE = "GATE_WEBHOOK_SECRETS"
 """The environment variable that is read where no file is named."""
 

@@ -67,11 +67,6 @@ from gate.storage.untrusted_files import as_mismatch
 # A submitter may write to the registry, and so controls tags, aliases, records and bytes. So a
 # trusted key has to sign evidence and verdict, all bytes, and this model in this registry; then the
 # service decides again, from the evidence and by its own policy, trust and clock.
-
-
-_TAIL = 4000
-"""Characters of a tag's value; databases other than SQLite refuse more than 5000."""
-
 _LOOKS = 3
 """At a candidate that is another one whenever it was judged; the next event brings the rest."""
 
@@ -169,7 +164,9 @@ class _Submission:
         except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
             problem = str(error)
         if line.sha256 is not None and problem is None:
-            problem = self._objection(line)
+            problem = objection_from_afar(model, self.history, line)
+            if problem is None and self.terms.policy.incumbent is not None:
+                problem = outdated(comparison_in(line), model.alias(CHAMPION), self.history)
         if model.alias(CANDIDATE) != number:
             return None
         return self._take(line) if problem is None else self._refuse(line, problem)
@@ -224,16 +221,10 @@ class _Submission:
         found = compare_records(champion_recorded(self.model), evidence)
         return line.model_copy(update={"incumbent": found})
 
-    def _objection(self, line: LedgerEntry) -> str | None:
-        """Return the objection of ledger, reviewers or comparison to these bytes, or None."""
-        objection = objection_from_afar(self.model, self.history, line)
-        if objection is not None or self.terms.policy.incumbent is None:
-            return objection
-        return outdated(comparison_in(line), self.model.alias(CHAMPION), self.history)
-
     def _take(self, line: LedgerEntry) -> StepResult:
         model, number, champion = self.model, self.version.number, self.model.alias(CHAMPION)
-        reason = f"handed in, signed by {self._names(line)}; it passes by the policy in force"
+        keys = ", ".join(key.label for key in self.trust.measurers if key.key_id in line.signers)
+        reason = f"handed in, signed by {keys}; it passes by the policy in force"
         if line.incumbent is not None:
             reason += (
                 f", compared by the records of both with version {line.incumbent.version or 'none'}"
@@ -255,24 +246,15 @@ class _Submission:
         model, number = self.model, self.version.number
         # Before the line, so that it is said twice rather than never; and what is handed in again
         # becomes another version by it.
-        if not self.version.tags.get(Tag.REFUSED, "").endswith(problem[-_TAIL:]):
-            note = problem if len(problem) <= _TAIL else f"…{problem[-_TAIL:]}"
-            value = f"{now()}: {note}"
-            model.registry.set_tag(model.name, number, key=Tag.REFUSED, value=value)
+        model.note(self.version, Tag.REFUSED, problem)
         reason = f"handed in, and refused: {problem}"
         model.write("refused", reason, version=number, about=line)
         write_status(model, (number,))
         return StepResult("hand_in", "refused", number, reason)
 
-    def _names(self, line: LedgerEntry) -> str:
-        keys = [key for key in self.trust.measurers if key.key_id in line.signers]
-        return ", ".join(f"{key.name} ({key.short})" for key in keys)
-
 
 # Approval can veto, never waive: what is approved is examined as if it were promoted now. With
 # `review: signed` a tag approves nothing; a rejection needs no signature.
-
-
 _TAG_LIMIT = 4000
 """Characters of a tag's value; databases other than SQLite refuse more than 5000."""
 

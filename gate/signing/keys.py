@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # PEM, SubjectPublicKeyInfo, of Ed25519 or ECDSA; no other kind is taken, so that a key's id says
 # how its signatures are checked.
-
-
 _TYPES = ("ed25519", "ecdsa")
 """As securesystemslib calls them."""
 
@@ -63,15 +61,11 @@ def pem_of(key: SSlibKey) -> str:
     return whole.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
-# Signing and verifying are securesystemslib's; here is only where keys come from.
-
-
 KEY_VARIABLE = "GATE_SIGNING_KEY"
 
 Scheme = Literal["ed25519", "ecdsa"]
 
 _FILE = "file:"
-
 _MISSING = "Make one: gate keys new."
 
 
@@ -203,7 +197,7 @@ class SigningKey:
             return self.signer.sign(data)
         except Exception as error:  # whatever the vendor's library raises
             raise KeyUnusable(
-                f"the key {self.public.name} ({self.public.short}) can't sign now: "
+                f"the key {self.public.label} can't sign now: "
                 f"{reason(error)}. Repeat when its vault answers, or use another key: --key."
             ) from None
 
@@ -258,8 +252,6 @@ def read_public(place: str) -> PublicKey:
 
 # The vault returns the public key, and signs. It controls access by its own credentials, which the
 # vendor's library finds.
-
-
 PIN_VARIABLE = "GATE_SIGNING_PIN"
 """The PIN of a token (`hsm:`)."""
 
@@ -305,7 +297,7 @@ def signer_of(uri: str) -> Signer:
     vault = SIGNER_FOR_URI_SCHEME[scheme]
     try:
         found, public = vault.import_(*_arguments(scheme, uri))  # type: ignore[attr-defined]
-        if scheme == "azurekms" and not _is_of(found, uri):
+        if scheme == "azurekms" and uri.rstrip("/") not in (found, found.rpartition("/")[0]):
             raise KeyUnusable(
                 f"{uri} names another version than the newest, {found}, and the vault gives only "
                 "that one's public key. Name that, or none: …/keys/NAME."
@@ -330,26 +322,14 @@ def _arguments(scheme: str, uri: str) -> tuple[Any, ...]:
     """Return the arguments for securesystemslib's `import_` of this vault."""
     parts = urlsplit(uri)
     if scheme == "azurekms":
-        vault, (keys, name, *_) = (parts.hostname or "").partition(".")[0], _steps(parts.path)
-        if keys != "keys":
+        steps = parts.path.strip("/").split("/")
+        if len(steps) < 2 or steps[0] != "keys":
             raise ValueError("no name of a key in it")
-        return vault, name
+        return (parts.hostname or "").partition(".")[0], steps[1]
     if scheme == "hsm":
         label = dict(parse_qsl(parts.query)).get("label")
         return (int(parts.path) if parts.path else None), label, _pin
     return (uri.partition(":")[2],)
-
-
-def _steps(path: str) -> list[str]:
-    steps = path.strip("/").split("/")
-    if len(steps) < 2:
-        raise ValueError("no name of a key in it")
-    return steps
-
-
-def _is_of(found: str, uri: str) -> bool:
-    """Return whether the vault returned the requested address, or its newest version."""
-    return found == uri.rstrip("/") or found.rpartition("/")[0] == uri.rstrip("/")
 
 
 def _pin(_what: str) -> str:

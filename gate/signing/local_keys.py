@@ -16,11 +16,9 @@ from gate.signing.keys import KEY_VARIABLE, PublicKey, SigningKey
 from gate.signing.trust import SECTION, Trust, TrustedKey
 from gate.storage.files import make_state_folder, private_lock, write_bytes
 
-# Its signature proves only that nothing was changed since this machine measured it.
-
-
+# A signature by the folder's own key proves only that nothing was changed since this machine
+# measured it.
 TRUST_VARIABLE = "GATE_TRUST"
-
 _TIMEOUT_S = 30.0
 
 _HEAD = """\

@@ -9,32 +9,31 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from gate.decision.decide import Decision
-from gate.errors import Untrusted, first_line
+from gate.errors import Untrusted
 from gate.records.champion_comparison import ChampionComparison
 from gate.records.evidence import Evidence
 from gate.records.layout import DECISION, EVIDENCE
 from gate.signing.keys import PublicKey, SigningKey
-from gate.signing.statement import CamelCaseRecord, Resource, SignedStatement, Statement, resources
+from gate.signing.statement import CamelCaseRecord, Predicate, Resource, SignedStatement
 from gate.signing.subjects import registered, resource_uri
 from gate.signing.trust import Trust, time_of
-from gate.storage.digest import Digest, canonical_json
+from gate.storage.digest import Digest
 from gate.storage.record import Sha256, added_field
 
 APPROVAL_TYPE = "urn:parity-gate:review:v1"
 
 Word = Literal["approved", "rejected"]
 
-_MODEL = "model"
-"""The subject's name."""
 
+class Approval(Predicate):
+    """A review of one version."""
 
-class Approval(CamelCaseRecord):
-    """The predicate."""
+    type_uri: ClassVar[str] = APPROVAL_TYPE
 
     word: Word
     resource_uri: str
@@ -46,25 +45,6 @@ class Approval(CamelCaseRecord):
     reviewed_at: str
     """UTC, ISO 8601."""
     comment: str | None = added_field(None)
-
-    @classmethod
-    def of(cls, word: Word, *, resource: str, version: str, decision: Digest, at: str) -> Approval:
-        """Create the approval or rejection of one version by a reviewer."""
-        return cls(
-            word=word,
-            resource_uri=resource,
-            version=version,
-            decision=Resource.of(decision, uri=DECISION),
-            reviewed_at=at,
-        )
-
-    def about(self, model: Digest) -> Statement:
-        """The statement about the model of this digest, as evidence counts it."""
-        return Statement(
-            subject=resources({_MODEL: model}),
-            predicate_type=APPROVAL_TYPE,
-            predicate=self.to_plain(),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +63,15 @@ class Reviewable:
         self, word: Word, key: SigningKey, *, at: datetime, comment: str | None = None
     ) -> SignedStatement:
         """Sign a reviewer's approval or rejection of it. Raises KeyUnusable."""
-        approval = Approval.of(
-            word,
-            resource=resource_uri(self.registry, self.model),
+        approval = Approval(
+            word=word,
+            resource_uri=resource_uri(self.registry, self.model),
             version=self.version,
-            decision=self.decision,
-            at=at.isoformat(),
+            decision=Resource.from_digest(self.decision, uri=DECISION),
+            reviewed_at=at.isoformat(),
+            comment=comment,
         )
-        approval = approval.model_copy(update={"comment": comment})
-        return SignedStatement.sign(approval.about(self.sha256), key)
+        return SignedStatement.sign(approval.about({"model": self.sha256}), key)
 
     def verify(self, signed: SignedStatement, *, registries: frozenset[str]) -> Approval:
         """Return the approval in a statement, if it is about exactly this version.
@@ -99,7 +79,7 @@ class Reviewable:
         The signature is not verified here. `registries`: all addresses of this registry. Raises
         Untrusted.
         """
-        found = _predicate(signed)
+        found = Approval.from_statement(signed, what="it")
         place = registered(found.resource_uri)
         subjects = signed.statement.subject
         for what, actual, expected in (
@@ -135,19 +115,6 @@ def signers_of(
     return one.signers(signed, role="reviewers", made_at=at, now=now, what="it")
 
 
-def _predicate(signed: SignedStatement) -> Approval:
-    if signed.statement.predicate_type != APPROVAL_TYPE:
-        kind = signed.statement.predicate_type[:200]
-        raise Untrusted(f"it is of type {kind}, expected {APPROVAL_TYPE}: use gate approve")
-    try:
-        return Approval.model_validate_json(canonical_json(signed.statement.predicate))
-    except (ValidationError, ValueError) as error:
-        raise Untrusted(f"it has no whole predicate: {first_line(error)[:300]}") from error
-
-
-# The predicate is our own; its schema is in docs/attestation.md.
-
-
 MEASUREMENT_TYPE = "urn:parity-gate:measurement:v1"
 
 
@@ -175,8 +142,10 @@ class MeasuredRuntime(CamelCaseRecord):
     failure: str | None = added_field(None)
 
 
-class MeasurementPredicate(CamelCaseRecord):
-    """The predicate."""
+class MeasurementPredicate(Predicate):
+    """What was measured of one file, and by what."""
+
+    type_uri: ClassVar[str] = MEASUREMENT_TYPE
 
     evidence: Resource
     """By the digest of its canonical JSON."""
@@ -191,15 +160,15 @@ class MeasurementPredicate(CamelCaseRecord):
     runtimes: tuple[MeasuredRuntime, ...]
 
     @classmethod
-    def of(cls, evidence: Evidence, *, code: CodeVersion) -> MeasurementPredicate:
+    def from_evidence(cls, evidence: Evidence, *, code: CodeVersion) -> MeasurementPredicate:
         """Create the predicate from evidence, dated when the evidence was measured."""
         return cls(
-            evidence=Resource.of(evidence.digest(), uri=EVIDENCE),
+            evidence=Resource.from_digest(evidence.digest(), uri=EVIDENCE),
             model=evidence.subject.sha256,
             measured_at=evidence.measured_at,
             environment=evidence.environment.to_plain(),
             code=code,
-            dataset=Resource.of(evidence.dataset.sha256, name="samples"),
+            dataset=Resource.from_digest(evidence.dataset.sha256, name="samples"),
             samples=evidence.dataset.samples,
             runtimes=tuple(
                 MeasuredRuntime(
@@ -228,19 +197,9 @@ class MeasurementPredicate(CamelCaseRecord):
         )
         return self.model_copy(update={"runtimes": runtimes})
 
-    def about(self, subjects: dict[str, Digest]) -> Statement:
-        """The statement about these files, by name."""
-        return Statement(
-            subject=resources(subjects),
-            predicate_type=MEASUREMENT_TYPE,
-            predicate=self.to_plain(),
-        )
-
 
 _TIMEOUT_S = 10.0
-
 _COMMIT = "# branch.oid "
-
 _NOT_YET = "(initial)"
 
 
@@ -273,12 +232,8 @@ def _status(project: Path) -> list[str]:
 
 
 # https://slsa.dev/spec/v1.1/verification_summary
-
-
 SUMMARY_TYPE = "https://slsa.dev/verification_summary/v1"
-
 VERIFIER = "urn:parity-gate:gate"
-
 POLICY_URI = "urn:parity-gate:policy"
 
 
@@ -289,8 +244,10 @@ class Verifier(CamelCaseRecord):
     version: dict[str, str]
 
 
-class VerificationSummary(CamelCaseRecord):
-    """The predicate. What SLSA has no name for has a name that begins with `parityGate`."""
+class VerificationSummary(Predicate):
+    """A verdict. What SLSA has no name for has a name that begins with `parityGate`."""
+
+    type_uri: ClassVar[str] = SUMMARY_TYPE
 
     verifier: Verifier
     time_verified: str
@@ -313,7 +270,7 @@ class VerificationSummary(CamelCaseRecord):
     """What the decision took from the version that served, to decide again."""
 
     @classmethod
-    def of(
+    def from_decision(
         cls, decision: Decision, *, precision: str, resource: str, version: str
     ) -> VerificationSummary:
         """Create the summary of a decision by a policy of this precision.
@@ -325,19 +282,11 @@ class VerificationSummary(CamelCaseRecord):
             verifier=Verifier(version={"parity-gate": version}),
             time_verified=decision.decided_at,
             resource_uri=resource,
-            policy=Resource.of(decision.policy_sha256, uri=POLICY_URI),
-            input_attestations=(Resource.of(decision.evidence_sha256, uri=EVIDENCE),),
+            policy=Resource.from_digest(decision.policy_sha256, uri=POLICY_URI),
+            input_attestations=(Resource.from_digest(decision.evidence_sha256, uri=EVIDENCE),),
             verification_result="PASSED" if passed else "FAILED",
             verified_levels=(f"PARITY_{precision.upper()}",) if passed else ("FAILED",),
-            decision=Resource.of(decision.digest(), uri=DECISION),
+            decision=Resource.from_digest(decision.digest(), uri=DECISION),
             model=decision.subject_sha256,
             incumbent=decision.incumbent,
-        )
-
-    def about(self, subjects: dict[str, Digest]) -> Statement:
-        """The statement about these files, by name."""
-        return Statement(
-            subject=resources(subjects),
-            predicate_type=SUMMARY_TYPE,
-            predicate=self.to_plain(),
         )

@@ -6,7 +6,7 @@ import binascii
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 # https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
-
-
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
 
 
@@ -44,7 +42,9 @@ class Resource(CamelCaseRecord):
     """By algorithm, in hexadecimal."""
 
     @classmethod
-    def of(cls, digest: Digest, *, name: str | None = None, uri: str | None = None) -> Resource:
+    def from_digest(
+        cls, digest: Digest, *, name: str | None = None, uri: str | None = None
+    ) -> Resource:
         """Create a resource with a SHA-256 digest."""
         return cls(name=name, uri=uri, digests={"sha256": digest.hex})
 
@@ -81,13 +81,38 @@ class Statement(CamelCaseRecord):
 
 
 def resources(digests: Mapping[str, Digest]) -> tuple[Resource, ...]:
-    """Subjects by name."""
-    return tuple(Resource.of(digest, name=name) for name, digest in digests.items())
+    """Return subjects by name."""
+    return tuple(Resource.from_digest(digest, name=name) for name, digest in digests.items())
+
+
+class Predicate(CamelCaseRecord):
+    """What a statement says about its subjects."""
+
+    type_uri: ClassVar[str]
+
+    def about(self, subjects: Mapping[str, Digest]) -> Statement:
+        """Return the statement about these subjects, by name."""
+        return Statement(
+            subject=resources(subjects), predicate_type=self.type_uri, predicate=self.to_plain()
+        )
+
+    @classmethod
+    def from_statement(cls, signed: SignedStatement, *, what: str = "the statement") -> Self:
+        """Return what a statement says, without verifying it. Raises Untrusted where it is of
+        another type, or not whole."""
+        statement = signed.statement
+        if statement.predicate_type != cls.type_uri:
+            raise Untrusted(
+                f"{what} is of type {statement.predicate_type[:200]}, expected {cls.type_uri}. "
+                "It is another statement: sign anew."
+            )
+        try:
+            return cls.model_validate_json(canonical_json(statement.predicate))
+        except ValueError as error:
+            raise Untrusted(f"{what} has no whole predicate: {first_line(error)[:300]}") from error
 
 
 # https://github.com/secure-systems-lab/dsse/blob/master/envelope.md
-
-
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 ENVELOPE_LIMIT = 1 << 22
@@ -108,7 +133,7 @@ class SignedStatement:
     """By public key: whether it signed this. Both never change, so that each is verified once."""
 
     @classmethod
-    def of(cls, data: bytes, *, what: str = "the statement") -> Self:
+    def from_bytes(cls, data: bytes, *, what: str = "the statement") -> Self:
         """Open an envelope. Raises Untrusted where it is none, or holds no statement."""
         from securesystemslib.dsse import Envelope
         from securesystemslib.exceptions import FormatError
@@ -154,7 +179,7 @@ class SignedStatement:
         signed = cls(data, statement, envelope)
         if not signed.signers([key.public]):
             raise KeyUnusable(
-                f"what the key {key.public.name} ({key.public.short}) signed does not verify by "
+                f"what the key {key.public.label} signed does not verify by "
                 "its own public part: its vault signs in another way than it says. Use another."
             )
         return signed

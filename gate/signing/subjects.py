@@ -87,8 +87,6 @@ def _files(onnx_path: Path, evidence: Evidence) -> dict[str, Digest]:
 
 # A consumer may have renamed the model: it is found among the subjects by its digest, its external
 # data by their names relative to it.
-
-
 _BESIDE = (f"{layout.GOLDEN}/", "quantized/")
 """How the names of subjects begin that are no part of the model itself."""
 

@@ -17,7 +17,7 @@ from gate.storage.yaml_section import has_section, load_section
 
 SECTION = "trust"
 
-_CLOCKS_APART = timedelta(minutes=5)
+CLOCKS_APART = timedelta(minutes=5)
 """How far the clocks of two machines may be apart."""
 
 Role = Literal["measurers", "reviewers", "writers"]
@@ -167,7 +167,7 @@ class Trust(Record):
                 f"{what} is {age:.1f} days old, {self.max_age_days:g} are allowed "
                 "(trust.max_age_days). Measure and sign anew."
             )
-        if not made - now <= _CLOCKS_APART:
+        if not made - now <= CLOCKS_APART:
             yield f"{what} is of the future: {made.isoformat()}. Set the clocks right."
 
     def _unproven(self, signed: SignedStatement, role: Role) -> Iterator[str]:
@@ -184,11 +184,11 @@ class Trust(Record):
     def _refusal(self, key: PublicKey, made: datetime, now: datetime) -> str | None:
         """Return why a key that is listed, and signed, does not count; None: it does."""
         if not isinstance(key, TrustedKey):
-            return f"{key.name} ({key.short}) is not listed"
+            return f"{key.label} is not listed"
         if key.key_id in self.revoked:
-            return f"{key.name} ({key.short}) is revoked"
+            return f"{key.label} is revoked"
         late = key.expiry_problem(made) or key.expiry_problem(now)
-        return f"{key.name} ({key.short}) {late}" if late else None
+        return f"{key.label} {late}" if late else None
 
     def _threshold(self, role: Role) -> int:
         """Return how many keys must sign one statement. A ledger line has exactly one signature."""

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
-
-from pydantic import ValidationError
+from typing import Any, Literal, Self
 
 from gate.decision.decide import Decision, decide
-from gate.errors import DigestMismatch, EvidenceError, Untrusted, first_line
+from gate.errors import DigestMismatch, EvidenceError, Untrusted
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.records.layout import DECISION_STATEMENT, EVIDENCE_STATEMENT
 from gate.signing.keys import PublicKey, SigningKey
 from gate.signing.predicates import (
-    MEASUREMENT_TYPE,
-    SUMMARY_TYPE,
     CodeVersion,
     MeasurementPredicate,
     VerificationSummary,
@@ -34,12 +31,12 @@ from gate.signing.subjects import (
     verify_model,
 )
 from gate.signing.trust import Trust, time_of
-from gate.storage.digest import Digest, canonical_json
+from gate.storage.digest import Digest
 from gate.storage.files import write_bytes
 from gate.storage.untrusted_files import read_untrusted
 from gate.storage.workspace import split_identity
 
-T = TypeVar("T", MeasurementPredicate, VerificationSummary)
+_EVIDENCE, _WHAT = "the statement on the evidence", "the statement on the decision"
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Signatory:
 
     def measured(self, evidence: Evidence, subjects: Mapping[str, Digest]) -> SignedStatement:
         """Sign what was measured of these files. Raises KeyUnusable."""
-        statement = MeasurementPredicate.of(evidence, code=self.code).about(dict(subjects))
+        statement = MeasurementPredicate.from_evidence(evidence, code=self.code).about(subjects)
         return SignedStatement.sign(statement, self.key)
 
     def decided(
@@ -59,10 +56,10 @@ class Signatory:
     ) -> SignedStatement:
         """Sign what was decided on these files, for a resource. Raises KeyUnusable."""
         version = self.code.parity_gate
-        summary = VerificationSummary.of(
+        summary = VerificationSummary.from_decision(
             decision, precision=precision, resource=resource, version=version
         )
-        return SignedStatement.sign(summary.about(dict(subjects)), self.key)
+        return SignedStatement.sign(summary.about(subjects), self.key)
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class StatementPair:
     def check_age(self, trust: Trust, *, at: datetime) -> None:
         """Prove that both, which are verified, still count at a moment: neither is too old, and
         enough of the keys are valid. Raises Untrusted."""
-        made = _predicate(MeasurementPredicate, self.evidence, MEASUREMENT_TYPE, what=_EVIDENCE)
+        made = MeasurementPredicate.from_statement(self.evidence, what=_EVIDENCE)
         for signed, time, what in (
             (self.evidence, made.measured_at, _EVIDENCE),
             (self.decision, summary_in(self.decision).time_verified, _WHAT),
@@ -121,8 +118,8 @@ def verify_measurement(
 ) -> tuple[PublicKey, ...]:
     """Verify that trusted keys signed exactly this evidence, and return them. Raises Untrusted."""
     what = _EVIDENCE
-    found = _predicate(MeasurementPredicate, signed, MEASUREMENT_TYPE, what=what)
-    expected = MeasurementPredicate.of(evidence, code=found.code).with_fields_of(found)
+    found = MeasurementPredicate.from_statement(signed, what=what)
+    expected = MeasurementPredicate.from_evidence(evidence, code=found.code).with_fields_of(found)
     if found.to_plain() != expected.to_plain():  # NaN is not equal to itself
         raise Untrusted(
             f"{what} is about evidence {found.evidence.sha256}, on {found.model}; this is "
@@ -137,10 +134,10 @@ def verify_summary(
     signed: SignedStatement, decision: Decision, *, trust: Trust, now: datetime
 ) -> tuple[PublicKey, ...]:
     """Verify that trusted keys signed exactly this decision, and return them. Raises Untrusted."""
-    what = "the statement on the decision"
+    what = _WHAT
     found = summary_in(signed)
     (level,) = found.verified_levels if len(found.verified_levels) == 1 else ("",)
-    expected = VerificationSummary.of(
+    expected = VerificationSummary.from_decision(
         decision,
         precision=level.removeprefix("PARITY_"),
         resource=found.resource_uri,
@@ -158,9 +155,7 @@ def verify_summary(
 
 def summary_in(signed: SignedStatement) -> VerificationSummary:
     """Return the verdict summary in a statement, without verifying it. Raises Untrusted."""
-    return _predicate(
-        VerificationSummary, signed, SUMMARY_TYPE, what="the statement on the decision"
-    )
+    return VerificationSummary.from_statement(signed, what=_WHAT)
 
 
 def verify_resource(
@@ -197,18 +192,6 @@ def verify_files(signed: SignedStatement, files: Mapping[str, Digest]) -> None:
             )
 
 
-def _predicate(kind: type[T], signed: SignedStatement, type_uri: str, *, what: str) -> T:
-    if signed.statement.predicate_type != type_uri:
-        raise Untrusted(
-            f"{what} is of type {signed.statement.predicate_type}, expected {type_uri}. "
-            "It is another statement: sign anew."
-        )
-    try:
-        return kind.model_validate_json(canonical_json(signed.statement.predicate))
-    except ValidationError as error:
-        raise Untrusted(f"{what} has no whole predicate: {first_line(error)}") from error
-
-
 def _read(path: Path) -> SignedStatement:
     try:
         data = read_untrusted(path, limit=ENVELOPE_LIMIT)
@@ -217,19 +200,13 @@ def _read(path: Path) -> SignedStatement:
             f"there is no statement {path.name} with the verdict: {error} Judge the file with a "
             "signing key: gate check --report --key."
         ) from error
-    return SignedStatement.of(data, what=path.name)
-
-
-# Needs files only: no torch, no MLflow, no ONNX Runtime, no network. Everything that is wrong is
-# found, not only the first.
+    return SignedStatement.from_bytes(data, what=path.name)
 
 
 Check = Literal[
     "signature", "result", "model", "resource", "evidence", "measurement", "policy", "decision",
     "golden", "preprocessing",
 ]  # fmt: skip
-
-_EVIDENCE, _WHAT = "the statement on the evidence", "the statement on the decision"
 
 
 @dataclass(frozen=True)
@@ -280,158 +257,116 @@ class VerdictVerification:
 def verify_verdict(
     signed: SignedStatement, beside: ComparedArtifacts, *, trust: Trust, now: datetime
 ) -> VerdictVerification:
-    """Verify a verdict's statement and the artifacts that belong to it.
+    """Verify a verdict's statement and the artifacts that belong to it; list all problems.
 
-    Raises StorageError where a file can't be read: then there is no result.
+    Needs files only: no torch, no MLflow, no ONNX Runtime, no network. Raises StorageError where a
+    file can't be read: then there is no result.
     """
     try:
         summary = summary_in(signed)
     except Untrusted as error:
         return VerdictVerification(trusted=False, summary=None, problems=(str(error),))
-    look = VerdictChecks(signed, summary, beside)
-    checked: list[Check] = []
+    results: dict[Check, Any] = {}
     problems: list[str] = []
-    signers: tuple[PublicKey, ...] = ()
-    for check in look.wanted():
+    for check, verify in _checks(signed, summary, beside, trust=trust, now=now):
         try:
-            if check == "signature":
-                signers = trust.signers(
-                    signed, role="measurers", made_at=summary.time_verified, now=now, what=_WHAT
-                )
-            elif check == "measurement":
-                look.measurement(trust, now)
-            else:
-                getattr(look, check)()
+            results[check] = verify()
         except (Untrusted, DigestMismatch, EvidenceError) as error:
             problems.append(str(error))
-        else:
-            checked.append(check)
+    files = {*(results.get("model") or model_files(signed))}
+    files |= {GOLDEN} if beside.golden is not None else set()
+    files |= {PREPROCESSING} if beside.preprocessing is not None else set()
+    names = (each.name or "a subject without a name" for each in signed.statement.subject)
+    signers = results.get("signature", ())
     return VerdictVerification(
         trusted=not problems and bool(signers),
         summary=summary,
         signers=signers,
-        checked=tuple(checked),
-        unchecked=look.left(),
+        checked=tuple(results),
+        unchecked=tuple(name for name in names if name not in files),
         problems=tuple(problems),
     )
 
 
-class VerdictChecks:
-    """One method a check, by its name; each raises what is wrong."""
+def _checks(
+    signed: SignedStatement,
+    summary: VerificationSummary,
+    beside: ComparedArtifacts,
+    *,
+    trust: Trust,
+    now: datetime,
+) -> Iterator[tuple[Check, Callable[[], object]]]:
+    """Yield the checks for which there is an artifact; each raises what is wrong."""
+    evidence, policy = beside.evidence, beside.policy
+    made_at = summary.time_verified
+    yield (
+        "signature",
+        partial(trust.signers, signed, role="measurers", made_at=made_at, now=now, what=_WHAT),
+    )
+    yield "result", partial(_verify_result, summary)
+    yield "model", partial(verify_model, signed, beside.model, model=summary.model)
+    if beside.registered is not None:
+        registries, name = beside.registered
+        yield "resource", partial(verify_resource, summary, registries=registries, model=name)
+    if evidence is not None:
+        yield "evidence", partial(_verify_evidence, summary, evidence)
+        if beside.measurement is not None:
+            verify = partial(verify_measurement, beside.measurement, evidence)
+            yield "measurement", partial(verify, trust=trust, now=now)
+    if policy is not None:
+        yield "policy", partial(_verify_policy, summary, policy)
+        applied = _applied_policy(summary, policy)
+        if evidence is not None and applied is not None:
+            yield "decision", partial(_verify_decision, summary, evidence, applied)
+    if beside.golden is not None:
+        yield "golden", partial(verify_golden_files, signed, beside.golden, model=summary.model)
+    if beside.preprocessing is not None:
+        yield "preprocessing", partial(verify_files, signed, {PREPROCESSING: beside.preprocessing})
 
-    def __init__(
-        self, signed: SignedStatement, summary: VerificationSummary, beside: ComparedArtifacts
-    ) -> None:
-        self._signed, self._summary, self._beside = signed, summary, beside
-        self._files: tuple[str, ...] = ()
 
-    def wanted(self) -> Iterator[Check]:
-        """Yield the checks for which there is an artifact."""
-        beside = self._beside
-        yield from ("signature", "result", "model")
-        if beside.registered is not None:
-            yield "resource"
-        if beside.evidence is not None:
-            yield "evidence"
-            if beside.measurement is not None:
-                yield "measurement"
-        if beside.policy is not None:
-            yield "policy"
-            if beside.evidence is not None and self._policy() is not None:
-                yield "decision"
-        if beside.golden is not None:
-            yield "golden"
-        if beside.preprocessing is not None:
-            yield "preprocessing"
-
-    def left(self) -> tuple[str, ...]:
-        """Return the subjects for which no file was given."""
-        brought = {*(self._files or model_files(self._signed))}
-        brought |= {GOLDEN} if self._beside.golden is not None else set()
-        brought |= {PREPROCESSING} if self._beside.preprocessing is not None else set()
-        names = (each.name or "a subject without a name" for each in self._signed.statement.subject)
-        return tuple(name for name in names if name not in brought)
-
-    def result(self) -> None:
-        """Verify that the verdict is PASSED."""
-        if self._summary.verification_result != "PASSED":
-            raise Untrusted(
-                f"the verdict is {self._summary.verification_result}: the file was rejected, or "
-                "could not be judged. Its report says why; take another version."
-            )
-
-    def model(self) -> None:
-        """Verify the digests of the model's files."""
-        self._files = verify_model(self._signed, self._beside.model, model=self._summary.model)
-
-    def resource(self) -> None:
-        """Verify the registered model that the verdict names."""
-        assert self._beside.registered is not None
-        registries, name = self._beside.registered
-        verify_resource(self._summary, registries=registries, model=name)
-
-    def evidence(self) -> None:
-        """Verify the digest of the evidence."""
-        evidence, summary = self._beside.evidence, self._summary
-        assert evidence is not None
-        named = [each.sha256 for each in summary.input_attestations]
-        if named != [evidence.digest().hex] or evidence.subject.sha256 != summary.model:
-            raise Untrusted(
-                f"the verdict was made on evidence {', '.join(map(str, named))} of "
-                f"{summary.model}, this is {evidence.digest().hex} of {evidence.subject.sha256}. "
-                "The evidence was edited, or is another's."
-            )
-
-    def measurement(self, trust: Trust, now: datetime) -> None:
-        """Verify the signed statement of the measurement."""
-        assert self._beside.measurement is not None
-        assert self._beside.evidence is not None
-        verify_measurement(self._beside.measurement, self._beside.evidence, trust=trust, now=now)
-
-    def policy(self) -> None:
-        """Verify the digest of the policy."""
-        policy = self._policy()
-        if policy is None:
-            assert self._beside.policy is not None
-            raise Untrusted(
-                f"the verdict was made by policy {self._summary.policy.sha256}, this is "
-                f"{self._beside.policy.digest().hex}. Give the policy that was applied: "
-                "policy.json of the report."
-            )
-
-    def decision(self) -> None:
-        """Decide again and compare."""
-        policy, evidence, summary = self._policy(), self._beside.evidence, self._summary
-        assert policy is not None
-        assert evidence is not None
-        again = decide(
-            policy, evidence, incumbent=summary.incumbent, decided_at=summary.time_verified
+def _verify_result(summary: VerificationSummary) -> None:
+    if summary.verification_result != "PASSED":
+        raise Untrusted(
+            f"the verdict is {summary.verification_result}: the file was rejected, or could not "
+            "be judged. Its report says why; take another version."
         )
-        version = summary.verifier.version.get("parity-gate", "")
-        made = VerificationSummary.of(
-            again, precision=policy.precision, resource=summary.resource_uri, version=version
+
+
+def _verify_evidence(summary: VerificationSummary, evidence: Evidence) -> None:
+    named = [each.sha256 for each in summary.input_attestations]
+    if named != [evidence.digest().hex] or evidence.subject.sha256 != summary.model:
+        raise Untrusted(
+            f"the verdict was made on evidence {', '.join(map(str, named))} of {summary.model}, "
+            f"this is {evidence.digest().hex} of {evidence.subject.sha256}. The evidence was "
+            "edited, or is another's."
         )
-        if made.to_plain() != summary.to_plain():  # NaN is not equal to itself
-            raise Untrusted(
-                f"decided again from this evidence and policy, the verdict is {again.verdict} "
-                f"({again.digest().hex}), the statement says {summary.verification_result} "
-                f"({summary.decision.sha256}). It was edited, or parity-gate {version or '?'} has "
-                "other rules than this version: decide anew, or look with that one."
-            )
 
-    def golden(self) -> None:
-        """Verify the golden vectors."""
-        assert self._beside.golden is not None
-        verify_golden_files(self._signed, self._beside.golden, model=self._summary.model)
 
-    def preprocessing(self) -> None:
-        """Verify the preprocessing spec."""
-        assert self._beside.preprocessing is not None
-        verify_files(self._signed, {PREPROCESSING: self._beside.preprocessing})
+def _applied_policy(summary: VerificationSummary, policy: Policy) -> Policy | None:
+    """Return the policy of the statement: the one that was brought, or that of the twin in it."""
+    each = (policy, policy.twin)
+    return next((one for one in each if one and one.digest().hex == summary.policy.sha256), None)
 
-    def _policy(self) -> Policy | None:
-        """The policy of the statement: the one that was brought, or that of the twin in it."""
-        policy = self._beside.policy
-        named = self._summary.policy.sha256
-        each = (policy, policy.twin if policy else None)
-        return next((one for one in each if one and one.digest().hex == named), None)
+
+def _verify_policy(summary: VerificationSummary, policy: Policy) -> None:
+    if _applied_policy(summary, policy) is None:
+        raise Untrusted(
+            f"the verdict was made by policy {summary.policy.sha256}, this is "
+            f"{policy.digest().hex}. Give the policy that was applied: policy.json of the report."
+        )
+
+
+def _verify_decision(summary: VerificationSummary, evidence: Evidence, policy: Policy) -> None:
+    """Decide again and compare."""
+    again = decide(policy, evidence, incumbent=summary.incumbent, decided_at=summary.time_verified)
+    version = summary.verifier.version.get("parity-gate", "")
+    made = VerificationSummary.from_decision(
+        again, precision=policy.precision, resource=summary.resource_uri, version=version
+    )
+    if made.to_plain() != summary.to_plain():  # NaN is not equal to itself
+        raise Untrusted(
+            f"decided again from this evidence and policy, the verdict is {again.verdict} "
+            f"({again.digest().hex}), the statement says {summary.verification_result} "
+            f"({summary.decision.sha256}). It was edited, or parity-gate {version or '?'} has "
+            "other rules than this version: decide anew, or look with that one."
+        )

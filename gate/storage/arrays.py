@@ -17,10 +17,7 @@ RowsArray = NDArray[np.generic]
 
 
 # Nothing is unpickled, and no array is read whole.
-
-
 _FORMAT = np.lib.format
-
 _READERS = {(1, 0): _FORMAT.read_array_header_1_0, (2, 0): _FORMAT.read_array_header_2_0}
 
 
@@ -47,8 +44,6 @@ def npy_array(data: bytes, *, name: str) -> RowsArray:
     values = np.frombuffer(rest, dtype)
     return values.reshape(shape, order="F" if fortran else "C")
 
-
-# Formulas: docs/metrics.md and `gate.records.outputs.OutputParity`.
 
 OutputArray = NDArray[np.generic]
 

@@ -16,8 +16,6 @@ from gate.storage.files import open_plain
 
 # A digest is the identity of bytes everywhere in the gate. Laws: `Digest.parse(str(d)) == d`; equal
 # canonical JSON means equal digest, whatever the order of keys.
-
-
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 

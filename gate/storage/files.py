@@ -22,9 +22,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+
 # What takes several files to make is made in a scratch folder beside the place that it will take.
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it takes the place of `path`.
@@ -137,8 +136,6 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
 
 
 # A record from outside could name `/dev/zero`, a pipe, or any other file of this machine.
-
-
 NAME_LIMIT = 255
 """Bytes of a relative name, as most file systems bound a file's own."""
 
@@ -207,10 +204,9 @@ def open_plain(path: Path) -> io.BufferedReader:
 
 _STATE_FOLDER = ".gate"
 
+
 # Whoever may open a lock's file, if only to read, may hold it for ever; and whoever may write to
 # its folder may put another file in its place.
-
-
 @contextlib.contextmanager
 def private_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
     """Hold the lock in this file, whose folder is made private to this user; the operating system
@@ -369,12 +365,9 @@ def _refuse_wrong_mode(status: os.stat_result, path: Path, *, what: str) -> None
         )
 
 
-# Whoever works in one holds a lock in it. A lock dies with its process, however that ends, and no
-# other process can be taken for it: ids of processes come again, and in containers at once.
-
-
+# A process holds a lock in each of its temporary folders. A lock dies with its process, and cannot
+# belong to another one: ids of processes come again, and in containers at once.
 _PREFIX = "parity-gate-"
-
 _LOCK = "lock"
 
 _OURS: set[str] = set()

@@ -26,9 +26,8 @@ from gate.storage import files
 from gate.storage.digest import Digest
 from gate.storage.untrusted_files import as_mismatch, check_digest, parse_strict_json
 
+
 # Law: `R.from_json(r.to_json()) == r` for every record, NaN and infinity included.
-
-
 def _as_digest(value: Any) -> Digest:
     return value if isinstance(value, Digest) else _parsed(str(value))
 

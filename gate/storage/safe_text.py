@@ -10,11 +10,8 @@ from urllib.parse import unquote
 from gate.errors import StorageError
 
 HIDDEN = "[hidden]"
-
 _PARAMETER = re.compile(r"((?:password|passwd|pwd|token|secret)=)([^&\s]+)", re.IGNORECASE)
-
 _SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{20,}={0,2}")
-
 _WORD = re.compile(r"\S+")
 
 _MOST_URLS = 8
@@ -24,9 +21,7 @@ _SHORTEST = 6
 """Characters of a password that is looked for by itself: a shorter one is in ordinary words."""
 
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD")
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
 _ADDRESS_VARIABLES = ("GATE_STATE", "GATE_SAME_REGISTRY", "MLFLOW_TRACKING_URI")
 
 
@@ -134,9 +129,12 @@ def _end_of_credentials(scheme: str, rest: str) -> int:
     return rest.rfind("@") + 1
 
 
-# Names of inputs and outputs come from the judged file, so every text goes through `printable`.
+def shorten(text: str, limit: int) -> str:
+    """Return the text, cut to at most `limit` characters."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+# Names in a judged file are untrusted: every message passes them through `make_printable`.
 def make_printable(text: str) -> str:
     """`text` on one line, without anything that could steer a terminal."""
     line = " ".join(text.split())

@@ -21,8 +21,6 @@ from gate.storage.files import open_plain
 # Whoever may write to a registry, a store or a folder of golden vectors chooses every byte there.
 # So at most so many are read, of a plain file and not through a link; where a digest is pinned it
 # is compared first; and no text is parsed that is nested deeply or holds too many values.
-
-
 RECORD_LIMIT = 1 << 25
 """Bytes of a record at most."""
 
@@ -39,9 +37,7 @@ OURS = frozenset(
 """What goes wrong with this machine, and says nothing about the file."""
 
 _REMEDY = "It was exchanged or damaged: fetch it again, or promote the file anew."
-
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-
 _NO_BRACKETS = bytes(set(range(256)) - _STEPS.keys())
 
 
@@ -178,25 +174,17 @@ def _finite(text: str) -> float:
 
 # Whoever parses such a pointer calls it a damaged model; it is whole, and one command fetches the
 # content.
-
-
 _LONGEST = 1024
 """Bytes of a Git-LFS pointer at most, by its specification
 (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md); those of DVC are shorter still."""
 
 
 _LFS = re.compile(rb"version https://(?:git-lfs\.github|hawser\.github)\.com/spec/\S+\n")
-
 _LFS_SIZE = re.compile(rb"^size (\d+)$", re.MULTILINE)
-
 _DVC = re.compile(rb"^outs:\n- ", re.MULTILINE)
-
 _DVC_HASH = re.compile(rb"^[- ] (?:md5|etag|checksum|version_id): ", re.MULTILINE)
-
 _DVC_PATH = re.compile(rb"^[- ] path: (.+)$", re.MULTILINE)
-
 _DVC_SIZE = re.compile(rb"^[- ] size: (\d+)$", re.MULTILINE)
-
 _SUFFIX = ".dvc"
 
 

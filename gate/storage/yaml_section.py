@@ -83,8 +83,6 @@ def _no_room(path: Path, section: str, lines: Sequence[str]) -> PolicyError:
 
 # YAML 1.2 through ruamel.yaml, the parser that DVC uses, so that both read the same numbers (`1e-4`
 # is a number, `no` is text).
-
-
 Model = TypeVar("Model", bound=BaseModel)
 
 _LIMIT = 1 << 20

@@ -66,4 +66,4 @@ def signed_twice(statement: SignedStatement, second: SigningKey) -> SignedStatem
     mine = json.loads(statement.data)
     other = json.loads(SignedStatement.sign(statement.statement, second).data)
     mine["signatures"] += other["signatures"]
-    return SignedStatement.of(json.dumps(mine).encode())
+    return SignedStatement.from_bytes(json.dumps(mine).encode())

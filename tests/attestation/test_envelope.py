@@ -65,7 +65,7 @@ def changed(statement: SignedStatement, change: Callable[[Plain], Any]) -> bytes
 
 def test_what_is_written_is_read_back() -> None:
     statement = signed()
-    again = SignedStatement.of(statement.data)
+    again = SignedStatement.from_bytes(statement.data)
     assert again.statement == statement.statement
     assert again.digest == statement.digest
     assert again.key_ids == (signing.key().public.key_id,)
@@ -75,13 +75,13 @@ def test_what_is_written_is_read_back() -> None:
 
 def test_a_changed_payload_has_no_signers() -> None:
     data = changed(signed(), lambda payload: payload["predicate"].update(resourceUri="other"))
-    assert SignedStatement.of(data).signers([signing.key().public]) == ()
+    assert SignedStatement.from_bytes(data).signers([signing.key().public]) == ()
 
 
 def test_a_signature_is_not_anothers_by_its_key_id() -> None:
     envelope = json.loads(signed().data)
     envelope["signatures"][0]["keyid"] = signing.key(1).public.key_id
-    opened = SignedStatement.of(json.dumps(envelope).encode())
+    opened = SignedStatement.from_bytes(json.dumps(envelope).encode())
     assert opened.signers([signing.key().public, signing.key(1).public]) == ()
 
 
@@ -169,16 +169,16 @@ MALFORMED = {
 
 def test_the_decision_itself_is_answered_with_how_its_statement_is_called() -> None:
     with pytest.raises(Untrusted, match="it has no payloadType; files of statements end in"):
-        SignedStatement.of(b"{}")
+        SignedStatement.from_bytes(b"{}")
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
 def test_what_is_no_envelope_of_a_statement_is_not_opened(data: bytes) -> None:
     with pytest.raises(Untrusted, match="x.json is no in-toto statement in a signed DSSE") as why:
-        SignedStatement.of(data, what="x.json")
+        SignedStatement.from_bytes(data, what="x.json")
     assert len(str(why.value)) < 700
 
 
 def test_other_parts_of_an_envelope_are_let_be() -> None:
     data = of_signatures(lambda all_: all_[0].update(cert="-----BEGIN…"))
-    assert SignedStatement.of(data).signers([signing.key().public])
+    assert SignedStatement.from_bytes(data).signers([signing.key().public])

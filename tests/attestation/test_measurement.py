@@ -23,7 +23,7 @@ SIGNED = signing.statements(EVIDENCE, DECISION).evidence
 
 
 def test_it_says_what_showed_each_runtime() -> None:
-    predicate = MeasurementPredicate.of(EVIDENCE, code=signing.CODE)
+    predicate = MeasurementPredicate.from_evidence(EVIDENCE, code=signing.CODE)
     assert predicate.evidence.sha256 == EVIDENCE.digest().hex
     assert predicate.dataset.sha256 == EVIDENCE.dataset.sha256.hex
     by_name = {each.name: each for each in predicate.runtimes}
@@ -67,7 +67,7 @@ def test_a_verdict_is_no_measurement() -> None:
 
 def test_the_files_are_its_subjects() -> None:
     files = {"model.onnx": builders.digest("a"), "weights.data": builders.digest("b")}
-    statement = MeasurementPredicate.of(EVIDENCE, code=signing.CODE).about(files)
+    statement = MeasurementPredicate.from_evidence(EVIDENCE, code=signing.CODE).about(files)
     assert [Digest(str(each.sha256)) for each in statement.subject] == list(files.values())
 
 
@@ -122,7 +122,7 @@ def test_a_statement_that_says_other_runtimes_does_not(change: Any) -> None:
 
 def test_it_says_which_runtime_measured_under_a_name_of_its_own() -> None:
     identity, measured = IDENTITY, identified()
-    predicate = MeasurementPredicate.of(measured, code=signing.CODE)
+    predicate = MeasurementPredicate.from_evidence(measured, code=signing.CODE)
     assert predicate.runtimes[0].identity == identity.to_plain()
     assert predicate.to_plain()["runtimes"][0]["identity"]["precision"] == "float32"
     assert "identity" not in predicate.to_plain()["runtimes"][1]
@@ -133,5 +133,5 @@ def test_it_says_which_runtime_measured_under_a_name_of_its_own() -> None:
 def test_it_has_the_machine_of_the_evidence() -> None:
     machine = {"cpu_flags": ("avx2",), "cores": 4, "os": "Debian 13", "kernel": "Linux 6.12 x86_64"}
     own = edited(environment=EVIDENCE.environment.model_copy(update=machine))
-    environment = MeasurementPredicate.of(own, code=signing.CODE).environment
+    environment = MeasurementPredicate.from_evidence(own, code=signing.CODE).environment
     assert {name: environment[name] for name in machine} == machine | {"cpu_flags": ["avx2"]}

@@ -22,17 +22,17 @@ def every() -> dict[str, Statement]:
     evidence, decision = signing.judged()
     both = signing.statements(evidence, decision)
     model = decision.subject_sha256
-    review = Approval.of(
-        "approved",
-        resource=file_resource(model),
+    review = Approval(
+        word="approved",
+        resource_uri=file_resource(model),
         version="3",
-        decision=decision.digest(),
-        at=signing.NOW.isoformat(),
+        decision=Resource.from_digest(decision.digest(), uri="decision.json"),
+        reviewed_at=signing.NOW.isoformat(),
     )
     return {
         "measurement": both.evidence.statement,
         "verdict": both.decision.statement,
-        "review": review.about(model),
+        "review": review.about({"model": model}),
     }
 
 

@@ -16,7 +16,7 @@ from gate.errors import Untrusted
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from gate.signing.predicates import Approval
-from gate.signing.statement import SignedStatement
+from gate.signing.statement import Resource, SignedStatement
 from gate.signing.subjects import resource_uri
 from gate.signing.trust import Trust
 from gate.signing.verification import (
@@ -104,11 +104,15 @@ def test_the_two_can_t_take_each_others_place() -> None:
     swapped = StatementPair(both.decision, both.evidence)
     with pytest.raises(Untrusted, match="is of type"):
         swapped.verify(EVIDENCE, DECISION, trust=signing.trust(), now=NOW)
-    review = Approval.of(
-        "approved", resource="r", version="1", decision=DECISION.digest(), at=NOW.isoformat()
+    review = Approval(
+        word="approved",
+        resource_uri="r",
+        version="1",
+        decision=Resource.from_digest(DECISION.digest()),
+        reviewed_at=NOW.isoformat(),
     )
     with pytest.raises(Untrusted, match="urn:parity-gate:review:v1"):
-        summary_in(SignedStatement.sign(review.about(MODEL), key()))
+        summary_in(SignedStatement.sign(review.about({"model": MODEL}), key()))
 
 
 def spoiled(change: Callable[[dict], object]) -> SignedStatement:
@@ -202,7 +206,7 @@ def test_statements_of_the_first_version_still_verify() -> None:
     assert who.name == "key 0"
     verify_files(found.decision, {"model.onnx": MODEL, "preprocessing": Digest("1" * 64)})
     assert verify_measurement(found.evidence, evidence, trust=trust, now=NOW)
-    review = SignedStatement.of((GOLDEN / "review.dsse.json").read_bytes())
+    review = SignedStatement.from_bytes((GOLDEN / "review.dsse.json").read_bytes())
     assert Approval.model_validate_json(json.dumps(review.statement.predicate)).word == "approved"
     assert trust.signers(review, role="reviewers", made_at=NOW.isoformat(), now=NOW, what="it")
 
@@ -210,4 +214,4 @@ def test_statements_of_the_first_version_still_verify() -> None:
 @pytest.mark.parametrize("name", ["evidence", "decision", "review"])
 def test_statements_of_the_first_version_are_written_the_same_today(name: str) -> None:
     data = (GOLDEN / f"{name}.dsse.json").read_bytes()
-    assert SignedStatement.sign(SignedStatement.of(data).statement, key()).data == data
+    assert SignedStatement.sign(SignedStatement.from_bytes(data).statement, key()).data == data

@@ -16,7 +16,7 @@ FAILED = signing.judged(runtimes=())
 
 
 def summary(which=PASSED, precision: str = "exact") -> VerificationSummary:
-    return VerificationSummary.of(
+    return VerificationSummary.from_decision(
         which[1], precision=precision, resource="urn:sha256:0", version="1.2"
     )
 

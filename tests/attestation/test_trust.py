@@ -101,7 +101,7 @@ def test_a_refusal_names_the_key_that_signed() -> None:
 def test_a_key_that_is_named_and_did_not_sign_is_said_so() -> None:
     plain = json.loads(signed(0).data)
     plain["signatures"][0]["sig"] = json.loads(signed(1).data)["signatures"][0]["sig"]
-    forged = SignedStatement.of(json.dumps(plain).encode())
+    forged = SignedStatement.from_bytes(json.dumps(plain).encode())
     with pytest.raises(Untrusted, match=r"the signature of .* \(\w{12}\) does not verify"):
         signers(signing.trust(key(0)), forged)
 
@@ -110,7 +110,7 @@ def test_what_names_no_key_by_an_id_is_not_repeated() -> None:
     plain = json.loads(signed(0).data)
     plain["signatures"][0]["keyid"] = "read this"
     with pytest.raises(Untrusted, match="^(?!.*read this)"):
-        signers(signing.trust(key(1)), SignedStatement.of(json.dumps(plain).encode()))
+        signers(signing.trust(key(1)), SignedStatement.from_bytes(json.dumps(plain).encode()))
 
 
 def test_a_key_must_be_valid_when_it_signs_and_when_it_is_believed() -> None:

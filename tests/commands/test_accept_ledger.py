@@ -12,7 +12,7 @@ from gate.errors import PastChanged
 from gate.ledger.database import DEFAULT
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.service.reconciler import keepers
+from gate.service.reconciler import stored_head
 from tests.ledger.rows import put, rows
 
 
@@ -20,7 +20,7 @@ from tests.ledger.rows import put, rows
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Of a service with the default places in this folder; its newest line was lost."""
     monkeypatch.chdir(tmp_path)
-    made = Ledger(DEFAULT, keepers=keepers(Path(".gate/store")))
+    made = Ledger(DEFAULT, stored_head=stored_head(Path(".gate/store")))
     for reason in ("one", "two"):
         made.append(LedgerEntry(action="conflict", registry="here", model="m", reason=reason))
     put(made.state, rows(made.state)[:1])

@@ -15,8 +15,8 @@ from gate.ledger.entry import plain
 from gate.mlflow_client.connection import lent
 from gate.policy.policy import Policy
 from gate.records.layout import GOLDEN, POLICY, PREPROCESSING, QUANTIZED, RECORDS, SPEC
+from gate.registry.create_version import write_twin
 from gate.registry.interface import CANDIDATE
-from gate.registry.quantized_twin import write_twin
 from gate.registry.release import Release
 from gate.registry.version_files import Records
 from gate.signing.keys import SigningKey

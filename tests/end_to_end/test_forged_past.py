@@ -14,7 +14,7 @@ from gate.ledger.entry import Row
 from gate.ledger.ledger import Ledger, sign
 from gate.ledger.maintenance import audit_ledger
 from gate.registry.interface import Tag
-from gate.service.reconciler import keepers
+from gate.service.reconciler import stored_head
 from gate.signing.keys import SigningKey
 from gate.signing.trust import Trust
 from gate.storage.digest import Digest, canonical_json
@@ -151,7 +151,7 @@ def test_by_a_forged_past_nothing_is_done(victim: Victim, title: str) -> None:
     assert (stack.served(MODEL), stack.serves()) == (before, champion)
     trust = Trust(measurers=keys.listed("ci"), writers=keys.listed("writer"))
     with pytest.raises(GateError):
-        audit_ledger(Ledger(place, trust=trust, keepers=keepers(stack.folder / "store")))
+        audit_ledger(Ledger(place, trust=trust, stored_head=stored_head(stack.folder / "store")))
     put(place, past)
     assert until(lambda: stack.ready() == (200, "ok"), SETTLED_S)
     victim.tag(number, Tag.VERDICT, "PASS")  # an event

@@ -74,11 +74,11 @@ def holders(place: Place) -> dict[str, str]:
 def parsed_lines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the lines that are parsed from now on."""
     parsed: list[int] = []
-    parse = LedgerEntry.of_line
+    parse = LedgerEntry.from_line
 
     def counted(line: bytes, *, where: str) -> LedgerEntry:
         parsed.append(int(where.rpartition(":")[2]))
         return parse(line, where=where)
 
-    monkeypatch.setattr(LedgerEntry, "of_line", counted)
+    monkeypatch.setattr(LedgerEntry, "from_line", counted)
     return parsed

@@ -14,7 +14,7 @@ from gate.ledger.entry import HashChain, LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
 from tests.exhaustive import EXHAUSTIVE
-from tests.ledger.rows import Place, lines, put, put_lines, replace, rows
+from tests.ledger.rows import Place, lines, parsed_lines, put, put_lines, replace, rows
 
 
 def entry(reason: str) -> LedgerEntry:
@@ -22,21 +22,13 @@ def entry(reason: str) -> LedgerEntry:
 
 
 class Reader:
-    """A chain, the rows that were fetched for it, and the lines that were parsed."""
+    """A chain, the rows that were fetched for it, and the reasons of its lines."""
 
     def __init__(self, place: Place) -> None:
         self.fetched: list[int] = []
-        self.parsed: list[int] = []
         self.reasons: list[str] = []
         self._ledger = Ledger(place)
-        self.chain = HashChain(self._ledger.location, self._parse)
-
-    def _parse(self, line: bytes, number: int) -> LedgerEntry:
-        self.parsed.append(number)
-        try:
-            return LedgerEntry.model_validate_json(line)
-        except ValueError as error:
-            raise EvidenceError(str(error)) from error
+        self.chain = HashChain(self._ledger.location)
 
     def _rows(self, first: int):
         found = self._ledger.rows(first)
@@ -44,12 +36,12 @@ class Reader:
         return found
 
     def read(self) -> list[int]:
-        """The numbers of the lines that were parsed for it."""
-        self.parsed.clear()
+        """Return the numbers of the lines that it gave."""
         self.fetched.clear()
-        anew, links = self.chain.read(self._rows)
-        self.reasons = ([] if anew else self.reasons) + [link.reason for link in links]
-        return list(self.parsed)
+        anew, entries = self.chain.read(self._rows)
+        self.reasons = ([] if anew else self.reasons) + [entry.reason for entry in entries]
+        last = self.chain.lines
+        return list(range(last - len(entries) + 1, last + 1))
 
 
 @pytest.fixture
@@ -105,10 +97,14 @@ def test_what_is_hashed_again_is_not_parsed_again(
     reader: Reader, both: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chain_module, "_REHASH_S", -1.0)
+    parsed = parsed_lines(monkeypatch)
     assert reader.read() == []
     assert reader.fetched == [1, 2, 3]
+    assert parsed == []
     both.append(entry("four"))
+    parsed.clear()
     assert reader.read() == [4]
+    assert parsed == [4]
 
 
 STEPS = st.lists(

@@ -25,14 +25,14 @@ def kept(both: Ledger, writers: Writers) -> bytes:
     """Of two lines, as it is on the auditor's disk."""
     for reason in ("one", "two"):
         both.append(entry(reason))
-    return Checkpoint.of(both).signed(writers.key("ci")).data
+    return Checkpoint.from_ledger(both).signed(writers.key("ci")).data
 
 
 def test_a_ledger_that_only_grew_is_the_one_it_was(both: Ledger, kept: bytes, writers) -> None:
-    signed = SignedStatement.of(kept)
+    signed = SignedStatement.from_bytes(kept)
     (who,) = checkpoint_signers(signed, trust=writers.trusting("ci"))
     assert who.name == "ci"
-    checkpoint = Checkpoint.read(signed)
+    checkpoint = Checkpoint.from_statement(signed)
     assert checkpoint.verify(both) == 0
     both.append(entry("three"))
     assert checkpoint.verify(both) == 1
@@ -54,7 +54,7 @@ def test_another_past_is_seen(both: Ledger, kept: bytes, spoil, what: str) -> No
     both.append(entry("three"))
     put(both.state, spoil(rows(both.state)))
     with pytest.raises(PastChanged, match=what) as caught:
-        Checkpoint.read(SignedStatement.of(kept)).verify(both)
+        Checkpoint.from_statement(SignedStatement.from_bytes(kept)).verify(both)
     assert "with 2 lines" in str(caught.value)
 
 
@@ -66,20 +66,20 @@ def test_another_past_is_seen(both: Ledger, kept: bytes, spoil, what: str) -> No
 )  # fmt: skip
 def test_whose_word_it_is_must_be_a_trusted_writer_s(kept: bytes, writers, trust) -> None:
     with pytest.raises(Untrusted, match="was trusted as a writer"):
-        checkpoint_signers(SignedStatement.of(kept), trust=writers.trusting(**trust))
+        checkpoint_signers(SignedStatement.from_bytes(kept), trust=writers.trusting(**trust))
 
 
 def test_an_empty_ledger_has_none(both: Ledger) -> None:
     with pytest.raises(EvidenceError, match="there is no line"):
-        Checkpoint.of(both)
+        Checkpoint.from_ledger(both)
 
 
 @pytest.mark.parametrize("spoil", [b"urn:parity-gate:checkpoint:v2", b'{"at":1}'])
 def test_another_statement_is_none(both: Ledger, kept: bytes, writers, spoil: bytes) -> None:
-    statement = SignedStatement.of(kept).statement
+    statement = SignedStatement.from_bytes(kept).statement
     changed = (
         {"predicate_type": spoil.decode()} if b"urn" in spoil else {"predicate": {"at": 1}}
     )  # fmt: skip
     other = SignedStatement.sign(statement.model_copy(update=changed), writers.key("ci"))
     with pytest.raises(Untrusted, match="checkpoint"):
-        Checkpoint.read(other)
+        Checkpoint.from_statement(other, what="the checkpoint")

@@ -14,7 +14,7 @@ import pytest
 from gate.errors import EvidenceError, PastChanged, StateUnavailable, StorageError
 from gate.ledger.database import StateDatabase
 from gate.ledger.entry import LedgerEntry
-from gate.ledger.ledger import Keepers, Ledger, LedgerHead, StoredHead
+from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
 from gate.storage.digest import Digest
 from tests.ledger.rows import Place, lines, put, replace, rows
 from tests.registry.simulator import Crash
@@ -38,7 +38,7 @@ def file(tmp_path: Path) -> StoredHead:
 @pytest.fixture
 def kept_ledger(ledger: Ledger, file: StoredHead) -> Ledger:
     """Three lines that the store saw."""
-    made = Ledger(ledger.state, keepers=[file])
+    made = Ledger(ledger.state, stored_head=file)
     for reason in ("one", "two", "three"):
         made.append(entry(reason))
     kept = file.head()
@@ -97,7 +97,7 @@ def test_another_past_is_refused(kept_ledger: Ledger, file: StoredHead, spoil, a
     spoil(kept_ledger.state)
     spoiled = rows(kept_ledger.state)
     place = Path(kept_ledger.location)
-    ledger = Ledger(place, keepers=[file]) if anew else kept_ledger
+    ledger = Ledger(place, stored_head=file) if anew else kept_ledger
     uses: list[Callable[[], object]] = [
         ledger.entries, ledger.verify, ledger.entries, lambda: ledger.append(entry("more")),
     ]  # fmt: skip
@@ -121,12 +121,12 @@ def test_a_ledger_that_grew_elsewhere_is_kept_before_anything_is_done_by_it(
     assert kept.lines == 4
     place = Path(kept_ledger.location)
     place.rename(moved := place.with_name("moved"))
-    assert len(Ledger(moved, keepers=[file]).entries()) == 4
+    assert len(Ledger(moved, stored_head=file).entries()) == 4
 
 
 def test_the_first_head_is_taken_on_trust(ledger: Ledger, file: StoredHead) -> None:
     ledger.append(entry("one"))
-    made = Ledger(ledger.state, keepers=[file])
+    made = Ledger(ledger.state, stored_head=file)
     made.verify()
     assert file.head() is None  # only looked at
     made.entries()
@@ -137,7 +137,7 @@ def test_who_read_a_line_less_a_moment_ago_reads_again(
     kept_ledger: Ledger, ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another replica adds a line, and shows it, between our reading and our asking."""
-    other = Ledger(ledger.state, keepers=[file])
+    other = Ledger(ledger.state, stored_head=file)
     answer = file.head
 
     def overtaken() -> LedgerHead | None:
@@ -146,7 +146,7 @@ def test_who_read_a_line_less_a_moment_ago_reads_again(
         return answer()
 
     monkeypatch.setattr(file, "head", overtaken)
-    ours = Ledger(ledger.state, keepers=[file])
+    ours = Ledger(ledger.state, stored_head=file)
     assert len(ours.entries()) == 4
 
 
@@ -154,7 +154,7 @@ def test_lines_that_come_after_every_question_are_no_other_past(
     kept_ledger: Ledger, ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other replica never rests: each answer tells of a line more than was read before."""
-    other, asks = Ledger(ledger.state, keepers=[file]), file.head
+    other, asks = Ledger(ledger.state, stored_head=file), file.head
 
     def overtaken() -> LedgerHead | None:
         with monkeypatch.context() as quiet:
@@ -162,7 +162,7 @@ def test_lines_that_come_after_every_question_are_no_other_past(
             other.append(entry("more"))
         return asks()
 
-    ours = Ledger(ledger.state, keepers=[file])
+    ours = Ledger(ledger.state, stored_head=file)
     with monkeypatch.context() as busy:
         busy.setattr(file, "head", overtaken)
         for _ in range(3):
@@ -188,7 +188,7 @@ def test_a_damaged_head_is_refused_until_somebody_says_so(
     kept_ledger: Ledger, file: StoredHead, text: str
 ) -> None:
     file.path.write_text(text)
-    for ledger in (kept_ledger, Ledger(kept_ledger.state, keepers=[file])):
+    for ledger in (kept_ledger, Ledger(kept_ledger.state, stored_head=file)):
         with pytest.raises(EvidenceError, match=r"is damaged.*gate accept-ledger"):
             ledger.verify()
     file.replace(head(3))
@@ -203,30 +203,16 @@ def test_a_link_is_no_head(kept_ledger: Ledger, file: StoredHead, tmp_path: Path
 
 
 class Away(StoredHead):
-    """A keeper that can't be asked."""
+    """A stored head that can't be read."""
 
     def head(self) -> LedgerHead | None:
         raise StateUnavailable("the database is away")
 
-    def keep(self, head: LedgerHead) -> None:
-        raise StateUnavailable("the database is away")
 
-
-def test_one_keeper_is_enough_while_another_is_away(
-    kept_ledger: Ledger, file: StoredHead, caplog: pytest.LogCaptureFixture
-) -> None:
-    both = Ledger(kept_ledger.state, keepers=[Away(file.path, place="the inbox"), file])
-    both.append(entry("four"))
-    assert len(both.entries()) == 4
-    assert "the database is away" in caplog.text
-    older_copy(kept_ledger.state)
-    with pytest.raises(PastChanged):
-        both.entries()
-
-
-def test_without_any_keeper_nothing_is_read(kept_ledger: Ledger, file: StoredHead) -> None:
+def test_without_the_stored_head_nothing_is_read(kept_ledger: Ledger, file: StoredHead) -> None:
+    away = Away(file.path, place="the inbox")
     with pytest.raises(StateUnavailable):
-        Ledger(kept_ledger.state, keepers=[Away(file.path, place="the inbox")]).entries()
+        Ledger(kept_ledger.state, stored_head=away).entries()
 
 
 def test_a_head_that_can_not_be_kept_stops_what_would_be_done_by_it(
@@ -260,37 +246,12 @@ def test_a_line_that_no_keeper_saw_is_written_once(
     assert kept.lines == 4
 
 
-def test_no_keeper_keeps_a_past_that_another_contradicts(
-    ledger: Ledger, file: StoredHead, tmp_path: Path
-) -> None:
-    """It would have to be told again when the right ledger is back."""
-    late = StoredHead(tmp_path / "inbox" / "head.json", place="the inbox")
-    made = Ledger(ledger.state, keepers=[late, file])
-    for reason in ("one", "two", "three"):
-        made.append(entry(reason))
-    good = rows(ledger.state)
-    late.replace(None)
-    older_copy(ledger.state)
-    with pytest.raises(PastChanged, match="the store saw"):
-        made.entries()
-    assert late.head() is None
-    put(ledger.state, good)
-    assert len(made.entries()) == 3
-
-
-def test_without_keepers_nothing_is_kept(ledger: Ledger) -> None:
-    ledger.append(entry("one"))
-    chain = ledger._chain
-    Keepers([]).compare(chain, again=ledger.entries)
-    Keepers([]).keep(chain, at="now")
-
-
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_crash_at_any_step_leaves_a_head_that_the_ledger_holds(
     ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """And one that was crashed before it was kept is kept by whoever reads next."""
-    made = Ledger(ledger.state, keepers=[file])
+    made = Ledger(ledger.state, stored_head=file)
     made.append(entry("one"))
     real, crashed = getattr(os, step), 0
     for at in range(20):
@@ -304,9 +265,9 @@ def test_a_crash_at_any_step_leaves_a_head_that_the_ledger_holds(
         with monkeypatch.context() as dying:
             dying.setattr(os, step, crash)
             with contextlib.suppress(Crash):
-                Ledger(ledger.state, keepers=[file]).append(entry(str(at)))
+                Ledger(ledger.state, stored_head=file).append(entry(str(at)))
         crashed += next(calls) > at
-        lines = Ledger(ledger.state, keepers=[file]).entries()
+        lines = Ledger(ledger.state, stored_head=file).entries()
         kept = file.head()
         assert kept is not None
         assert (kept.lines, kept.sha256) == (len(lines), ledger_digest(ledger.state, len(lines)))

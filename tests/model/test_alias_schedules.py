@@ -20,11 +20,10 @@ from gate.registry.alias import model_lock, move_alias
 from gate.registry.interface import CHAMPION
 from gate.registry.registered_model import RegisteredModel
 from gate.service.champion_guard import guard_champion
-from gate.storage.digest import Digest
 from tests import builders
 from tests.ledger.rows import pending_in
 from tests.registry.releases import NAME
-from tests.registry.simulator import Crash, Simulator, Stored, Watched
+from tests.registry.simulator import APPROVED, Crash, Simulator, Stored, Watched
 
 STEPS = 15
 """Of one promoter: calls of the registry, the entry, and the end of the move."""
@@ -88,7 +87,7 @@ def registry_with(place: Path) -> Simulator:
     model = RegisteredModel(registry, Ledger(place), NAME)
     for version in ("4", "1", "2", "3"):
         for action in ("promoted", "deployed"):
-            model.write(action, "passed", version=version, about=Digest.of_bytes(b""))
+            model.write(action, "passed", version=version, about=APPROVED)
     registry.aliases |= {"champion": "3", "previous": "2"}
     return registry
 
@@ -217,7 +216,7 @@ def test_a_move_that_was_deployed_is_not_done_again(
         moving(registry, place, "4")
     assert pending_in(place) != ""
     model = RegisteredModel(registry, Ledger(place), NAME)
-    model.write("deployed", "passed", version="4", about=Digest.of_bytes(b""))
+    model.write("deployed", "passed", version="4", about=APPROVED)
     registry.aliases["champion"] = "3"
     with model_lock(model) as finished:
         assert finished is None

@@ -107,7 +107,7 @@ def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
     report = PromotionReport.load(paths.PROMOTION)
     assert report.outcome == "refused"
     assert "the quantized twin: FAIL" in report.reason
-    assert SignedStatement.of(paths.DECISION_STATEMENT.read_bytes())
+    assert SignedStatement.from_bytes(paths.DECISION_STATEMENT.read_bytes())
     run = MlflowClient(tracking_uri()).get_run(report.run_id)
     assert run.info.status == "FAILED"
     assert run.info.run_name == f"gate FAIL {report.sha256.hex[:6]} twin"

@@ -21,11 +21,10 @@ from gate.registry.interface import CHAMPION, PREVIOUS, Tag
 from gate.registry.registered_model import RegisteredModel
 from gate.signing.keys import SigningKey
 from gate.signing.trust import TrustedKey
-from gate.storage.digest import Digest
 from tests.ledger.rows import pending_in, put_pending
 from tests.registry.releases import NAME
 from tests.registry.signed import trust_in
-from tests.registry.simulator import Crash, CrashingLedger, Simulator, Stored, Watched
+from tests.registry.simulator import APPROVED, Crash, CrashingLedger, Simulator, Stored, Watched
 
 
 def model_of(ledger: Ledger, registry=None) -> RegisteredModel:
@@ -306,9 +305,8 @@ def vouched(ledger: Ledger, registry=None, *, champion: str = "3") -> Registered
     """Versions 1 to 4 served one after the other; `champion` serves, 2 served before."""
     model = model_of(ledger, registry or Simulator())
     model.registry.versions.append(Stored(b"", {}, "run", ""))
-    digest = Digest.of_bytes(b"")
     for version in ("4", "1", "2", "3"):
-        model.write("promoted", "passed", version=version, about=digest)
+        model.write("promoted", "passed", version=version, about=APPROVED)
     for alias, version in ((CHAMPION, champion), (PREVIOUS, "2")):
         model.registry.set_alias(NAME, alias, version)
     return model

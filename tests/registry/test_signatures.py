@@ -426,5 +426,5 @@ def _measured(of: Release, *, days: float) -> Release:
 def _enveloped(of: Release, edit: Callable[[dict], None]) -> Release:
     plain = json.loads(of.statements.decision.data)
     edit(plain)
-    edited = SignedStatement.of(json.dumps(plain).encode())
+    edited = SignedStatement.from_bytes(json.dumps(plain).encode())
     return replace(of, statements=StatementPair(of.statements.evidence, edited))

@@ -124,7 +124,7 @@ def test_what_is_signed_is_shown_and_the_service_counts_it(
     assert lines["you"] == f"approved, as alice ({alice.public.short})"
     text = shop.tags[f"{STATEMENT_TAG}{alice.public.short}"]
     assert len(text) < 2000
-    assert SignedStatement.of(text.encode()).key_ids == (alice.public.key_id,)
+    assert SignedStatement.from_bytes(text.encode()).key_ids == (alice.public.key_id,)
     assert shop.look(alice, bob, threshold=2) == []
     assert shop.tags[Tag.REVIEW_RESULT].startswith("1 of 2 signed approvals (alice")
 

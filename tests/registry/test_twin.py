@@ -17,9 +17,9 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
 from gate.records.evidence import ModelCode
 from gate.records.layout import QUANTIZED
+from gate.registry.create_version import write_twin
 from gate.registry.interface import CHAMPION, Tag
 from gate.registry.promotion import rollback
-from gate.registry.quantized_twin import twin_in, write_twin
 from gate.registry.release import (
     EvaluatedFile,
     GoldenFolder,
@@ -27,6 +27,7 @@ from gate.registry.release import (
     VerificationRules,
     digests_of,
 )
+from gate.registry.verify_release import twin_in
 from gate.registry.version_files import prove_twin
 from gate.registry.version_files import twin_file as twin_file_in
 from gate.storage.digest import Digest

@@ -154,7 +154,7 @@ def _bad_digest(plain: dict[str, Any]) -> None:
 
 
 def _twin_that_is_not_there(plain: dict[str, Any]) -> None:
-    of = Resource.of(builders.digest("twin"), name="quantized/model.onnx")
+    of = Resource.from_digest(builders.digest("twin"), name="quantized/model.onnx")
     plain["subject"].append(of.to_plain())
 
 

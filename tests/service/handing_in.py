@@ -9,7 +9,7 @@ from typing import Any
 
 from gate.deploy.store import EXACT, ModelStore
 from gate.policy.policy import Policy
-from gate.registry.create_version import Creation
+from gate.registry.create_version import create_version
 from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CANDIDATE, Tag
 from gate.registry.registered_model import Reading
@@ -81,9 +81,9 @@ class World:
 
     def put(self, release: Release) -> str:
         """As whoever may write to the registry does, without the gate."""
-        creation = Creation(self.place.registry, release, self.policy)
-        number = creation.make(status="Status: all is well.")
-        self.place.registry.set_alias(NAME, CANDIDATE, number)
+        registry, status = self.place.registry, "Status: all is well."
+        number = create_version(registry, release, self.policy, status=status)
+        registry.set_alias(NAME, CANDIDATE, number)
         return number
 
     def look(self) -> list[tuple[str, str, str | None]]:

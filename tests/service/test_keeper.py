@@ -19,7 +19,7 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.interface import CHAMPION
 from gate.service import app
 from gate.service.monitoring import Failed, StepResult
-from gate.service.reconciler import keepers, reconciler
+from gate.service.reconciler import reconciler, stored_head
 from gate.service.settings import ServiceSettings
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
@@ -109,12 +109,11 @@ def _place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def place(_place: Place) -> Iterator[Place]:
     """For tests in which nothing is done: it is as it was for the next one."""
     settings, good = _place.settings, rows(_place.settings.state)
-    (keeper,) = keepers(settings.store)
-    kept = keeper.head()
+    kept = stored_head(settings.store).head()
     yield _place
     _place.settings = settings
     put(settings.state, good)
-    keeper.replace(kept)
+    stored_head(settings.store).replace(kept)
 
 
 def older(path: Path) -> None:
@@ -205,7 +204,8 @@ def test_two_replicas_with_stores_of_their_own_share_a_ledger(
     tmp_path: Path, database: str
 ) -> None:
     """Whoever is a line behind for a moment is not refused: it reads again."""
-    replicas = [Ledger(database, keepers=keepers(tmp_path / store)) for store in ("one", "two")]
+    heads = [stored_head(tmp_path / store) for store in ("one", "two")]
+    replicas = [Ledger(database, stored_head=head) for head in heads]
     entry = {"action": "conflict", "registry": "here", "model": NAME}
 
     def work(number: int) -> None:
@@ -217,7 +217,7 @@ def test_two_replicas_with_stores_of_their_own_share_a_ledger(
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(work, range(2)))
     assert [len(ledger.entries()) for ledger in replicas] == [8, 8]
-    kept = [keeper.head() for store in ("one", "two") for keeper in keepers(tmp_path / store)]
+    kept = [head.head() for head in heads]
     assert [head and head.lines for head in kept] == [8, 8]
 
 
