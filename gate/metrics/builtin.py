@@ -56,7 +56,10 @@ def _scores(outputs: Any) -> NDArray[Any]:
 def _labels(labels: Any, like: tuple[int, ...]) -> NDArray[Any]:
     if labels is None:
         raise DataError("there are no labels. Pass --labels")
-    array = np.asarray(labels)
+    try:
+        array = np.asarray(labels)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"labels have different shapes, expected {like} together") from error
     if array.shape != like:
         raise DataError(f"labels have shape {array.shape}, expected {like}")
     return array
@@ -70,8 +73,9 @@ def _class_labels(
     array = _labels(labels, like)
     if array.dtype.kind in "biuf":
         whole = np.isfinite(array) & (array == np.floor(array))
-    else:
-        whole = np.zeros(array.shape, dtype=bool)
+    else:  # texts, or numbers mixed with None
+        numbers = [isinstance(label, int) for label in array.ravel().tolist()]
+        whole = np.array(numbers, dtype=bool).reshape(array.shape)
     if not whole.all():
         raise DataError(
             f"a label is {array[~whole].tolist()[0]!r}, expected the index of a class as an integer"
@@ -436,7 +440,7 @@ def _wer(blank: int | None = None, vocabulary: Sequence[str] | None = None) -> M
             raise DataError("there are no labels for these samples. Pass --labels")
         rows = []
         for one, label in zip(ids, labels, strict=True):
-            wanted = label if isinstance(label, str) else " ".join(map(str, np.asarray(label)))
+            wanted = _words(label)
             if not wanted.split():  # jiwer takes no empty reference: all words are insertions
                 rows.append([len(text_of(one).split()), 0])
                 continue
@@ -450,6 +454,15 @@ def _wer(blank: int | None = None, vocabulary: Sequence[str] | None = None) -> M
             return sums[:, 0] / sums[:, 1]
 
     return OfSums(edits, value, vectorized=True)
+
+
+def _words(label: Any) -> str:
+    """Return a label as words. Raises DataError unless it is a text or a list of token ids."""
+    if isinstance(label, str):
+        return label
+    if np.ndim(label) != 1:
+        raise DataError(f"a label is {label!r}, expected a text or a list of token ids")
+    return " ".join(map(str, np.asarray(label)))
 
 
 # Detection. A row is [0, class, score, matched at each threshold ...] of a detection, or
@@ -495,7 +508,10 @@ def _matched(boxes: Array, scores: Array, classes: Array, label: Any, levels: Ar
     """Return the rows of one image: its detections, matched greedily by score, and its objects."""
     if not isinstance(label, Mapping) or not {"boxes", "classes"} <= label.keys():
         raise DataError('a label of map is {"boxes": [[x1, y1, x2, y2], ...], "classes": [...]}')
-    objects = np.asarray(label["boxes"], dtype=np.float64).reshape(-1, 4)
+    objects = np.asarray(label["boxes"], dtype=np.float64)
+    if objects.size and objects.shape[1:] != (4,):
+        raise DataError(f"boxes of a label have shape {objects.shape}, expected (objects, 4)")
+    objects = objects.reshape(-1, 4)
     kinds = np.asarray(label["classes"], dtype=np.float64).reshape(-1)
     if len(objects) != len(kinds):
         raise DataError(f"the label has {len(objects)} boxes and {len(kinds)} classes")

@@ -424,8 +424,12 @@ def groups_of(
         values = {name: _value(side, level=policy.confidence) for name, side in taken.items()}
         for side, value in values.items():
             if not np.isfinite(value.value):
-                where = "" if part.column is None else f" on {part.column}={part.label}"
-                raise DataError(f"the value of {side}{where} is {value.value}, expected a number")
+                where = "all samples" if part.column is None else f"{part.column}={part.label}"
+                raise DataError(
+                    f"the value of {side} on {where} ({part.mask.sum()}) is {value.value}, "
+                    "expected a number. Each group needs samples that the metric counts, for auroc "
+                    "of both classes"
+                )
             if side == reference:
                 continue
             change = _drop(before, taken[side], sign=sign, levels=levels)

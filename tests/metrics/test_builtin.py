@@ -270,6 +270,24 @@ def test_nan_is_no_class(name: str, options: dict[str, Any]):
         built_in(name, options).update(outputs, CLASSES)
 
 
+BOXES = {"boxes": np.zeros((2, 1, 4)), "scores": np.ones((2, 1)), "classes": np.zeros((2, 1))}
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "labels", "words"),
+    [
+        ("accuracy", LOGITS[:2], [0, None], "a label is None"),
+        ("accuracy", LOGITS[:2], [[0], [0, 1]], "different shapes"),
+        ("wer", np.zeros((2, 3), dtype=np.int64), ["a", None], "a label is None"),
+        ("wer", np.zeros((2, 3), dtype=np.int64), [1, 2], "a label is 1"),
+        ("map", BOXES, [{"boxes": [[1, 2, 3]], "classes": [0]}] * 2, r"shape \(1, 3\)"),
+    ],
+)
+def test_labels_of_another_kind_are_named(name: str, outputs: Any, labels: Any, words: str):
+    with pytest.raises(DataError, match=words):
+        built_in(name, {}).update(outputs, labels)
+
+
 def test_words_beyond_the_vocabulary_and_boxes_of_width_and_height_are_refused():
     logits = rng.normal(size=(2, 3, 5))
     for label in (-1, 5):

@@ -218,6 +218,19 @@ def test_without_the_columns_of_its_slices_nothing_is_measured():
     assert "no column 'camera'" in found
 
 
+def test_a_slice_of_one_class_has_no_auroc_and_is_named():
+    columns = {"camera": tuple("a" if label else "b" for label in LABELS)}
+    annotations = Annotations(LABELS, columns)
+    found = failures(
+        "function: auroc, slices: [camera]",
+        "function: f1, slices: [camera]",
+        annotations=annotations,
+    )
+    assert "camera=a" in found[0]
+    assert "nan" in found[0]
+    assert found[1] == ""
+
+
 def test_without_labels_nothing_is_measured():
     (found,) = failures("function: accuracy", annotations=Annotations())
     assert "Pass --labels" in found
