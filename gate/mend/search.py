@@ -21,15 +21,20 @@ from gate.measure.job import EvaluationData, Reference
 from gate.mend.recipe import Float32Layers, Stage, Steps
 from gate.mend.rewrites import Graph
 from gate.onnx_file.reading import read_subject
+from gate.onnx_file.sessions import open_in_child
 from gate.onnx_file.tested_file import load_note
 from gate.policy.policy import Policy
 from gate.records.localization import Localization
+from gate.sandbox.limits import SandboxLimits
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.record import Count, Measured, Record, Sha256
 
 _NOTED_EVERY = 20
 """Conversions between two lines of progress."""
+
+_OPENING_S = 600.0
+"""Seconds in which a converted file must open."""
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """The cheapest first."""
@@ -276,6 +281,10 @@ class Search:
         self.result = None
         try:
             path = candidate.build(folder)
+            if candidate.float32 is not None:  # optimizers crash on some of mixed precision
+                names = {n for some in candidate.disabled_optimizers.values() for n in some}
+                limits = SandboxLimits.of_command(None, None, usual_s=_OPENING_S)
+                open_in_child(path, sorted(names), limits=limits)
         except GateError as error:
             return trial.model_copy(update={"failure": first_line(error)})
         graph = _graph_digest(path)

@@ -24,6 +24,8 @@ from gate.errors import EvidenceError, LimitExceeded, RuntimeUnusable, first_lin
 from gate.installation import onnx_runtime
 from gate.policy.runtime_options import OrtSetup
 from gate.records.runtime import CPU_PROVIDER, CpuNode
+from gate.sandbox.limits import SandboxLimits
+from gate.sandbox.process import run_in_sandbox
 
 if TYPE_CHECKING:
     import onnx
@@ -161,6 +163,23 @@ def create_session(
     if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
         return _MapSession(session)
     return _BfloatSession(session) if any("bfloat16" in v.type for v in values) else session
+
+
+def open_in_child(path: Path, disabled_optimizers: Sequence[str], *, limits: SandboxLimits) -> None:
+    """Open a file with all optimizations in a process of its own, for files at which ONNX Runtime
+    may crash. Raises LimitExceeded where it crashes; other errors are left to who opens it next."""
+    run_in_sandbox(
+        f"{__name__}:_try_to_open",
+        {"path": str(path), "disabled": list(disabled_optimizers)},
+        limits=limits,
+        what=f"opening {path.name}",
+    )
+
+
+def _try_to_open(path: str, disabled: list[str]) -> None:
+    """The child's side of `open_in_child`."""
+    with contextlib.suppress(Exception):
+        create_session(path, providers=[CPU_PROVIDER], disabled_optimizers=disabled)
 
 
 _MAPS = "seq(map("
