@@ -25,11 +25,15 @@ from gate.runtimes.v2_http import HttpClient
 from gate.runtimes.v2_protocol import DATATYPES, Client, InferenceResponse, ServerOptions
 from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.digest import Digest
+from gate.storage.safe_text import make_printable
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
 
 _DIGEST_KEYS = ("sha256", "model_sha256", "content_sha256")
 """Parameters of a model's metadata that may hold the digest of its file."""
+
+_LONGEST_NAME = 200
+"""Characters of what a server states about itself that are kept."""
 
 
 @dataclass(frozen=True)
@@ -134,19 +138,26 @@ class ServerSession(Session):
 
     def proof(self) -> Proof:
         """Return what the server states about itself and its model."""
-        name, version = str(self._server.get("name", "unknown")), self._server.get("version", "")
+        name, version, platform = (
+            make_printable(str(each or ""))[:_LONGEST_NAME]
+            for each in (
+                self._server.get("name", "unknown"),
+                self._server.get("version"),
+                self._metadata.get("platform"),
+            )
+        )
         return Proof(
             providers_active=(SERVER,),
             session_options={
                 "server": f"{name} {version}".strip(),
                 "model": self._model,
-                "model_version": self._answered or "not stated",
-                "platform": str(self._metadata.get("platform") or "not stated"),
+                "model_version": make_printable(self._answered)[:_LONGEST_NAME] or "not stated",
+                "platform": platform or "not stated",
                 "file": self._proven_by or "not proven",
                 "encoding": self._client.encoding,
                 "wrong_shape": "refused" if self._strict else "answered",
             },
-            versions={name: str(version)},
+            versions={name: version},
             own_process=True,
         )
 
@@ -251,14 +262,14 @@ class ServerSession(Session):
         """Raise EvidenceError for an answer of another request, model or version."""
         if answer.identity not in (None, "", identity):
             raise EvidenceError(
-                f"the server answered the request '{answer.identity}' when '{identity}' was sent."
+                f"the server answered the request {answer.identity!r} when '{identity}' was sent."
             )
         if answer.model not in (None, self._model):
-            raise EvidenceError(f"the model '{answer.model}' answered, '{self._model}' was asked.")
+            raise EvidenceError(f"the model {answer.model!r} answered, '{self._model}' was asked.")
         version = answer.version
         if version and self._answered and version != self._answered:
             raise EvidenceError(
-                f"version '{version}' of {self._model} answered, '{self._answered}' did so far or "
+                f"version {version!r} of {self._model} answered, '{self._answered}' did so far or "
                 "was asked. Name one version in the URL (/versions/N)."
             )
         self._answered = self._answered or version

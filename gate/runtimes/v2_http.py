@@ -26,6 +26,7 @@ from gate.runtimes.v2_protocol import (
     slow,
 )
 from gate.storage.arrays import Batch
+from gate.storage.safe_text import make_printable
 
 _BINARY = "binary_tensor_data"
 """The extension's name in the metadata of a server."""
@@ -274,14 +275,14 @@ def _no_answer(url: str, error: Exception) -> str:
 
 
 def _refusal(url: str, status: int, body: bytes) -> str:
-    text = body[:300].decode(errors="replace").strip()
+    text = make_printable(body[:300].decode(errors="replace"))
     return f"{url} answered with status {status}: {text or 'without a text'}."
 
 
 def _object(url: str, body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RuntimeUnusable(f"{url} did not answer with JSON: {error}.") from error
     if not isinstance(found, dict):
         raise RuntimeUnusable(f"{url} answered with {type(found).__name__}, expected an object.")

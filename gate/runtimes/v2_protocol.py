@@ -173,7 +173,7 @@ def read_outputs(
     try:
         for tensor, raw in tensors:
             if tensor["name"] in found:
-                raise ValueError(f"the output '{tensor['name']}' is there twice")
+                raise ValueError(f"the output {tensor['name']!r} is there twice")
             found[tensor["name"]] = _array(tensor, raw)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise RuntimeUnusable(
@@ -185,8 +185,8 @@ def read_outputs(
 def _array(tensor: Mapping[str, Any], raw: memoryview | None) -> RuntimeArray:
     """Return one output. Raises KeyError, TypeError or ValueError for an invalid tensor."""
     dtype = np.dtype(DTYPES[tensor["datatype"]])
-    shape = tuple(int(size) for size in tensor["shape"])
-    if any(size < 0 for size in shape):  # NumPy would infer it
+    shape = tuple(tensor["shape"])
+    if any(type(size) is not int or size < 0 for size in shape):  # NumPy would infer -1
         raise ValueError(f"its shape is {tensor['shape']}")
     if raw is None:
         flat = np.array(tensor["data"], dtype=dtype)

@@ -29,7 +29,7 @@ from gate.records.runtime import SERVER
 from gate.runtimes.runtime import Conditions, RunnableFile, Session
 from gate.runtimes.server import ServerRuntime, with_server
 from gate.runtimes.v2_protocol import ServerOptions
-from tests.runtimes.v2_server import serving
+from tests.runtimes.v2_server import NO_ANSWERS, serving
 
 
 class TwoHeads(nn.Module):
@@ -179,7 +179,7 @@ def test_a_server_that_lies_or_hangs_never_passes(
 @pytest.mark.parametrize(
     "fault",
     [
-        "redirect", "busy", "silent", "no_json", "half_open", "other_dtype", "other_name",
+        *NO_ANSWERS, "redirect", "busy", "silent", "half_open", "other_dtype", "other_name",
         "open_shape", "twice",
     ],
 )  # fmt: skip
@@ -242,6 +242,14 @@ def test_what_no_request_can_be_made_with_is_an_unusable_server(
         result = judged(files, server.url, headers=headers, connections=[], **options)
     assert ("runtime", "unusable_server") in codes(result, Verdict.ERROR)
     assert "hush" not in result.evidence.to_json()
+
+
+def test_a_name_that_is_no_text_does_not_break_the_record(files: dict[str, Path]) -> None:
+    with serving(files["model"], fault="surrogate") as server:
+        result = judged(files, server.url, connections=[])
+    assert result.decision.verdict is Verdict.PASS
+    assert result.evidence.runtimes[0].session_options["server"] == "\ufffd 1"
+    assert result.evidence.to_json()
 
 
 def test_an_unreachable_server_is_an_error(files: dict[str, Path]) -> None:

@@ -17,6 +17,14 @@ import onnxruntime
 
 TYPES = {"float32": "FP32", "float16": "FP16", "float64": "FP64", "int64": "INT64"}
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
+NO_ANSWERS = {
+    "no_json": b"<html>",
+    "nested_json": b"[" * 200_000,
+    "no_outputs": b'{"outputs": null}',
+    "numbers_as_outputs": b'{"outputs": [1]}',
+    "shape_as_text": b'{"outputs": [{"name": "left", "datatype": "FP32", "shape": "12", "data": [1, 2]}]}',
+    "long_number": b'{"outputs": [' + b"9" * 5000 + b"]}",
+}
 
 
 class V2Server(ThreadingHTTPServer):
@@ -115,7 +123,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.headers.append(dict(self.headers))
         found = {
             "/v2": {
-                "name": "little",
+                "name": "\ud800" if self.server.fault == "surrogate" else "little",
                 "version": "1",
                 "extensions": ["binary_tensor_data"] if self.server.binary else [],
             },
@@ -162,8 +170,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(5)
             self.close_connection = True
             return
-        if fault == "no_json":
-            self._answer(200, b"<html>")
+        if fault in NO_ANSWERS:
+            self._answer(200, NO_ANSWERS[fault])
             return
         if fault == "other_dtype":
             outputs = [o.astype(np.float64) for o in outputs]
