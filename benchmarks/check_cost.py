@@ -11,7 +11,7 @@ costs beyond one of the same two runtimes without float64 floor, probes, search 
 
 The same in units of a loop written by hand, as whole processes: import, build the model, open a
 session, compute all samples in batches of 32 on both sides, compare. `two_sessions` has the two
-runtimes of the built-in policy, one as ONNX Runtime opens it and one with optimisations off;
+runtimes of the built-in policy, one as ONNX Runtime opens it and one with optimizations off;
 `loop` has the first of them alone, as the policy of `one_runtime` has.
 
     python -m benchmarks.check_cost --ratio [--write]

@@ -15,7 +15,7 @@ from benchmarks.corpus.bench import SAMPLES, Bench, Pair
 from benchmarks.corpus.entry import Entry, file_of, story_of
 from benchmarks.corpus.exporters import DIRECT_17, DYNAMO_18, Recipe
 from benchmarks.corpus.samples import Arrays
-from tests.localisation.optimisers.faults import FAULTS, OptimiserFault
+from tests.localize.optimizers.faults import FAULTS, OptimiserFault
 
 
 class Repeats(nn.Module):

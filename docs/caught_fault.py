@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _on_a_terminal(command: list[str], folder: Path) -> tuple[int, str]:
-    """What a command prints where it may use colours, and its exit code."""
+    """What a command prints where it may use colors, and its exit code."""
     ours, theirs = pty.openpty()
     environment = os.environ | {
         "PYTHONPATH": str(ROOT), "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"

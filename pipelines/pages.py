@@ -59,12 +59,12 @@ def write_parity(page: RunLogger, evidence: Evidence, policy: Policy) -> None:
     page.named(unjudged_name("measured", evidence.subject.sha256))
 
 
-def write_decision(page: RunLogger, judgement: SummaryInputs) -> None:
+def write_decision(page: RunLogger, judgment: SummaryInputs) -> None:
     """The report, the verdict, and the settings that it was made by; `write_parity` has written
     the rest, or will have."""
     log_evaluation.write_report(page, paths.REPORTS, without=_OF_PARITY)
     page.file(paths.PARAMS)
-    log_evaluation.write_decision(page, judgement)
+    log_evaluation.write_decision(page, judgment)
 
 
 def links(page: RunLogger, report: PromotionReport | None = None) -> dict[str, str]:

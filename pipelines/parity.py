@@ -1,6 +1,6 @@
 """Stage `parity`: measure the exported file or release, as it is now, against the model.
 
-The judgement is `promote`'s. Where it will be a rejection, the first diverging layer is looked for
+The judgment is `promote`'s. Where it will be a rejection, the first diverging layer is looked for
 here, because here the model is at hand.
 """
 

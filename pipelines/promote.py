@@ -83,7 +83,7 @@ def main() -> int:
             trend=champion.trend,
         )
         verdict = SignedVerdict.of(release, policy, model)
-        judgement = SummaryInputs(
+        judgment = SummaryInputs(
             decision=decision,
             evidence=evidence,
             policy=policy,
@@ -95,7 +95,7 @@ def main() -> int:
         )
         twin = _judged(release.twin, policy.twin)
         drawn = Report(
-            judgement.story,
+            judgment.story,
             evidence,
             decision,
             explanation=explanation,
@@ -103,13 +103,13 @@ def main() -> int:
         )
         files.write_text(paths.PAGE, page_of(drawn))
         with tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page:
-            pages.write_decision(page, judgement)
+            pages.write_decision(page, judgment)
             for chart in drawn.charts:
                 page.bytes(chart.file(), f"plots/{chart.name}.svg")
             if twin is not None:
                 write_twin(page, twin, exact=decision)
             beside = "" if twin is None else markdown.describe_twin(twin.story)
-            described = markdown.summary_markdown(judgement.story, pages.links(page))
+            described = markdown.summary_markdown(judgment.story, pages.links(page))
             promotion = verdict.promote(
                 run_id=page.run_id,
                 description=cut(described, BODY_LIMIT - len(beside)) + beside,
@@ -126,12 +126,12 @@ def main() -> int:
                 experiment_id=page.experiment_id,
                 signed_by=verdict.word,
             )
-            note = markdown.summary_markdown(judgement.story, pages.links(page, report)) + beside
+            note = markdown.summary_markdown(judgment.story, pages.links(page, report)) + beside
             note = f"{note}\n{report.sentence()}\n"
             write_promotion(page, promotion, model_name=release.model_name, note=note)
             report.save(paths.PROMOTION)
-            ci_files.write(judgement.story, report)
-    _tell(judgement.story, report)
+            ci_files.write(judgment.story, report)
+    _tell(judgment.story, report)
     if twin is not None:
         _tell_twin(twin.decision)
     # An experiment is there to be compared, whatever came out; what is not signed can't be.

@@ -28,9 +28,9 @@ from gate.preprocess.pictures import read_picture
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.export import ExportSettings
 from gate.signing.keys import SigningKey
-from tests.attestation import signing
-from tests.attestation.released import release
 from tests.exhaustive import exhaustive
+from tests.signing import signing
+from tests.signing.released import release
 from tests.test_code_blocks import ALL, BY_BASH, ROOT, SHELLS, Block, runner
 
 pytestmark = pytest.mark.proof

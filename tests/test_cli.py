@@ -603,7 +603,7 @@ doctor.command = click.Command("doctor", callback=work)
 sys.exit(cli.main(["doctor"]))
 """
 
-    def test_a_pipe_gets_neither_colours_nor_bars(self) -> None:
+    def test_a_pipe_gets_neither_colors_nor_bars(self) -> None:
         plain = _run(self.CODE, FORCE_COLOR="1")
         assert (plain.stdout, plain.stderr) == ("word\n", "")
 

@@ -59,7 +59,7 @@ RUN_BY = {
     ("docs/attestation.md", "python"): "tests/test_docs.py",
     ("docs/custom-operators.md", "python"): "tests/export/test_custom.py",
     ("docs/data.md", "python"): BY_BASH,
-    ("docs/instruments.md", "python"): "tests/parity/test_new_instrument.py",
+    ("docs/instruments.md", "python"): "tests/measure/test_new_instrument.py",
     ("docs/recorded.md", "json"): BY_BASH,
     ("docs/runtimes.md", "python"): "tests/runtimes/test_package.py",
     ("docs/runtimes.md", "toml"): "tests/runtimes/test_package.py",

@@ -25,9 +25,9 @@ from gate.signing.predicates import (
 )
 from gate.signing.trust import Trust, TrustedKey
 from gate.signing.verification import Check
-from tests.attestation import signing
-from tests.attestation.released import release
 from tests.report.ci_results import RESULTS
+from tests.signing import signing
+from tests.signing.released import release
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

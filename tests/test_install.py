@@ -20,7 +20,6 @@ from PIL import Image
 from benchmarks import install_size
 from gate import installation
 from gate.installation import COMMIT_FILE
-from tests.attestation.released import release
 from tests.end_to_end.stack import mlflow_server, stack, until
 from tests.end_to_end.test_events import served
 from tests.exhaustive import exhaustive
@@ -28,6 +27,7 @@ from tests.golden_vectors import vectors
 from tests.hidden import ROOT
 from tests.installed import all_done, run
 from tests.package.test_extras import LINES
+from tests.signing.released import release
 from tests.test_readme import README, _blocks, _lines, write_given
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(3600)]

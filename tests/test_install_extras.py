@@ -23,7 +23,6 @@ from benchmarks import install_size
 from benchmarks.install_size import Installation
 from gate import cli
 from gate.signing.keys import SigningKey
-from tests.attestation.released import release
 from tests.end_to_end.stack import mlflow_server
 from tests.exhaustive import exhaustive
 from tests.golden_vectors import vectors
@@ -31,6 +30,7 @@ from tests.hidden import ROOT
 from tests.installed import TORCHVISION, all_done, lend_torch, run
 from tests.pipelines.conftest import clone
 from tests.service.postgres import postgres
+from tests.signing.released import release
 from tests.small_project import made as small_project
 
 pytestmark = [

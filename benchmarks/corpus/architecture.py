@@ -28,7 +28,7 @@ class Architecture:
     classes: bool = True
     """Whether the largest of axis 1 of the first output is an answer."""
     head: str = "fc"
-    """Path of the layer that gives the scores; it is centred, so that classes differ."""
+    """Path of the layer that gives the scores; it is centered, so that classes differ."""
     axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Dynamic axes beside the batch: input or output, axis, name."""
     traceable: bool = True

@@ -59,10 +59,10 @@ def steps(count: int, *, seed: int) -> NDArray[np.float32]:
 
 
 def points(count: int, number: int, *, seed: int) -> NDArray[np.float32]:
-    """Clouds of points in -1..1, shape (count, number, 2), around a few centres."""
+    """Clouds of points in -1..1, shape (count, number, 2), around a few centers."""
     rng = np.random.default_rng(seed)
-    centres = rng.uniform(-0.6, 0.6, (count, 4, 2))
-    chosen = np.take_along_axis(centres, rng.integers(0, 4, (count, number, 1)), axis=1)
+    centers = rng.uniform(-0.6, 0.6, (count, 4, 2))
+    chosen = np.take_along_axis(centers, rng.integers(0, 4, (count, number, 1)), axis=1)
     return np.clip(chosen + rng.normal(0, 0.2, (count, number, 2)), -0.99, 0.99).astype(np.float32)
 
 

@@ -95,7 +95,7 @@ SETTINGS = {
         Setting("tf32-cudnn-free", _BY_TORCH, tf32=True, cudnn_deterministic=False),
     )
 }
-"""Of the matrix. Optimisations off and on are two roles."""
+"""Of the matrix. Optimizations off and on are two roles."""
 ONE_SWITCH = ("tf32", "search-default", "search-exhaustive", "cudnn-free", "deterministic")
 TWO_SWITCHES = ("tf32-search-default", "tf32-search-exhaustive", "tf32-cudnn-free")
 CORPUS = Setting("corpus", _ALL, every_instrument=True, threads=1)

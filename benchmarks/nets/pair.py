@@ -73,7 +73,7 @@ def run(
 
 
 def run_file(path: Path, samples: dict[str, NDArray[np.generic]], size: int) -> list[Outputs]:
-    """The same of the file, in ONNX Runtime without optimisations."""
+    """The same of the file, in ONNX Runtime without optimizations."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1

@@ -69,7 +69,7 @@ def _table(rows: list[Row]) -> Table:
             operator, bound(operator), str(len(same)),
             f"{row.share:.2f}{' !' if row.exceeds else ''}",
             "" if largest is None else f"{largest:.2f}",
-            row.onnx, row.label + (", optimised" if row.optimised else ""),
+            row.onnx, row.label + (", optimized" if row.optimized else ""),
             f"{row.runtime:.3g}", f"{row.own:.3g}",
         )  # fmt: skip
     return table

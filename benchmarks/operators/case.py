@@ -57,14 +57,14 @@ class Case:
         model: onnx.ModelProto = helper.make_model(graph, opset_imports=[opset], ir_version=9)
         return bytes(model.SerializeToString())
 
-    def run(self, *, optimised: bool) -> Array:
+    def run(self, *, optimized: bool) -> Array:
         """What ONNX Runtime's CPU kernels make of it, in one thread."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
         level = onnxruntime.GraphOptimizationLevel
         options.graph_optimization_level = (
-            level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
+            level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
         )
         providers = ["CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(self.model(), options, providers=providers)

@@ -19,7 +19,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _windows(low: float = -np.inf, high: float = np.inf) -> dict[str, Array]:
-    """Around the centres, and by decade on both sides of zero; what lies between the limits."""
+    """Around the centers, and by decade on both sides of zero; what lies between the limits."""
     made = {
         f"near {centre:g}": np.linspace(centre, centre + _WIDTH, _POINTS) for centre in _CENTRES
     }

@@ -22,12 +22,12 @@ _NORMAL = 2.0**-126
 
 @dataclass(frozen=True)
 class Row:
-    """One case on ONNX Runtime, optimisations off or on; errors in units of 2^-24."""
+    """One case on ONNX Runtime, optimizations off or on; errors in units of 2^-24."""
 
     operator: str
     onnx: str
     label: str
-    optimised: bool
+    optimized: bool
     share: float
     """rms(c - r64) in units of the noise floor: the larger of PyTorch's own error and that of
     random rounding, and one rounding of the truth at least."""
@@ -52,16 +52,16 @@ class Row:
 
 
 def measure(case: Case) -> list[Row]:
-    """One row with optimisations off, and one with them on where that makes a difference."""
+    """One row with optimizations off, and one with them on where that makes a difference."""
     tensors = [torch.from_numpy(array) for array in case.inputs]
     with torch.inference_mode(), np.errstate(all="ignore"):
         truth = case.compute(*[tensor.double() for tensor in tensors]).numpy()
         reference = case.compute(*tensors).numpy()
         tossed = [_tossed(case, tensors, seed) for seed in range(_DRAWS)]
-        plain, optimised = (case.run(optimised=on).reshape(truth.shape) for on in (False, True))
+        plain, optimized = (case.run(optimized=on).reshape(truth.shape) for on in (False, True))
         rows = [_row(case, truth, reference, tossed, plain)]
-        if not np.array_equal(plain, optimised, equal_nan=True):
-            rows.append(_row(case, truth, reference, tossed, optimised, optimised=True))
+        if not np.array_equal(plain, optimized, equal_nan=True):
+            rows.append(_row(case, truth, reference, tossed, optimized, optimized=True))
     return rows
 
 
@@ -77,7 +77,7 @@ def _row(
     tossed: list[Array],
     candidate: Array,
     *,
-    optimised: bool = False,
+    optimized: bool = False,
 ) -> Row:
     judged = np.isfinite(truth) & np.isfinite(reference) & ~((truth != 0) & (abs(truth) < _NORMAL))
     runtime, own = _rms(candidate - truth, judged), _rms(reference - truth, judged)
@@ -90,7 +90,7 @@ def _row(
         largest = float((np.abs(candidate - truth) / bound)[judged].max(initial=0.0))
     units = max(one, _NORMAL)
     return Row(
-        case.operator, case.onnx, case.label, optimised, runtime / floor, largest,
+        case.operator, case.onnx, case.label, optimized, runtime / floor, largest,
         runtime / units, own / units, allowed / units,
     )  # fmt: skip
 

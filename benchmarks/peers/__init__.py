@@ -1,4 +1,4 @@
-"""Other ways to compare an ONNX file with its PyTorch model, beside ours: cost and judgement.
+"""Other ways to compare an ONNX file with its PyTorch model, beside ours: cost and judgment.
 
     pip install -c constraints.txt -e '.[peers]'
     python -m benchmarks.peers [--corpus] [--world tune|confirm] [--json FILE]

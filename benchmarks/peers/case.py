@@ -57,11 +57,11 @@ def tensors(batch: Arrays) -> tuple[torch.Tensor, ...]:
     return tuple(torch.from_numpy(array) for array in batch.values())
 
 
-def session(model: str | bytes, *, optimised: bool = True) -> onnxruntime.InferenceSession:
+def session(model: str | bytes, *, optimized: bool = True) -> onnxruntime.InferenceSession:
     """On the CPU, with PyTorch's number of threads; else as ONNX Runtime's defaults are."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4
-    if not optimised:
+    if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

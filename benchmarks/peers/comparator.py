@@ -21,10 +21,10 @@ from polygraphy.logger import G_LOGGER
 from benchmarks.peers.case import Case, session
 
 
-def judge(case: Case, *, optimised: bool = True) -> bool:
-    """All samples; `optimised` is what its ONNX Runtime runner does by default."""
+def judge(case: Case, *, optimized: bool = True) -> bool:
+    """All samples; `optimized` is what its ONNX Runtime runner does by default."""
     runners = [
-        OnnxrtRunner(lambda: session(str(case.file), optimised=optimised)),
+        OnnxrtRunner(lambda: session(str(case.file), optimized=optimized)),
         TorchRunner(case),
     ]
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):

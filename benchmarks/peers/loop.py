@@ -27,18 +27,18 @@ def top1(case: Case) -> bool:
     return all(np.array_equal(expected, seen) for expected, seen in winners)
 
 
-def largest_difference(case: Case, *, optimised: bool) -> float:
+def largest_difference(case: Case, *, optimized: bool) -> float:
     """max|c - r| over all samples and outputs."""
     return max(
         float(np.abs(seen - expected).max())
-        for pairs in _pairs(case, optimised=optimised)
+        for pairs in _pairs(case, optimized=optimized)
         for expected, seen in pairs
     )
 
 
-def _pairs(case: Case, *, optimised: bool = True) -> Iterator[list[Pair]]:
+def _pairs(case: Case, *, optimized: bool = True) -> Iterator[list[Pair]]:
     """By position, as the tutorial has it; another number of outputs raises."""
-    loaded = session(str(case.file), optimised=optimised)
+    loaded = session(str(case.file), optimized=optimized)
     names = [given.name for given in loaded.get_inputs()]
     for batch in case.batches():
         expected = case.expected(batch)

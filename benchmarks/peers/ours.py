@@ -26,7 +26,7 @@ SAMPLES_ONLY = Policy(
 
 
 def judge(case: Case, *, export: ExportRecord | None = None) -> bool:
-    """The default policy: both optimisation levels, every instrument."""
+    """The default policy: both optimization levels, every instrument."""
     verdicted = check(
         case.file,
         reference=Reference(case.model, Source(factory="benchmarks.peers"), export),
@@ -36,7 +36,7 @@ def judge(case: Case, *, export: ExportRecord | None = None) -> bool:
 
 
 def measured(case: Case) -> float:
-    """The largest difference with ONNX Runtime unoptimised, and every metric, no instrument."""
+    """The largest difference with ONNX Runtime unoptimized, and every metric, no instrument."""
     candidate = TestedFile(case.file, read_subject(case.file))
     measurement = measure_job(
         job.MeasurementJob(

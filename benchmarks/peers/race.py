@@ -16,7 +16,7 @@ from benchmarks.torchvision_sweep import export_first
 
 ARCHITECTURE = "resnet18"
 IMAGES, BATCH_SIZE = 64, 8
-BASELINE = "loop by hand, unoptimised"
+BASELINE = "loop by hand, unoptimized"
 
 Work = Callable[[], object]
 
@@ -53,9 +53,9 @@ def entered(case: Case) -> dict[str, Work]:
     program = verification.exported(case)
     batches = IMAGES // BATCH_SIZE
     return {
-        BASELINE: lambda: loop.largest_difference(case, optimised=False),
-        "loop by hand": lambda: loop.largest_difference(case, optimised=True),
-        "Polygraphy, unoptimised": lambda: comparator.judge(case, optimised=False),
+        BASELINE: lambda: loop.largest_difference(case, optimized=False),
+        "loop by hand": lambda: loop.largest_difference(case, optimized=True),
+        "Polygraphy, unoptimized": lambda: comparator.judge(case, optimized=False),
         "Polygraphy": lambda: comparator.judge(case),
         "verify_onnx_program": lambda: verification.verify(case, program, batches=batches),
         "the same with torch.export": lambda: verification.verify(

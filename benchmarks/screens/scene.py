@@ -40,7 +40,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Pages:
-    """Where a judgement can be seen."""
+    """Where a judgment can be seen."""
 
     report: Path
     run: str

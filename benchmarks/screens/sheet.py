@@ -49,7 +49,7 @@ def write_small(folder: Path, docs: Path) -> None:
     for name, (taken, height) in README.items():
         with Image.open(folder / f"{taken}.png") as whole:
             part = whole.convert("RGB").crop((0, 0, whole.width, height))
-        # Rare colours stay: the red of a cross is what the picture is about.
+        # Rare colors stay: the red of a cross is what the picture is about.
         small = part.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         small.save(docs / f"{name}.png", optimize=True)
 

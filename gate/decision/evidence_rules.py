@@ -11,7 +11,7 @@ from gate.decision.cuda_kernels import cuda_kernels
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import (
     BASIC,
-    OPTIMISATIONS_OFF,
+    OPTIMIZATIONS_OFF,
     OrtSetup,
     is_recorded,
     is_server,
@@ -294,7 +294,7 @@ def _optimized_for_cpu(evidence: Evidence, runtime: RuntimeEvidence) -> bool:
     if evidence.graph is not None:
         return not made.isdisjoint(evidence.graph.operators)
     level = runtime.session_options.get("graph_optimization_level")
-    return level == OPTIMISATIONS_OFF and bool(made)
+    return level == OPTIMIZATIONS_OFF and bool(made)
 
 
 _CPU_FUSED = re.compile(

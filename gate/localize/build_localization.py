@@ -131,7 +131,7 @@ class LocalizationFindings:
 _FAULTS = 5
 """Faults that are reported, at most."""
 
-_LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimised", "ORT_DISABLE_ALL": "not optimised"}
+_LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimized", "ORT_DISABLE_ALL": "not optimized"}
 
 
 def build_localization(

@@ -23,7 +23,7 @@ from gate.localize.model_runner import ForwardPathChanged, LocalizationContext, 
 from gate.onnx_file.reading import nodes_of
 from gate.onnx_file.sessions import open_session, quiet_run, session_options, tell_all
 from gate.onnx_file.tested_file import TestedFile
-from gate.policy.runtime_options import OPTIMISATIONS_OFF, OrtSetup
+from gate.policy.runtime_options import OPTIMIZATIONS_OFF, OrtSetup
 from gate.records.localization import OptimizerFault
 from gate.sandbox.limits import SandboxLimits, usual_memory
 from gate.sandbox.process import run_in_sandbox
@@ -395,7 +395,7 @@ def _failure_with_all_enabled(trials: OptimizerTrials, log: list[str]) -> str | 
 
     `log` collects the log of that session. Raises _Clear where the optimizers are not the cause.
     """
-    off = trials.outcome(level=OPTIMISATIONS_OFF)
+    off = trials.outcome(level=OPTIMIZATIONS_OFF)
     if not off.agrees:
         if off.failure:
             raise _Clear("unoptimized_fails", failure=off.failure)
@@ -409,7 +409,7 @@ def _failure_with_all_enabled(trials: OptimizerTrials, log: list[str]) -> str | 
 def _levels(trials: OptimizerTrials) -> tuple[str, str]:
     """Two levels, one above the other: at the lower one the answer is right."""
     own = trials.setup.optimization
-    levels = [OPTIMISATIONS_OFF, *LEVELS[: LEVELS.index(own)], own]
+    levels = [OPTIMIZATIONS_OFF, *LEVELS[: LEVELS.index(own)], own]
     right, wrong = 0, len(levels) - 1
     while wrong - right > 1:
         middle = (right + wrong) // 2

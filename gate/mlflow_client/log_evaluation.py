@@ -234,32 +234,32 @@ _LONG = 5000
 
 
 def log_evaluation(
-    page: RunLogger, judgement: SummaryInputs, *, folder: Path, inputs: Path | str | None = None
+    page: RunLogger, judgment: SummaryInputs, *, folder: Path, inputs: Path | str | None = None
 ) -> None:
     """Write all of it on a new page. `folder`: what `gate.report.folder.write_report` wrote;
     `inputs`: where the samples lie, if that is known."""
-    log_numbers(page, judgement, inputs=inputs)
-    log_files(page, judgement, folder=folder)
+    log_numbers(page, judgment, inputs=inputs)
+    log_files(page, judgment, folder=folder)
 
 
-def log_numbers(page: RunLogger, judgement: SummaryInputs, *, inputs: Path | str | None) -> None:
+def log_numbers(page: RunLogger, judgment: SummaryInputs, *, inputs: Path | str | None) -> None:
     """Write params, tags, metrics, the name and the data set, in a few requests."""
-    evidence = judgement.evidence
+    evidence = judgment.evidence
     with page.batched():
         write_export(page, evidence.subject, source=evidence.source, export=evidence.export)
-        _write_numbers(page, evidence, judgement.policy)
-        _write_verdict(page, judgement)
+        _write_numbers(page, evidence, judgment.policy)
+        _write_verdict(page, judgment)
     _write_dataset(page, evidence, inputs=inputs)
-    _write_name(page, judgement)
+    _write_name(page, judgment)
 
 
-def log_files(page: RunLogger, judgement: SummaryInputs, *, folder: Path) -> None:
+def log_files(page: RunLogger, judgment: SummaryInputs, *, folder: Path) -> None:
     """Write the artifacts, a request each, and last the tag that says that the page is whole."""
     with page.batched():
-        _write_tables(page, judgement.evidence)
+        _write_tables(page, judgment.evidence)
         write_report(page, folder)
-        _write_checks(page, judgement)
-        page.tags({DECIDED_TAG: judgement.decision.digest().hex})
+        _write_checks(page, judgment)
+        page.tags({DECIDED_TAG: judgment.decision.digest().hex})
 
 
 def write_export(
@@ -332,18 +332,18 @@ def write_report(page: RunLogger, folder: Path, *, without: Collection[str] = ()
             page.folder(folder / name, name)
 
 
-def write_decision(page: RunLogger, judgement: SummaryInputs) -> None:
+def write_decision(page: RunLogger, judgment: SummaryInputs) -> None:
     """The verdict as name, status and tags, the table of checks, the policy, and the note."""
     with page.batched():
-        _write_verdict(page, judgement)
-    _write_checks(page, judgement)
-    _write_name(page, judgement)
-    page.tags({DECIDED_TAG: judgement.decision.digest().hex})
+        _write_verdict(page, judgment)
+    _write_checks(page, judgment)
+    _write_name(page, judgment)
+    page.tags({DECIDED_TAG: judgment.decision.digest().hex})
 
 
-def _write_verdict(page: RunLogger, judgement: SummaryInputs) -> None:
-    decision = judgement.decision
-    page.tags(headline_tags(judgement.story.headline))
+def _write_verdict(page: RunLogger, judgment: SummaryInputs) -> None:
+    decision = judgment.decision
+    page.tags(headline_tags(judgment.story.headline))
     page.tags(
         {
             "gate.sha256": decision.subject_sha256.hex,
@@ -361,17 +361,17 @@ def _write_verdict(page: RunLogger, judgement: SummaryInputs) -> None:
             "decision/waived": float(len(decision.waived)),
         }
     )
-    page.note(markdown.summary_markdown(judgement.story, {}))
+    page.note(markdown.summary_markdown(judgment.story, {}))
 
 
-def _write_checks(page: RunLogger, judgement: SummaryInputs) -> None:
-    page.table(_rows(judgement), "checks.json")
-    page.text(judgement.policy.to_json(indent=2) + "\n", "policy.json")
+def _write_checks(page: RunLogger, judgment: SummaryInputs) -> None:
+    page.table(_rows(judgment), "checks.json")
+    page.text(judgment.policy.to_json(indent=2) + "\n", "policy.json")
 
 
-def _write_name(page: RunLogger, judgement: SummaryInputs) -> None:
-    decision = judgement.decision
-    page.named(run_name(decision.verdict, decision.subject_sha256, judgement.story.headline))
+def _write_name(page: RunLogger, judgment: SummaryInputs) -> None:
+    decision = judgment.decision
+    page.named(run_name(decision.verdict, decision.subject_sha256, judgment.story.headline))
     page.ends = status_of(decision.verdict)
 
 

@@ -388,7 +388,7 @@ def _remedy(setup: OrtSetup) -> str:
 
 
 def _logged_reason(lines: list[str]) -> str:
-    """The first error or warning that ONNX Runtime logged, without colours and source place."""
+    """The first error or warning that ONNX Runtime logged, without colors and source place."""
     for line in lines:
         found = _LOG_LINE.search(re.sub(r"\x1b\[[0-9;]*m", "", line))
         if found:

@@ -22,7 +22,7 @@ from gate.records.runtime import (
     RuntimeTraits,
 )
 
-OPTIMISATIONS_OFF = "ORT_DISABLE_ALL"
+OPTIMIZATIONS_OFF = "ORT_DISABLE_ALL"
 
 BASIC = "ORT_ENABLE_BASIC"
 """What is tried where a file does not open with optimizations off."""
@@ -56,7 +56,7 @@ class OrtSettings(PolicyRecord):
     """The options that every ONNX Runtime session accepts."""
 
     disabled_optimizers: tuple[str, ...] = ()
-    """Optimisations of the graph that are left out, by name: `MatmulTransposeFusion`."""
+    """Optimizations of the graph that are left out, by name: `MatmulTransposeFusion`."""
     config: dict[str, str] = Field(default_factory=dict)
     """Config entries, such as `session.disable_prepacking: "1"`."""
     threads: Annotated[int, Field(ge=1)] | None = None
@@ -172,12 +172,12 @@ class OrtSetup:
     @property
     def plain(self) -> Self:
         """Return the setup with optimizations off."""
-        return replace(self, optimization=OPTIMISATIONS_OFF)
+        return replace(self, optimization=OPTIMIZATIONS_OFF)
 
     @property
     def is_named_plain(self) -> bool:
         """Return whether it is a built-in name with optimizations off, which is never deployed."""
-        return self.optimization == OPTIMISATIONS_OFF and not self.several
+        return self.optimization == OPTIMIZATIONS_OFF and not self.several
 
     def reported(self) -> Iterator[tuple[str, str]]:
         """Yield the options that a session with this setup reports, without threads."""

@@ -245,7 +245,7 @@ class Instruments(PolicyRecord):
     stability_samples: Annotated[int, Field(ge=0)] = 8
     """Samples for repeatability and batch invariance; 0: not measured."""
     probes: bool = True
-    """Inputs that unmask baked-in behaviour."""
+    """Inputs that unmask baked-in behavior."""
     probe_batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1, 4, 7)
     """Where the batch axis is dynamic: one, the export's batch, an odd one."""
     probe_noise_ratio: Bound = 32.0

@@ -42,7 +42,7 @@ class Resize(_SpecRecord):
     shortest_side: Side | None = None
     """The shorter side becomes this; the longer one `side * longer // shorter`."""
     mode: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
-    """Half-pixel centres. `bilinear` is what others call linear or triangle; `bicubic` is Keys'
+    """Half-pixel centers. `bilinear` is what others call linear or triangle; `bicubic` is Keys'
     with a = -0.5 (Catmull-Rom) where `antialias`, else with a = -0.75, as PyTorch and OpenCV."""
     antialias: bool = True
     """Widen the filter when the picture shrinks, so that every pixel counts."""

@@ -25,7 +25,7 @@ Terms = Literal[
     "prefix factors",
     "prefix exponentials",
     "normalized",
-    "centred",
+    "centered",
     "transform",
 ]
 """How n terms are counted and what their accumulation makes of the result
@@ -224,7 +224,7 @@ _SUMS = {
     "cumprod": ErrorModel(terms="prefix factors", source="n roundings of a product"),
     "logcumsumexp": ErrorModel(relative=4.0, terms="prefix exponentials", source=_WALK),
     "batch_norm native_batch_norm _native_batch_norm_legit_no_training": ErrorModel(
-        terms="centred",
+        terms="centered",
         onnx="BatchNormalization; folded into Conv or Gemm",
         source="measured: the rounding of mean / deviation, the same for a whole channel",
     ),

@@ -437,8 +437,8 @@ def _lp_normalization(call: OperatorCall, x: Tensor) -> Tensor:
 @operator("MeanVarianceNormalization")
 def _mean_variance(call: OperatorCall, x: Tensor) -> Tensor:
     over = axes_of(call, None) or [0, 2, 3]
-    centred = x - x.mean(over, keepdim=True)
-    return centred / ((centred * centred).mean(over, keepdim=True).sqrt() + 1e-9)
+    centered = x - x.mean(over, keepdim=True)
+    return centered / ((centered * centered).mean(over, keepdim=True).sqrt() + 1e-9)
 
 
 # Resizing: along each axis an output is a weighted sum of a few elements (`_taps`).

@@ -690,7 +690,7 @@ def _standardized(rows: _Rows, add: _Add, *, eps: float, by_squares: bool = Fals
     return standardized
 
 
-def _centred(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor | None:
+def _centered(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor | None:
     """Return the error of the shift of a channel, which is rounded only once.
 
     The shift is subtracted from the scaled input.
@@ -719,7 +719,7 @@ _RULES: Mapping[Terms, Callable[[Operation, torch.Tensor, Draw], torch.Tensor | 
     "prefix factors": _prefix_factors,
     "prefix exponentials": _prefix_exponentials,
     "normalized": _normalized,
-    "centred": _centred,
+    "centered": _centered,
 }
 
 

@@ -34,7 +34,7 @@ REFUSED_UNREAD = {"OnnxFileError", "InputMismatch", "DigestMismatch"}
 
 
 SLOW = {"resnet", "mobilenet", "segmenter", "recurrent", "denoiser", "stylist", "texture"}
-"""Architectures of which one judgement takes longer than a second."""
+"""Architectures of which one judgment takes longer than a second."""
 
 
 EVERY = 6

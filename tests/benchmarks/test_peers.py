@@ -77,7 +77,7 @@ def extra_output(proto: onnx.ModelProto) -> None:
     graph.output.append(surplus)
 
 
-def judgement(judge: Judge, case: Case) -> bool:
+def judgment(judge: Judge, case: Case) -> bool:
     """What a run in CI would say: an exception is no pass."""
     try:
         return judge(case)
@@ -105,7 +105,7 @@ def test_what_each_says_of_a_wrong_file(
     right: Case, tmp_path: Path, spoil: Spoil, passing: set[str]
 ) -> None:
     case = spoilt(right, spoil, tmp_path)
-    assert {name for name, judge in JUDGES.items() if judgement(judge, case)} == passing
+    assert {name for name, judge in JUDGES.items() if judgment(judge, case)} == passing
 
 
 class Branching(nn.Module):
@@ -122,7 +122,7 @@ class Images(nn.Module):
     ("judge", "made", "reason"),
     [(verification.judge, Branching, "torch.export"), (loop.top1, Images, "of classes")],
 )
-def test_what_a_peer_cannot_take_is_no_judgement(
+def test_what_a_peer_cannot_take_is_no_judgment(
     tmp_path: Path, judge: Judge, made: type[nn.Module], reason: str
 ) -> None:
     samples = np.random.default_rng(0).normal(size=(8, 3, 4, 4)).astype(np.float32)
@@ -151,7 +151,7 @@ def test_the_corpus_is_judged_by_all_and_counted() -> None:
     assert escapes.by_kind(opinions).row_count == 1
 
 
-def no_judgement() -> bool:
+def no_judgment() -> bool:
     raise CannotJudge("why")
 
 
@@ -162,7 +162,7 @@ def no_judgement() -> bool:
         (lambda: False, "refused"),
         (lambda: 1 / 0, "refused"),
         (lambda: comparator.G_LOGGER.critical("no"), "refused"),
-        (no_judgement, "unjudged"),
+        (no_judgment, "unjudged"),
     ],
 )
 def test_an_exception_is_a_refusal(says: Callable[[], bool], said: str) -> None:
@@ -178,7 +178,7 @@ def test_all_that_race_do_the_job(right: Case, monkeypatch: pytest.MonkeyPatch) 
     assert set(seconds) == set(contestants)
     assert next(iter(seconds)) == list(contestants)[3]
     assert all(value > 0.0 for value in seconds.values())
-    assert loop.largest_difference(right, optimised=False) == ours.measured(right)
+    assert loop.largest_difference(right, optimized=False) == ours.measured(right)
 
 
 def test_a_standing_is_a_median_of_ratios_within_rounds() -> None:

@@ -24,7 +24,7 @@ def test_the_samples_are_those_of_the_spec() -> None:
     assert len(set(labels.tolist())) == 10
 
 
-def test_every_judgement_has_its_policy() -> None:
+def test_every_judgment_has_its_policy() -> None:
     judged = (scene.FIRST, scene.SECOND, *scene.REJECTED)
     assert {one.policy.removesuffix(".yaml") for one in judged} == workbench._policies().keys()
     assert sorted({one.code for one in judged}) == [0, 1, 2]

@@ -26,7 +26,7 @@ from gate.commands.result import (
     run_with_limits,
 )
 from gate.sandbox.limits import SandboxLimits
-from tests.onnxfile import hostile
+from tests.onnx_file import hostile
 
 REFERENCE = """
 import os

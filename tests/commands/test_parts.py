@@ -13,7 +13,7 @@ from gate import cli
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.release_file import ReleaseFile
 from tests.commands.running import runner
-from tests.parts import tiny
+from tests.multi_file import tiny
 
 run, as_json = runner("check")
 QUICK = (
@@ -21,8 +21,8 @@ QUICK = (
     "runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: 0.001, top1_agreement: 0.9}}}\n"
 )
 PARTS = ("--part", "encoder=encoder.onnx", "--part", "head=head.onnx")
-CHAIN = ("--chain", "tests.parts.tiny:run")
-REFERENCE = ("--reference", "tests.parts.tiny:build")
+CHAIN = ("--chain", "tests.multi_file.tiny:run")
+REFERENCE = ("--reference", "tests.multi_file.tiny:build")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_parts_become_a_release_file_and_are_judged_by_it(
     assert code == 0, told
     assert set(told["evidence"]["subject"]["parts"]) == {"encoder", "head"}
     release = ReleaseFile.load(place / "release.yaml")
-    assert release.chain == "tests.parts.tiny:run"
+    assert release.chain == "tests.multi_file.tiny:run"
     assert [part.file for part in release.parts.values()] == ["encoder.onnx", "head.onnx"]
     before = (place / "release.yaml").stat().st_mtime_ns, (place / "release.yaml").read_bytes()
     again, same = as_json(capsys, "release.yaml", *ASKED)
@@ -86,7 +86,7 @@ def test_another_release_file_is_never_overwritten(
 
 def test_a_submodule_is_exported_as_a_part(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save("voxels.npy", np.ones((4, 4), np.float32))
-    asked = ["export", "tests.parts.tiny:build", "--example-input", "voxels.npy"]
+    asked = ["export", "tests.multi_file.tiny:build", "--example-input", "voxels.npy"]
     assert cli.main([*asked, "--submodule", "head", "--output", "part.onnx"]) == 0
     assert "{file: part.onnx, reference: head}" in capsys.readouterr().out
     weights = tiny.build().get_submodule("head").state_dict()["weight"]

@@ -27,8 +27,8 @@ from gate.commands import progress
 from gate.commands.progress import Bar, loading, progress_bar, spinner
 from gate.commands.result import Line
 from gate.runtimes.ort import Ort, OrtCpu, OrtCpuOptimized
-from tests.parts import tiny as parts
-from tests.scale import tiny as small
+from tests.distributed import tiny as small
+from tests.multi_file import tiny as parts
 
 STEPS = logging.getLogger("gate.steps")
 
@@ -63,8 +63,8 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-ONE = ["model.onnx", "--reference", "tests.scale.tiny:build", "--inputs", "rows.npy"]
-RELEASE = ["release.yaml", "--reference", "tests.parts.tiny:build", "--inputs", "x.npy"]
+ONE = ["model.onnx", "--reference", "tests.distributed.tiny:build", "--inputs", "rows.npy"]
+RELEASE = ["release.yaml", "--reference", "tests.multi_file.tiny:build", "--inputs", "x.npy"]
 
 
 @pytest.mark.parametrize(

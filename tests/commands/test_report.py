@@ -93,7 +93,7 @@ def test_two_are_compared(capsys, reports: Path) -> None:
     assert re.search(r"noise ratio +1\.1 +33\.7 +worse", out)
     assert "did not change" in out
     page = (reports / "bad/comparison.html").read_text()
-    assert "Against the other judgement" in page
+    assert "Against the other judgment" in page
     assert "▼ worse" in page
     assert re.search(r"\d+ things did not change</summary>", page)
     _, same, _ = _run(capsys, "good", "good")

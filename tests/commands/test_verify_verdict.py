@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests import builders
-from tests.attestation import signing
-from tests.attestation.released import NAME, REGISTRY, Released, release
 from tests.commands.running import Capture, runner
+from tests.signing import signing
+from tests.signing.released import NAME, REGISTRY, Released, release
 
 run, as_json = runner("verify-verdict")
 run_release, release_as_json = runner("verify-release")

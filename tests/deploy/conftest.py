@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bounded.here import read_here
+from tests.sandbox.here import read_here
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ import onnxruntime
 
 from gate.deploy.deploy import deploy, rollback_deployment
 from gate.deploy.store import ModelStore
-from tests.bounded.here import always_read_here
 from tests.deploy import models
 from tests.deploy.models import NAME
+from tests.sandbox.here import always_read_here
 
 __all__ = ["die", "onnx", "onnxruntime"]
 

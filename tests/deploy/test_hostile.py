@@ -12,13 +12,13 @@ from gate.deploy.deploy import SlotSource, deploy
 from gate.deploy.store import ModelStore
 from gate.errors import LimitExceeded
 from gate.storage.digest import Digest
-from tests.bounded.peak import bounded_growth
 from tests.deploy import models
 from tests.deploy.models import NAME, check_tidy, check_whole
 from tests.exhaustive import further_as_proofs
 from tests.golden_vectors import vectors
-from tests.onnxfile import hostile
-from tests.onnxfile.hostile import PARENT_BYTES, ROOMY, TIGHT
+from tests.onnx_file import hostile
+from tests.onnx_file.hostile import PARENT_BYTES, ROOMY, TIGHT
+from tests.sandbox.peak import bounded_growth
 
 SMALL = ["--time-limit", "3s", "--memory-limit", "300MB"]
 

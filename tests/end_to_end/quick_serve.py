@@ -10,7 +10,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
     from gate.cli import run
-    from tests.bounded.here import always_read_here
+    from tests.sandbox.here import always_read_here
 
     always_read_here()
     run()

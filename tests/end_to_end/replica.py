@@ -33,10 +33,10 @@ from gate.service.monitoring import Failed, StepResult
 from gate.service.reconciler import reconciler, written_ledger
 from gate.service.settings import ServiceSettings
 from gate.signing.trust import Trust
-from tests.bounded.here import always_read_here
 from tests.end_to_end.ci import POLICY, signed_release
 from tests.registry.promoting import promote
 from tests.registry.servers import make_run
+from tests.sandbox.here import always_read_here
 
 __all__ = ["main", "mlflow", "onnxruntime"]
 

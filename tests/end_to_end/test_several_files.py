@@ -64,14 +64,14 @@ class Kind:
 
 KINDS = {
     "detector": Kind(
-        "tests.parts.voxels:detector", "tests.parts.voxels:detect", ("encoder", "head"), _points
+        "tests.multi_file.voxels:detector", "tests.multi_file.voxels:detect", ("encoder", "head"), _points
     ),
     "transformer": Kind(
-        "tests.parts.voxels:bart", "tests.parts.voxels:translate", ("encoder", "decoder"),
+        "tests.multi_file.voxels:bart", "tests.multi_file.voxels:translate", ("encoder", "decoder"),
         _sentences, ("--dynamic", "tokens:1=steps"),
     ),
     "towers": Kind(
-        "tests.parts.towers:towers", "tests.parts.towers:match", ("image", "text"), _pairs
+        "tests.multi_file.towers:towers", "tests.multi_file.towers:match", ("image", "text"), _pairs
     ),
 }  # fmt: skip
 

@@ -17,11 +17,11 @@ from gate.errors import GateError
 from gate.registry.interface import CHAMPION
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import MismatchMemory, Reading, RegisteredModel
-from tests.bounded.here import read_here
 from tests.end_to_end.proxy import FAULTS, Fault, Proxy, proxy
 from tests.exhaustive import some
 from tests.registry.kept_folder import KeptFolder
 from tests.registry.servers import Server
+from tests.sandbox.here import read_here
 from tests.service.places import Model
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]

@@ -33,10 +33,10 @@ from gate.records.evidence import Source
 from gate.runtimes.recording_format import RecordingSource
 from tests import small_project
 from tests.frozen.store import BUILT_IN, write_input
-from tests.parity import tiny
-from tests.parts import tiny as tiny_parts
+from tests.measure import tiny
+from tests.multi_file import tiny as tiny_parts
 from tests.runtimes import consumer
-from tests.story import faults
+from tests.summary import faults
 
 CORRECT = (
     "correct/resnet/traced-13", "correct/vit/dynamo-18", "correct/tokens/direct-20",
@@ -131,7 +131,7 @@ def parts(**files: str) -> EvaluationResult:
         tiny_parts.exported(Path(place))
         return check(
             tiny_parts.release(Path(place), **files),
-            reference=Reference.from_factory("tests.parts.tiny:build"),
+            reference=Reference.from_factory("tests.multi_file.tiny:build"),
             workload=EvaluationData.open(Path(place, "x.npy"), batch_size=8),
         )
 

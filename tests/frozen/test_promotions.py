@@ -20,11 +20,11 @@ from gate.deploy.store import EXACT, ModelStore
 from gate.errors import GateError, RegistryUnavailable
 from gate.ledger.ledger import Ledger
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS
-from tests.bounded.here import read_here
 from tests.end_to_end import test_weather
 from tests.frozen.store import assert_frozen, json_lines
 from tests.registry.releases import NAME
 from tests.registry.simulator import Crash, Watched
+from tests.sandbox.here import read_here
 from tests.service import test_killed
 from tests.service.places import REVIEWED, Model, Place
 

@@ -9,10 +9,10 @@ import pytest
 from gate.errors import EvidenceError, LimitExceeded
 from gate.golden.verify import loading_problem, verify_golden, verify_golden_in_sandbox
 from gate.storage.digest import Digest
-from tests.bounded.peak import bounded_growth
 from tests.golden_vectors import vectors
-from tests.onnxfile import hostile
-from tests.onnxfile.hostile import PARENT_BYTES, ROOMY, TIGHT
+from tests.onnx_file import hostile
+from tests.onnx_file.hostile import PARENT_BYTES, ROOMY, TIGHT
+from tests.sandbox.peak import bounded_growth
 
 
 @pytest.mark.parametrize("seed", [0, 1], ids=["good", "of another file"])

@@ -12,8 +12,8 @@ from gate import cli
 from gate.golden.folder import GOLDEN_JSON, read_golden
 from gate.golden.manifest import GoldenManifest
 from gate.golden.verify import verify_golden
-from tests.bounded.here import read_here
 from tests.registry import parts, releases
+from tests.sandbox.here import read_here
 
 
 @pytest.fixture

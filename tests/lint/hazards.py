@@ -395,8 +395,8 @@ class FractionalCorrection(Net):
 
 class CorrectionWritten(Net):
     def before(self, x):
-        centred = x - x.mean(1, keepdim=True)
-        return x * (centred.square().sum(1, keepdim=True) / 5.5).sqrt()
+        centered = x - x.mean(1, keepdim=True)
+        return x * (centered.square().sum(1, keepdim=True) / 5.5).sqrt()
 
 
 class ScatterMean(Net):

@@ -22,7 +22,7 @@ from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.records.export import ExportSettings
 from gate.storage.digest import Digest
-from tests.localisation.optimisers.faults import FAULTS
+from tests.localize.optimizers.faults import FAULTS
 
 TRACED = ExportSettings(strategy="traced", opset=13, do_constant_folding=False)
 

@@ -12,8 +12,8 @@ import pytest
 from onnx import numpy_helper
 
 from gate.policy.policy import Policy
+from tests.measure import tiny
 from tests.metrics import project
-from tests.parity import tiny
 
 MODULE = '''
 import torch

@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper
 
 from gate.policy.policy import Policy
-from tests.parity import tiny
+from tests.measure import tiny
 
 MODULE = '''
 import torch

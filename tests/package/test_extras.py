@@ -11,9 +11,9 @@ import pytest
 
 from gate import cli, installation
 from gate.errors import GateError, PackageMissing
-from tests.attestation.released import release
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT, run_without
+from tests.signing.released import release
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OPTIONAL = {

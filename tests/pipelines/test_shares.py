@@ -11,7 +11,7 @@ from gate.records.evidence import Evidence
 from pipelines import parity, paths
 from pipelines.override import override
 from pipelines.params import ParityParams
-from tests.scale.test_processes import untimed
+from tests.distributed.test_processes import untimed
 
 
 @pytest.mark.proof

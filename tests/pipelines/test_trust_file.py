@@ -9,7 +9,7 @@ import pytest
 from gate.errors import PolicyError
 from gate.signing.trust import Trust
 from pipelines.trust_file import EditedTrust, KeyTerms
-from tests.attestation.signing import NOW, key
+from tests.signing.signing import NOW, key
 
 ONE, TWO = key(1).public, key(2).public
 

@@ -17,7 +17,7 @@ SMALL = PreprocessSpec(
 
 
 def picture(height: int, width: int, *, seed: int = 0) -> NDArray[np.uint8]:
-    """Smooth colours, a hard rectangle, a fence of lines, and noise; uint8 (height, width, 3)."""
+    """Smooth colors, a hard rectangle, a fence of lines, and noise; uint8 (height, width, 3)."""
     generator = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     smooth = np.stack([90 + 80 * np.sin(x / 9), 120 + 60 * np.cos(y / 7), (x + 2 * y) % 256], -1)

@@ -8,9 +8,9 @@ import pytest
 
 from gate.ledger.ledger import Ledger
 from gate.registry.release import Release
-from tests.bounded.here import read_here
 from tests.registry.releases import onnx_file, release
 from tests.registry.servers import serving
+from tests.sandbox.here import read_here
 
 
 @pytest.fixture(autouse=True)

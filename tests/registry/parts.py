@@ -27,7 +27,7 @@ def files(folder: Path, *, seed: int = 0) -> Path:
         releases.onnx_file(folder / f"{name}.onnx", seed=1000 * (place + 1) + seed)
     path = folder / "release.yaml"
     lines = [f"  {name}: {{file: {name}.onnx}}" for name in NAMES]
-    path.write_text("\n".join(["chain: tests.parts.tiny:run", "parts:", *lines, ""]))
+    path.write_text("\n".join(["chain: tests.multi_file.tiny:run", "parts:", *lines, ""]))
     return path
 
 

@@ -20,7 +20,7 @@ from gate.onnx_file.reading import read_subject
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import TestedFile
 from gate.records.localization import Localization
-from tests.localisation import nets
+from tests.localize import nets
 
 ROWS = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 

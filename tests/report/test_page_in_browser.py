@@ -1,5 +1,5 @@
 """The page as people see it: in Chromium, on a telephone and a laptop, without a mouse, without
-colours, and in the frame in which MLflow shows it."""
+colors, and in the frame in which MLflow shows it."""
 
 from __future__ import annotations
 

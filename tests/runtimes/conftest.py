@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.parity.exported import good, model
+from tests.measure.exported import good, model
 
 __all__ = ["good", "model"]

@@ -14,7 +14,7 @@ from torch import nn
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import TestedFile
 from gate.runtimes import Conditions, RunnableFile
-from tests.parity import tiny
+from tests.measure import tiny
 
 
 class Tokens(nn.Module):

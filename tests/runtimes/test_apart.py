@@ -15,7 +15,7 @@ from gate.measure.job import MeasurementJob
 from gate.policy.policy import Policy
 from gate.policy.sections import RuntimePolicy
 from gate.summary.render import render_check
-from tests.parity import tiny
+from tests.measure import tiny
 from tests.runtimes import acme
 
 

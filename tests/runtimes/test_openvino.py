@@ -18,7 +18,7 @@ from gate.runtimes import RunnableFile
 from gate.runtimes import openvino as module
 from gate.runtimes.selection import listed
 from gate.summary.render import render_check
-from tests.parity import tiny
+from tests.measure import tiny
 from tests.runtimes import strange_files
 from tests.runtimes.strange_files import made, opened
 

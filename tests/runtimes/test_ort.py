@@ -23,7 +23,7 @@ from gate.runtimes import ort
 from gate.runtimes.ort import Ort, OrtCuda, OrtSession
 from gate.runtimes.runtime import Conditions, RunnableFile
 from gate.summary.render import render_check
-from tests.parity import tiny
+from tests.measure import tiny
 
 XNNPACK, TENSORRT = "XnnpackExecutionProvider", "TensorrtExecutionProvider"
 RTX = "NvTensorRTRTXExecutionProvider"

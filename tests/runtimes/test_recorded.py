@@ -23,7 +23,7 @@ from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.runtimes.recorded import RecordedSession, with_recordings
 from gate.runtimes.recording_format import Recording, RecordingSource
 from gate.summary.render import render_check
-from tests.parity import tiny
+from tests.measure import tiny
 from tests.runtimes import consumer
 
 COUNT = 20

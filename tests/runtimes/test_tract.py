@@ -15,7 +15,7 @@ from gate.policy.policy import Policy
 from gate.policy.sections import Instruments, RuntimePolicy
 from gate.runtimes import RunnableFile
 from gate.runtimes import tract as module
-from tests.parity import tiny
+from tests.measure import tiny
 from tests.runtimes import strange_files
 from tests.runtimes.strange_files import made, opened
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gate.runtimes.isolated_worker import _Worker
-from tests.parity import tiny
+from tests.measure import tiny
 
 
 def spoken(name, path, subject):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bounded.here import read_here
+from tests.sandbox.here import read_here
 from tests.service.deliveries import Service, running, settings
 from tests.service.postgres import MISSING, Postgres, postgres, program
 

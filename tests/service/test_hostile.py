@@ -17,12 +17,12 @@ from gate.sandbox.limits import SandboxLimits
 from gate.service.monitoring import StepResult
 from gate.service.reconciler import Reconciler, reconciler
 from gate.service.settings import ServiceSettings
-from tests.bounded.peak import bounded_growth
 from tests.exhaustive import exhaustive
-from tests.onnxfile import hostile
-from tests.onnxfile.hostile import PARENT_BYTES, ROOMY
+from tests.onnx_file import hostile
+from tests.onnx_file.hostile import PARENT_BYTES, ROOMY
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, release
+from tests.sandbox.peak import bounded_growth
 from tests.service.places import AUTOMATIC, Place
 
 QUICK = SandboxLimits(20.0, 200 * 10**6)

@@ -135,6 +135,6 @@ def folded_without_epsilon(model: onnx.ModelProto) -> None:
 
 
 @in_layer("running mean", ("difference", "backbone.one.norm", DIRECT_17))
-def neighbours_mean(layer: nn.Module, _: Architecture) -> None:
+def neighbors_mean(layer: nn.Module, _: Architecture) -> None:
     """The running means are shifted by one channel."""
     layer.running_mean.copy_(torch.roll(layer.running_mean, 1))

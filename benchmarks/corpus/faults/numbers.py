@@ -31,13 +31,13 @@ class Standardised(nn.Module):
         self.fc = nn.Linear(16, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        centred = x - x.mean((1, 2, 3), keepdim=True)
-        deviation = self.deviation(x, centred).clamp(min=self.least)
-        return self.fc(self.two(self.one(centred / deviation)).mean((2, 3)))
+        centered = x - x.mean((1, 2, 3), keepdim=True)
+        deviation = self.deviation(x, centered).clamp(min=self.least)
+        return self.fc(self.two(self.one(centered / deviation)).mean((2, 3)))
 
-    def deviation(self, _: torch.Tensor, centred: torch.Tensor) -> torch.Tensor:
+    def deviation(self, _: torch.Tensor, centered: torch.Tensor) -> torch.Tensor:
         """Of each image, shape (batch, 1, 1, 1)."""
-        return centred.square().mean((1, 2, 3), keepdim=True).sqrt()
+        return centered.square().mean((1, 2, 3), keepdim=True).sqrt()
 
 
 class Logarithmic(nn.Module):

@@ -51,7 +51,7 @@ def nearest_rounded_up(model: onnx.ModelProto) -> None:
 
 @in_layer("resize coordinates", ("pyramid", "linear", DYNAMO_18))
 def corners_aligned(_: nn.Module, __: Architecture) -> nn.Module:
-    """Corners are aligned, the model aligns the pixels' centres."""
+    """Corners are aligned, the model aligns the pixels' centers."""
     return nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
 
 

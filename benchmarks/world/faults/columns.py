@@ -104,7 +104,7 @@ def one_coordinate(model: nn.Module, architecture: Architecture) -> nn.Module:
 
 @spoils("other words win", "own-masked-words", "own-least-words", "own-lost-words", "own-next-item")
 def words_swapped(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """The scores of neighbouring words are swapped where both are allowed."""
+    """The scores of neighboring words are swapped where both are allowed."""
 
     def changed(scores: torch.Tensor) -> torch.Tensor:
         other = scores.roll(1, dims=1)

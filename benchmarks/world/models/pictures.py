@@ -61,7 +61,7 @@ class Depth(Maps):
 
 
 class CentreNet(Maps):
-    """Heat of centres with a prior of one per cent, offsets in pixels, sizes in pixels."""
+    """Heat of centers with a prior of one per cent, offsets in pixels, sizes in pixels."""
 
     width = 7
 

@@ -71,7 +71,7 @@ class Retina(nn.Module):
 
 
 class Fcos(nn.Module):
-    """Scores, distances to the sides in pixels, and centredness."""
+    """Scores, distances to the sides in pixels, and centeredness."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from gate.records.runtime import CPU_PROVIDER
 from gate.weights.instrument import last_operators
 from gate.weights.value_graph import ValueGraph
 from tests import builders
-from tests.onnxfile.test_shape_nodes import model, node
+from tests.onnx_file.test_shape_nodes import model, node
 
 CUDA = ("ort-cuda", "ort-cuda-optimized")
 

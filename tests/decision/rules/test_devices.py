@@ -101,7 +101,7 @@ def test_a_large_difference_is_explained_by_the_other_runtimes(diffs, words):
     )
 
 
-def test_only_with_optimisations_it_is_a_fusion():
+def test_only_with_optimizations_it_is_a_fusion():
     check = checks(evidence({"ort-cuda-optimized": FAR}))["ort-cuda-optimized"]
     assert "ort-cuda is not, which points at a fusion" in render_check(check)
     assert "--runtime ort-cuda-optimized" in render_check(check)

@@ -22,8 +22,8 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.interface import CHAMPION
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
-from tests.parts import tiny, towers
-from tests.parts.exports import export
+from tests.multi_file import tiny, towers
+from tests.multi_file.exports import export
 from tests.registry.servers import Server
 from tests.reused_charts import reused_charts
 
@@ -88,13 +88,13 @@ def made(folder: Path, make: Callable[[Path, int], Any], opset: int = 17) -> tup
     """The release file, and what builds its model."""
     folder.mkdir()
     chain, factory, files = make(folder, opset)
-    return written(folder, chain, files), f"tests.parts.{factory}"
+    return written(folder, chain, files), f"tests.multi_file.{factory}"
 
 
 def written(folder: Path, chain: str, files: dict[str, str]) -> Path:
     path = folder / "release.yaml"
     lines = [f"  {name}: {{file: {file}}}" for name, file in files.items()]
-    path.write_text("\n".join([f"chain: tests.parts.{chain}", "parts:", *lines, ""]))
+    path.write_text("\n".join([f"chain: tests.multi_file.{chain}", "parts:", *lines, ""]))
     return path
 
 

@@ -20,8 +20,8 @@ from gate.deploy.store import EXACT, QUANTIZED, ModelStore
 from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
-from tests.parts import tiny
-from tests.parts.exports import export
+from tests.multi_file import tiny
+from tests.multi_file.exports import export
 from tests.registry.servers import Server
 from tests.reused_charts import reused_charts
 
@@ -45,7 +45,7 @@ twin:
     + TWIN.strip().replace("\n", "\n  ")
     + "\n"
 )
-FACTORY = "tests.parts.tiny:build"
+FACTORY = "tests.multi_file.tiny:build"
 Capture = pytest.CaptureFixture[str]
 
 

@@ -22,7 +22,7 @@ from gate.runtimes import browser
 from gate.runtimes.browser_page import PageServer
 from gate.runtimes.runtime import Conditions, RunnableFile
 from gate.runtimes.selection import SelectedRuntime
-from tests.parity import tiny
+from tests.measure import tiny
 from tests.runtimes.browser.pages import BROWSER, in_this_process, lying
 
 __all__ = ["in_this_process"]

@@ -17,7 +17,7 @@ from gate.onnx_file.tested_file import TestedFile
 from gate.runtimes import browser, browser_page
 from gate.runtimes.browser import BrowserWasmRuntime, WasmOptions
 from gate.runtimes.runtime import Conditions, RunnableFile
-from tests.parity import tiny
+from tests.measure import tiny
 from tests.runtimes.browser.pages import BROWSER, chromium_processes, in_this_process
 
 __all__ = ["in_this_process"]

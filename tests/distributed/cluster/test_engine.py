@@ -1,0 +1,159 @@
+"""A Ray cluster gives the evidence of one process, or an error, and leaves no process.
+
+Whoever joins a cluster has Ray's threads and signal handlers from then on: a crash of the process is
+silent. So these tests run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import torch
+
+from gate.api import collect_evidence
+from gate.distributed.worker_pool import (
+    CheckedFile,
+    Cluster,
+    RayPool,
+    WorkerLost,
+    Workers,
+    require_room,
+)
+from gate.errors import DataError, PolicyError
+from gate.measure.job import EvaluationData, Reference
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from tests.distributed import test_processes
+from tests.distributed.test_processes import BATCH, untimed
+from tests.distributed.tiny import MARK, rest
+
+folder = test_processes.folder
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _importable() -> Iterator[None]:
+    """Actors find this repository, from wherever the tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+def checked(folder: Path, *, factory: str = "build", inputs: str = "x.npy") -> CheckedFile:
+    reference = Reference.from_factory(f"tests.distributed.tiny:{factory}")
+    data = EvaluationData.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
+    return CheckedFile(folder / "model.onnx", reference, data, Policy.default())
+
+
+def evidence(folder: Path, *, theirs: bool = False, **options: str) -> Evidence:
+    """`theirs`: in a cluster that is the caller's, of which nothing is known."""
+    file = checked(folder, **options)
+    with RayPool.open(Cluster(workers=2)) as pool, file.by_cluster(pool) as data:
+        assert isinstance(data.crew, Workers)
+        assert (data.crew.delivery is not None) == theirs
+        return collect_evidence(file.onnx, reference=file.reference, data=data, policy=file.policy)
+
+
+def of_ray() -> list[psutil.Process]:
+    """Actors and servers below this process; Ray's folder is in the path that every other child
+    of a process that imported it is given."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            ours = "multiprocessing" in line or process.status() == psutil.STATUS_ZOMBIE
+            if "ray" in line and not ours:
+                found.append(process)
+    return found
+
+
+def workers_of(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.cmdline()[0].startswith("ray::rest")]
+
+
+def assert_nobody_is_left() -> None:
+    """Within some seconds: servers of Ray end when they see that the others are gone."""
+    until = time.monotonic() + 60.0
+    while of_ray() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not [process.cmdline() for process in of_ray()]
+
+
+@pytest.mark.alone
+def test_the_numbers_are_those_of_one_process_though_a_worker_is_killed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = test_processes.evidence(folder)
+    mark = folder / "mark"
+    mark.touch()
+    monkeypatch.setenv(MARK, str(mark))
+    both = evidence(folder, factory="mortal")
+    assert not mark.exists()
+    assert both.crew is not None
+    assert (both.crew.engine, both.crew.workers) == ("ray", 2)
+    source: dict[str, Any] = {"source": None}
+    assert untimed(both.to_plain()) | source == untimed(alone.to_plain()) | source
+    assert_nobody_is_left()
+
+
+@pytest.mark.alone
+def test_workers_that_may_be_elsewhere_get_the_samples_from_here(folder: Path) -> None:
+    """The cluster is the caller's, and goes on; what can't be used is the error of one process."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        both = evidence(folder, theirs=True)
+        with pytest.raises(DataError, match="first in sample 150"):
+            evidence(folder, theirs=True, inputs="nan.npy")
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+    source: dict[str, Any] = {"source": None}
+    alone = test_processes.evidence(folder)
+    assert untimed(both.to_plain()) | source == untimed(alone.to_plain()) | source
+    assert_nobody_is_left()
+
+
+@pytest.mark.alone
+def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_off(
+    folder: Path,
+) -> None:
+    with pytest.raises(KeyboardInterrupt), RayPool.open(Cluster(workers=2)) as pool:
+        busy = [pool.submit(rest) for _ in range(2)]
+        assert pool.submit(rest).cancel()
+        until = time.monotonic() + 60
+        while len(workers_of(of_ray())) < 2 and time.monotonic() < until:
+            time.sleep(0.2)
+        processes = of_ray()
+        workers = workers_of(processes)
+        places = {
+            connection.laddr.ip
+            for process in processes
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        with pytest.raises(PolicyError, match="no machine of the cluster has 64 CPUs"):
+            require_room(Cluster(cpus=64), [{"CPU": 2.0}])
+        waiting = {process.nice() for process in workers} - {psutil.Process().nice()}
+        raise KeyboardInterrupt
+    assert all(isinstance(future.exception(), WorkerLost) for future in busy)
+    assert workers
+    assert not waiting, "Ray lets them wait for every other process"
+    assert places
+    assert places <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert_nobody_is_left()

@@ -1,0 +1,69 @@
+"""Who measures a check: one process, or a crew, as asked for."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gate.distributed.worker_pool import CheckedFile, ProcessPool, Workers
+from gate.errors import PolicyError
+from gate.measure.job import EvaluationData, Reference
+from gate.policy.policy import Policy
+from gate.records.evidence import Source
+from tests.measure import tiny
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> CheckedFile:
+    """A model that only this process has."""
+    model = tiny.net()
+    file = tiny.export(model, tmp_path / "model.onnx")
+    np.save(tmp_path / "x.npy", tiny.images(20))
+    workload = EvaluationData.open(tmp_path / "x.npy")
+    return CheckedFile(
+        file.path, Reference(model, Source(factory="nobody:knows")), workload, Policy.default()
+    )
+
+
+def test_few_samples_have_no_crew(checked: CheckedFile) -> None:
+    with checked.by_processes(None) as workload:
+        assert workload is checked.data
+
+
+def test_one_job_is_no_crew(checked: CheckedFile) -> None:
+    with checked.by_processes(1) as workload:
+        assert workload.crew is None
+
+
+def test_what_others_can_not_open_is_refused_for_many(checked: CheckedFile) -> None:
+    with (
+        pytest.raises(PolicyError, match="with one job"),
+        checked.by_processes(2),
+    ):
+        pass
+
+
+def test_all_have_the_same_threads_and_it_is_said(
+    checked: CheckedFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Workers, "__enter__", lambda crew: crew)
+    named = replace(checked, reference=replace(checked.reference, loaded=True))
+    before, others = torch.get_num_threads(), set(multiprocessing.active_children())
+    with (
+        ProcessPool(3) as pool,
+        caplog.at_level(logging.DEBUG, "gate.steps"),
+        named.by_processes(2, pool=pool) as workload,
+    ):
+        assert isinstance(workload.crew, Workers)
+        assert (workload.crew.pool, pool.count, workload.crew.threads) == (pool, 2, 1)
+        ours = set(multiprocessing.active_children()) - others
+        assert len(ours) == 2  # that beyond them has ended
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+    assert "measure in 2 processes: 2 processes were asked for" in caplog.text

@@ -1,0 +1,370 @@
+"""Units that were measured apart merge to the evidence of one process, or to an error that names
+the unit."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gate.api import case_of, collect_evidence
+from gate.distributed.plan import MeasurementPlan, MergedParts, UnitFile, measure_unit
+from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
+from gate.measure.job import EvaluationData, Reference
+from gate.measure.work_units import RunProof, UnitResult
+from gate.policy.policy import Policy
+from gate.policy.sections import ChampionPolicy
+from gate.records.evidence import Evidence
+from gate.reference.torch_reference import TorchReference
+from gate.storage.digest import Digest
+from tests.distributed.test_processes import untimed
+from tests.distributed.tiny import rare
+
+SAMPLES, BATCH, UNITS = 250, 8, 6
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("merging")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            rare(), (torch.zeros(2, 6),), place / "model.onnx", dynamo=False, input_names=["x"],
+            output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+        )  # fmt: skip
+    rows = np.random.default_rng(0).normal(size=(SAMPLES, 6)).astype(np.float32)
+    np.save(place / "x.npy", rows)
+    return place
+
+
+def asked(folder: Path, **policy: Any) -> tuple[Path, Reference, EvaluationData, Policy]:
+    reference = Reference.from_factory("tests.distributed.tiny:rare")
+    workload = replace(EvaluationData.open(folder / "x.npy", batch_size=BATCH), units=UNITS - 1)
+    return folder / "model.onnx", reference, workload, Policy.default().model_copy(update=policy)
+
+
+def planned(folder: Path, **policy: Any) -> MeasurementPlan:
+    onnx, reference, workload, chosen = asked(folder, **policy)
+    case = case_of(onnx, reference=reference, data=workload, policy=chosen)
+    return MeasurementPlan.of(case, reference, workload, threads=1)
+
+
+@pytest.fixture(scope="module")
+def plan(folder: Path) -> MeasurementPlan:
+    return planned(folder)
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path, plan: MeasurementPlan) -> dict[int, Path]:
+    """The parts of all units; the last one without the lead of the others."""
+    paths = {index: folder / f"part-{index}.json" for index in range(len(plan.units))}
+    for index, path in paths.items():
+        lead = paths[0] if 0 < index < UNITS - 1 else None
+        measure_unit(plan, index, lead=lead).save(path)
+    return paths
+
+
+@pytest.fixture
+def parts(measured: dict[int, Path], tmp_path: Path) -> dict[int, Path]:
+    """Copies, to be spoiled."""
+    return {i: Path(shutil.copy(path, tmp_path)) for i, path in measured.items()}
+
+
+def merged(folder: Path, plan: MeasurementPlan, paths: list[Path], **policy: Any) -> Evidence:
+    onnx, reference, workload, chosen = asked(folder, **policy)
+    workload = replace(workload, crew=MergedParts.of(plan, paths))
+    return collect_evidence(onnx, reference=reference, data=workload, policy=chosen)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, Any]:
+    onnx, reference, workload, policy = asked(folder)
+    evidence = collect_evidence(onnx, reference=reference, data=workload, policy=policy)
+    (output,) = next(runtime for runtime in evidence.runtimes if runtime.measured).outputs
+    assert output.noise is not None
+    assert output.noise.rounding_rms is not None  # the floor that all units must share
+    return untimed(evidence.to_plain())
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_and_doubled_parts_give_the_evidence_of_one_process(
+    seed: int, folder: Path, plan: MeasurementPlan, parts: dict[int, Path], alone: dict[str, Any]
+) -> None:
+    chance = random.Random(seed)
+    paths = [parts[index] for index in parts if index or seed]
+    paths += chance.choices(paths, k=3)
+    chance.shuffle(paths)
+    evidence = merged(folder, plan, paths)
+    assert evidence.crew is not None
+    assert (evidence.crew.engine, evidence.crew.environments) == ("parts", ())
+    assert untimed(evidence.to_plain()) == alone
+
+
+def test_who_measures_again_gets_the_same_numbers(
+    plan: MeasurementPlan, measured: dict[int, Path]
+) -> None:
+    one, other = UnitFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
+    assert untimed(other.part.to_plain()) == untimed(one.part.to_plain())
+    assert other.lead_sha256 == one.lead_sha256
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    place = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isalpha())
+    data[place] ^= 0x20
+    path.write_bytes(data)
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-500])
+
+
+def renumber(path: Path) -> None:
+    path.write_text(path.read_text().replace('"unit": 2', '"unit": 3', 1))
+
+
+SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (Path.unlink, "cannot read .*part-2"),
+    "empty": (lambda path: path.write_text(""), "part-2.json is no whole part"),
+    "torn": (cut_off, r"\(unit 2\) is no whole part"),
+    "a flipped bit": (flip, r"\(unit 2\)"),
+    "another number": (renumber, "holds another unit than it says"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot read .*part-2"),
+}
+
+
+@pytest.mark.parametrize("name", ["unit", "plan_sha256", "lead_sha256", "body_sha256"])
+def test_no_digit_of_the_header_of_the_lead_can_be_another(
+    plan: MeasurementPlan, parts: dict[int, Path], name: str
+) -> None:
+    part = UnitFile.open(parts[0], plan=plan)
+    other = 1 if name == "unit" else Digest.of_bytes(b"another")
+    part.model_copy(update={name: other}).save(parts[0])
+    with pytest.raises(EvidenceError):
+        MergedParts.of(plan, list(parts.values()))
+
+
+def changed(folder: Path, to: Path, *, row: int, column: str) -> None:
+    """The folder's files, and one sample or label that is another."""
+    for name in ("model.onnx", "x.npy", "labels.npy"):
+        shutil.copy(folder / name, to)
+    array = np.load(to / column)
+    array[row] = array[row] + 1 if column == "x.npy" else 1 - array[row]
+    np.save(to / column, array)
+
+
+@pytest.mark.parametrize("column", ["x.npy", "labels.npy"])
+@pytest.mark.parametrize("unit", [0, 2])
+def test_samples_and_labels_are_those_of_the_plan_in_each_unit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int, column: str
+) -> None:
+    np.save(folder / "labels.npy", np.arange(SAMPLES) % 2)
+    monkeypatch.chdir(folder)
+    reference = Reference.from_factory("tests.distributed.tiny:rare")
+    workload = EvaluationData.open(Path("x.npy"), labels=Path("labels.npy"), batch_size=BATCH)
+    case = case_of(Path("model.onnx"), reference=reference, data=workload, policy=Policy.default())
+    labelled = MeasurementPlan.of(replace(case, units=UNITS - 1), reference, workload, threads=1)
+    changed(folder, tmp_path, row=labelled.unit(unit).start + 1, column=column)
+    monkeypatch.chdir(tmp_path)
+    what = "samples" if column == "x.npy" else "labels"
+    with pytest.raises(DigestMismatch, match=rf"unit {unit} .*the {what} are"):
+        measure_unit(labelled, unit)
+
+
+def test_who_merges_has_the_planned_samples_of_the_lead_too(
+    folder: Path, plan: MeasurementPlan, parts: dict[int, Path], tmp_path: Path
+) -> None:
+    del parts[0]
+    np.save(folder / "labels.npy", np.arange(SAMPLES) % 2)
+    other = tmp_path / "other"
+    other.mkdir()
+    changed(folder, other, row=1, column="x.npy")
+    with pytest.raises(DigestMismatch, match="unit 0 "):
+        merged(other, plan, list(parts.values()))
+
+
+@pytest.mark.parametrize(("spoil", "says"), SPOILED.values(), ids=SPOILED)
+def test_a_part_that_is_not_whole_is_named(
+    plan: MeasurementPlan, parts: dict[int, Path], spoil: Callable[[Path], Any], says: str
+) -> None:
+    spoil(parts[2])
+    with pytest.raises((EvidenceError, DigestMismatch), match=says):
+        MergedParts.of(plan, list(parts.values()))
+
+
+def test_a_missing_unit_is_named(plan: MeasurementPlan, parts: dict[int, Path]) -> None:
+    with pytest.raises(EvidenceError, match=r"2 of 6 units are missing: 2, 4\. Measure them: gate"):
+        MergedParts.of(plan, [parts[index] for index in (0, 1, 3, 5)])
+
+
+def test_a_part_of_another_plan_is_named(folder: Path, parts: dict[int, Path]) -> None:
+    other = planned(folder, max_age_days=7.0)
+    with pytest.raises(EvidenceError, match=r"part-0.json \(unit 0\) belongs to another plan"):
+        MergedParts.of(other, list(parts.values()))
+
+
+def edited(path: Path, plan: MeasurementPlan, change: Callable[[UnitResult], UnitResult]) -> None:
+    file = UnitFile.open(path, plan=plan)
+    body = change(file.part)
+    file.model_copy(update={"body": body, "body_sha256": body.digest()}).save(path)
+
+
+def without_runtime(part: UnitResult) -> UnitResult:
+    return part.model_copy(update={"runtimes": {}})
+
+
+def test_two_answers_for_one_unit_are_no_evidence(
+    plan: MeasurementPlan, parts: dict[int, Path]
+) -> None:
+    twice = parts[2].with_name("again.json")
+    shutil.copy(parts[2], twice)
+    edited(twice, plan, without_runtime)
+    with pytest.raises(EvidenceError, match="unit 2 is there twice, with other numbers"):
+        MergedParts.of(plan, [*parts.values(), twice])
+
+
+def test_a_unit_that_lacks_a_runtime_is_no_pass(
+    folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
+) -> None:
+    edited(parts[2], plan, without_runtime)
+    evidence = merged(folder, plan, list(parts.values()))
+    assert not any(runtime.measured for runtime in evidence.runtimes)
+    assert "it gave nothing" in {runtime.failure for runtime in evidence.runtimes}
+
+
+def elsewhere(part: UnitResult) -> UnitResult:
+    versions = {**part.environment.versions, "onnxruntime": "1.0.0"}
+    environment = part.environment.model_copy(update={"versions": versions, "kernel": "other"})
+    runtimes = {
+        name: track.model_copy(update={"proof": elsewhere_proof(track.proof)})
+        for name, track in part.runtimes.items()
+        if track.proof is not None
+    }
+    return part.model_copy(
+        update={"environment": environment, "runtimes": {**part.runtimes, **runtimes}}
+    )
+
+
+def elsewhere_proof(proof: RunProof) -> RunProof:
+    nodes = {name: count + 1 for name, count in proof.nodes_per_provider.items()}
+    return proof.model_copy(
+        update={"versions": {"onnxruntime": "1.0.0"}, "nodes_per_provider": nodes}
+    )
+
+
+@pytest.mark.proof
+def test_another_library_is_refused_unless_the_policy_takes_it(
+    folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
+) -> None:
+    edited(parts[4], plan, elsewhere)
+    with pytest.raises(EvidenceError, match=r"unit 4 .*version of onnxruntime 1\.0\.0, here"):
+        merged(folder, plan, list(parts.values()))
+    evidence = merged(folder, plan, list(parts.values()), environments="any")
+    assert evidence.crew is not None
+    assert [e.versions["onnxruntime"] for e in evidence.crew.environments] == ["1.0.0"]
+    assert any(runtime.measured for runtime in evidence.runtimes)
+
+
+def test_another_head_is_refused(
+    folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
+) -> None:
+    file = UnitFile.open(parts[1], plan=plan)
+    other = Policy.default().digest()
+    file.model_copy(update={"lead_sha256": other}).save(parts[1])
+    with pytest.raises(EvidenceError, match="unit 1 .* was judged by another noise floor"):
+        merged(folder, plan, list(parts.values()))
+
+
+def test_changed_samples_are_noticed_by_whoever_measures(
+    folder: Path, plan: MeasurementPlan, measured: dict[int, Path]
+) -> None:
+    rows = np.load(folder / "x.npy")
+    try:
+        np.save(folder / "x.npy", rows[::-1])
+        with pytest.raises(DigestMismatch, match="unit 3 .*shuffled or changed"):
+            measure_unit(plan, 3, lead=measured[0])
+    finally:
+        np.save(folder / "x.npy", rows)
+
+
+@pytest.mark.parametrize("index", [-1, UNITS, 10**9])
+def test_there_is_no_such_unit(plan: MeasurementPlan, index: int) -> None:
+    with pytest.raises(DataError, match="has no unit"):
+        measure_unit(plan, index)
+
+
+def test_a_plan_of_other_code_is_refused(plan: MeasurementPlan) -> None:
+    with pytest.raises(EvidenceError, match=r"cut by parity-gate 0\.0\.0"):
+        measure_unit(plan.model_copy(update={"parity_gate": "0.0.0"}), 1)
+
+
+def test_what_others_can_not_open_is_not_planned(folder: Path) -> None:
+    onnx, reference, workload, policy = asked(folder)
+    reference = replace(reference, loaded=False)
+    case = case_of(onnx, reference=reference, data=workload, policy=policy)
+    with pytest.raises(PolicyError, match="with one job"):
+        MeasurementPlan.of(case, reference, workload, threads=1)
+
+
+def test_other_samples_where_it_is_merged_are_noticed(
+    folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
+) -> None:
+    rows = np.load(folder / "x.npy")
+    try:
+        changed = rows.copy()
+        changed[200, 3] += 1.0
+        np.save(folder / "x.npy", changed)
+        with pytest.raises(DigestMismatch, match="other samples or labels"):
+            merged(folder, plan, list(parts.values()))
+        np.save(folder / "x.npy", np.concatenate([rows, rows]))
+        with pytest.raises(EvidenceError, match="other samples here than were planned"):
+            merged(folder, plan, list(parts.values()))
+    finally:
+        np.save(folder / "x.npy", rows)
+
+
+def test_other_code_or_weights_are_noticed(plan: MeasurementPlan) -> None:
+    other = Policy.default().digest()
+    for field in ("code_sha256", "model_sha256", "subject_sha256"):
+        assignment = plan.assignment.model_copy(update={field: other})
+        with pytest.raises(DigestMismatch, match="was planned"):
+            measure_unit(plan.model_copy(update={"assignment": assignment}), 1)
+
+
+def test_a_password_goes_into_no_plan(folder: Path) -> None:
+    onnx, reference, workload, policy = asked(folder)
+    assert workload.origin is not None
+    origin = replace(workload.origin, inputs="s3://key:secret@bucket/x.npy")
+    case = case_of(onnx, reference=reference, data=workload, policy=policy)
+    with pytest.raises(PolicyError, match="has a password") as refused:
+        MeasurementPlan.of(case, reference, replace(workload, origin=origin), threads=1)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_policy_that_asks_for_more_than_samples_is_not_planned(folder: Path) -> None:
+    with pytest.raises(PolicyError, match="incumbent, which no unit"):
+        planned(folder, incumbent=ChampionPolicy(min_agreement=0.9))
+
+
+def test_tensors_without_bytes_are_for_one_process() -> None:
+    model = rare()
+    model.register_buffer("table", torch.eye(3).to_sparse())
+    with pytest.raises(PolicyError, match="can't be compared between processes"):
+        TorchReference(model).weights_digest()

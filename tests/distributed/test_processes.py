@@ -1,0 +1,154 @@
+"""A crew of processes gives the evidence of one process, or an error, and never less."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gate.api import case_of, collect_evidence
+from gate.distributed.worker import JobSpec
+from gate.distributed.worker_pool import ProcessPool, Workers
+from gate.errors import DataError, DigestMismatch, EvidenceError
+from gate.measure.job import EvaluationData, Reference
+from gate.measure.work_units import FirstUnitState, WorkUnit
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from tests.distributed.tiny import MARK, build
+from tests.exhaustive import exhaustive
+
+SAMPLES, BATCH = 232, 8
+TIMES = {"measured_at", "reference_latency", "reference_cost", "latency", "cost", "memory_bytes",
+         "crew", "seconds", "reference_seconds"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("scale")
+    example = torch.zeros(2, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            build(), (example,), place / "model.onnx", dynamo=False, input_names=["x"],
+            output_names=["logits"], dynamic_axes={"x": {0: "n"}, "logits": {0: "n"}},
+        )  # fmt: skip
+    rows = np.random.default_rng(0).normal(size=(SAMPLES, 6)).astype(np.float32)
+    np.save(place / "x.npy", rows)
+    labels = build()(torch.from_numpy(rows)).argmax(1).numpy()
+    np.save(place / "labels.npy", labels)
+    rows[150, 2] = np.nan
+    np.save(place / "nan.npy", rows)
+    return place
+
+
+def evidence(
+    folder: Path, *, factory: str = "build", inputs: str = "x.npy", jobs: int = 1
+) -> Evidence:
+    onnx, policy = folder / "model.onnx", Policy.default()
+    reference = Reference.from_factory(f"tests.distributed.tiny:{factory}")
+    workload = EvaluationData.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
+    if jobs == 1:
+        return collect_evidence(onnx, reference=reference, data=workload, policy=policy)
+    case = case_of(onnx, reference=reference, data=workload, policy=policy)
+    spec = JobSpec.from_job(case, reference, workload)
+    with ProcessPool(jobs) as pool, Workers(pool, spec, 1) as crew:
+        shared = replace(workload, crew=crew)
+        return collect_evidence(onnx, reference=reference, data=shared, policy=policy)
+
+
+def untimed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: untimed(item) for key, item in value.items() if key not in TIMES}
+    return [untimed(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Evidence:
+    return evidence(folder)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.proof
+def test_a_worker_that_is_killed_is_replaced_and_the_numbers_stay(
+    folder: Path, alone: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = folder / "mark"
+    mark.touch()
+    monkeypatch.setenv(MARK, str(mark))
+    both = evidence(folder, factory="mortal", jobs=2)
+    assert not mark.exists()
+    assert both.crew is not None
+    assert (both.crew.engine, both.crew.workers) == ("processes", 2)
+    assert alone.crew is None
+    source = {"source": None}
+    wanted, seen = (untimed(e.to_plain()) | source for e in (alone, both))
+    assert seen == wanted
+    measured = [runtime for runtime in both.runtimes if runtime.measured]
+    assert measured
+    assert all(runtime.outputs[0].samples == SAMPLES for runtime in measured)
+
+
+@pytest.mark.proof
+def test_workers_begin_each_run_with_the_same_state(folder: Path) -> None:
+    one, both = (evidence(folder, factory="counting", jobs=jobs) for jobs in (1, 2))
+    assert both.crew is not None
+    assert untimed(both.to_plain()) == untimed(one.to_plain())
+    assert one.state_spread["calls"] > 0.1
+    assert all(r.outputs[0].max_abs_diff < 1e-5 for r in one.runtimes if r.measured)
+
+
+@exhaustive
+@pytest.mark.proof
+def test_a_unit_that_no_process_survives_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARK, "always")
+    with pytest.raises(
+        EvidenceError, match=r"unit 1 \(samples 32 to 63\) ended 3 workers, the last with code -9"
+    ):
+        evidence(folder, factory="mortal", jobs=2)
+
+
+@exhaustive
+@pytest.mark.proof
+def test_what_a_worker_can_not_use_is_the_error_of_one_process(folder: Path) -> None:
+    with pytest.raises(DataError, match="first in sample 150") as one:
+        evidence(folder, inputs="nan.npy")
+    with pytest.raises(DataError) as both:
+        evidence(folder, inputs="nan.npy", jobs=2)
+    assert str(both.value) == str(one.value)
+
+
+@exhaustive
+@pytest.mark.proof
+def test_a_worker_with_another_model_is_refused(folder: Path) -> None:
+    with pytest.raises(DigestMismatch, match="for a worker"):
+        evidence(folder, factory="another_each_time", jobs=2)
+
+
+def test_nothing_is_left_behind(folder: Path) -> None:
+    """However it ends, and whatever a worker computes."""
+    reference = Reference.from_factory("tests.distributed.tiny:build")
+    workload = EvaluationData.open(folder / "x.npy", batch_size=BATCH)
+    case = case_of(
+        folder / "model.onnx", reference=reference, data=workload, policy=Policy.default()
+    )
+    spec = JobSpec.from_job(case, reference, workload)
+    before = set(multiprocessing.active_children())  # such as readers of samples
+    with pytest.raises(KeyboardInterrupt), ProcessPool(2) as pool, Workers(pool, spec, 1) as crew:
+        crew.begin(FirstUnitState(floors={}), [WorkUnit(1, 32, 64)])
+        raise KeyboardInterrupt
+    assert set(multiprocessing.active_children()) <= before

@@ -1,0 +1,100 @@
+"""Files as the caches of model hubs and of DVC have them: links to blobs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from gate.decision.check_result import Verdict
+from gate.errors import DigestMismatch
+from gate.onnx_file.reading import WithData, read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
+from gate.storage.digest import Digest
+from tests.inferred_roles.nets import Net, exported, judged, with_scale
+
+POLICY = Policy.default().model_copy(
+    update={"instruments": Instruments(probes=False, search_inputs=0)}
+)
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    return Net(with_scale)
+
+
+@pytest.fixture
+def plain(net: Net, tmp_path: Path) -> Path:
+    """A model with all weights in a file beside it."""
+    single = exported(net, tmp_path / "single.onnx")
+    path = tmp_path / "plain" / "model.onnx"
+    path.parent.mkdir()
+    onnx.save_model(onnx.load(single), path, save_as_external_data=True,
+                    location="model.onnx_data", size_threshold=0)  # fmt: skip
+    return path
+
+
+def cached(plain: Path, kind: str) -> Path:
+    """The same two files as a cache has them."""
+    root = plain.parent.parent / "cache"
+    folder = root / "snapshots" / "abc" / "onnx"
+    folder.mkdir(parents=True)
+    for name in ("model.onnx", "model.onnx_data"):
+        digest = Digest.of_file(plain.parent / name).hex
+        inside = digest[:2] if kind == "a folder for each" else ""
+        blob = root / "blobs" / inside / digest
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes((plain.parent / name).read_bytes())
+        if kind == "hard":
+            os.link(blob, folder / name)
+        elif kind == "data alone" and name == "model.onnx":
+            (folder / name).write_bytes(blob.read_bytes())
+        else:
+            (folder / name).symlink_to(os.path.relpath(blob, folder))
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("kind", ["hub", "a folder for each", "data alone", "hard"])
+def test_a_file_in_a_cache_is_judged_like_its_copy(net: Net, plain: Path, kind: str) -> None:
+    path = cached(plain, kind)
+    assert read_subject(path) == read_subject(plain)
+    verdicted = judged(net, path, 48, POLICY)
+    assert verdicted.decision.verdict is Verdict.PASS, verdicted.decision.problems
+    assert verdicted.evidence.subject.external_data == ("model.onnx_data",)
+    names = {"ort-cpu", "ort-cpu-optimized"}
+    assert {r.runtime for r in verdicted.evidence.runtimes if r.outputs} == names
+
+
+def test_a_wrong_weight_behind_a_link_is_found_and_located(net: Net, plain: Path) -> None:
+    path = cached(plain, "a folder for each")
+    blob = path.with_name("model.onnx_data").resolve()
+    proto = onnx.load(path, load_external_data=False)
+    weight = next(t for t in proto.graph.initializer if t.name == "body.2.weight")
+    offset = next(int(e.value) for e in weight.external_data if e.key == "offset")
+    data = bytearray(blob.read_bytes())
+    values = np.frombuffer(data, np.float32, count=1, offset=offset)
+    data[offset : offset + 4] = (values * 1.5).astype(np.float32).tobytes()
+    blob.write_bytes(data)
+    verdicted = judged(net, path, 48, POLICY)
+    assert verdicted.decision.verdict is Verdict.FAIL
+    assert verdicted.explanation.failure is None
+    assert verdicted.explanation.localisation is not None
+
+
+def test_what_runs_is_what_was_hashed(plain: Path) -> None:
+    path = cached(plain, "hub")
+    candidate = TestedFile(path, read_subject(path))
+    loaded = candidate.loadable()
+    assert isinstance(loaded, WithData)
+    blob = path.with_name("model.onnx_data").resolve()
+    assert loaded.data == {"model.onnx_data": blob.read_bytes()}
+    blob.write_bytes(b"\1" * blob.stat().st_size)
+    with pytest.raises(DigestMismatch):
+        candidate.loadable()
+    with pytest.raises(DigestMismatch):
+        candidate.verify()

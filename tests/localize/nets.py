@@ -1,0 +1,263 @@
+"""Small nets that exporters fold, fuse, inline and flatten, and ways to export them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import nn
+from torch.nn import functional
+
+from gate.data.samples import SampleSet
+from gate.export.export_warnings import captured
+from gate.localize import locate
+from gate.localize.layer_weights import WeightDifference
+from gate.localize.model_runner import BUDGET
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.sections import DeterminismPolicy
+from gate.records.localization import LayerRow, Localization
+from gate.records.runtime import RuntimeName
+from gate.summary.render import render_fault
+from tests.measure import tiny
+
+Exporter = Literal["traced", "direct", "scripted", "dynamo"]
+
+
+class Block(nn.Module):
+    """Two convolutions with BatchNorm around a shortcut; ReLU overwrites what it gets."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return self.relu(y + x)
+
+
+class Residual(nn.Module):
+    """Images (n, 3, 8, 8) to logits (n, 5)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.block = Block(8)
+        self.pool = nn.AvgPool2d(2)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(72, 5)
+
+    def forward(self, x):
+        x = self.pool(self.block(self.stem(x)))
+        return self.head(self.drop(x.flatten(1)))
+
+
+class Attention(nn.Module):
+    """A layer of a transformer on (n, 6, 8), with a choice of activation."""
+
+    def __init__(self, dimensions: int = 8, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(dimensions)
+        self.qkv = nn.Linear(dimensions, 3 * dimensions)
+        self.proj = nn.Linear(dimensions, dimensions)
+        self.norm2 = nn.LayerNorm(dimensions)
+        self.fc1 = nn.Linear(dimensions, 2 * dimensions)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(2 * dimensions, dimensions)
+
+    def forward(self, x):
+        n, length, dimensions = x.shape
+        split = self.qkv(self.norm1(x)).reshape(n, length, 3, self.heads, dimensions // self.heads)
+        q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
+        weights = (q @ k.transpose(-2, -1) * 0.5).softmax(-1)
+        x = x + self.proj((weights @ v).transpose(1, 2).reshape(n, length, dimensions))
+        return x + self.fc2(self.act(self.fc1(self.norm2(x))))
+
+
+class Tokens(nn.Module):
+    """Tokens (n, 6) to logits (n, 5): embedding, attention, mean, head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.layer = Attention()
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.layer(self.embed(x)).mean(1))
+
+
+class Shared(nn.Module):
+    """Vectors (n, 6) to a dict of a tensor and a tuple; one module is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(6, 6)
+        self.act = nn.Tanh()
+        self.left = nn.Linear(6, 3)
+        self.right = nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = self.act(self.twice(x))
+        x = self.act(self.twice(x))
+        return {"left": self.left(x), "more": (self.right(x), x.argmax(1))}
+
+
+class Flat(Shared):
+    """The same as a flat tuple, which every exporter takes."""
+
+    def forward(self, x):
+        x = self.act(self.twice(x))
+        x = self.act(self.twice(x))
+        return self.left(x), self.right(x), x.argmax(1)
+
+
+class Codes(nn.Module):
+    """Images (n, 3, 8, 8) to (n, 4): code between modules, that code alone computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.gain = nn.Parameter(torch.tensor(1.5))
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = functional.interpolate(self.conv(x), scale_factor=2, mode="bilinear")
+        y = torch.sigmoid(y) * self.gain
+        return self.head(y.mean((2, 3)))
+
+
+POLICY = tiny.policy(determinism=DeterminismPolicy(threads=1))
+IMAGES = np.random.default_rng(0).normal(size=(6, 3, 8, 8)).astype(np.float32)
+VECTORS = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
+TOKENS = np.random.default_rng(2).integers(0, 11, size=(6, 6))
+
+
+def trained(model: nn.Module) -> nn.Module:
+    """As after training: BatchNorm's statistics and weights far from those it starts with."""
+    torch.manual_seed(3)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, 0.2, 0.6)  # so that no ReLU is dead
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+    return model.eval()
+
+
+def made(kind: type[nn.Module]) -> nn.Module:
+    """The same weights every time."""
+    torch.manual_seed(0)
+    return trained(kind())
+
+
+def export(
+    model: nn.Module,
+    path: Path,
+    example: np.ndarray,
+    *,
+    by: Exporter = "direct",
+    outputs: tuple[str, ...] = ("logits",),
+    **settings: Any,
+) -> TestedFile:
+    """The file of a copy of `model`, batch axis dynamic."""
+    model, given = copy.deepcopy(model), (torch.from_numpy(example[:2]),)
+    with captured(), torch.no_grad():
+        if by == "dynamo":
+            shapes = ({0: torch.export.Dim.DYNAMIC},)
+            program = torch.onnx.export(
+                model, given, dynamo=True, opset_version=18, dynamic_shapes=shapes,
+                input_names=["input"], output_names=list(outputs), verbose=False,
+            )  # fmt: skip
+            program.save(str(path), external_data=False)
+            return tiny.candidate(path)
+        if by == "traced":
+            model = torch.jit.trace(model, given, strict=False)
+        elif by == "scripted":
+            model = torch.jit.script(model)
+        axes = {name: {0: "batch"} for name in ("input", *outputs)}
+        torch.onnx.export(
+            model, given, str(path), dynamo=False, input_names=["input"],
+            output_names=list(outputs),
+            **{"opset_version": 17, "dynamic_axes": axes, **settings},
+        )  # fmt: skip
+    return tiny.candidate(path)
+
+
+def found(
+    model: nn.Module,
+    candidate: TestedFile,
+    inputs: np.ndarray | Mapping[str, np.ndarray],
+    *,
+    runtime: RuntimeName = "ort-cpu",
+    limit: int = 6,
+    budget: int = BUDGET,
+) -> Localization:
+    """What `locate` finds."""
+    samples = SampleSet.from_arrays(inputs if isinstance(inputs, Mapping) else {"input": inputs})
+    case = MeasurementJob(model, candidate, samples, policy=POLICY)
+    with mock.patch.object(locate, "BUDGET", budget):
+        return locate.locate(case, runtime=runtime, limit=limit)
+
+
+def layers(record: Localization) -> dict[str, LayerRow]:
+    """The rows of module calls by their titles; code and outputs of the file have rows of others."""
+    own = [row for row in record.layers if not row.kind.startswith(("code", "output"))]
+    return {row.title: row for row in own}
+
+
+def verdicts(record: Localization, verdict: str) -> list[str]:
+    """Titles of the rows with this verdict, in their order."""
+    return [row.title for row in record.layers if row.verdict == verdict]
+
+
+def node(proto: onnx.ModelProto, op: str, place: int = 0) -> onnx.NodeProto:
+    """The node of this kind at this place among its like."""
+    return [one for one in proto.graph.node if one.op_type == op][place]
+
+
+def weight(proto: onnx.ModelProto, name: str) -> onnx.TensorProto:
+    """The initializer of this name."""
+    return next(one for one in proto.graph.initializer if one.name == name)
+
+
+def change(proto: onnx.ModelProto, name: str, how: Any) -> None:
+    """Put `how(values)` in the place of the values of an initializer."""
+    tensor = weight(proto, name)
+    values = how(numpy_helper.to_array(tensor).copy())
+    tensor.CopyFrom(numpy_helper.from_array(np.array(values, order="C"), name))
+
+
+def middle(values: np.ndarray) -> np.ndarray:
+    """One value in the middle is off."""
+    values.reshape(-1)[values.size // 2] += 0.1 * np.abs(values).max()
+    return values
+
+
+def bypass(proto: onnx.ModelProto, removed: onnx.NodeProto) -> None:
+    """Remove a node; its readers read its first input."""
+    old, new = removed.output[0], removed.input[0]
+    proto.graph.node.remove(removed)
+    for one in proto.graph.node:
+        for at, name in enumerate(one.input):
+            if name == old:
+                one.input[at] = new
+
+
+def text_of(difference: WeightDifference) -> str:
+    """What is said of a weight."""
+    return render_fault("weights", {"details": [difference.detail]}).text

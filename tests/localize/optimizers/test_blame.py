@@ -1,0 +1,313 @@
+"""The optimiser that is to blame is named, for real faults of the installed ONNX Runtime; where
+none is, that is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from gate.api import check
+from gate.data.samples import SampleSet
+from gate.localize import ort_optimizers
+from gate.localize.locate import compare_layers, locate
+from gate.localize.ort_optimizers import OptimizerTrials, TrialOutcome, find_faulty_optimizer
+from gate.measure.job import EvaluationData, MeasurementJob, Reference
+from gate.policy.policy import Policy
+from gate.policy.runtime_options import plain_setup
+from gate.policy.sections import RuntimePolicy
+from gate.records.evidence import Source
+from gate.records.localization import Localization, OptimizerFault
+from gate.report.terminal import localisation_sentences
+from gate.runtimes.ort import cuda_absent_reason
+from gate.summary.render import render_optimizer
+from gate.summary.summarize import summarize
+from tests.exhaustive import further_as_proofs
+from tests.localize.nets import found
+from tests.localize.optimizers.faults import FAULTS, OptimiserFault
+from tests.measure import tiny
+
+OPTIMISED = plain_setup("ort-cpu-optimized")
+
+
+@pytest.fixture(scope="module", params=FAULTS, ids=str)
+def located(request, tmp_path_factory) -> tuple[OptimiserFault, Localization]:
+    fault = FAULTS[request.param]
+    candidate = fault.file(tmp_path_factory.mktemp("fault") / "m.onnx")
+    told = found(fault.model().eval(), candidate, fault.inputs, runtime="ort-cpu-optimized")
+    assert told.optimiser, (
+        f"ONNX Runtime {onnxruntime.__version__} computes '{request.param}' as it should: "
+        "the fault is mended. Take another one in its place (tests/localize/optimizers/faults)."
+    )
+    return fault, told
+
+
+@pytest.mark.rows(4)
+class TestRealFaults:
+    def test_the_optimiser_is_named(self, located):
+        fault, told = located
+        assert told.blame.names == fault.names
+        assert told.blame.level == fault.level
+        assert told.blame.reason_code is None
+        assert told.blame.sessions <= 20
+        names = ", ".join(f'"{name}"' for name in fault.names)
+        assert f"Serve with disabled_optimizers=[{names}]" in told.remedy
+        assert render_optimizer(told.blame).text[1:] in told.cause
+
+    def test_the_nodes_are_those_of_the_two_graphs(self, located):
+        fault, told = located
+        if fault.after:
+            assert [node.partition(" ")[0] for node in told.blame.after] == [fault.after]
+            assert len(told.blame.before) > 1
+            assert f"became {fault.after}" in told.cause
+        else:
+            assert (told.blame.before, told.blame.after) == ((), ())
+            assert told.blame.nodes_unread is not None
+
+    def test_what_breaks_is_told_as_such(self, located):
+        fault, told = located
+        if fault.raises is None:
+            assert told.blame.raises is None
+            assert "a different result" in render_optimizer(told.blame).text
+        else:
+            with pytest.raises(AssertionError, match=fault.raises):
+                raise AssertionError(told.blame.raises)
+            assert "ONNX Runtime fails" in render_optimizer(told.blame).text
+            assert told.outcome[0]["code"] == "session_fails"
+
+    def test_without_it_the_file_answers_as_the_model_does(self, located, tmp_path):
+        fault, told = located
+        candidate = fault.file(tmp_path / "m.onnx")
+        session = onnxruntime.InferenceSession(
+            candidate.path,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(told.blame.names),
+        )
+        (got,) = session.run(None, {"input": fault.inputs})
+        want = fault.model().eval()(torch.from_numpy(fault.inputs)).detach().numpy()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+    def test_the_record_comes_back_whole(self, located):
+        _, told = located
+        assert Localization.from_json(told.to_json()) == told
+
+
+class TestStory:
+    """After a check, on all surfaces: they print the same story."""
+
+    @pytest.fixture(
+        scope="class",
+        params=further_as_proofs(
+            ["a transposed matrix by a vector", "ReLU and clip in float64"], 2
+        ),
+    )
+    @classmethod
+    def checked(cls, request, tmp_path_factory):
+        fault = FAULTS[request.param]
+        candidate = fault.file(tmp_path_factory.mktemp("story") / "m.onnx")
+        default = Policy.default(task="tensors")
+        runtimes = {n: r for n, r in default.runtimes.items() if n.startswith("ort-cpu")}
+        return fault, check(
+            candidate.path,
+            reference=Reference(fault.model().eval(), Source(factory="faults:model")),
+            data=EvaluationData(SampleSet.from_arrays({"input": fault.inputs})),
+            policy=default.model_copy(update={"runtimes": runtimes}),
+        )
+
+    def test_the_headline_names_it(self, checked):
+        fault, verdicted = checked
+        story = summarize(verdicted.decision, verdicted.evidence, explanation=verdicted.explanation)
+        name = fault.names[0]
+        assert (story.headline.cause, story.headline.blamed) == ("optimiser", name)
+        does = "computes a different result" if fault.raises is None else "fails"
+        text = f"With {name} enabled, ONNX Runtime {does} from level {fault.level} on"
+        assert text in story.headline.sentence
+        assert re.search(fault.raises or "became FusedMatMul", story.headline.sentence)
+        assert "onnxruntime_src" not in story.headline.sentence
+        assert f'disabled_optimizers=["{name}"]' in story.headline.remedy
+        assert len(story.findings) == 1
+        assert "--runtime ort-cpu-optimized" in story.steps[0].command
+
+    def test_the_page_of_a_localisation_says_it(self, checked):
+        fault, verdicted = checked
+        text = " ".join(localisation_sentences(verdicted.explanation))
+        assert fault.names[0] in text
+
+
+class TestOtherSetups:
+    FAULT = FAULTS["a transposed matrix by a vector"]
+
+    def located(self, tmp_path, **options) -> Localization:
+        runtime = RuntimePolicy(
+            kind="ort",
+            required="always",
+            bounds=tiny.policy().runtimes["ort-cpu"].bounds,
+            options={"providers": ["CPUExecutionProvider"], **options},
+        )
+        policy = tiny.policy().model_copy(update={"runtimes": {"mine": runtime}})
+        fault = self.FAULT
+        candidate = fault.file(tmp_path / "m.onnx")
+        samples = SampleSet.from_arrays({"input": fault.inputs})
+        return locate(
+            MeasurementJob(fault.model().eval(), candidate, samples, policy), runtime="mine"
+        )
+
+    @pytest.mark.proof
+    def test_a_runtime_by_configuration_at_its_own_level(self, tmp_path):
+        told = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_EXTENDED")
+        assert (told.blame.names, told.blame.below) == (self.FAULT.names, "ORT_ENABLE_BASIC")
+
+    def test_below_the_level_nothing_is_blamed(self, tmp_path):
+        told = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_BASIC")
+        assert (told.diverges, told.blame, told.optimiser) == (False, None, False)
+
+    def test_what_is_switched_off_already_is_not_to_blame(self, tmp_path):
+        told = self.located(tmp_path, disabled_optimizers=list(self.FAULT.names))
+        assert (told.diverges, told.blame) == (False, None)
+
+
+def test_none_is_blamed_where_the_file_is_refused_without_optimizations_too(tmp_path):
+    fault = FAULTS["a transposed matrix by a vector"]
+    candidate, samples = (
+        fault.file(tmp_path / "m.onnx"),
+        SampleSet.from_arrays({"input": fault.inputs}),
+    )
+    case = MeasurementJob(fault.model().eval(), candidate, samples, tiny.policy())
+    told = compare_layers(
+        case, runtime="ort-cpu-optimized", refused=["ort-cpu", "ort-cpu-optimized"]
+    ).localization
+    assert (told.diverges, told.blame, told.optimiser) == (True, None, False)
+
+
+class Scripted(OptimizerTrials):
+    """Real sessions with another outcome: the simulator of optimisers that are to blame."""
+
+    def __init__(self, candidate, rule: Callable[[str, frozenset[str]], bool]) -> None:
+        super().__init__(candidate, OPTIMISED, judge=Always())
+        self._rule = rule
+
+    def _tried(self, level, off, log):
+        real = super()._tried(level, off, log)
+        return dataclasses.replace(real, agrees=self._rule(level, off))
+
+
+class Always:
+    """A judge whom every answer suits."""
+
+    def agrees(self, answers):
+        return True
+
+
+@pytest.fixture(scope="module")
+def candidate(tmp_path_factory):
+    """A file that several optimisers change."""
+    return tiny.export(tiny.net(), tmp_path_factory.mktemp("net") / "m.onnx")
+
+
+def off(level: str) -> bool:
+    return level == "ORT_DISABLE_ALL"
+
+
+class TestNobody:
+    """Where no optimiser is to blame, it says that."""
+
+    @pytest.mark.parametrize(
+        ("rule", "reason", "remedy"),
+        [
+            (lambda level, without: False, "unoptimized_off", None),
+            (lambda level, without: True, "served_agrees", None),
+            (lambda level, without: off(level), "still_wrong",
+             "graph_optimization_level ORT_DISABLE_ALL"),
+            (lambda level, without: level != "ORT_ENABLE_ALL", "still_wrong",
+             "graph_optimization_level ORT_ENABLE_LAYOUT"),
+        ],
+        ids=["wrong without them", "right with them", "none by name", "none of the last level"],
+    )  # fmt: skip
+    def test_says_why(self, candidate, rule, reason, remedy):
+        told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1)
+        assert told.names == ()
+        assert told.reason_code == reason
+        text, found = render_optimizer(told)
+        assert text.startswith("no optimizer is identified: ")
+        assert (found is None) if remedy is None else (remedy in found)
+
+    def test_what_breaks_is_a_reason_and_no_error(self, candidate, monkeypatch):
+        def broken(*_, **__):
+            raise RuntimeError("no room")
+
+        monkeypatch.setattr(OptimizerTrials, "outcome", broken)
+        told = find_faulty_optimizer(Scripted(candidate, lambda *_: True), size_bytes=1)
+        assert told == OptimizerFault(
+            reason_code="stopped", reason_params={"failure": "RuntimeError: no room"}
+        )
+
+    def test_a_log_without_names(self, candidate, monkeypatch):
+        monkeypatch.setattr(ort_optimizers, "optimizers_that_changed", lambda lines, at=None: ())
+        told = find_faulty_optimizer(Scripted(candidate, lambda level, _: off(level)), size_bytes=1)
+        assert told.reason_code == "unlogged"
+
+
+class TestSearch:
+    def test_a_set_is_whole_and_no_larger_than_needed(self, candidate):
+        pair = {"ConvActivationFusion", "NchwcTransformer"}
+        rule = lambda level, without: off(level) or pair <= without  # noqa: E731
+        told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1)
+        assert (set(told.names), told.reason_code) == (pair, None)
+        assert " and " in render_optimizer(told).text
+
+    def test_a_set_of_rules_keeps_its_name_where_no_rule_is_it(self, tmp_path):
+        candidate = FAULTS["zeros around a pool"].file(tmp_path / "m.onnx")
+        whole = "Level1_RuleBasedTransformer"
+        rule = lambda level, without: off(level) or whole in without  # noqa: E731
+        assert find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1).names == (whole,)
+
+    @pytest.mark.parametrize(("sessions", "named"), [(3, False), (6, True)])
+    def test_the_number_of_sessions_is_bounded(self, candidate, monkeypatch, sessions, named):
+        monkeypatch.setattr(ort_optimizers, "SESSIONS", sessions)
+        rule = lambda level, without: off(level) or "NchwcTransformer" in without  # noqa: E731
+        told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1)
+        assert told.sessions == sessions
+        assert bool(told.names) is named
+        assert told.reason_params == {"count": sessions}
+        assert not named or "NchwcTransformer" in told.names
+
+    def test_the_time_is_bounded(self, candidate, monkeypatch):
+        monkeypatch.setattr(ort_optimizers, "TRIALS_LIMIT_S", -1.0)
+        told = find_faulty_optimizer(Scripted(candidate, lambda level, _: off(level)), size_bytes=1)
+        assert (told.names, told.sessions) == ((), 0)
+
+    def test_of_a_large_file_the_nodes_are_not_compared(self, candidate):
+        rule = lambda level, without: off(level) or "NchwcTransformer" in without  # noqa: E731
+        told = find_faulty_optimizer(Scripted(candidate, rule), size_bytes=1 << 40)
+        assert (told.names, told.after) == (("NchwcTransformer",), ())
+        assert (told.nodes_unread_code, told.nodes_unread_params) == ("too_large", {"limit": 512})
+
+
+def test_an_outcome_is_remembered(candidate):
+    trials = Scripted(candidate, lambda *_: True)
+    assert trials.heals({"A"})
+    assert trials.heals(frozenset({"A"}))
+    assert trials.sessions == 1
+    assert trials.outcome(log=[]) == TrialOutcome(agrees=True)
+
+
+def test_what_a_trial_logs_is_kept_and_not_printed(candidate, capfd):
+    log: list[str] = []
+    Scripted(candidate, lambda *_: True).outcome(log=log)
+    assert any("GraphTransformer" in line for line in log)
+    assert "onnxruntime" not in capfd.readouterr().err
+
+
+@pytest.mark.skipif(cuda_absent_reason() is None, reason="CUDA loads here")
+def test_a_provider_that_does_not_load_is_a_reason(candidate):
+    """What it logs meanwhile is read for why it did not, too."""
+    told = find_faulty_optimizer(
+        OptimizerTrials(candidate, plain_setup("ort-cuda-optimized"), Always()), size_bytes=1
+    )
+    assert told.names == ()
+    assert "could not load CUDAExecutionProvider" in told.reason_params["failure"]

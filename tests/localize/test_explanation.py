@@ -1,0 +1,228 @@
+"""After a rejection the layers are compared: on the right runtime and samples, and never harmfully."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.data.samples import SampleSet
+from gate.decision.decide import Decision, decide
+from gate.localize import locate as explanation
+from gate.localize.locate import LayerComparison, locate_failure
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.tested_file import TestedFile
+from gate.records.evidence import Evidence, TensorSpec
+from gate.records.localization import Explanation, Localization
+from tests import builders
+from tests.builders import absent, digest, output_parity, runtime_evidence
+from tests.localize import nets
+from tests.measure import tiny
+
+
+def judged(**runtimes: object) -> tuple[Evidence, Decision]:
+    """Evidence in which `ort-cpu` or `ort-cpu-optimized` are as given."""
+    names = {"cpu": "ort-cpu", "optimized": "ort-cpu-optimized"}
+    given = {names[key]: value for key, value in runtimes.items()}
+    good = builders.evidence()
+    evidence = good.model_copy(
+        update={"runtimes": tuple(given.get(r.runtime, r) for r in good.runtimes)}
+    )
+    return evidence, decide(builders.policy(), evidence, decided_at="now")
+
+
+def bad(name, *, sample: int | None = 3):
+    return runtime_evidence(
+        name, outputs=(output_parity(max_abs_diff=1.0, max_abs_diff_sample=sample),)
+    )
+
+
+@pytest.fixture
+def case(tmp_path):
+    model = tiny.net()
+    candidate = tiny.export(model, tmp_path / "m.onnx")
+    return MeasurementJob(model, candidate, tiny.samples(20), builders.policy())
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What `compare_layers` is asked for; it finds nothing."""
+    calls = []
+
+    def compare(case, *, runtime, limit, refused):
+        assert runtime in refused
+        calls.append((runtime, next(case.samples.batches(limit))["input"]))
+        found = Localization(
+            subject_sha256=digest("m"), runtime=runtime, samples=limit, layers=(),
+            first_divergence=None, cause="",
+        )  # fmt: skip
+        return LayerComparison(None, None, None, found)
+
+    monkeypatch.setattr(explanation, "compare_layers", compare)
+    return calls
+
+
+def test_a_pass_is_not_explained(case, asked):
+    assert locate_failure(case, *judged()) == Explanation()
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [absent("ort-cpu"), runtime_evidence("ort-cpu", outputs=(), failure="out of memory"),
+     runtime_evidence("ort-cpu", providers_active=("CUDAExecutionProvider",))],
+    ids=["absent", "failed", "wrong provider"],
+)  # fmt: skip
+def test_what_is_no_wrong_number_is_not_explained(case, asked, runtime):
+    evidence, decision = judged(cpu=runtime)
+    assert not decision.passed
+    assert locate_failure(case, evidence, decision) == Explanation()
+    assert asked == []
+
+
+BREAKS = {"outputs": (), "failure": "no kernel"}
+
+
+@pytest.mark.parametrize("optimiser", [True, False])
+def test_what_breaks_with_optimizations_on_only_is_explained_by_the_optimiser(
+    case, asked, monkeypatch, optimiser
+):
+    real = explanation.compare_layers
+
+    def compare(*given, **options):
+        compared = real(*given, **options)
+        found = compared.localization.model_copy(update={"optimiser": optimiser})
+        return replace(compared, localization=found)
+
+    monkeypatch.setattr(explanation, "compare_layers", compare)
+    broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
+    told = locate_failure(case, *judged(optimized=broken))
+    assert [runtime for runtime, _ in asked] == ["ort-cpu-optimized"]
+    assert (told.localisation is not None) is optimiser
+    assert told.failure is None
+
+
+def test_what_breaks_with_optimizations_off_too_is_not_explained(case, asked):
+    broken = {
+        "cpu": runtime_evidence("ort-cpu", **BREAKS),
+        "optimized": runtime_evidence("ort-cpu-optimized", **BREAKS),
+    }
+    assert locate_failure(case, *judged(**broken)) == Explanation()
+    assert asked == []
+
+
+def test_where_the_layers_of_what_breaks_can_not_be_compared_nothing_is_added(case, monkeypatch):
+    def compare(*_, **__):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(explanation, "compare_layers", compare)
+    broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
+    assert locate_failure(case, *judged(optimized=broken)) == Explanation()
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "first"),
+    [({"cpu": bad("ort-cpu"), "optimized": bad("ort-cpu-optimized")}, "ort-cpu"),
+     ({"optimized": bad("ort-cpu-optimized")}, "ort-cpu-optimized")],
+)  # fmt: skip
+def test_the_first_runtime_that_failed_is_explained(case, asked, runtimes, first):
+    assert locate_failure(case, *judged(**runtimes)).localisation is not None
+    assert [runtime for runtime, _ in asked] == [first]
+
+
+@pytest.mark.parametrize(
+    ("sample", "places"),
+    [(3, [3, 0, 1, 2, 4, 5, 6, 7]), (17, [17, 0, 1, 2, 3, 4, 5, 6]), (None, list(range(8)))],
+)
+def test_the_worst_sample_comes_first(case, asked, sample, places):
+    locate_failure(case, *judged(cpu=bad("ort-cpu", sample=sample)))
+    np.testing.assert_array_equal(asked[0][1], tiny.images(20)[places])
+
+
+def test_a_fixed_batch_is_taken_whole(case, asked):
+    fixed = TensorSpec(name="input", dtype="float32", shape=(5, 3, 8, 8))
+    subject = case.candidate.subject.model_copy(update={"inputs": (fixed,)})
+    whole = MeasurementJob(
+        case.model, TestedFile(case.candidate.path, subject), case.samples, case.policy
+    )
+    locate_failure(whole, *judged(cpu=bad("ort-cpu", sample=12)))
+    np.testing.assert_array_equal(asked[0][1], tiny.images(20)[10:15])
+
+
+def test_what_breaks_is_told_and_not_raised(case, monkeypatch):
+    def compare(*_, **__):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(explanation, "compare_layers", compare)
+    told = locate_failure(case, *judged(cpu=bad("ort-cpu")))
+    assert told == Explanation(failure="RuntimeError: no room")
+
+
+class Limited(nn.Module):
+    """`act` cuts off at 6, and the code behind it at `highest`: no sample goes there."""
+
+    def __init__(self, act: nn.Module, highest: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Linear(6, 5), act, nn.Linear(5, 4)
+        self.highest = highest
+
+    def forward(self, input):
+        return self.last(self.act(self.first(input))).clamp(max=self.highest)
+
+
+def off_on(name: str, **fields: object) -> tuple[Evidence, Decision]:
+    """Both runtimes of ONNX Runtime agree on the samples, and not on this probe."""
+    far = {} if "failure" in fields else {"noise_ratio": 1e6}
+    probe = builders.probe_parity(name, **{"kind": "value", **far, **fields})
+    good = runtime_evidence("ort-cpu").probes
+    runtimes = {
+        key: runtime_evidence(runtime, probes=(*good, probe))
+        for key, runtime in (("cpu", "ort-cpu"), ("optimized", "ort-cpu-optimized"))
+    }
+    return judged(**runtimes)
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory) -> Callable[[nn.Module, float], MeasurementJob]:
+    """A file of another activation, or of another limit in code, than the model that it is for."""
+    folder = tmp_path_factory.mktemp("limited")
+
+    def make(act: nn.Module, highest: float) -> MeasurementJob:
+        path = folder / f"{type(act).__name__}-{highest}.onnx"
+        candidate = nets.export(Limited(act, highest), path, nets.VECTORS)
+        samples = SampleSet.from_arrays({"input": nets.VECTORS})
+        return MeasurementJob(Limited(nn.ReLU6(), 2.0).eval(), candidate, samples, nets.POLICY)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("act", "highest", "module", "fault"),
+    [
+        (nn.ReLU(), 2.0, "act", "these are the operators of ReLU"),
+        (nn.ReLU6(), 90.0, "", "code in the model's own forward differs in the file: Clip"),
+    ],
+    ids=["activation", "code"],
+)
+def test_a_layer_that_only_a_probe_shows_is_found_on_its_input(
+    limited, act, highest, module, fault
+):
+    found = locate_failure(limited(act, highest), *off_on("magnitudes")).localisation
+    assert (found.probe, found.first_divergence) == ("magnitudes", module)
+    assert fault in found.fault
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [{"name": "search_1", "kind": "search"}, {"name": "batch_3", "kind": "batch"},
+     {"name": "nobody's"}, {"name": "negated"}, {"name": "magnitudes", "failure": "no kernel"}],
+    ids=lambda probe: f"{probe['name']} {probe.get('failure', '')}".strip(),
+)  # fmt: skip
+def test_where_the_input_of_a_probe_shows_no_layer_nothing_is_added(limited, probe):
+    case = limited(nn.ReLU(), 2.0)
+    assert locate_failure(case, *off_on(**probe)) == Explanation()

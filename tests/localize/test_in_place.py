@@ -1,0 +1,65 @@
+"""Operations in place, where a file reads what was there before them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from tests.localize import nets
+from tests.measure import tiny
+
+ROWS = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
+
+
+class Shared(nn.Module):
+    """Whoever reads `y` behind the ReLU reads what that left there."""
+
+    def __init__(self, *, code: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.relu, self.last = nn.Linear(6, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)
+        self.code = code
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        z = self.relu(y.mul_(3) if self.code else y)
+        return self.last(y + z)
+
+
+def reads_before(path: Path) -> None:
+    """Let the Add read what the Relu took."""
+    model = onnx.load(path)
+    relu = next(node for node in model.graph.node if node.op_type == "Relu")
+    add = next(node for node in model.graph.node if node.op_type == "Add")
+    add.input[0] = relu.input[0]
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("code", [False, True])
+def test_who_overwrote_what_the_file_still_reads_is_named(tmp_path: Path, code: bool) -> None:
+    model, path = Shared(code=code).eval(), tmp_path / "m.onnx"
+    candidate = nets.export(model, path, ROWS)
+    assert not nets.found(model, candidate, ROWS).diverges
+    reads_before(path)
+    record = nets.found(model, tiny.candidate(path), ROWS)
+    assert record.diverges
+    assert "as it was before relu (ReLU) overwrote it in place" in record.cause
+    assert record.remedy is not None
+    assert "inplace=False" in record.remedy
+
+
+@pytest.mark.parametrize(("operator", "instead"), [("Add", "Sub"), ("Relu", "Sigmoid")])
+def test_another_fault_is_not_laid_to_it(tmp_path: Path, operator: str, instead: str) -> None:
+    model, path = Shared().eval(), tmp_path / "m.onnx"
+    nets.export(model, path, ROWS)
+    file = onnx.load(path)
+    next(node for node in file.graph.node if node.op_type == operator).op_type = instead
+    onnx.save(file, path)
+    record = nets.found(model, tiny.candidate(path), ROWS)
+    assert record.diverges
+    assert "in place" not in record.cause

@@ -1,0 +1,189 @@
+"""Inputs that are exchanged or not read, outputs that are left out or in another order."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from gate.export.failures import UnsupportedOperator, opset_for_all, remedy, ways_out
+from tests.localize import nets
+from tests.localize.nets import IMAGES, change, found, verdicts
+from tests.localize.test_folded import Encoder, fused
+from tests.measure import tiny
+
+__all__ = ["fused"]
+
+A, B, C = np.random.default_rng(0).normal(size=(3, 6, 6)).astype(np.float32)
+
+
+class Three(nn.Module):
+    """Three inputs of one shape, the first two of them into layers, the third into code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.head = nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, a, b, c):
+        return self.head(torch.tanh(self.first(a) - 2 * self.second(b) + c[:, :5]))
+
+
+def renamed(names: dict[str, str]):
+    """The nodes read other inputs."""
+
+    def spoil(proto: onnx.ModelProto) -> None:
+        for node in proto.graph.node:
+            for at, name in enumerate(node.input):
+                node.input[at] = names.get(name, name)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"a": "b", "b": "a"}, {"b": "c", "c": "b"}, {"a": "b", "b": "c", "c": "a"}],
+    ids="".join,
+)
+def test_exchanged_inputs(tmp_path, names):
+    inputs = {"a": A, "b": B, "c": C}
+    candidate = tiny.export(Three().eval(), tmp_path / "m.onnx", example=inputs)
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", renamed(names))
+    told = found(Three().eval(), bad, inputs)
+    assert told.first_divergence == ""
+    assert len(verdicts(told, "source")) == 1
+    assert all(f"{by} instead of {name}" in told.fault for name, by in names.items())
+    assert "input_names" in told.remedy
+
+
+class Masked(nn.Module):
+    """Attention over tokens of which some are padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
+        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, ids, mask):
+        x = self.embed(ids)
+        scores = self.q(x) @ self.k(x).transpose(1, 2)
+        scores = scores.masked_fill(mask[:, None, :] == 0, -1e9)
+        return self.head((scores.softmax(-1) @ self.v(x))[:, -1])
+
+
+LEFT = np.triu(np.ones((6, 5), np.int64))[::-1].copy()
+
+
+def unmasked(proto: onnx.ModelProto) -> None:
+    where = nets.node(proto, "Where")
+    renamed({where.output[0]: where.input[2]})(proto)
+
+
+def test_a_mask_that_is_not_read(tmp_path):
+    ids = np.random.default_rng(0).integers(0, 11, size=(6, 5))
+    inputs = {"ids": ids, "mask": LEFT}
+    candidate = tiny.export(Masked().eval(), tmp_path / "m.onnx", example=inputs)
+    told = found(Masked().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", unmasked), inputs)
+    assert told.first_divergence == ""
+    assert "input mask" in told.fault
+    assert len(verdicts(told, "source")) == 1
+
+
+def test_a_mask_of_which_only_the_length_is_read(fused):
+    """What the transformer optimizer of ONNX Runtime makes of it is right for padding behind."""
+    inputs = {"x": np.random.default_rng(4).normal(size=(4, 5, 16)).astype(np.float32)}
+    inputs["mask"] = np.tril(np.ones((4, 5), np.int64), 2)[:, ::-1].copy()
+    told = found(Encoder().eval(), fused, inputs)
+    assert told.first_divergence == ""
+    assert "Attention" in told.fault
+    assert "use_raw_attention_mask" in told.remedy
+
+
+class Two(nn.Module):
+    def __init__(self, *, keep: tuple[int, ...] = (0, 1)) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.left, self.right = nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(4, 2)
+        self.keep = keep
+
+    def forward(self, x):
+        y = torch.tanh(self.body(x))
+        return tuple((self.left(y), self.right(y))[at] for at in self.keep)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_an_output_that_is_left_out(tmp_path, kept):
+    other = Two(keep=(kept,)).eval()
+    candidate = tiny.export(other, tmp_path / "m.onnx", example={"x": A}, outputs=("y",))
+    told = found(Two().eval(), candidate, {"x": A})
+    assert told.diverges
+    assert told.first_divergence == ""
+    assert told.fault == f"the file lacks output {2 - kept} of the model, counted from 1"
+    assert "output_names" in told.remedy
+
+
+ORDER = [2, 0, 1, 4, 3]
+
+
+@pytest.mark.parametrize("by", ["direct", "dynamo"])
+def test_a_head_in_another_order(tmp_path, by):
+    model = nets.made(nets.Residual)
+    candidate = nets.export(model, tmp_path / "m.onnx", IMAGES, by=by)
+
+    def spoil(proto: onnx.ModelProto) -> None:
+        change(proto, "head.weight", lambda values: values[ORDER])
+        change(proto, "head.bias", lambda values: values[ORDER])
+
+    told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
+    assert told.first_divergence == "head"
+    assert told.fault.startswith("head.weight")
+    assert "another order in the file: 2, 0, 1, 4, 3" in told.fault
+
+
+def test_columns_in_another_order(tmp_path):
+    model = nets.made(nets.Residual)
+    candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
+    bad = tiny.edit(
+        candidate,
+        tmp_path / "bad.onnx",
+        lambda proto: change(proto, "head.weight", lambda values: values[:, ::-1]),
+    )
+    assert "columns in another order in the file: 71, 70" in found(model, bad, IMAGES).fault
+
+
+class Clamped(nn.Module):
+    """Parameters that are infinite, as open bounds are."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 4)
+        self.high = nn.Parameter(torch.tensor([math.inf]))
+        self.low = nn.Parameter(torch.tensor([-math.inf, -0.1, -math.inf, 0.0]))
+        self.scale = scale
+
+    def forward(self, x):
+        y = torch.minimum(self.layer(x), self.high)
+        return self.scale * torch.maximum(y, self.low)
+
+
+def test_infinite_parameters_are_equal(tmp_path):
+    candidate = nets.export(Clamped(2.0).eval(), tmp_path / "m.onnx", A)
+    told = found(Clamped().eval(), candidate, A)
+    assert told.first_divergence == ""
+    assert "nan" not in told.cause
+    assert "differ" not in told.cause
+
+
+def test_a_deformable_convolution_needs_another_exporter_and_opset():
+    operators = (UnsupportedOperator("torchvision::deform_conv2d", place="layer"),)
+    for tried in (["traced", "direct"], ["traced", "direct", "scripted", "dynamo"]):
+        assert "dynamo" in remedy(operators, tried)
+        assert "19" in remedy(operators, tried)
+        assert "19 has torchvision::deform_conv2d" in ways_out(operators, tried)[0]
+    assert opset_for_all(operators) is None  # no opset is enough for this exporter

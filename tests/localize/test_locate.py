@@ -1,0 +1,796 @@
+"""Modules find their tensors in files of all exporters; one fault names one layer; nothing of the
+caller's changes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+from torch import nn
+
+from gate.data.samples import SampleSet
+from gate.errors import (
+    DigestMismatch,
+    EvidenceError,
+    GateError,
+    InputMismatch,
+    ModelError,
+    OnnxFileError,
+    StorageError,
+)
+from gate.localize.file_graph import SubgraphSession
+from gate.localize.locate import locate
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.tested_file import TestedFile
+from gate.records.localization import Localization
+from tests.localize import nets
+from tests.localize.nets import (
+    IMAGES,
+    TOKENS,
+    VECTORS,
+    Codes,
+    Exporter,
+    Flat,
+    Residual,
+    Shared,
+    Tokens,
+    bypass,
+    change,
+    found,
+    layers,
+    middle,
+    node,
+    verdicts,
+)
+from tests.measure import tiny
+
+OUTPUTS = {Shared: ("left", "right", "most"), Flat: ("left", "right", "most")}
+INPUTS = {Residual: IMAGES, Codes: IMAGES, Shared: VECTORS, Flat: VECTORS, Tokens: TOKENS}
+Made = Callable[..., tuple[nn.Module, TestedFile]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Made:
+    """A net with its file; each is exported once."""
+    kept: dict[tuple, tuple[nn.Module, TestedFile]] = {}
+    folder = tmp_path_factory.mktemp("files")
+
+    def make(kind: type[nn.Module], by: Exporter = "direct") -> tuple[nn.Module, TestedFile]:
+        if (kind, by) not in kept:
+            model, path = nets.made(kind), folder / f"{kind.__name__}-{by}.onnx"
+            names = OUTPUTS.get(kind, ("logits",))
+            kept[kind, by] = model, nets.export(model, path, INPUTS[kind], by=by, outputs=names)
+        return kept[kind, by]
+
+    return make
+
+
+# In the order of execution. A BatchNorm that is folded stands for its convolution; Dropout in
+# eval mode computes nothing; the second call of a module is another row.
+ROWS = {
+    Residual: {
+        "stem.1": "BatchNorm2d",
+        "stem.2": "ReLU",
+        "block.bn1": "BatchNorm2d",
+        "block.relu": "ReLU",
+        "block.bn2": "BatchNorm2d",
+        "block.relu#1": "ReLU",
+        "pool": "AvgPool2d",
+        "head": "Linear",
+    },
+    Tokens: {
+        "embed": "Embedding",
+        "layer.norm1": "LayerNorm",
+        "layer.qkv": "Linear",
+        "layer.proj": "Linear",
+        "layer.norm2": "LayerNorm",
+        "layer.fc1": "Linear",
+        "layer.act": "GELU",
+        "layer.fc2": "Linear",
+        "head": "Linear",
+    },
+    Shared: {
+        "twice": "Linear",
+        "act": "Tanh",
+        "twice#1": "Linear",
+        "act#1": "Tanh",
+        "left": "Linear",
+        "right": "Linear",
+    },
+    Codes: {"conv": "Conv2d", "head": "Linear"},
+}
+ROWS[Flat] = ROWS[Shared]
+
+
+class TestMapping:
+    @pytest.mark.rows(4)
+    @pytest.mark.parametrize(
+        ("kind", "by"),
+        [
+            (Residual, "traced"),
+            (Residual, "direct"),
+            (Residual, "scripted"),
+            pytest.param(Residual, "dynamo", marks=pytest.mark.proof),
+            (Tokens, "traced"),
+            (Tokens, "direct"),
+            (Tokens, "scripted"),
+            (Shared, "direct"),
+            (Shared, "dynamo"),
+            (Flat, "traced"),
+            (Flat, "direct"),
+            (Flat, "scripted"),
+            (Codes, "traced"),
+            (Codes, "direct"),
+        ],
+    )
+    def test_every_call_has_its_tensor_and_nothing_is_named(self, made, kind, by):
+        model, candidate = made(kind, by)
+        told = found(model, candidate, INPUTS[kind])
+        rows = layers(told)
+        assert {title: row.kind for title, row in rows.items()} == ROWS[kind]
+        assert list(rows) == list(ROWS[kind])
+        tensors = [row.tensor for row in rows.values()]
+        assert None not in tensors
+        assert len(set(tensors)) == len(tensors)
+        assert told.unmapped == ()
+        assert (told.first_divergence, told.remedy, told.diverges) == (None, None, False)
+        assert told.cause == "No layer diverges on 6 samples."
+        assert {row.verdict for row in told.layers} == {"ok"}
+        assert (told.subject_sha256, told.samples) == (candidate.subject.sha256, 6)
+
+    @pytest.mark.parametrize(
+        ("kind", "by", "tensors"),
+        [
+            (Residual, "direct", {
+                "stem.1": "/stem/stem.0/Conv_output_0",
+                "block.relu": "/block/relu/Relu_output_0",
+                "block.relu#1": "/block/relu_1/Relu_output_0",
+                "head": "logits",
+            }),
+            (Residual, "traced", {
+                "stem.1": "/stem/0/Conv_output_0",
+                "block.relu": "/block/relu/Relu_output_0",
+                "block.relu#1": "/block/Relu_output_0",
+            }),
+            (Shared, "direct", {
+                "twice": "/twice/Gemm_output_0",
+                "twice#1": "/twice_1/Gemm_output_0",
+                "left": "left",
+                "right": "right",
+            }),
+            (Tokens, "direct", {
+                "layer.fc1": "/layer/fc1/Add_output_0",
+                "layer.act": "/layer/act/Mul_1_output_0",
+            }),
+        ],
+    )  # fmt: skip
+    def test_the_tensor_is_the_one_that_the_module_computes(self, made, kind, by, tensors):
+        rows = layers(found(*made(kind, by), INPUTS[kind]))
+        assert {title: rows[title].tensor for title in tensors} == tensors
+
+    def test_code_between_modules_has_rows_with_its_operators(self, made):
+        told = found(*made(Residual), IMAGES)
+        code = {row.kind: row.module for row in told.layers if row.kind.startswith("code")}
+        assert code == {"code: Add": "block", "code: Flatten": ""}
+        told = found(*made(Shared), VECTORS)
+        assert [row.tensor for row in told.layers if row.kind == "code: ArgMax"] == ["most"]
+
+    def test_a_folded_layer_is_told(self, made):
+        rows = layers(found(*made(Residual), IMAGES))
+        assert rows["stem.1"].detail == "with stem.0 folded in"
+        assert rows["block.bn2"].detail == "with block.conv2 folded in"
+        assert rows["block.relu"].detail is None
+
+    def test_unfolded_batchnorm_has_its_own_row(self, tmp_path):
+        model = nets.made(Residual)
+        candidate = nets.export(
+            model, tmp_path / "m.onnx", IMAGES, training=torch.onnx.TrainingMode.PRESERVE,
+            do_constant_folding=False,
+        )  # fmt: skip
+        told = found(model, candidate, IMAGES)
+        assert list(layers(told))[:3] == ["stem.0", "stem.1", "stem.2"]
+        assert not told.diverges
+
+    def test_every_output_has_a_row_with_and_without_optimizations(self, made):
+        told = found(*made(Shared), VECTORS)
+        whole = [(row.kind, row.tensor) for row in told.layers if row.kind.startswith("output")]
+        assert whole == [
+            (f"output of the whole file, {level}", name)
+            for level in ("optimized", "not optimized")
+            for name in ("left", "right", "most")
+        ]
+
+    def test_integers_count_exactly(self, made):
+        told = found(*made(Shared), VECTORS)
+        (most,) = (row for row in told.layers if row.kind == "code: ArgMax")
+        assert (most.noise_ratio, most.local_ratio, most.max_abs_diff) == (0.0, 0.0, 0.0)
+
+    def test_two_inputs_in_another_order_than_the_samples(self, tmp_path):
+        pair = _Pair().eval()
+        left, right = VECTORS, VECTORS[::-1].copy()
+        candidate = tiny.export(
+            pair, tmp_path / "m.onnx", example={"left": left[:2], "right": right[:2]}
+        )
+        told = found(pair, candidate, {"right": right, "left": left})
+        assert [row.verdict for row in layers(told).values()] == ["ok", "ok"]
+        assert not told.diverges
+
+    def test_fused_attention_is_compared_inside(self, tmp_path):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+        example = np.random.default_rng(0).normal(size=(4, 5, 8)).astype(np.float32)
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            candidate = nets.export(model, tmp_path / "m.onnx", example)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+        told = found(model, candidate, example)
+        inside = {"self_attn", "norm1", "linear1", "linear2", "norm2"}
+        assert {f"layers.0.{name}" for name in inside} <= set(layers(told))
+        assert not told.diverges
+
+    def test_a_file_with_a_fixed_batch_takes_whole_batches(self, tmp_path):
+        model = nets.made(Shared)
+        candidate = nets.export(
+            model, tmp_path / "m.onnx", VECTORS, outputs=OUTPUTS[Shared], dynamic_axes=None
+        )
+        assert candidate.subject.inputs[0].shape == (2, 6)
+        assert found(model, candidate, VECTORS, limit=3).samples == 4
+
+    @pytest.mark.parametrize(("limit", "count", "samples"), [(3, 6, 3), (8, 6, 6), (8, 1, 1)])
+    def test_the_first_samples_are_taken(self, made, limit, count, samples):
+        told = found(*made(Shared), VECTORS[:count], limit=limit)
+        assert (told.samples, told.diverges) == (samples, False)
+
+    def test_a_module_that_returns_a_single_number(self, tmp_path):
+        model = _Tempered().eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+        told = found(model, candidate, VECTORS)
+        assert layers(told)["most"].verdict == "ok"
+        assert not told.diverges
+
+    def test_a_norm_of_ones_own_with_two_inputs(self, tmp_path):
+        model = _OwnNorm().eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+        assert list(layers(found(model, candidate, VECTORS))) == ["layer", "norm"]
+
+
+class _Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, left, right):
+        return self.first(left) - 2 * self.second(right)
+
+
+class _Most(nn.Module):
+    def forward(self, x):
+        return x.abs().max()
+
+
+class _Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.most = nn.Linear(6, 4), _Most()
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y / self.most(y)
+
+
+class BatchNorm1d(nn.Module):
+    """Of the user's, by the name of PyTorch's."""
+
+    def forward(self, x, mask):
+        return x * mask
+
+
+class _OwnNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm = nn.Linear(6, 6), BatchNorm1d()
+
+    def forward(self, x):
+        return self.norm(self.layer(x), x)
+
+
+def of_node(op: str, place: int, argument: int, how: Callable = middle) -> Callable:
+    """Change the weight that a node reads."""
+    return lambda proto: change(proto, node(proto, op, place).input[argument], how)
+
+
+class TestOneFault:
+    """It has one source, what comes before is right, what follows is propagated."""
+
+    @pytest.mark.rows(4)
+    @pytest.mark.parametrize(
+        ("kind", "by", "spoil", "source"),
+        [
+            (Residual, "direct", of_node("Conv", 0, 1), "stem.0"),
+            (Residual, "traced", of_node("Conv", 1, 1), "block.conv1"),
+            (Residual, "scripted", of_node("Conv", 2, 1), "block.conv2"),
+            (Residual, "dynamo", lambda p: change(p, "head.weight", middle), "head"),
+            (Residual, "dynamo", lambda p: bypass(p, node(p, "Relu", 1)), "block.relu"),
+            (Residual, "direct", of_node("Conv", 1, 2), "block.bn1"),
+            (Residual, "direct", lambda p: bypass(p, node(p, "Relu", 0)), "stem.2"),
+            (Residual, "direct", lambda p: bypass(p, node(p, "Relu", 1)), "block.relu"),
+            (Residual, "direct", lambda p: bypass(p, node(p, "Relu", 2)), "block.relu#1"),
+            (Residual, "traced", lambda p: bypass(p, node(p, "Relu", 2)), "block.relu#1"),
+            (Residual, "scripted", lambda p: change(p, "head.bias", middle), "head"),
+            (Tokens, "direct", lambda p: change(p, "embed.weight", lambda w: w * 1.1), "embed"),
+            (Tokens, "traced", of_node("LayerNormalization", 1, 1), "layer.norm2"),
+            (Tokens, "scripted", of_node("MatMul", 0, 1), "layer.qkv"),
+            (Tokens, "direct", of_node("MatMul", 5, 1), "layer.fc2"),
+            (Shared, "direct", lambda p: change(p, "left.weight", middle), "left"),
+            (Shared, "dynamo", lambda p: change(p, "right.weight", middle), "right"),
+        ],
+    )  # fmt: skip
+    def test_has_one_source(self, made, tmp_path, kind, by, spoil, source):
+        model, candidate = made(kind, by)
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), INPUTS[kind])
+        assert told.first_divergence == source.partition("#")[0]
+        assert told.diverges
+        (row,) = (row for row in told.layers if row.verdict == "source")
+        assert row.title == source
+        assert row.detail
+        assert row.detail in told.cause
+        assert told.remedy
+        _assert_spreads(told)
+
+    def test_an_optimized_runtime_names_the_same_layer(self, made, tmp_path):
+        model, candidate = made(Residual)
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("Conv", 1, 1))
+        told = found(model, bad, IMAGES, runtime="ort-cpu-optimized")
+        assert (told.first_divergence, told.runtime) == ("block.conv1", "ort-cpu-optimized")
+        assert not found(model, candidate, IMAGES, runtime="ort-cpu-optimized").diverges
+
+    def test_amplification_is_the_step_from_the_row_before(self, made, tmp_path):
+        model, candidate = made(Tokens)
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("MatMul", 0, 1))
+        rows = [row for row in found(model, bad, TOKENS).layers if row.local_ratio is not None]
+        assert rows[0].amplification is None
+        for before, row in itertools.pairwise(rows):
+            if before.noise_ratio:
+                assert row.amplification == row.noise_ratio / before.noise_ratio
+        (source,) = (row for row in rows if row.verdict == "source")
+        assert source.amplification > 100
+        assert all(row.local_ratio < 8 for row in rows if row is not source)
+
+    def test_two_faults_are_two_sources(self, made, tmp_path):
+        model, candidate = made(Shared)
+
+        def spoil(proto: onnx.ModelProto) -> None:
+            change(proto, "twice.bias", middle)
+            change(proto, "right.weight", middle)
+
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), VECTORS)
+        assert verdicts(told, "source") == ["twice", "twice#1", "right"]
+        assert told.cause.endswith("Also wrong: right.")
+
+    def test_a_fault_in_one_output_leaves_the_others_right(self, made, tmp_path):
+        model, candidate = made(Shared)
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "left.bias", middle))
+        told = found(model, bad, VECTORS)
+        whole = {row.tensor: row.verdict for row in told.layers if row.kind.startswith("output")}
+        assert whole == {"left": "propagated", "right": "ok", "most": "ok"}
+
+    def test_another_checkpoint_is_told_as_one(self, made, tmp_path):
+        model, candidate = made(Residual)
+
+        def spoil(proto: onnx.ModelProto) -> None:
+            for tensor in list(proto.graph.initializer):
+                change(proto, tensor.name, lambda values: values * 1.1)
+
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
+        assert told.first_divergence == "stem.1"
+        assert "3 other modules differ too: the file is of another checkpoint." in told.cause
+        assert "checkpoint" in told.remedy
+
+
+def _assert_spreads(told: Localization) -> None:
+    """Right before the source; after it something is propagated, and an output is."""
+    listed = [row.verdict for row in told.layers]
+    at = listed.index("source")
+    assert set(listed[:at]) <= {"ok"}
+    assert set(listed[at + 1 :]) <= {"ok", "propagated"}
+    assert "propagated" in [
+        row.verdict for row in told.layers if row.kind.startswith("output of the whole")
+    ]
+
+
+class _Broken(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("no such branch")
+
+
+class _Text(nn.Module):
+    def forward(self, x):
+        return {"logits": x, "label": "cat"}
+
+
+class _Stuck(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = [(torch.ones(2, requires_grad=True) * 2) + 1]
+
+    def forward(self, x):
+        return x
+
+
+class _Unlike(nn.Module):
+    """Values with more axes than any tensor of the file has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(6, 7, 1)
+
+    def forward(self, x):
+        return self.layer(x.unsqueeze(-1))
+
+
+class _Wider(nn.Module):
+    """As the file, but with other shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 7), nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+class _Nowhere(nn.Module):
+    """The logarithm of what is below zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return torch.log(-self.layer(x).abs() - 1)
+
+
+@pytest.fixture
+def plain(tmp_path) -> TestedFile:
+    """The file of two linear layers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval()
+    return nets.export(model, tmp_path / "plain.onnx", VECTORS)
+
+
+class TestErrors:
+    """They say what was seen and what to do."""
+
+    @pytest.mark.parametrize(
+        ("model", "error", "said"),
+        [
+            (_Broken(), EvidenceError, ["no such branch", "Check that the model is the one"]),
+            (_Text(), ModelError, ["returned str", "wrap the model"]),
+            (_Stuck(), ModelError, ["can't be copied", "gradient history"]),
+            (nn.Linear(5, 3), EvidenceError, ["can't compute", "takes these inputs"]),
+            (_Unlike(), EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
+                                        "give the factory and the checkpoint"]),
+            (_Nowhere(), EvidenceError, ["no finite number", "Give samples"]),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+    )  # fmt: skip
+    def test_of_the_model(self, plain, model, error, said):
+        with pytest.raises(error) as raised:
+            found(model.eval(), plain, VECTORS)
+        for part in said:
+            assert part in str(raised.value)
+
+    def test_of_a_runtime_that_computes_nothing(self, plain, monkeypatch):
+        def fail(*_args, **_more):
+            raise RuntimeError("no kernel")
+
+        monkeypatch.setattr(SubgraphSession, "__call__", fail)
+        with pytest.raises(EvidenceError, match=r"plain\.onnx.*layer by layer: .*no kernel"):
+            found(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval(), plain, VECTORS)
+
+    def test_a_model_of_other_widths_is_told(self, plain):
+        told = found(_Wider().eval(), plain, VECTORS)
+        assert told.first_divergence == "first"
+        assert "no tensor of the file has its values" in told.cause
+
+    @pytest.mark.parametrize(
+        ("inputs", "error"),
+        [
+            ({"input": VECTORS.astype(np.float64)}, InputMismatch),
+            ({"input": VECTORS[:, :5]}, InputMismatch),
+            ({"a": VECTORS, "b": VECTORS}, InputMismatch),
+        ],
+        ids=["dtype", "size", "number"],
+    )
+    def test_of_the_samples(self, plain, inputs, error):
+        with pytest.raises(error):
+            found(nn.Linear(6, 3), plain, inputs)
+
+    @pytest.mark.parametrize(
+        ("spoil", "error"),
+        [
+            (lambda path: path.write_bytes(path.read_bytes()[:-9]), DigestMismatch),
+            (lambda path: path.unlink(), StorageError),
+        ],
+        ids=["changed", "gone"],
+    )
+    def test_of_a_file_that_is_not_the_one_that_was_described(self, plain, spoil, error):
+        spoil(plain.path)
+        with pytest.raises(error):
+            found(nn.Linear(6, 3), plain, VECTORS)
+
+    def test_of_a_file_that_is_no_graph(self, plain):
+        plain.path.write_bytes(b"\xff" * 40)
+        described = plain.subject.model_copy(update={"sha256": tiny.Digest.of_file(plain.path)})
+        with pytest.raises(OnnxFileError, match="can't be read as an ONNX graph.*export it again"):
+            found(nn.Linear(6, 3), TestedFile(plain.path, described), VECTORS)
+
+    def test_of_a_file_that_changes_meanwhile(self, made, tmp_path):
+        model, candidate = made(Shared)
+        copied = tiny.edit(candidate, tmp_path / "m.onnx", lambda proto: None)
+
+        class Changes(type(model)):
+            def forward(self, x):
+                copied.path.write_bytes(b"another")
+                return super().forward(x)
+
+        changing = copy.deepcopy(model)
+        changing.__class__ = Changes
+        with pytest.raises(DigestMismatch):
+            found(changing, copied, VECTORS)
+
+    def test_of_a_file_that_the_runtime_refuses(self, plain, tmp_path):
+        bad = tiny.edit(
+            plain, tmp_path / "bad.onnx", lambda p: setattr(node(p, "Gemm"), "op_type", "Glue")
+        )
+        with pytest.raises(EvidenceError, match="bad.onnx can't compute.*Glue"):
+            found(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), bad, VECTORS)
+
+
+class TestNotFinite:
+    """NaN and infinity that both sides have are no fault; on one side only they are."""
+
+    def test_some_values_on_both_sides(self, tmp_path):
+        model = _Logarithm(shift=0.0).eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+        told = found(model, candidate, VECTORS)
+        assert not told.diverges
+        assert layers(told)["log"].detail is None
+
+    def test_no_finite_value_on_both_sides(self, tmp_path):
+        model = _Logarithm(shift=100.0).eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+        told = found(model, candidate, VECTORS)
+        assert not told.diverges
+        assert layers(told)["log"].detail == "no finite number in the file, nor in PyTorch"
+
+    @pytest.mark.parametrize("shift", [0.0, 100.0])
+    def test_finite_on_one_side(self, tmp_path, shift):
+        model = _Logarithm(shift=shift).eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+        bad = tiny.edit(
+            candidate, tmp_path / "bad.onnx", lambda p: setattr(node(p, "Log"), "op_type", "Exp")
+        )
+        told = found(model, bad, VECTORS)
+        assert told.first_divergence == "log"
+        assert layers(told)["log"].max_abs_diff == np.inf
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("name", ["head.bias", "head.weight"])
+    def test_a_weight_of_the_file(self, made, tmp_path, name, value):
+        def spoil(values):
+            values.flat[2] = value
+            return values
+
+        model, candidate = made(Residual)
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, name, spoil))
+        told = found(model, bad, IMAGES)
+        assert told.first_divergence == "head"
+        assert name in told.cause
+        assert verdicts(told, "propagated") == ["(model)", "(model)"]
+        Localization.from_json(told.to_json())
+
+
+class _Log(nn.Module):
+    def forward(self, x):
+        return torch.log(x)
+
+
+class _Logarithm(nn.Module):
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.log, self.head = nn.Linear(6, 6), _Log(), nn.Linear(6, 3)
+        self.shift = shift
+
+    def forward(self, x):
+        y = self.log(self.layer(x) - self.shift)
+        return self.head(torch.nan_to_num(y) + x)
+
+
+class TestOutputs:
+    """Layers are right, and yet the outputs are not."""
+
+    def test_in_another_order(self, tmp_path):
+        model = nets.made(Flat)
+        model.right = copy.deepcopy(model.left)
+        nn.init.normal_(model.right.weight)
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, outputs=OUTPUTS[Flat])
+
+        def swap(proto: onnx.ModelProto) -> None:
+            listed = list(proto.graph.output)
+            del proto.graph.output[:]
+            proto.graph.output.extend([listed[1], listed[0], listed[2]])
+
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", swap), VECTORS)
+        assert told.first_divergence == ""
+        assert "the outputs are in another order" in told.cause
+        assert "output_names" in told.remedy
+        sources = [row.tensor for row in told.layers if row.verdict == "source"]
+        assert set(sources) == {"left", "right"}
+
+    def test_with_a_node_behind(self, made, tmp_path):
+        model, candidate = made(Residual)
+
+        def behind(proto: onnx.ModelProto) -> None:
+            (last,) = (one for one in proto.graph.node if "logits" in one.output)
+            last.output[0] = "inner"
+            proto.graph.node.append(helper.make_node("Neg", ["inner"], ["logits"], name="minus"))
+
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", behind), IMAGES)
+        assert told.first_divergence == ""
+        assert told.cause == (
+            "The model itself is wrong although its inputs are right: output logits is not what "
+            "the model returns; the tensor inner is, and Neg minus follows it."
+        )
+        assert layers(told)["head"].verdict == "ok"
+        assert [row.tensor for row in told.layers if row.verdict == "source"] == ["logits"] * 2
+
+
+def _state() -> dict[str, object]:
+    """Every global switch and random state that a measurement could touch."""
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tf32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
+        "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+        "mha": torch.backends.mha.get_fastpath_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": str(np.random.get_state()),
+        "python": random.getstate(),
+        "errors": np.geterr(),
+    }
+
+
+def _condition(model: nn.Module) -> list[object]:
+    """All of a model that a measurement could touch."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return [
+        *((n, t.data_ptr(), t.dtype, t.requires_grad, t._version, t.tolist()) for n, t in tensors),
+        *((path, one.training, type(one)) for path, one in model.named_modules()),
+        *((len(one._forward_hooks), len(one._forward_pre_hooks)) for one in model.modules()),
+        *(parameter.grad for parameter in model.parameters()),
+        *(sorted(vars(one)) for one in model.modules()),
+    ]
+
+
+class _Noisy(nn.Module):
+    """Draws from all random states, changes a buffer in forward, and may break."""
+
+    def __init__(self, *, breaks: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 3)
+        self.breaks = breaks
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        torch.rand(3)
+        np.random.rand(3)
+        random.random()
+        if self.breaks:
+            raise RuntimeError("broken")
+        return self.layer(x)
+
+
+@pytest.fixture(params=[True, False], ids=["usual", "unusual"])
+def switches(request):
+    """Every switch in both positions, put back afterwards."""
+    mha, cudnn = torch.backends.mha, torch.backends.cudnn
+    before = torch.get_num_threads(), mha.get_fastpath_enabled(), cudnn.benchmark
+    mha.set_fastpath_enabled(request.param)
+    cudnn.benchmark = not request.param
+    torch.set_num_threads(2 if request.param else 3)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        mha.set_fastpath_enabled(before[1])
+        cudnn.benchmark = before[2]
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["locates", "raises"])
+def test_the_caller_keeps_model_switches_and_random_states(switches, tmp_path, breaks):
+    model = _Noisy(breaks=False)
+    candidate = nets.export(model.eval(), tmp_path / "m.onnx", VECTORS)
+    model.breaks = breaks
+    model.train()
+    model.layer.eval()
+    model.layer.bias.requires_grad_(False)
+    model.layer.register_forward_hook(lambda *_: None)
+    inputs = VECTORS.copy()
+    before = _condition(model), _state()
+    if breaks:
+        with pytest.raises(EvidenceError, match="broken"):
+            found(model, candidate, inputs)
+    else:
+        assert not found(model, candidate, inputs).diverges
+    assert (_condition(model), _state()) == before
+    np.testing.assert_array_equal(inputs, VECTORS)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError])
+def test_what_stops_in_the_middle_leaves_everything_too(switches, made, monkeypatch, raised):
+    def stop(*_):
+        raise raised
+
+    monkeypatch.setattr("gate.localize.layer_deviations.Measuring._compare", stop)
+    model, candidate = made(Residual)
+    before = _condition(model), _state()
+    with pytest.raises((raised, GateError)):
+        found(model, candidate, IMAGES)
+    assert (_condition(model), _state()) == before
+
+
+def test_inside_of_inference_mode_and_autocast(made):
+    model, candidate = made(Tokens)
+    with torch.inference_mode(), torch.autocast("cpu"):
+        told = found(model, candidate, TOKENS)
+        assert torch.is_inference_mode_enabled()
+        assert torch.is_autocast_enabled("cpu")
+    assert not told.diverges
+
+
+def test_a_model_in_training_mode_is_compared_in_eval_mode(made):
+    model, candidate = made(Residual)
+    training = copy.deepcopy(model).train()
+    assert not found(training, candidate, IMAGES).diverges
+    assert training.training
+
+
+def test_the_samples_of_a_library_caller(made):
+    """Without a budget or a limit."""
+    model, candidate = made(Shared)
+    told = locate(MeasurementJob(model, candidate, SampleSet.from_arrays({"input": np.concatenate([VECTORS, VECTORS])}), policy=nets.POLICY), runtime="ort-cpu")  # fmt: skip
+    assert told.samples == 8
+
+
+def test_a_model_that_is_one_layer(tmp_path: Path):
+    """Its path is empty."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3).eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("Gemm", 0, 1))
+    told = found(model, bad, VECTORS)
+    assert told.first_divergence == ""
+    assert told.cause.startswith("The model itself is wrong although its inputs are right: weight")
+    assert verdicts(told, "source") == ["(model)"]

@@ -1,0 +1,218 @@
+"""Which tensor is which value where values alone can't tell: identities, outputs that nothing uses,
+names that lie."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from gate.localize.value_matching import difference
+from tests.localize import nets
+from tests.localize.nets import (
+    VECTORS,
+    Exporter,
+    change,
+    found,
+    layers,
+    middle,
+    node,
+    verdicts,
+)
+from tests.measure import tiny
+
+SEQUENCES = np.random.default_rng(0).normal(size=(6, 7, 6)).astype(np.float32)
+NAN, INF = math.nan, math.inf
+
+
+class TestLayersThatHardlyChangeTheirInput:
+    """What they compute equals what they get; a fault before them is not theirs, nor theirs its."""
+
+    @pytest.mark.rows(5)
+    @pytest.mark.parametrize("by", ["direct", "traced", "scripted"])
+    @pytest.mark.parametrize(
+        ("nearly", "source"),
+        [(nn.BatchNorm1d(5), "0"), (nn.ELU(), "0"), (nn.ReLU(), "0"), (nn.LeakyReLU(), "0")],
+        ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else value,
+    )
+    def test_a_fault_in_the_layer_before(self, tmp_path, by: Exporter, nearly, source):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nearly, nn.Linear(5, 2)).eval()
+        nn.init.constant_(model[0].bias, 9.0)  # so that nothing is below zero
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
+        assert not found(model, candidate, VECTORS).diverges
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "0.weight", middle))
+        told = found(model, bad, VECTORS)
+        assert (told.first_divergence, verdicts(told, "source")) == (source, ["0"])
+        assert told.unmapped == ()
+        assert "Gemm" in layers(told)["0"].tensor
+
+    def test_a_fault_in_itself(self, tmp_path):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).eval()
+        nn.init.constant_(model[1].weight, 1.01)
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "1.weight", middle))
+        assert verdicts(found(model, bad, VECTORS), "source") == ["1"]
+
+
+class Recurrent(nn.Module):
+    """Two layers in both directions; the states at the end are not used."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.memory = kind(6, 5, batch_first=True, num_layers=2, bidirectional=True)
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x):
+        y, _ = self.memory(x)
+        return self.head(y[:, -1])
+
+
+class Halves(nn.Module):
+    def forward(self, x):
+        return x[:, :3] * 2, x[:, 3:] * 3
+
+
+class Split(nn.Module):
+    """A module with two outputs, both of which are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.halves, self.left, self.right = Halves(), nn.Linear(3, 4), nn.Linear(3, 4)
+
+    def forward(self, x):
+        left, right = self.halves(x)
+        return self.left(left) * self.right(right)
+
+
+class TestSeveralOutputs:
+    @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+    @pytest.mark.parametrize("by", ["direct", "scripted"])
+    def test_one_that_nothing_uses_is_not_in_the_file(self, tmp_path, kind, by: Exporter):
+        model = Recurrent(kind).eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", SEQUENCES, by=by)
+        told = found(model, candidate, SEQUENCES)
+        assert not told.diverges
+        assert {row.verdict for row in told.layers} == {"ok"}
+        assert [row.kind for row in told.layers if row.module == "memory"] == [kind.__name__]
+
+        def last(proto: onnx.ModelProto) -> None:
+            change(proto, "head.bias", middle)
+
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", last), SEQUENCES)
+        assert verdicts(told, "source") == ["head"]
+
+    @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+    def test_a_fault_in_the_module(self, tmp_path, kind):
+        model = Recurrent(kind).eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", SEQUENCES)
+
+        def weight(proto: onnx.ModelProto) -> None:
+            change(proto, node(proto, kind.__name__).input[1], lambda w: w * np.float32(1.1))
+
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", weight), SEQUENCES)
+        assert told.first_divergence == "memory"
+        assert set(verdicts(told, "source")) == {"memory"}
+
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_a_fault_in_one_of_two(self, tmp_path, place):
+        model = Split().eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+        assert not found(model, candidate, VECTORS).diverges
+
+        def turned(proto: onnx.ModelProto) -> None:
+            node(proto, "Mul", place).op_type = "Sub"
+
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", turned), VECTORS)
+        assert verdicts(told, "source") == ["halves"]
+        assert [row.verdict for row in told.layers[:2]].count("ok") == 1
+
+    @pytest.mark.rows(4)
+    @pytest.mark.parametrize("place", [0, 1])
+    @pytest.mark.parametrize("behind", [nn.Identity, nn.Dropout])
+    @pytest.mark.parametrize("several", [False, True])
+    def test_a_fault_in_one_that_the_model_returns(self, tmp_path, place, behind, several):
+        model = Returned(behind() if several else None).eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, outputs=("one", "two"))
+        assert not found(model, candidate, VECTORS).diverges
+
+        def turned(proto: onnx.ModelProto) -> None:
+            node(proto, "Mul", place).op_type = "Sub"
+
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", turned), VECTORS)
+        assert told.first_divergence == "halves"
+        assert verdicts(told, "source") == ["halves"]
+
+
+class Returned(nn.Module):
+    """Both outputs of a module are those of the model, or a module that hands them on returns."""
+
+    def __init__(self, behind: nn.Module | None) -> None:
+        super().__init__()
+        self.halves, self.behind = Halves(), behind
+
+    def forward(self, x):
+        left, right = self.halves(x)
+        return (self.behind(left), self.behind(right)) if self.behind else (left, right)
+
+
+class TestNames:
+    """They are a help and no proof."""
+
+    @pytest.mark.parametrize("rename", ["", "node{}", "/0/Gemm_{}", "/stranger/Relu_{}"])
+    def test_that_say_nothing_or_lie(self, tmp_path, rename):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh()).eval()
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+
+        def nameless(proto: onnx.ModelProto) -> None:
+            for place, one in enumerate(proto.graph.node):
+                one.name = rename.format(place)
+
+        told = found(model, tiny.edit(candidate, tmp_path / "same.onnx", nameless), VECTORS)
+        assert list(layers(told)) == ["0", "1", "2", "3"]
+        assert not told.diverges
+
+        def wrong(proto: onnx.ModelProto) -> None:
+            nameless(proto)
+            change(proto, "2.weight", middle)
+
+        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", wrong), VECTORS)
+        assert verdicts(told, "source") == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("value", "tensor", "want"),
+    [
+        ([3.0, 4.0], [3.0, 4.0], 0.0),
+        ([3.0, 4.0], [3.0, 4.5], 0.1),
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+        ([0.0, 0.0], [0.0, 1.0], INF),
+        ([NAN, 4.0], [NAN, 4.0], 0.0),
+        ([NAN, 4.0], [NAN, 5.0], 0.25),
+        ([NAN, 4.0], [4.0, NAN], INF),
+        ([INF, 4.0], [-INF, 4.0], INF),
+        ([NAN], [NAN], 0.0),
+        ([], [], 0.0),
+        ([True, False], [True, False], 0.0),
+    ],
+)
+def test_the_relative_difference(value, tensor, want):
+    assert difference(np.array(value), np.array(tensor)) == pytest.approx(want)
+
+
+@given(st.lists(st.floats(-1e3, 1e3).filter(lambda one: abs(one) > 1e-3), min_size=1), st.data())
+def test_the_relative_difference_has_no_scale(value, data):
+    scale = data.draw(st.sampled_from([1e-6, 1.0, 1e6]))
+    array = np.array(value)
+    other = array + data.draw(st.floats(0.01, 1.0))
+    assert difference(array * scale, other * scale) == pytest.approx(difference(array, other))

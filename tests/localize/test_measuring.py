@@ -1,0 +1,308 @@
+"""The unmarked file at both levels, the memory, samples that take another way, models without a
+float64 reference."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from gate.localize import layer_deviations
+from gate.localize.file_graph import SubgraphSession
+from gate.records.localization import Localization
+from tests.exhaustive import further_as_proofs
+from tests.localize import nets
+from tests.localize.nets import IMAGES, TOKENS, VECTORS, change, found, layers, middle, node
+from tests.measure import tiny
+
+ROOT = 1.414225
+"""ONNX Runtime takes it for the square root of 2 where it fuses GELU."""
+
+
+class Erf(nn.Module):
+    """A module of its own: its output, marked, keeps the optimiser from fusing around it."""
+
+    def forward(self, x):
+        return torch.erf(x)
+
+
+class OpenGelu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.erf = Erf()
+
+    def forward(self, x):
+        return x * 0.5 * (1 + self.erf(x / ROOT))
+
+
+class ClosedGelu(nn.Module):
+    def forward(self, x):
+        return x * 0.5 * (1 + torch.erf(x / ROOT))
+
+
+def fused(activation: nn.Module, tmp_path):
+    """A net whose activation the optimiser computes in another way, and its file."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), activation, nn.Linear(6, 64)).eval()
+    return model, nets.export(model, tmp_path / "m.onnx", VECTORS)
+
+
+def whole(told: Localization) -> dict[str, str]:
+    """Verdicts of the unmarked outputs by level."""
+    kind = "output of the whole file, "
+    return {
+        row.kind.removeprefix(kind): row.verdict for row in told.layers if row.kind.startswith(kind)
+    }
+
+
+class TestOptimiser:
+    @pytest.mark.parametrize("runtime", further_as_proofs(["ort-cpu-optimized", "ort-cpu"], 2))
+    def test_what_marking_hides_is_seen_in_the_unmarked_file(self, tmp_path, runtime):
+        told = found(*fused(OpenGelu(), tmp_path), VECTORS, runtime=runtime)
+        assert {row.verdict for row in layers(told).values()} == {"ok"}
+        assert whole(told) == {"optimized": "source", "not optimized": "ok"}
+        assert (told.first_divergence, told.diverges) == (None, True)
+        assert told.outcome[0]["code"] == "fused"
+        assert told.blame.names == ("GeluFusionL2",)
+        assert 'disabled_optimizers=["GeluFusionL2"]' in told.remedy
+        assert (told.whole_ratio > 8) == (runtime == "ort-cpu-optimized")
+
+    @pytest.mark.proof
+    def test_a_module_that_is_fused_whole_is_a_source(self, tmp_path):
+        model, candidate = fused(ClosedGelu(), tmp_path)
+        told = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
+        assert told.first_divergence == "1"
+        assert "With optimizations off, the file agrees. With GeluFusion" in told.cause
+        assert "disabled_optimizers" in told.remedy
+        plain = found(model, candidate, VECTORS, runtime="ort-cpu")
+        assert plain.first_divergence is None
+        assert whole(plain) == {"optimized": "source", "not optimized": "ok"}
+
+    def test_a_fault_of_the_file_is_not_laid_to_the_optimiser(self, tmp_path):
+        model, candidate = fused(nn.GELU(), tmp_path)
+        bad = tiny.edit(candidate, tmp_path / "b.onnx", lambda p: change(p, "2.weight", middle))
+        told = found(model, bad, VECTORS, runtime="ort-cpu-optimized")
+        assert told.first_divergence == "2"
+        assert "optimiz" not in told.cause
+        assert told.blame is None
+
+    def test_a_runtime_that_is_wrong_with_optimizations_off_only(self, tmp_path, monkeypatch):
+        class Spoils(SubgraphSession):
+            """Stands for a fault of a plain kernel."""
+
+            def __init__(self, piece, setup):
+                super().__init__(piece, setup)
+                self._off = setup.optimization == "ORT_DISABLE_ALL" and len(piece.outputs) == 1
+
+            def __call__(self, *arguments, **options):
+                arrays = super().__call__(*arguments, **options)
+                return {name: a * 1.01 if self._off else a for name, a in arrays.items()}
+
+        monkeypatch.setattr(layer_deviations, "SubgraphSession", Spoils)
+        model, candidate = fused(nn.GELU(), tmp_path)
+        told = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
+        assert whole(told) == {"optimized": "ok", "not optimized": "source"}
+        assert told.outcome[0]["code"] == "only_unoptimized"
+        assert "optimizations on" in told.remedy
+
+
+def test_errors_that_grow_are_told_where_no_layer_alone_is_wrong(tmp_path):
+    torch.manual_seed(0)
+    chain = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(24))).eval()
+    for layer in chain:
+        nn.init.orthogonal_(layer.weight)
+    candidate = nets.export(chain, tmp_path / "m.onnx", VECTORS)
+
+    def all_a_little(proto: onnx.ModelProto) -> None:
+        for tensor in list(proto.graph.initializer):
+            change(proto, tensor.name, lambda w: w * np.float32(1 + 3e-7))
+
+    told = found(chain, tiny.edit(candidate, tmp_path / "bad.onnx", all_a_little), VECTORS)
+    assert (told.first_divergence, told.diverges) == (None, True)
+    assert [one["code"] for one in told.outcome] == ["grown", "grown_at"]
+    assert "amplifies rounding" in told.remedy
+    assert whole(told) == {"optimized": "propagated", "not optimized": "propagated"}
+    assert not found(chain, candidate, VECTORS).diverges
+
+
+class TestBudget:
+    """Bytes of tensors at a time: however few, the result is the same."""
+
+    CASES = (
+        (nets.Residual, IMAGES, None),
+        (nets.Residual, IMAGES, lambda p: change(p, node(p, "Conv", 1).input[1], middle)),
+        (nets.Tokens, TOKENS, lambda p: change(p, "layer.fc1.bias", middle)),
+    )
+
+    @pytest.mark.rows(4)
+    @pytest.mark.parametrize("budget", [1, 30_000])
+    @pytest.mark.parametrize(("kind", "inputs", "spoil"), CASES)
+    def test_makes_no_difference(self, tmp_path, budget, kind, inputs, spoil):
+        model = nets.made(kind)
+        candidate = nets.export(model, tmp_path / "m.onnx", inputs)
+        if spoil is not None:
+            candidate = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
+        full, small = (found(model, candidate, inputs, budget=b) for b in (1 << 30, budget))
+        keep = ("first_divergence", "cause", "remedy", "samples")
+        assert [getattr(small, name) for name in keep] == [getattr(full, name) for name in keep]
+        for one, other in zip(small.layers, full.layers, strict=True):
+            same = ("module", "call", "kind", "tensor", "verdict", "detail")
+            assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
+            # Batches of another size are summed in another order; the float64 reference sees the first.
+            assert one.noise_ratio == pytest.approx(other.noise_ratio, rel=0.1, abs=0.5)
+            scale = 1e-5 if other.verdict == "ok" else max(1e-5, 0.01 * other.max_abs_diff)
+            assert one.max_abs_diff == pytest.approx(other.max_abs_diff, abs=scale)
+
+    def test_bounds_what_the_runtime_returns_at_a_time(self, tmp_path, monkeypatch):
+        returned, sessions = [], []
+
+        class Counts(SubgraphSession):
+            def __init__(self, *arguments):
+                super().__init__(*arguments)
+                sessions.append(self)
+
+            def __call__(self, *arguments, **options):
+                arrays = super().__call__(*arguments, **options)
+                returned.append(sum(array.nbytes for array in arrays.values()))
+                return arrays
+
+        monkeypatch.setattr("gate.localize.layer_deviations.SubgraphSession", Counts)
+        monkeypatch.setattr("gate.localize.value_matching.SubgraphSession", Counts)
+        model = nets.made(nets.Residual)
+        candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
+        found(model, candidate, IMAGES)
+        most, number = max(returned), len(sessions)
+        returned.clear(), sessions.clear()
+        found(model, candidate, IMAGES, budget=12_000)
+        assert len(sessions) > 2 * number
+        assert max(returned) <= 12_000 < most
+
+    def test_statistics_are_kept_and_no_tensors(self):
+        few, many = layer_deviations.Deviation(), layer_deviations.Deviation()
+        for count, deviation in ((1, few), (9, many)):
+            for _ in range(count):
+                deviation.update(IMAGES, IMAGES + 1)
+                deviation.update_noise(IMAGES, IMAGES + 1, None)
+        assert len(pickle.dumps(few)) == pytest.approx(len(pickle.dumps(many)), abs=64)
+        assert IMAGES.tobytes() not in pickle.dumps(many)
+
+    def test_a_file_with_weights_that_nothing_reads(self, tmp_path):
+        model = nets.made(nets.Shared)
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, outputs=("a", "b", "c"))
+
+        def unread(proto: onnx.ModelProto) -> None:
+            large = np.ones((40, 40), np.float32)
+            proto.graph.initializer.append(numpy_helper.from_array(large, "left over"))
+
+        more = tiny.edit(candidate, tmp_path / "more.onnx", unread)
+        assert not found(model, more, VECTORS).diverges
+
+
+class _Branch(nn.Module):
+    """One call more for batches that begin with a positive number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.more, self.head = nn.Linear(6, 6), nn.Identity(), nn.Linear(6, 3)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return self.head(self.more(y) if x[0, 0] > 0 else y)
+
+
+@pytest.mark.parametrize(("signs", "samples"), [([1, 1, 1, 1, 1, 1], 6), ([1, 1, -1, 1, 1, 1], 2)])
+def test_batches_that_take_another_way_are_left_out(tmp_path, signs, samples):
+    model = _Branch().eval()
+    inputs = VECTORS.copy()
+    inputs[:, 0] = signs
+    candidate = nets.export(model, tmp_path / "m.onnx", inputs)
+    told = found(model, candidate, inputs)
+    assert (told.samples, told.diverges) == (samples, False)
+    assert told.cause == f"No layer diverges on {samples} samples."
+
+
+class _Wanders(nn.Module):
+    """Another way at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(6, 3), 0
+
+    def forward(self, x):
+        self.calls += 1
+        for _ in range(self.calls):
+            y = self.layer(x)
+        return y
+
+
+def test_a_model_that_takes_another_way_every_time_is_an_error(tmp_path):
+    torch.manual_seed(0)
+    model = _Wanders().eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+    with pytest.raises(
+        layer_deviations.ForwardPathChanged, match="Give samples that take the same branches"
+    ):
+        found(model, candidate, VECTORS)
+
+
+class _Narrow(nn.Module):
+    """A tensor that no cast of the module reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.fixed = torch.randn(6, 6)
+
+    def forward(self, x):
+        return self.head(self.layer(x) @ self.fixed)
+
+
+def test_without_a_float64_reference_the_units_are_single_roundings(tmp_path):
+    model = _Narrow().eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+    told = found(model, candidate, VECTORS)
+    assert not told.diverges
+    reason = "The unit is one float32 rounding, because the model can't run in float64"
+    assert reason in told.cause
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "head.weight", middle))
+    told = found(model, bad, VECTORS)
+    assert told.first_divergence == "head"
+    assert reason in told.cause
+
+
+def test_a_module_of_which_the_file_has_nothing_is_unmapped(tmp_path):
+    """The exporter computes what does not depend on the samples beforehand."""
+    model = _Table().eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+    told = found(model, candidate, VECTORS)
+    assert told.unmapped == ("table",)
+    assert (told.first_divergence, told.diverges) == (None, False)
+    row = layers(told)["table"]
+    assert (row.tensor, row.max_abs_diff, row.noise_ratio, row.detail) == (None, None, None, None)
+
+
+class _Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(x + self.table(torch.ones(4)))
+
+
+def test_an_unmapped_module_before_a_wrong_tensor_is_the_source(tmp_path):
+    model = _Table().eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+    other = _Table().eval()
+    with torch.no_grad():
+        other.table.weight.mul_(2)
+    told = found(other, candidate, VECTORS)
+    assert told.first_divergence == "table"

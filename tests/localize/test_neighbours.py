@@ -1,0 +1,168 @@
+"""Tensors that are nearly a value, or fit it by name only, are not taken for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.localize import nets
+from tests.localize.nets import IMAGES, TOKENS, VECTORS, found, layers
+
+SERIES = VECTORS[:, :, None] @ VECTORS[:1, None, :4]
+
+
+class Faint(nn.Module):
+    """Biases near zero, and Dropout behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.second = nn.Linear(6, 6), nn.Dropout(), nn.Linear(6, 3)
+        nn.init.constant_(self.first.bias, 1e-6)
+        nn.init.constant_(self.second.bias, -1e-6)
+
+    def forward(self, x):  # products of three axes are MatMul and Add
+        return self.drop(self.second(self.drop(self.first(x[:, None])))).squeeze(1)
+
+
+class Tabled(nn.Module):
+    """A table that is added, and one that hangs on no sample, between modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.drop, self.norm = nn.Embedding(11, 8), nn.Dropout(), nn.LayerNorm(8)
+        self.positions = nn.Embedding(6, 8)
+        self.table = nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x):
+        places = self.positions(torch.arange(x.shape[1]))
+        return self.norm(self.drop(self.embed(x) + self.table)) + places
+
+
+class Recurrent(nn.Module):
+    """Only one of three outputs is used, by a module that gets it turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 8, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        y, _ = self.lstm(x)
+        return self.head(y)
+
+
+class Gated(nn.Module):
+    """GRU has its gates in another order than ONNX."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.gru(x)[0])
+
+
+class NormAct(nn.BatchNorm2d):
+    """A BatchNorm that holds its activation, as timm's."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.act = nn.SiLU()
+        nn.init.uniform_(self.weight, 0.5, 1.5)
+        nn.init.normal_(self.bias)
+        nn.init.normal_(self.running_mean)
+
+    def forward(self, x):
+        args = (self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        return self.act(nn.functional.batch_norm(x, *args))
+
+
+class Pictures(nn.Module):
+    """Convolutions with such norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3), NormAct()
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3), NormAct()
+
+    def forward(self, x):
+        return self.bn2(self.conv2(self.bn1(self.conv1(x)))).mean((2, 3))
+
+
+class Scaled(nn.Module):
+    """A product whose last node adds little: what is before is near."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(6) + 0.5)
+        self.bias = nn.Parameter(torch.full((6,), 0.02))
+
+    def forward(self, x):
+        return x * self.weight + self.bias
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return kind().eval()
+
+
+@pytest.mark.parametrize("by", ["direct", pytest.param("dynamo", marks=pytest.mark.proof)])
+@pytest.mark.parametrize(
+    ("kind", "example"),
+    [(Faint, VECTORS), (Tabled, TOKENS), (Recurrent, SERIES), (Pictures, IMAGES)],
+)
+def test_nothing_diverges_in_a_right_file(tmp_path, kind, example, by):
+    model = made(kind)
+    candidate = nets.export(model, tmp_path / "m.onnx", example, by=by)
+    told = found(model, candidate, example)
+    assert (told.first_divergence, told.diverges) == (None, False)
+
+
+@pytest.mark.rows(7)
+@pytest.mark.parametrize("by", ["direct", pytest.param("dynamo", marks=pytest.mark.proof)])
+@pytest.mark.parametrize(
+    ("kind", "example", "parameter", "module"),
+    [
+        (Faint, VECTORS, "second.weight", "second"),
+        (Tabled, TOKENS, "table", ""),
+        (Tabled, TOKENS, "positions.weight", "positions"),
+        (Gated, SERIES, "gru.weight_ih_l0", "gru"),
+        (Gated, SERIES, "gru.bias_hh_l0", "gru"),
+        (Pictures, IMAGES, "conv2.weight", "conv2"),
+        (Pictures, IMAGES, "bn1.bias", "bn1"),
+        (Pictures, IMAGES, "bn2.running_mean", "bn2"),
+        (Recurrent, SERIES, "lstm.weight_hh_l1", "lstm"),
+        (Recurrent, SERIES, "lstm.bias_ih_l0_reverse", "lstm"),
+    ],
+)
+def test_the_module_that_owns_what_differs_is_the_only_source(
+    tmp_path, kind, example, parameter, module, by
+):
+    model, wrong = made(kind), made(kind)
+    tensor = (
+        wrong.get_parameter if parameter in dict(wrong.named_parameters()) else wrong.get_buffer
+    )
+    tensor(parameter).data.view(-1)[::2] *= 1.5
+    candidate = nets.export(wrong, tmp_path / "m.onnx", example, by=by)
+    told = found(model, candidate, example)
+    assert told.first_divergence == module
+    if "." not in parameter or parameter.startswith(("lstm", "gru")):
+        assert f"{parameter} differs from the model's" in told.cause
+    assert {row.module for row in told.layers if row.verdict == "source"} == {module}
+
+
+def test_the_last_node_of_a_module_is_what_it_returns(tmp_path):
+    def net():
+        return nn.Sequential(nn.Linear(6, 6), made(Scaled), nn.Linear(6, 3)).eval()
+
+    torch.manual_seed(1)
+    model = net()
+    torch.manual_seed(1)
+    wrong = net()
+    wrong[1].weight.data.mul_(1.1)
+    candidate = nets.export(wrong, tmp_path / "m.onnx", VECTORS)
+    told = found(model, candidate, VECTORS)
+    assert told.first_divergence == "1"
+    assert layers(told)["1"].tensor.startswith("/1/Add")
+    assert layers(told)["2"].verdict == "propagated"

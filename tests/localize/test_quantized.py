@@ -1,0 +1,184 @@
+"""Of a quantized file quantization is the cause, and weights that differ by more than its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime.quantization as ort
+import pytest
+import torch
+from onnx import numpy_helper
+from onnxruntime.quantization.shape_inference import quant_pre_process
+from torch import nn
+from torch.ao.quantization import FakeQuantize, MinMaxObserver, disable_observer
+from torch.nn import functional
+
+from gate.data.samples import SampleSet
+from gate.localize.locate import locate
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.records.localization import Localization
+from tests.localize import nets
+from tests.measure import tiny
+
+IMAGES = np.random.default_rng(0).normal(size=(32, 3, 8, 8)).astype(np.float32)
+
+POLICY = Policy.model_validate(
+    {
+        "precision": "quantized",
+        "task": "tensors",
+        "runtimes": {"ort-cpu": {"required": "always", "bounds": {"scaled_diff": 0.1}}},
+    }
+)
+
+
+class Segmenting(nn.Module):
+    """Images to a mask of three classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.c1, self.c2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x):
+        return self.head(functional.relu(self.c2(functional.relu(self.c1(x)))))
+
+
+class Reader(ort.CalibrationDataReader):
+    def __init__(self) -> None:
+        self._batches: Iterator[dict[str, np.ndarray]] = iter([{"input": IMAGES}])
+
+    def get_next(self):
+        return next(self._batches, None)
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory) -> Callable[[str], TestedFile]:
+    """The file in a format of ONNX Runtime's quantizer."""
+    folder: Path = tmp_path_factory.mktemp("quantized")
+    nets.export(Segmenting().eval(), folder / "m.onnx", IMAGES)
+    quant_pre_process(folder / "m.onnx", folder / "pre.onnx")
+
+    def make(format_: str) -> TestedFile:
+        path = folder / f"{format_}.onnx"
+        if format_ == "dynamic":
+            ort.quantize_dynamic(folder / "pre.onnx", path)
+        else:
+            ort.quantize_static(
+                folder / "pre.onnx",
+                path,
+                Reader(),
+                quant_format=ort.QuantFormat["QOperator" if format_ == "operators" else "QDQ"],
+                per_channel=format_ == "channels",
+            )
+        return tiny.candidate(path)
+
+    return make
+
+
+def compare(candidate: TestedFile, policy: Policy = nets.POLICY) -> Localization:
+    samples = SampleSet.from_arrays({"input": IMAGES})
+    case = MeasurementJob(Segmenting().eval(), candidate, samples, policy=policy)
+    return locate(case, runtime="ort-cpu")
+
+
+@pytest.mark.parametrize("format_", ["channels", "tensors", "operators", "dynamic"])
+def test_quantization_is_the_cause(quantized, format_):
+    told = compare(quantized(format_))
+    assert told.first_divergence == ("head" if format_ == "operators" else "c1")
+    assert "quantized" in told.fault
+    assert "bias" not in told.fault.partition("(")[0]
+    assert "--precision quantized" in told.remedy
+    assert "precision: quantized, task: tensors" in told.remedy  # what is built in is for classes
+
+
+def rounding() -> FakeQuantize:
+    """Fake quantization of a weight, per tensor."""
+    return FakeQuantize(
+        MinMaxObserver,
+        quant_min=-128,
+        quant_max=127,
+        dtype=torch.qint8,
+        qscheme=torch.per_tensor_symmetric,
+    )
+
+
+class Rounding(Segmenting):
+    """The same with weights and values that are rounded to steps in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ModuleList([rounding(), rounding()])
+        self.values = FakeQuantize(MinMaxObserver, quant_min=0, quant_max=255, dtype=torch.quint8)
+
+    def forward(self, x):
+        first, second = self.weights
+        x = functional.relu(functional.conv2d(x, first(self.c1.weight), self.c1.bias, padding=1))
+        x = self.values(x)
+        x = functional.conv2d(x, second(self.c2.weight), self.c2.bias, padding=1)
+        return self.head(functional.relu(x))
+
+
+def larger_scale(proto: onnx.ModelProto) -> None:
+    nets.change(proto, "values.scale", lambda scale: scale * 1.01)
+
+
+def signed(proto: onnx.ModelProto) -> None:
+    """The same steps, but none above 127."""
+    node = next(node for node in proto.graph.node if node.name == "/values/QuantizeLinear")
+    tensor = nets.weight(proto, node.input[2])
+    zeros = numpy_helper.to_array(tensor).astype(np.int8)
+    tensor.CopyFrom(numpy_helper.from_array(zeros, tensor.name))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "attributes"),
+    [(larger_scale, "settings", ["scale"]), (signed, "operators", [])],
+)
+def test_a_model_that_rounds_to_steps_itself_is_not_blamed_for_it(
+    spoil, code, attributes, tmp_path
+):
+    model = Rounding()
+    model(torch.from_numpy(IMAGES))
+    model.apply(disable_observer).eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
+    assert nets.found(model, candidate, IMAGES).faults == ()
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
+    (fault,) = nets.found(model, bad, IMAGES).faults
+    assert (fault.module, fault.code) == ("values", code)
+    found = [detail.get("attribute") for detail in fault.params["details"]]
+    assert [name for name in found if name] == attributes
+
+
+def another(name: str) -> Callable[[onnx.ModelProto], None]:
+    """Other integers for a weight, as of another checkpoint."""
+
+    def change(proto: onnx.ModelProto) -> None:
+        tensor = nets.weight(proto, name)
+        stored = numpy_helper.to_array(tensor)
+        tensor.CopyFrom(numpy_helper.from_array(stored[::-1].copy(), name))
+
+    return change
+
+
+@pytest.mark.parametrize("name", ["c2.weight", "c2.bias"])
+def test_another_weight_is_told_from_a_rounded_one(quantized, tmp_path, name):
+    bad = tiny.edit(quantized("tensors"), tmp_path / "bad.onnx", another(f"{name}_quantized"))
+    rows = {row.title: row.detail for row in compare(bad).layers if row.verdict == "source"}
+    assert name in rows["c2"]
+    assert "quantized" in rows["c1"]
+    told = compare(bad, POLICY)  # quantization is no fault there
+    assert told.first_divergence == "c2"
+    assert name in told.cause
+
+
+def test_the_remedy_of_a_quantized_policy_is_no_quantized_policy(quantized):
+    told = compare(quantized("tensors"), POLICY)
+    assert told.first_divergence == "c1"
+    assert "precision" not in told.remedy
+    assert "Calibrate" in told.remedy

@@ -1,0 +1,453 @@
+"""The smallest graph of a failure stands alone, shows the same failure, and holds no secret."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from gate import cli
+from gate.data.samples import SampleSet
+from gate.localize.file_graph import Piece
+from gate.localize.layer_script import LayerScript
+from gate.localize.locate import compare_layers
+from gate.localize.reduce import (
+    Kind,
+    NotReproduced,
+    ReducedFailure,
+    RoundingBound,
+    distance,
+    reduce_failure,
+    run,
+)
+from gate.localize.reproducer import Reproducer
+from gate.localize.standalone import Standalone, fewest_nodes, random_like, without_names
+from gate.measure.job import MeasurementJob
+from gate.policy.runtime_options import plain_setup
+from gate.records.localization import Localization
+from tests import small_project
+from tests.localize.optimizers.faults import FAULTS
+from tests.measure import tiny
+
+FILES = {
+    "model.onnx", "inputs.npz", "expected.npz", "reproduce.py", "environment.txt", "issue.md"
+}  # fmt: skip
+
+
+def _reduced(name: str, folder: Path) -> tuple[ReducedFailure, Localization]:
+    """A real fault of an optimizer."""
+    fault = FAULTS[name]
+    file = fault.file(folder / "model.onnx")
+    samples = SampleSet.from_arrays({"input": fault.inputs})
+    case = MeasurementJob(fault.model().eval(), file, samples, tiny.policy())
+    compared = compare_layers(case, runtime="ort-cpu-optimized")
+    return reduce_failure(compared), compared.localization
+
+
+def _arrays(archive: zipfile.ZipFile, name: str) -> dict[str, np.ndarray]:
+    return dict(np.load(io.BytesIO(archive.read(name))))
+
+
+def test_fewest_nodes_keeps_what_the_failure_needs_and_nothing_else() -> None:
+    tried: list[tuple[int, ...]] = []
+
+    def differs(places: tuple[int, ...]) -> bool:
+        tried.append(places)
+        return {3, 17} <= set(places)
+
+    assert fewest_nodes(range(40), differs) == (3, 17)
+    assert len(tried) == len(set(tried))
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "raises"),
+    [
+        ("a transposed matrix by a vector", ["Transpose", "MatMul"], False),
+        ("ReLU and clip in float64", ["Relu", "Clip"], True),
+        ("zeros around a pool", ["Pad", "MaxPool"], False),
+    ],
+)
+def test_optimizer_fault_is_reduced_to_the_nodes_that_it_fuses(
+    tmp_path, name: str, nodes: list[str], raises: bool
+) -> None:
+    failure, found = _reduced(name, tmp_path)
+    assert failure.kind == "optimizer"
+    assert [node.op_type for node in failure.model.graph.node] == nodes
+    assert (failure.raises is not None) == raises
+    Reproducer(failure, found, {}).write(tmp_path / "bug.zip", venv=False)
+    assert set(zipfile.ZipFile(tmp_path / "bug.zip").namelist()) == FILES
+
+
+def test_strip_replaces_weights_and_expected_values(tmp_path) -> None:
+    failure, found = _reduced("a transposed matrix by a vector", tmp_path)
+    before = [numpy_helper.to_array(tensor) for tensor in failure.model.graph.initializer]
+    made = Reproducer(failure, found, {}).stripped(weights=True, inputs=True).failure
+    assert made.random_weights
+    assert made.shows()
+    for tensor, original in zip(made.model.graph.initializer, before, strict=True):
+        array = numpy_helper.to_array(tensor)
+        assert array.size == 1 or not np.isin(array, original).all()
+    for name, array in made.inputs.items():
+        assert not np.array_equal(array, failure.inputs[name])
+    for name, array in made.expected.items():
+        assert not np.array_equal(array, failure.expected[name])
+
+
+W = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+
+
+def _failure(model: onnx.ModelProto, kind: Kind = "optimizer", **more: Any) -> ReducedFailure:
+    """A graph x0 -> y0 with expected values that it does not compute."""
+    settings: dict[str, Any] = {
+        "kind": kind,
+        "model": model,
+        "inputs": {"x0": np.arange(6, dtype=np.float32).reshape(2, 3)},
+        "expected": {"y0": np.full((2, 2), 9.0, np.float32)},
+        "tolerances": {"y0": RoundingBound(0.0, 0.0)},
+        "setup": plain_setup("ort-cpu"),
+        "tensors": {"y0": "y"},
+    }
+    return ReducedFailure(**{**settings, **more})
+
+
+def _model(*nodes: onnx.NodeProto, **more: Any) -> onnx.ModelProto:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x0", "y0")]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], **more)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_confidential_zip_has_no_names(tmp_path) -> None:
+    failure, found = _reduced("a transposed matrix by a vector", tmp_path)
+    named = failure.model.graph
+    names = [one.name for one in (*named.node, *named.initializer) if one.name]
+    assert names
+    assert found.fault
+    made = Reproducer(failure, found, {}).stripped(weights=True, inputs=True)
+    assert made.failure.shows()
+    assert not any(name.encode() in made.failure.model.SerializeToString() for name in names)
+    assert found.fault not in made.issue("", venv=False)
+
+
+def test_names_in_subgraphs_are_replaced() -> None:
+    inner = helper.make_graph(
+        [helper.make_node("Add", ["secret_a", "secret_c"], ["secret_o"], name="secret_node")],
+        "b",
+        [],
+        [helper.make_tensor_value_info("secret_o", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.float32([1.0]), "secret_c")],
+    )
+    yes = helper.make_tensor("", TensorProto.BOOL, [], [True])
+    nodes = [
+        helper.make_node("Relu", ["x0"], ["secret_a"]),
+        helper.make_node("Constant", [], ["secret_b"], value=yes),
+        helper.make_node("If", ["secret_b"], ["y0"], then_branch=inner, else_branch=inner),
+    ]
+    model = without_names(_model(*nodes))
+    assert b"secret" not in model.SerializeToString()
+    inputs = {"x0": np.float32([-1.0, 2.0])}
+    assert run(model, inputs, plain_setup("ort-cpu"))["y0"].tolist() == [1.0, 3.0]
+
+
+RELU = helper.make_node("Relu", ["x0"], ["y0"])
+COEFFICIENTS = helper.make_node(
+    "LinearRegressor", ["x0"], ["y0"], domain="ai.onnx.ml", coefficients=[1.0, 2.0, 3.0]
+)
+BRANCH = helper.make_graph(
+    [helper.make_node("Constant", [], ["c"], value_floats=[1.0, 2.0])], "b", [], []
+)
+BLOB = helper.make_node("EPContext", ["x0"], ["y0"], domain="com.microsoft", ep_context=b"w" * 99)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [COEFFICIENTS],
+        [helper.make_node("Custom", ["x0"], ["y0"], numbers=list(range(17)))],
+        [helper.make_node("If", ["x0"], ["y0"], then_branch=BRANCH)],
+        [BLOB],
+        [helper.make_node("Constant", [], ["y0"], value_strings=["a"] * 17)],
+        [RELU, helper.make_node("Constant", [], ["t"],
+                                value=helper.make_tensor("t", TensorProto.STRING, [1], [b"w"]))],
+    ],
+    ids=["floats", "integers", "branch", "bytes", "texts", "text tensor"],
+)  # fmt: skip
+def test_strip_refuses_weights_outside_of_tensors(nodes: list[onnx.NodeProto]) -> None:
+    made = Reproducer(_failure(_model(*nodes)), Localization.model_construct(), {})
+    with pytest.raises(NotReproduced):
+        made.stripped(weights=True, inputs=False)
+
+
+def test_strip_counts_the_weights_of_the_layer() -> None:
+    failure = _failure(_model(RELU), "exporter")
+    for weights, is_refused in (({"weight": W}, True), ({}, False)):
+        layer = LayerScript("", weights)
+        made = Reproducer(failure, Localization.model_construct(), {}, layer)
+        with pytest.raises(NotReproduced) if is_refused else contextlib.nullcontext():
+            assert made.stripped(weights=True, inputs=False) is made
+
+
+def test_strip_replaces_inputs_that_are_weights(tmp_path) -> None:
+    failure = _failure(_model(RELU), "exporter", constant_inputs=("x0",))
+    with pytest.raises(NotReproduced):
+        Reproducer(failure, Localization.model_construct(), {}).stripped(weights=True, inputs=False)
+    failure, found = _reduced("zeros around a pool", tmp_path)
+    assert failure.constant_inputs == ()
+    own = Reproducer(failure, found, {}).stripped(weights=True, inputs=False).failure
+    assert all(own.inputs[name] is array for name, array in failure.inputs.items())
+    failure = replace(failure, constant_inputs=tuple(failure.inputs))
+    made = Reproducer(failure, found, {}).stripped(weights=True, inputs=False).failure
+    assert not any(np.isin(made.inputs[n], a).all() for n, a in failure.inputs.items())
+
+
+def test_distance_is_exact_for_large_integers_and_empty_arrays() -> None:
+    large = np.array([2**60, 2**60 + 1])
+    assert distance(large, large) == (0.0, 0.0)
+    assert distance(large, large[[0, 0]])[1] == 1.0
+    assert distance(large[:0], large[:0]) == (0.0, 0.0)
+    numbers = np.array([np.nan, np.inf, 1.5], np.float32)
+    assert distance(numbers, numbers) == (0.0, 0.0)
+    assert distance(numbers, numbers[[2, 1, 2]])[1] == np.inf
+
+
+def test_random_numbers_stay_in_the_range_of_the_finite_ones() -> None:
+    large = np.array([2**63, 2**64 - 1], np.uint64)
+    drawn = random_like(large, 0)
+    assert drawn.dtype == np.uint64
+    assert drawn.min() >= 2**63
+    floats = random_like(np.array([np.nan, 1.0, 2.0, np.inf], np.float32), 0)
+    assert ((floats >= 1.0) & (floats <= 2.0)).all()
+    few = np.array([0.1, 7.3], np.float32)  # each is an end of the range
+    assert not any(np.isin(random_like(few, seed), few).any() for seed in range(50))
+
+
+def test_layer_in_bfloat16_has_no_script() -> None:
+    layer = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+    failure = _failure(_model(RELU), "exporter", arguments=("x0",))
+    assert LayerScript.from_layer(layer, failure) is None
+
+
+class Scaled(torch.nn.Module):
+    """A module that no library has."""
+
+    def __init__(self, table: tuple[float, ...] = (1.0, 2.0)) -> None:
+        super().__init__()
+        self.weight, self.table = torch.nn.Parameter(torch.from_numpy(W)), table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ self.weight) + torch.add(x.new_tensor(self.table), 0.5)
+
+
+def test_module_of_other_code_becomes_a_class_without_its_source(tmp_path) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with torch.no_grad():
+        expected = {"y0": Scaled()(torch.from_numpy(x)).numpy()}
+    failure = _failure(_model(RELU), "exporter", arguments=("x0",), expected=expected)
+    made = LayerScript.from_layer(Scaled(), failure)
+    assert made is not None
+    assert "Scaled" not in made.text
+    np.savez(tmp_path / "weights.npz", **made.weights)
+    np.savez(tmp_path / "inputs.npz", **failure.inputs)
+    (tmp_path / "layer.py").write_text(made.text)
+    for off, code in ((0.0, 0), (1.0, 1)):
+        np.savez(tmp_path / "expected.npz", y0=expected["y0"] + np.float32(off))
+        command = [sys.executable, "-I", str(tmp_path / "layer.py")]
+        assert subprocess.run(command, check=False, capture_output=True).returncode == code
+    # A table in the code may be a weight.
+    table = tuple(float(number) / 3 for number in range(64))
+    assert LayerScript.from_layer(Scaled(table), failure) is None
+
+
+def _ended(failure: ReducedFailure, folder: Path) -> tuple[int, str]:
+    """Exit code and last line of the script; it has at most 40 lines."""
+    script = Reproducer(failure, Localization.model_construct(), {}).script()
+    assert script.count("\n") <= 40
+    (folder / "reproduce.py").write_text(script)
+    onnx.save(failure.model, folder / "model.onnx")
+    np.savez(folder / "inputs.npz", **failure.inputs)
+    np.savez(folder / "expected.npz", **failure.expected)
+    command = [sys.executable, "-I", str(folder / "reproduce.py")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return done.returncode, done.stdout.splitlines()[-1]
+
+
+def test_script_tells_the_failure_from_others(tmp_path) -> None:
+    setup = plain_setup("ort-cpu")
+    entries = {"config": {"session.disable_prepacking": "1"}, "disabled_optimizers": ("Relu",)}
+    setup = replace(setup, settings=setup.settings.model_copy(update=entries))
+    none = np.zeros((0, 3), np.float32)
+    empty = _failure(_model(RELU), setup=setup, inputs={"x0": none}, expected={"y0": none})
+    assert _ended(empty, tmp_path) == (0, "agrees")
+    assert _ended(_failure(_model(RELU)), tmp_path) == (1, "DIFFERS")
+    product = _failure(_model(helper.make_node("MatMul", ["x0", "x0"], ["y0"])))
+    with pytest.raises(Exception, match="MatMul") as raised:
+        run(product.model, product.inputs, product.setup)
+    words = f"{raised.type.__name__}: …MatMul…"
+    assert _ended(replace(product, raises=words), tmp_path) == (1, "DIFFERS")
+    assert _ended(replace(product, raises="NotImplemented: …"), tmp_path) == (2, "ERROR")
+
+
+SECRET = "/home/someone/secret"
+
+
+def _described(message: Any) -> None:
+    """Write the secret into every text of a message that is no name."""
+    for field in message.DESCRIPTOR.fields:
+        if field.name in ("doc_string", "producer_name", "producer_version"):
+            setattr(message, field.name, SECRET)
+        elif field.name == "metadata_props":
+            message.metadata_props.add(key="code", value=SECRET)
+        elif field.message_type is not None and (field.is_repeated or message.HasField(field.name)):
+            inner = getattr(message, field.name)
+            for one in inner if field.is_repeated else [inner]:
+                _described(one)
+
+
+def test_model_holds_only_what_its_nodes_need() -> None:
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["i"])], SECRET, [],
+        [helper.make_tensor_value_info("i", TensorProto.FLOAT, None)],
+        value_info=[helper.make_tensor_value_info("i", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value_floats=[5.0, 6.0]),
+        helper.make_node("If", ["b"], ["t"], then_branch=inner, else_branch=inner),
+        helper.make_node("Mine", ["t", "c"], ["y"], domain="own"),
+    ]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+
+    def function(name: str, number: float) -> onnx.FunctionProto:
+        constant = helper.make_node("Constant", [], ["k"], value_float=number)
+        added = helper.make_node("Add", ["p", "k"], ["q"])
+        return helper.make_function("own", name, ["p", "r"], ["q"], [constant, added], opsets[:1])
+
+    values = helper.make_tensor("other", TensorProto.FLOAT, [1], [77.0])
+    places = helper.make_tensor("other_places", TensorProto.INT64, [1], [0])
+    graph = helper.make_graph(
+        nodes, SECRET,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, None),
+         helper.make_tensor_value_info("b", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        sparse_initializer=[helper.make_sparse_tensor(values, places, [3])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9, domain=SECRET)
+    model.functions.extend([function("Mine", 1.0), function("Theirs", 2.0)])
+    model.training_info.add().algorithm.initializer.add(name=SECRET)
+    model.graph.quantization_annotation.add(tensor_name=SECRET)
+    _described(model)
+    fed = {"x": np.ones(2, np.float32), "b": np.array(True)}
+    made = Standalone.from_piece(Piece(model, {}, ("y",)), fed).model
+    assert SECRET.encode() not in made.SerializeToString()
+    assert [each.name for each in made.functions] == ["Mine"]
+    assert not made.graph.sparse_initializer
+    tensors = made.graph.initializer
+    assert [numpy_helper.to_array(tensor).tolist() for tensor in tensors] == [[5.0, 6.0]]
+    inputs = {"x0": fed["x"], "x1": fed["b"]}
+    assert run(made, inputs, plain_setup("ort-cpu"))["y0"].tolist() == [2.0, 2.0]
+
+
+@pytest.fixture(scope="module")
+def rejected(tmp_path_factory) -> Path:
+    """A folder with the report on a file with a wrong weight."""
+    folder = tmp_path_factory.mktemp("rejected")
+    shutil.copytree(small_project.made(), folder, dirs_exist_ok=True)
+    policy = "schema_version: 1\ntask: auto\nconfidential: true\nruntimes:\n"
+    bounds = "  ort-cpu:\n    required: always\n    bounds: {noise_ratio: 2.0}\n"
+    (folder / "policy.yaml").write_text(policy + bounds)
+    check = ["check", "bad.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert cli.main([*check, "--policy", "policy.yaml", "--report", "report"]) == 1
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def project(rejected: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(rejected)
+    return rejected
+
+
+REPRODUCE = ["reproduce", "report", "--no-venv"]
+
+
+def test_command_writes_a_script_that_shows_the_difference(project: Path, tmp_path, capsys) -> None:
+    output = tmp_path / "bug.zip"
+    options = ["--include-confidential", "--output", str(output), "--json"]
+    assert cli.main([*REPRODUCE, *options]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert (plain["kind"], plain["nodes"], plain["operators"]) == ("exporter", 1, ["Gemm"])
+    archive = zipfile.ZipFile(output)
+    assert set(archive.namelist()) == FILES | {"layer.py", "weights.npz"}
+    assert archive.read("reproduce.py").decode().count("\n") <= 40
+    assert b"onnxruntime" in archive.read("environment.txt")
+    model = onnx.load_from_string(archive.read("model.onnx"))
+    onnx.checker.check_model(model)
+    assert not any(node.doc_string or node.metadata_props for node in model.graph.node)
+    archive.extractall(tmp_path / "bug")
+    script = [sys.executable, "-I", str(tmp_path / "bug" / "reproduce.py")]
+    assert subprocess.run(script, check=False, capture_output=True).returncode == 1
+    # With the weight of the model it agrees: the script does not show just any difference.
+    right = onnx.load(project / "good.onnx").graph.initializer
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(next(t for t in right if t.name == tensor.name))
+    onnx.save(model, tmp_path / "bug" / "model.onnx")
+    done = subprocess.run(script, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "agrees")
+
+
+def test_nothing_is_written_of_a_confidential_policy(project: Path, tmp_path, capsys) -> None:
+    output = tmp_path / "bug.zip"
+    assert cli.main([*REPRODUCE, "--output", str(output), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["output"] is None
+    assert not output.exists()
+
+
+def test_other_samples_than_those_of_the_report_are_refused(project: Path, tmp_path) -> None:
+    images = np.load(project / "images.npy")
+    np.save(tmp_path / "other.npy", images + 1)
+    command = [*REPRODUCE, "--inputs", str(tmp_path / "other.npy")]
+    assert cli.main([*command, "--output", str(tmp_path / "bug.zip")]) == 2
+    assert not (tmp_path / "bug.zip").exists()
+
+
+def test_another_policy_than_that_of_the_report_is_refused(project: Path, tmp_path) -> None:
+    text = (project / "policy.yaml").read_text().replace("confidential: true", "")
+    (tmp_path / "open.yaml").write_text(text)
+    command = [*REPRODUCE, "--policy", str(tmp_path / "open.yaml")]
+    assert cli.main([*command, "--output", str(tmp_path / "bug.zip")]) == 2
+    assert not (tmp_path / "bug.zip").exists()
+
+
+def test_no_zip_of_a_script_that_agrees(tmp_path) -> None:
+    failure, found = _reduced("zeros around a pool", tmp_path)
+    session = failure.setup.plain
+    right = Reproducer(ReducedFailure(**{**vars(failure), "setup": session}), found, {})
+    with pytest.raises(NotReproduced):
+        right.write(tmp_path / "bug.zip", venv=False)
+    assert not (tmp_path / "bug.zip").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_script_needs_only_the_packages_of_its_environment(tmp_path) -> None:
+    failure, found = _reduced("zeros around a pool", tmp_path)
+    Reproducer(failure, found, {}).write(tmp_path / "bug.zip", venv=True)
+    assert "new virtual environment" in (
+        zipfile.ZipFile(tmp_path / "bug.zip").read("issue.md").decode()
+    )

@@ -1,0 +1,156 @@
+"""The attributes of nodes against the settings of modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from onnx import helper
+from torch import nn
+
+from gate.localize.diagnosis import differing, mismatched_activation, training
+from gate.summary.render import render_fault
+from tests.localize import nets
+from tests.localize.nets import VECTORS, found, verdicts
+
+
+def node(op: str, inputs: int = 1, **attributes: object):
+    return helper.make_node(op, [f"i{place}" for place in range(inputs)], ["o"], **attributes)
+
+
+WINDOW = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+SAME = {
+    "convolution": (nn.Conv2d(2, 2, 3, 2, 1), node("Conv", **WINDOW, dilations=[1, 1], group=1)),
+    "defaults": (nn.Conv2d(2, 2, 3), node("Conv")),
+    "one number for two": (nn.Conv2d(2, 2, 3, (2, 2)), node("Conv", strides=[2, 2])),
+    "two paddings": (nn.Conv2d(2, 2, 3, padding=(1, 2)), node("Conv", pads=[1, 2, 1, 2])),
+    "padding by name": (nn.Conv2d(2, 2, 3, padding="same"), node("Conv", pads=[1, 1, 1, 1])),
+    "another mode of padding": (
+        nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"),
+        [node("Pad", mode="reflect"), node("Conv", pads=[0, 0, 0, 0])]),
+    "pooling": (nn.MaxPool2d(3, 2, 1), node("MaxPool", **WINDOW, ceil_mode=0)),
+    "average": (nn.AvgPool2d(2), node("AveragePool", kernel_shape=[2, 2], strides=[2, 2],
+                                      count_include_pad=1)),
+    "epsilon in float32": (nn.BatchNorm2d(3), node("BatchNormalization", epsilon=9.999999747e-06)),
+    "a slope": (nn.LeakyReLU(0.2), node("LeakyRelu", alpha=0.2)),
+    "by erf": (nn.GELU(), node("Gelu")),
+    "no such attribute": (nn.Identity(), node("Conv", strides=[5, 5])),
+    "an operator without settings": (nn.ReLU(), node("Relu")),
+    "no nodes": (nn.ReLU(), []),
+}  # fmt: skip
+OTHER = {
+    "stride": (nn.Conv2d(2, 2, 3, 2), node("Conv", strides=[1, 1]),
+               "strides is [1, 1] in the file, stride is (2, 2) in the model"),
+    "default stride": (nn.Conv2d(2, 2, 3, 2), node("Conv"), "strides is 1 in the file"),
+    "padding": (nn.Conv2d(2, 2, 3, padding=(1, 2)), node("Conv", pads=[1, 1, 1, 1]),
+                "pads is [1, 1, 1, 1] in the file, padding is (1, 2)"),
+    "groups": (nn.Conv2d(4, 4, 3, groups=2), node("Conv", group=4),
+               "group is 4 in the file, groups is 2 in the model"),
+    "transposed stride": (nn.ConvTranspose2d(2, 2, 3), node("ConvTranspose", strides=[2, 2]),
+                          "strides is [2, 2] in the file"),
+    "ceil mode": (nn.MaxPool2d(2, ceil_mode=True), node("MaxPool", kernel_shape=[2, 2],
+                                                        strides=[2, 2], ceil_mode=0),
+                  "ceil_mode is 0 in the file, ceil_mode is True in the model"),
+    "padding in the mean": (nn.AvgPool2d(2, padding=1),
+                            node("AveragePool", kernel_shape=[2, 2], strides=[2, 2],
+                                 pads=[1, 1, 1, 1]),
+                            "count_include_pad is 0 in the file, count_include_pad is True"),
+    "epsilon": (nn.LayerNorm(4, eps=1e-6), node("LayerNormalization", epsilon=1e-5),
+                "epsilon is 1e-05 in the file, eps is 1e-06 in the model"),
+    "default epsilon": (nn.GroupNorm(1, 4, eps=1e-3), node("InstanceNormalization"),
+                        "epsilon is 1e-05 in the file"),
+    "slope": (nn.LeakyReLU(0.2), node("LeakyRelu"), "alpha is 0.01 in the file"),
+    "tanh for erf": (nn.GELU(), node("Gelu", approximate="tanh"),
+                     "approximate is tanh in the file, approximate is none in the model"),
+    "erf for tanh": (nn.GELU("tanh"), node("Gelu", approximate="none"), "approximate is none"),
+    "mode of padding": (nn.Conv2d(2, 2, 3, padding=1, padding_mode="replicate"),
+                        [node("Pad", mode="reflect"), node("Conv")],
+                        "padding mode is reflect in the file, padding_mode is replicate"),
+    "no padding mode": (nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
+                        node("Conv", pads=[1, 1, 1, 1]),
+                        "padding mode is constant in the file, padding_mode is circular"),
+}  # fmt: skip
+
+
+def by_the_batch(op, place):
+    """A norm, one input of which is what another node computes."""
+    norm = helper.make_node("BatchNormalization", [f"in{n}" for n in range(5)], ["y"])
+    return [helper.make_node(op, ["x"], [f"in{place}"]), norm]
+
+
+def listed(nodes):
+    return nodes if isinstance(nodes, list) else [nodes]
+
+
+@pytest.mark.parametrize(("module", "nodes"), SAME.values(), ids=SAME)
+def test_the_same(module, nodes):
+    assert list(differing(module, listed(nodes))) == []
+
+
+@pytest.mark.parametrize(("module", "nodes", "said"), OTHER.values(), ids=OTHER)
+def test_another(module, nodes, said):
+    (told,) = differing(module, listed(nodes))
+    assert said in render_fault("settings", {"details": [told]}).text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "seen"),
+    [
+        ([node("BatchNormalization", 5, training_mode=1)], True),
+        ([node("Relu"), node("Dropout", 3)], True),
+        ([node("BatchNormalization", 5)], False),
+        ([node("BatchNormalization", 5, training_mode=0)], False),
+        ([node("Dropout", 2)], False),
+        (by_the_batch("ReduceMean", 3), True),
+        (by_the_batch("ReduceMean", 4), True),
+        (by_the_batch("Cast", 3), False),
+        (by_the_batch("ReduceMean", 1), False),
+        ([], False),
+    ],
+)
+def test_nodes_that_compute_as_in_training(nodes, seen):
+    assert training(nodes) is seen
+
+
+TANH = [node(op) for op in ("Pow", "Mul", "Add", "Mul", "Tanh", "Add", "Mul", "Mul")]
+ERF = [node("Constant"), *(node(op) for op in ("Div", "Erf", "Add", "Mul", "Mul"))]
+
+
+@pytest.mark.parametrize(
+    ("module", "nodes", "function"),
+    [
+        (nn.Hardswish(), [node("Sigmoid"), node("Mul", 2)], "SiLU"),
+        (nn.SiLU(), [node("Sigmoid"), node("Mul", 2)], None),
+        (nn.SiLU(), [node("Mul"), node("Sigmoid"), node("Mul", 2)], None),
+        (nn.ReLU6(), [node("Relu")], "ReLU"),
+        (nn.GELU(), TANH, "GELU by tanh"),
+        (nn.GELU("tanh"), TANH, None),
+        (nn.GELU("tanh"), ERF, "GELU"),
+        (nn.GELU(), ERF, None),
+        (nn.LogSoftmax(1), [node("Softmax")], "Softmax"),
+        (nn.Sequential(nn.Tanh()), [node("Sigmoid")], None),
+        (nn.ReLU(), [], None),
+    ],
+)
+def test_the_operators_of_another_activation(module, nodes, function):
+    assert mismatched_activation(module, nodes) == function
+
+
+class Small(nn.Module):
+    """A LayerNorm of small values, without weights of its own: applied twice it changes nothing."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(6, 32), nn.LayerNorm(32, eps=eps)
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(0.3 * self.first(x)))
+
+
+def test_the_epsilon_of_a_norm_is_no_missing_node(tmp_path):
+    candidate = nets.export(Small(1e-4).eval(), tmp_path / "m.onnx", VECTORS)
+    told = found(Small(1e-5).eval(), candidate, VECTORS)
+    assert told.first_divergence == "norm"
+    assert verdicts(told, "source") == ["norm"]
+    assert "epsilon" in told.fault

@@ -1,0 +1,17 @@
+"""A small net and a correct export of it, once a module of tests: for those that judge it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.measure import tiny
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.net()
+
+
+@pytest.fixture(scope="module")
+def good(model, tmp_path_factory):
+    return tiny.export(model, tmp_path_factory.mktemp("good") / "model.onnx")

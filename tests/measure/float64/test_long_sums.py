@@ -1,0 +1,322 @@
+"""Sums of 100 000 terms: ONNX Runtime's order of summation is accepted, a fault beside it is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.probes import benches
+
+N = 102_400
+ROWS, COLUMNS = 16, 3
+
+
+class Computed(nn.Module):
+    def __init__(self, compute):
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x):
+        return self.compute(x)
+
+
+class Images(nn.Module):
+    """A convolution of images, most of which is background, and the mean of it."""
+
+    def __init__(self, pool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.pool = pool
+
+    def forward(self, x):
+        return self.pool(torch.relu(self.conv(x)))
+
+
+def rows(kind, count=ROWS):
+    """Shape (count, N): every row another constant, or nearly, or random numbers."""
+    random = np.random.default_rng(0)
+    if kind in ("random", "normal"):
+        draw = random.random if kind == "random" else random.standard_normal
+        return draw((count, N)).astype(np.float32)
+    constant = np.repeat(random.random((count, 1)) + 0.1, N, 1)
+    if kind == "nearly":
+        constant += 1e-6 * random.standard_normal(constant.shape)
+    return constant.astype(np.float32)
+
+
+def background():
+    images = np.full((4, 1, 320, 320), 0.71, np.float32)
+    images[:, :, 40:90, 60:140] = np.random.default_rng(0).random((4, 1, 50, 80))
+    return images
+
+
+def noise(model, wrong, x, tmp_path, *, opset=17):
+    """The record of a file that is exported from `wrong`."""
+    file = benches.export(wrong.eval(), tmp_path / "model.onnx", {"x": x}, opset=opset)
+    options = {"probes": False, "stability_samples": 0, "noise_samples": len(x)}
+    measured = benches.measured(model.eval(), file, {"x": x}, **options)
+    return measured.runtimes[0].outputs[0].noise
+
+
+def last(name):
+    return lambda x: getattr(x, name)(-1, keepdim=True)
+
+
+CORRECT = {
+    "mean": last("mean"),
+    "var": last("var"),
+    "std": last("std"),
+    "norm": lambda x: x.norm(dim=-1, keepdim=True),
+    "product": lambda x: (1.0 + 1e-6 * x).prod(-1, keepdim=True),
+    "cubic norm": lambda x: x.norm(p=3, dim=-1, keepdim=True),
+    "distance": lambda x: torch.cdist(x[:, None], torch.zeros_like(x)[:, None]).flatten(1),
+    "mean of axis 1": lambda x: x.unsqueeze(-1).repeat(1, 1, 3).mean(1),
+    "global pool": lambda x: functional.adaptive_avg_pool2d(x.view(-1, 1, 320, 320), 1).flatten(1),
+    "layer norm": lambda x: functional.layer_norm(x, (N,))[:, ::1000],
+    "weighted sum": lambda x: x @ torch.full((N, 1), 1.0 / N),
+    "weighted sums": lambda x: x @ torch.full((N, 32), 1.0 / N),
+    "linear": lambda x: functional.linear(x, torch.full((5, N), 0.3)),
+    "sum with an offset": lambda x: torch.addmm(torch.ones(2), x, torch.full((N, 2), 0.3)),
+    "convolution": lambda x: functional.conv2d(
+        x.view(-1, 1, 320, 320), torch.full((2, 1, 320, 320), 0.3)
+    ).flatten(1),
+    "padded convolution": lambda x: functional.conv2d(
+        x.view(-1, 25_600, 2, 2), torch.full((2, 25_600, 2, 2), 0.3), padding=1
+    ).flatten(1),
+    "transposed convolution": lambda x: functional.conv_transpose2d(
+        x.view(-1, N, 1, 1), torch.full((N, 2, 1, 1), 0.3)
+    ).flatten(1),
+}
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("kind", ["constant", "nearly"])
+@pytest.mark.parametrize("name", CORRECT)
+def test_terms_that_are_rounded_alike_are_no_fault(name, kind, tmp_path):
+    model = Computed(CORRECT[name])
+    judged = noise(model, model, rows(kind, 6), tmp_path, opset=13)
+    assert judged.ratio <= 1.5
+    assert judged.peak <= 6.0
+
+
+ALTERNATING = {
+    "matrix": lambda x: x @ torch.full((N, 1), 1.0 / N),
+    "linear": lambda x: functional.linear(x, torch.full((5, N), 0.3)),
+    "pointwise": lambda x: functional.conv2d(
+        x.view(-1, N, 1, 1), torch.full((2, N, 1, 1), 0.3)
+    ).flatten(1),
+    "moments": lambda x: torch.cat(torch.var_mean(x, -1, keepdim=True), -1),
+}
+
+
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_terms_that_cancel_are_no_fault(name, tmp_path):
+    """PyTorch's sum may be exactly 0, or its mean; ONNX Runtime's is not."""
+    model = Computed(ALTERNATING[name])
+    x = rows("constant", 6)
+    x[:, ::2] *= -1.0
+    judged = noise(model, model, x, tmp_path, opset=13)
+    assert judged.ratio <= 1.5
+    assert judged.peak <= 6.0
+
+
+@pytest.mark.parametrize("n", [32, 144, 400])
+def test_few_terms_that_are_rounded_alike_are_no_fault(n, tmp_path):
+    """Convolutions and products of a blank image."""
+    x = rows("constant", 6)[:, :n]
+
+    def compute(x):
+        scores = torch.bmm(x.view(-1, 4, n // 4), x.view(-1, 4, n // 4).transpose(1, 2))
+        weight = torch.full((n, 2, 1, 1), 0.3)
+        deconvolved = functional.conv_transpose2d(x.view(-1, n, 1, 1), weight)
+        normalized = functional.instance_norm(x.unsqueeze(1).repeat(1, 2, 1))[:, :, :2]
+        return torch.cat([part.flatten(1) for part in (scores, deconvolved, normalized)], -1)
+
+    judged = noise(Computed(compute), Computed(compute), x, tmp_path)
+    assert judged.ratio <= 1.5
+    assert judged.peak <= 6.0
+
+
+POOLS = {
+    "global pool": lambda x: functional.adaptive_avg_pool2d(x, 1).flatten(1),
+    "mean": lambda x: x.mean((2, 3)),
+    "std": lambda x: x.std((2, 3)),
+    "channels last": lambda x: x.permute(0, 2, 3, 1).mean((1, 2)),
+    "group norm": lambda x: functional.group_norm(x, 2)[:, :, ::16, ::16],
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_images_with_a_background_are_averaged(name, tmp_path):
+    model = Images(POOLS[name])
+    judged = noise(model, model, background(), tmp_path)
+    assert judged.ratio <= 1.5
+    assert judged.peak <= 6.0
+
+
+def several(x):
+    """The row in three orders, as channels."""
+    return torch.stack([x, x.flip(-1), x.roll(777, -1)], 1)
+
+
+FAULTS = {
+    "n - 1 in a mean": (
+        "random",
+        lambda x: several(x).mean(-1),
+        lambda x: several(x).sum(-1) / (N - 1),
+    ),
+    "n in a deviation": (
+        "random",
+        lambda x: several(x).std(-1),
+        lambda x: several(x).std(-1, correction=0),
+    ),
+    "epsilon": (
+        "random",
+        lambda x: functional.layer_norm(x, (N,), eps=1e-5)[:, ::100],
+        lambda x: functional.layer_norm(x, (N,), eps=2e-5)[:, ::100],
+    ),
+    "epsilon of normal numbers": (
+        "normal",
+        lambda x: functional.layer_norm(x, (N,), eps=1e-5)[:, ::100],
+        lambda x: functional.layer_norm(x, (N,), eps=2e-5)[:, ::100],
+    ),
+    "another axis": (
+        "random",
+        lambda x: x.view(-1, 320, 320).mean(1),
+        lambda x: x.view(-1, 320, 320).mean(2),
+    ),
+    "a scale of softmax": (
+        "random",
+        lambda x: functional.softmax(x, -1)[:, ::100],
+        lambda x: functional.softmax(x * (1.0 + 1e-4), -1)[:, ::100],
+    ),
+}
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_a_long_sum_is_refused(name, tmp_path):
+    kind, right, wrong = FAULTS[name]
+    x = rows(kind)
+    assert noise(Computed(right), Computed(right), x, tmp_path).ratio <= 1.5
+    assert noise(Computed(right), Computed(wrong), x, tmp_path).ratio > 1.5
+
+
+class Repeated(nn.Module):
+    """The variance of numbers that repeat, so that the roundings of each add up."""
+
+    def __init__(self, correction):
+        super().__init__()
+        self.correction = correction
+
+    def forward(self, x):
+        return x.repeat(1, 1000).var(-1, correction=self.correction, keepdim=True)
+
+
+@pytest.mark.parametrize(("correction", "is_right"), [(1, True), (0, False)])
+def test_n_for_n_minus_1_is_seen_where_sums_are_exact(correction, is_right, tmp_path):
+    """ONNX Runtime is farther off on the samples than n for n - 1 is."""
+    x = np.random.default_rng(0).random((16, 48)).astype(np.float32)
+    file = benches.export(Repeated(correction), tmp_path / "model.onnx", {"x": x})
+    measured = benches.measured(Repeated(1), file, {"x": x}, stability_samples=0)
+    (runtime,) = measured.runtimes
+    assert runtime.outputs[0].noise.ratio <= 1.5
+    (probe,) = [probe for probe in runtime.probes if probe.name == "alternating"]
+    assert (probe.noise_ratio <= 4.0) is is_right
+    assert (probe.noise_ratio > 64.0) is not is_right
+
+
+def test_sums_of_few_numbers_need_no_probe_of_their_own(tmp_path):
+    x = np.random.default_rng(0).random((16, 48)).astype(np.float32)
+    model = Computed(last("var"))
+    file = benches.export(model, tmp_path / "model.onnx", {"x": x})
+    (runtime,) = benches.measured(model, file, {"x": x}, stability_samples=0).runtimes
+    assert "alternating" not in {probe.name for probe in runtime.probes}
+
+
+class Group(nn.Module):
+    def __init__(self, eps=1e-5, correction=0):
+        super().__init__()
+        self.eps, self.correction = eps, correction
+
+    def forward(self, x):
+        if not self.correction:
+            return functional.group_norm(x, 2, eps=self.eps)
+        rows = x.reshape(x.shape[0], 2, -1)
+        spread = (rows.var(-1, keepdim=True, correction=1) + self.eps).sqrt()
+        return ((rows - rows.mean(-1, keepdim=True)) / spread).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mean", "is_right"),
+    [
+        (Group(), 0.0, True),
+        (Group(), 100.0, True),
+        (Group(eps=2e-5), 10.0, False),
+        (Group(eps=1e-4), 100.0, False),
+        (Group(correction=1), 100.0, False),
+    ],
+    ids=["right", "right at 100", "eps 2e-5", "eps 1e-4", "n - 1"],
+)
+def test_a_group_is_judged_by_the_operators_of_its_file(wrong, mean, is_right, tmp_path):
+    """The file has no GroupNormalization, which takes the variance from the mean square."""
+    x = np.random.default_rng(0).normal(mean, 1.0, (32, 8, 100)).astype(np.float32)
+    ratio = noise(Group(), wrong, x, tmp_path).ratio
+    assert (ratio <= 1.5) is is_right
+
+
+def attention(keys, *, scale=1.0, left_out=0, queries=3, **settings):
+    """Of queries, which lie in front of the keys, which lie in front of the values."""
+
+    def compute(x):
+        q, k, v = x.split([queries, keys, keys], 2)
+        end = keys - left_out
+        return functional.scaled_dot_product_attention(
+            scale * q, k[:, :, :end], v[:, :, :end], **settings
+        )
+
+    return Computed(compute)
+
+
+def tokens(keys, *, equal):
+    random = np.random.default_rng(0)
+    count = 1 if equal else keys
+    parts = random.normal(size=(4, 2, 3, 8)), random.normal(size=(4, 2, count, 8))
+    values = random.random((4, 2, count, 8)) + 0.1 if equal else random.normal(size=(4, 2, keys, 8))
+    return np.concatenate(
+        [parts[0], *(np.repeat(part, keys // count, 2) for part in (parts[1], values))], 2
+    ).astype(np.float32)
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": 0.2}])
+@pytest.mark.parametrize("keys", [4096, 1024])
+def test_attention_over_equal_keys_is_no_fault(keys, settings, tmp_path):
+    """The sums of the softmax and of the values are those of ONNX Runtime's operators."""
+    model = attention(keys, **settings)
+    judged = noise(model, model, tokens(keys, equal=True), tmp_path)
+    assert judged.ratio <= 1.5
+    assert judged.peak <= 6.0
+
+
+@pytest.mark.parametrize("wrong", [{"scale": 1.0001}, {"left_out": 1}])
+def test_a_fault_in_attention_over_many_keys_is_refused(wrong, tmp_path):
+    x = tokens(4096, equal=False)
+    judged = noise(attention(4096), attention(4096, **wrong), x, tmp_path)
+    assert judged.ratio > 10.0
+
+
+def test_a_fault_in_attention_over_many_positive_values_is_refused(tmp_path):
+    """PyTorch adds the values of many wide queries in blocks. It adds those of few or narrow
+    queries one by one, which errs by a third of what this scale changes (docs/operators.md)."""
+    keys, queries, random = 4096, 128, np.random.default_rng(0)
+    parts = random.normal(size=(2, 2, queries + keys, 64)), random.random((2, 2, keys, 64)) + 0.1
+    x = np.concatenate(parts, 2).astype(np.float32)
+    model = attention(keys, queries=queries)
+    assert noise(model, model, x, tmp_path).ratio <= 1.5
+    wrong = attention(keys, queries=queries, scale=1.0001)
+    assert noise(model, wrong, x, tmp_path).ratio > 5.0

@@ -1,0 +1,99 @@
+"""The float64 reference: really in float64, of the same weights, and honest where it can't be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.data.input_binding import bind_inputs
+from gate.errors import ModelError
+from gate.policy.sections import DeterminismPolicy
+from gate.records.evidence import TensorSpec
+from gate.reference.environment import deterministic
+from gate.reference.float64 import Float64Reference, double_copy
+from tests.measure import tiny
+
+SPECS = (TensorSpec(name="x", dtype="float32", shape=("batch", 4)),)
+BINDING = bind_inputs(SPECS, SPECS, count=6, batch_size=6)
+X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+
+
+class Wrapped(nn.Module):
+    """A linear layer, and what `function` makes of its output."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 3)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+def truth(function) -> np.ndarray:
+    """The same by numpy, from float32 weights and inputs."""
+    linear = Wrapped(function).linear
+    weight, bias = (p.detach().double().numpy() for p in (linear.weight, linear.bias))
+    return X.astype(np.float64) @ weight.T + bias
+
+
+def double(function) -> np.ndarray:
+    with deterministic(DeterminismPolicy()):
+        return Float64Reference(Wrapped(function), BINDING).run({"x": X})[0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y,
+        lambda y: y.float(),
+        lambda y: y.to(torch.float32),
+        lambda y: y.to(dtype=torch.float32).type(torch.float32),
+        lambda y: y + torch.zeros(3),
+        lambda y: y + torch.zeros(3, dtype=torch.float32),
+        lambda y: y @ torch.eye(3, dtype=torch.float32),
+        lambda y: torch.stack([y, y], -1).sum(-1, dtype=torch.float32) / 2,
+        lambda y: y + torch.arange(3, dtype=torch.float32) - torch.arange(3),
+        lambda y: torch.full_like(y, 0.0, dtype=torch.float32) + y,
+    ],
+    ids=range(10),
+)
+def test_what_forward_casts_to_float32_stays_float64(function):
+    seen = double(function)
+    assert seen.dtype == np.float64
+    np.testing.assert_allclose(seen, truth(function), rtol=1e-14, atol=1e-14)
+
+
+def test_the_default_dtype_and_the_model_are_as_before():
+    model = tiny.net().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with deterministic(DeterminismPolicy()):
+        double_copy(model)
+    assert torch.get_default_dtype() == torch.float32
+    assert model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_integers_stay_integers():
+    with deterministic(DeterminismPolicy()):
+        outputs = Float64Reference(Wrapped(lambda y: (y.argmax(1), y)), BINDING).run({"x": X})
+    assert [o.dtype.name for o in outputs] == ["int64", "float64"]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda y: y.half(), "returns float16 even"),
+        (lambda y: torch.from_numpy(y.numpy().astype(np.float32)), "returns float32 even"),
+        (lambda y: y @ torch.from_numpy(np.eye(3, dtype=np.float32)), "can't run in float64"),
+    ],
+)
+def test_a_model_that_can_not_run_in_float64_says_why(function, words):
+    with pytest.raises(ModelError, match=words) as raised:
+        double(function)
+    assert "waive noise_ratio" in str(raised.value)
+    assert torch.get_default_dtype() == torch.float32

@@ -1,0 +1,412 @@
+"""What rounding alone makes of a doubtful sample, and what only a wrong file does."""
+
+from __future__ import annotations
+
+import copy
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gate
+from gate.measure import outliers
+from gate.measure.outliers import OutlierAnalysis
+from gate.reference.validity import UNRESTRICTED
+from tests.exhaustive import exhaustive
+from tests.probes import benches
+
+
+def table(count, columns=6, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, columns)).astype(np.float32)
+
+
+class Tail(nn.Module):
+    """`exp` of a normal variable: among enough samples some are a hundred times larger."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return torch.exp(4.0 * self.fc(x))
+
+
+class Nearest(nn.Module):
+    """The place of the largest of many scores that lie close to each other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(6, 4000)
+        self.fc.weight.data *= 1e-4
+        self.fc.bias.data = torch.round(self.fc.bias.data * 4) / 4
+
+    def forward(self, x):
+        return self.fc(x).argmax(1), self.fc(x)
+
+
+class Late(nn.Module):
+    """Another answer to one kind of samples only, of which none is among the first."""
+
+    def __init__(self, model, factor):
+        super().__init__()
+        self.model, self.factor = model, factor
+
+    def forward(self, x):
+        late = (x[:, :1] > 3.0).to(x.dtype)
+        return self.model(x) * (1.0 + late * self.factor)
+
+
+def measured(reference, exported, tmp_path, arrays):
+    candidate = benches.export(exported, tmp_path / "model.onnx", arrays)
+    measurement = benches.measured(
+        reference, candidate, arrays, probes=False, stability_samples=0, search_inputs=0
+    )
+    return measurement.runtimes[0]
+
+
+@pytest.mark.parametrize("count", [50, 500, 2000])
+def test_a_heavy_tail_is_no_fault_however_many_samples(count, tmp_path):
+    model = Tail().eval()
+    (output,) = measured(model, model, tmp_path, {"x": table(count)}).outputs
+    assert output.noise.ratio <= 1.5
+    assert output.noise.diff <= 8.0
+
+
+@pytest.mark.parametrize("factor", [1e-4, 0.5])
+def test_a_fault_of_late_samples_alone_is_seen(factor, tmp_path):
+    arrays = {"x": table(300)}
+    arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
+    arrays["x"][200, 0] = 4.0
+    model = Tail().eval()
+    (output,) = measured(model, Late(model, factor).eval(), tmp_path, arrays).outputs
+    assert output.noise.ratio <= 1.5
+    assert output.noise.diff > 50.0
+
+
+class States(nn.Module):
+    """What an LSTM returns: the samples are axis 1."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x).unsqueeze(0)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-4, 0.5])
+def test_late_samples_on_another_axis_are_looked_at(factor, tmp_path):
+    arrays = {"x": table(300)}
+    arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
+    arrays["x"][200, 0] = 4.0
+    model = States(Tail().eval()).eval()
+    other = States(Late(Tail().eval(), factor)).eval()
+    (output,) = measured(model, other, tmp_path, arrays).outputs
+    assert (output.noise.diff > 50.0) == (factor > 0.0)
+
+
+@pytest.mark.parametrize("count", [500, 2000])
+def test_a_heavy_tail_on_another_axis_is_no_fault_either(count, tmp_path):
+    model = States(Tail().eval()).eval()
+    (output,) = measured(model, model, tmp_path, {"x": table(count)}).outputs
+    assert output.noise.diff <= 8.0
+
+
+class Cancelling(nn.Module):
+    """Whose sum cancels to a ten-thousandth where the first feature is large."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(6, 512)
+        self.head = nn.Linear(512, 2)
+
+    def forward(self, x):
+        hidden = self.fc(x)
+        large = hidden * (1.0 + 1e4 * (x[:, :1] > 3.0))
+        both = torch.cat([large, -large, hidden], 1)
+        return both @ self.head.weight.repeat(1, 3).T
+
+
+def test_rounding_that_late_samples_alone_have_is_no_fault_on_another_axis(tmp_path):
+    arrays = {"x": table(300)}
+    arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
+    arrays["x"][200, 0] = 4.0
+    model = States(Cancelling()).eval()
+    (output,) = measured(model, model, tmp_path, arrays).outputs
+    assert output.noise.diff <= 8.0
+
+
+def test_a_look_says_what_rounding_makes_of_a_sample():
+    stand = benches.stand(Tail().eval(), {"x": table(20)}, size=8)
+    with torch.inference_mode():
+        look = OutlierAnalysis(stand).at(13)
+    assert look.sample == 13
+    assert (look.row, look.count) == (5, 8)
+    assert look.truth[0].shape == (1, 2)
+    floor = look.floor(0)
+    relative = floor / np.abs(look.truth[0])
+    assert (relative >= 2.0**-24).all()
+    assert (relative < 1e-5).all()
+    assert len(look.alternatives(0)) == 10
+
+
+def test_there_is_no_look_without_a_truth():
+    stand = benches.stand(Tail().eval(), {"x": table(20)}, noise_samples=0)
+    assert OutlierAnalysis(stand).at(3) is None
+
+
+class Halves(nn.Module):
+    """Rounds what lies within rounding of a half; `shift` moves it to the other side."""
+
+    def __init__(self, shift=0.0):
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, x):
+        return torch.round(x * 0.1 * 10.0 + 0.5 + self.shift).to(torch.int32), x * 1.7
+
+
+def halves(count=400):
+    """Whole numbers, which are near-ties after the sum, only in sample 7; else far from any."""
+    x = np.round(table(count) * 10.0) + 0.25
+    x[7, 0] = 3.0
+    return {"x": x.astype(np.float32)}
+
+
+def test_integers_that_rounding_moves_are_near_ties(tmp_path):
+    model = Halves().eval()
+    integers, _ = measured(model, Halves(3e-7).eval(), tmp_path, halves()).outputs
+    plain, _ = measured(model, model, tmp_path, halves()).outputs
+    assert plain.unequal == 0
+    assert integers.max_abs_diff == 0.0
+    assert integers.near_ties <= 1
+
+
+def test_integers_that_rounding_does_not_move_are_wrong(tmp_path):
+    integers, _ = measured(Halves().eval(), Halves(0.9).eval(), tmp_path, halves()).outputs
+    assert integers.near_ties <= 1
+    assert integers.max_abs_diff >= 1.0
+    assert integers.unequal > 100
+
+
+def test_answers_that_rounding_decides_are_ties(tmp_path):
+    """Two classes with the same weights, but for the last bit of one of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
+    model[2].weight.data[1] = model[2].weight.data[0]
+    model[2].bias.data[1] = model[2].bias.data[0]
+    other = copy.deepcopy(model)
+    other[2].bias.data[1] = torch.nextafter(model[2].bias.data[1], torch.tensor(9.0))
+    (output,) = measured(model, other, tmp_path, {"x": table(64)}).outputs
+    assert output.classification.top1_disagreements == 0
+    assert output.classification.top1_ties > 0
+    far = copy.deepcopy(model)
+    far[2].bias.data[2] += 0.3
+    (output,) = measured(model, far, tmp_path, {"x": table(64)}).outputs
+    assert output.classification.top1_disagreements > 0
+
+
+class Pairs(nn.Module):
+    """Every sample with every other of its batch: as many columns as the batch has samples."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return (x * self.factor).argmax(1)[:, None] - x.argmax(1)[None], x @ (x * self.factor).T
+
+
+def test_pairs_of_a_batch_have_no_columns_to_look_at(tmp_path):
+    arrays = {"x": table(40)}
+    turned = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, 1.0])
+    runtime = measured(Pairs().eval(), Pairs(turned).eval(), tmp_path, arrays)
+    assert runtime.failure is None
+    assert runtime.outputs[0].near_ties == 0
+    assert runtime.outputs[0].max_abs_diff > 0.0
+    assert runtime.outputs[1].noise.ratio > 1e3
+
+
+class Chaos(nn.Module):
+    """Doubles an angle so often that float32 and float64 have nothing in common at the end."""
+
+    def forward(self, x):
+        for _ in range(40):
+            x = torch.sin(3.0 * x) * 3.0
+        return x
+
+
+@pytest.mark.proof
+def test_a_model_without_decided_answers_is_unsure(tmp_path):
+    (output,) = measured(Chaos().eval(), Chaos().eval(), tmp_path, {"x": table(32)}).outputs
+    assert output.classification.unsure > 3
+    assert output.classification.unsure + output.classification.sure == 32
+
+
+class Rare(nn.Module):
+    """Probabilities of about 1e-4, of which ONNX Runtime is off by 1e-7 absolutely."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(6, 1)
+
+    def forward(self, x):
+        return torch.sigmoid(self.fc(x) - 8.0)
+
+
+def test_late_samples_have_the_floor_of_rounding_too(tmp_path):
+    model = Rare().eval()
+    (output,) = measured(model, model, tmp_path, {"x": table(200)}).outputs
+    assert output.noise.rounding_rms > 10.0 * output.noise.reference_rms
+    assert output.noise.diff < 8.0
+
+
+class Picture(nn.Module):
+    """Cut to bytes: of a hundred thousand levels some lie on an edge. The jump of the inverse
+    tangent is not among the decisions that are replayed; the conversion is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, x):
+        levels = torch.sigmoid(4.0 * self.two(torch.relu(self.one(x)))) * 255.0
+        to_half = torch.atan(1.0 / torch.tan(torch.pi * levels)) / torch.pi
+        return (levels + to_half).to(torch.uint8)
+
+
+def pictures():
+    rows = np.random.default_rng(2).normal(size=(90, 3, 160, 160))
+    return {"x": rows.astype(np.float32)}
+
+
+class Levels(nn.Module):
+    """Ten thousand levels, of which many lie on an edge in each sample and in each probe."""
+
+    def __init__(self, gain=10200.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+        self.gain = gain
+
+    def forward(self, x):
+        levels = torch.sigmoid(4.0 * self.two(torch.relu(self.one(x)))) * self.gain
+        return (levels - torch.fmod(levels, 1.0) + 0.5).to(torch.int32)
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(10200.0, "PASS"), (10200.2, "FAIL")])
+def test_ties_of_probes_are_found(gain, verdict, tmp_path):
+    """The reference's own choices are no measure of what a runtime decides."""
+    arrays = {"x": pictures()["x"][:24, :, :32, :32]}
+    file = benches.export(Levels(gain).eval(), tmp_path / "model.onnx", arrays).path
+    result = gate.check(file, Levels().eval(), arrays)
+    assert result.evidence.validity.own_choices
+    assert result.decision.verdict.value == verdict
+
+
+@pytest.mark.proof
+def test_ties_of_any_number_of_samples_are_found(tmp_path):
+    """More than a few draws find, in more samples than are looked at for their floats."""
+    model = Picture().eval()
+    (output,) = measured(model, model, tmp_path, pictures()).outputs
+    assert output.near_ties > 20
+    assert output.max_abs_diff == 0.0
+
+
+class Off(nn.Module):
+    """One byte too many in the last pixel of a picture that begins brightly."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.register_buffer("last", torch.zeros(1, 3, 160, 160, dtype=torch.uint8))
+        self.last[0, 2, 159, 159] = 1
+
+    def forward(self, x):
+        return self.model(x) + self.last * (x[:, :1, :1, :1] > 1.0).to(torch.uint8)
+
+
+@exhaustive
+@pytest.mark.proof
+def test_one_pixel_that_is_no_tie_is_among_them(tmp_path):
+    model = Picture().eval()
+    (output,) = measured(model, Off(model).eval(), tmp_path, pictures()).outputs
+    assert output.max_abs_diff == 1.0
+
+
+class Rounded(nn.Module):
+    """To whole numbers, of which exact halves go to the even one or up."""
+
+    def __init__(self, *, even):
+        super().__init__()
+        self.even = even
+
+    def forward(self, x):
+        scaled = x * 0.25
+        return torch.round(scaled) if self.even else torch.floor(scaled + 0.5)
+
+
+def test_an_exact_half_is_no_tie_of_rounding(tmp_path):
+    rows = (np.random.default_rng(5).integers(-400, 400, (60, 40)) * 4).astype(np.float32)
+    rows[7::20, 3] += 2.0
+    reference, exported = Rounded(even=True).eval(), Rounded(even=False).eval()
+
+    class Whole(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x).to(torch.int64)
+
+    (output,) = measured(Whole(reference), Whole(exported), tmp_path, {"x": rows}).outputs
+    assert (output.near_ties, output.max_abs_diff) == (0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("suspicions", "clear", "runs"),
+    [
+        ([0.9], False, []),
+        ([1.1, 0.5], False, [3]),
+        ([1.1, 1.1], False, [3, 15]),
+        ([5.0, 5.0], True, [3]),
+        ([50.0, 40.0], False, [3]),
+        ([50.0, 5.0], False, [3, 15]),
+        ([math.inf, math.inf], False, [3]),
+    ],
+)
+def test_the_floor_is_measured_more_exactly_where_that_may_decide(
+    suspicions, clear, runs, monkeypatch
+):
+    class Doubtful:
+        def __init__(self):
+            self.left = list(suspicions)
+            self.few_draws = False
+            self.comparison = SimpleNamespace(floor=self)
+
+        def suspicion(self):
+            return self.left[0]
+
+        def widen(self, floors):
+            self.left = self.left[1:] or self.left
+
+        def is_clearly_refused(self, policy):
+            return clear
+
+    measured, runtime = [], Doubtful()
+    monkeypatch.setattr(outliers, "rounding_floor", lambda stand, *, draws: measured.append(draws))
+    validity = SimpleNamespace(validity=UNRESTRICTED)
+    stand = SimpleNamespace(truth=validity, applied_policy=None)
+    floor = outliers.RoundingFloor(stand, [runtime])
+    floor.widen()
+    floor.widen()
+    assert measured == runs
+    assert runtime.few_draws is clear

@@ -1,0 +1,527 @@
+"""Where float64 is another function than the model, it excuses no wrong file."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from gate.api import measure_job
+from gate.data.reader import length
+from gate.data.samples import SampleSet
+from gate.decision.catalog import CHECKS
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.localize.locate import locate
+from gate.measure.job import MeasurementJob
+from gate.measure.reference_assessment import ReferenceAssessment
+from gate.measure.run import MeasurementRun
+from gate.measure.work_units import FirstUnitState
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
+from gate.reference.validity import Validity
+from gate.summary.summarize import summarize
+from tests.measure import tiny
+from tests.probes import benches
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
+
+X = {"x": np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)}
+
+FEW = Instruments(probes=False, stability_samples=0, search_inputs=0, graph=False)
+
+WITH_PROBES = Instruments(search_inputs=0, graph=False)
+
+
+def policy(instruments=FEW, *, precision="exact", **settings):
+    made = (
+        Policy.default(task="tensors") if precision == "exact" else Policy.reduced(task="tensors")
+    )
+    bounds = made.runtimes["ort-cpu"].bounds
+    if not instruments.stability_samples:
+        bounds = bounds.model_copy(
+            update={"repeatability_ratio": None, "batch_invariance_ratio": None}
+        )
+    runtime = made.runtimes["ort-cpu"].model_copy(update={"bounds": bounds})
+    return made.model_copy(
+        update={"runtimes": {"ort-cpu": runtime}, "instruments": instruments, **settings}
+    )
+
+
+class Head(nn.Module):
+    """A linear layer, then `forward` of a subclass, times a factor that a wrong file has."""
+
+    factor = 1.0
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.h = nn.Linear(12, 16), nn.Linear(16, 3)
+
+    def times(self, factor):
+        wrong = type(self)().eval()
+        wrong.factor = factor
+        return wrong
+
+
+class Tiny(Head):
+    inner = 1.0
+    """Another factor that a wrong file has, before the last layer."""
+
+    def forward(self, x):
+        p = F.relu(self.a(x))
+        y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log() * self.inner)
+        return y[:, None] * self.factor
+
+
+class Eps(Head):
+    def forward(self, x):
+        p = F.relu(self.a(x))
+        return self.h(1.0 / (p + torch.finfo(p.dtype).eps))[:, None] * self.factor
+
+
+class Masked(Head):
+    def forward(self, x):
+        y = self.h(self.a(x)) * self.factor
+        return y.masked_fill(x[:, :3] > 1.5, torch.finfo(y.dtype).min / 2)
+
+
+class LogMel(nn.Module):
+    """The power of frames of a signal, through a bank of filters, in decibels."""
+
+    factor = 1.0
+
+    def __init__(self):
+        super().__init__()
+        rng = np.random.default_rng(1)
+        time, bins = np.arange(12)[:, None], np.arange(7)
+        angles = 2 * np.pi * time * bins / 12
+        bank = np.maximum(rng.normal(size=(7, 5)), 0.0) * (np.arange(5) > 1)
+        for name, array in (("re", np.cos(angles)), ("im", np.sin(angles)), ("bank", bank)):
+            self.register_buffer(name, torch.from_numpy(array.astype(np.float32)))
+
+    times = Head.times
+
+    def forward(self, x):
+        power = (x @ self.re) ** 2 + (x @ self.im) ** 2
+        mel = (power @ self.bank).clamp(min=torch.finfo(x.dtype).eps)
+        return 10.0 * torch.log10(mel)[:, None] * self.factor
+
+
+class Branch(Head):
+    def forward(self, x):
+        y = self.h(torch.tanh(self.a(x)))
+        return (y if y.dtype == torch.float32 else 3.0 - y)[:, None] * self.factor
+
+
+def decided(model, file, tmp_path, *, by=None, arrays=X, **options):
+    candidate = tiny.export(
+        file,
+        tmp_path / "m.onnx",
+        example={n: a[:2] for n, a in arrays.items()},
+        outputs=("y",),
+        opset=17,
+    )
+    by = by or policy()
+    samples = SampleSet.from_arrays(dict(arrays))
+    measured = measure_job(MeasurementJob(model, candidate, samples, policy=by, **options))
+    evidence = tiny.stored(measured)
+    return evidence, decide(by, evidence, decided_at="now")
+
+
+def names(decision, verdict):
+    return {check.name for check in decision.checks if check.verdict is verdict}
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("kind", [Tiny, Eps, LogMel, Branch])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+def test_a_constant_that_depends_on_the_dtype_excuses_nothing(kind, factor, verdict, tmp_path):
+    model = kind().eval()
+    evidence, decision = decided(model, model.times(factor), tmp_path)
+    assert decision.verdict == verdict, decision.problems
+    assert evidence.validity.float64_differs == (0,)
+    assert evidence.validity.rounding == "valid"
+    (output,) = evidence.runtimes[0].outputs
+    assert output.noise.baseline == "float32"
+
+
+class LateTiny(Head):
+    """`Tiny`, but zero in every sample with a marked first column."""
+
+    def forward(self, x):
+        p = torch.softmax(self.a(x) * 30.0, -1)
+        y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log())[:, None] * self.factor
+        return y * (x[:, :1, None] < 50.0)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+def test_samples_before_the_first_value_are_assessed_too(factor, verdict, tmp_path):
+    """The noise floor is then measured on more samples than the policy asks for."""
+    arrays = {"x": np.random.default_rng(2).normal(size=(120, 12)).astype(np.float32)}
+    arrays["x"][:64, 0] = 100.0
+    model = LateTiny().eval()
+    evidence, decision = decided(model, model.times(factor), tmp_path, arrays=arrays, batch_size=16)
+    assert decision.verdict == verdict, decision.problems
+    assert evidence.validity.float64_differs == (0,)
+    (output,) = evidence.runtimes[0].outputs
+    assert output.noise.samples == 64 + 32
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+def test_float64_stays_valid_beside_a_mask_of_the_lowest_number(factor, verdict, tmp_path):
+    model = Masked().eval()
+    evidence, decision = decided(model, model.times(factor), tmp_path)
+    assert decision.verdict == verdict, decision.problems
+    assert evidence.validity is None
+    (output,) = evidence.runtimes[0].outputs
+    assert output.noise.baseline == "float64"
+
+
+@pytest.mark.parametrize(
+    ("kind", "operator", "module", "source"),
+    [
+        (Tiny, "clamp", "", "y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log()"),
+        (Eps, "add", "", "return self.h(1.0 / (p + torch.finfo(p.dtype).eps))"),
+        (Branch, "rsub", "", "return (y if y.dtype == torch.float32 else 3.0 - y)"),
+    ],
+)
+def test_the_line_where_the_two_part_is_named(kind, operator, module, source, tmp_path):
+    model = kind().eval()
+    evidence, decision = decided(model, model, tmp_path)
+    assert any("test_validity.py:" in text for text in summarize(decision, evidence).warnings)
+    where = evidence.validity.differs_at
+    assert (where.module, where.file) == (module, "test_validity.py")
+    assert where.source.startswith(source)
+    assert where.operator in (operator, "mul")
+    assert "float64" in names(decision, Verdict.PASS)
+
+
+def test_probes_and_stability_do_not_use_it_either(tmp_path):
+    model = Tiny().eval()
+    evidence, decision = decided(model, model, tmp_path, by=policy(WITH_PROBES))
+    assert decision.verdict is Verdict.PASS, decision.problems
+    (output,) = evidence.runtimes[0].outputs
+    assert output.stability.unit < 1e-4 * output.reference_std
+
+
+def test_localization_finds_a_fault_where_they_part(tmp_path):
+    model, wrong = Tiny().eval(), Tiny().eval()
+    wrong.inner = 0.5
+    file = tiny.export(
+        wrong, tmp_path / "m.onnx", example={"x": X["x"][:2]}, outputs=("y",), opset=17
+    )
+    found = locate(
+        MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy()),
+        runtime="ort-cpu",
+    )
+    assert found.first_divergence is not None
+    assert {row.verdict for row in found.layers[-2:]} == {"propagated"}
+
+
+def test_other_processes_judge_by_the_same(tmp_path):
+    model = Tiny().eval()
+    file = tiny.export(model, tmp_path / "m.onnx", example={"x": X["x"][:2]}, outputs=("y",))
+    case = MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy(), batch_size=8)
+    with MeasurementRun.open(case) as first:
+        first.open_runtimes()
+        first.measure_first(lambda _count: None)
+        lead = FirstUnitState.from_json(first.first_unit_state().to_json())
+    assert lead.validity.float64_differs == (0,)
+    with MeasurementRun.open(case, noise=False) as other:
+        other.open_runtimes()
+        other.judge_by(lead)
+        assert other.truth.validity.record == lead.validity
+        (floor,) = other.runtimes[0].comparison.floor.now("y")[:1]
+        assert 0.0 < floor.noise_floor(peaks=False)[0] < 1e-3
+
+
+class Clipped(Head):
+    """A limit beyond the samples, which a wrong file has elsewhere."""
+
+    limit = 50.0
+
+    def forward(self, x):
+        p = F.relu(self.a(x))
+        y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log())[:, None]
+        return y + x[:, None, :3].clamp(max=self.limit)
+
+
+def test_a_probe_of_such_a_model_finds_another_limit(tmp_path):
+    wrong = Clipped().eval()
+    wrong.limit = 5.0
+    _, decision = decided(Clipped().eval(), wrong, tmp_path, by=policy(WITH_PROBES))
+    assert decision.verdict is Verdict.FAIL
+    assert any(name.startswith("probe_") for name in names(decision, Verdict.FAIL))
+    assert "noise_ratio" not in names(decision, Verdict.FAIL)
+
+
+class Encoder(nn.Module):
+    """A transformer over padded sequences; padded positions are those of zeros."""
+
+    scale = 1.0
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(12, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x):
+        y = self.encoder(x, src_key_padding_mask=(x == 0.0).all(-1))
+        half = torch.arange(x.shape[1]) % 2 == 0
+        return torch.where(half[:, None], y * self.scale, y)
+
+
+class Pooled(Encoder):
+    """The same, of which only the positions count that are none of padding."""
+
+    def forward(self, x):
+        used = (x != 0.0).any(-1, keepdim=True)
+        return (super().forward(x) * used).sum(1)
+
+
+def padded():
+    x = np.random.default_rng(0).normal(size=(24, 6, 12)).astype(np.float32)
+    for row, used in enumerate(np.random.default_rng(1).integers(2, 7, size=24)):
+        x[row, used:] = 0.0
+    return {"x": x}
+
+
+@pytest.fixture
+def _without_fast_path():
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_the_fast_path_is_the_cause_where_it_returns_other_numbers(tmp_path):
+    model = Encoder().eval()
+    evidence, decision = decided(model, model, tmp_path, arrays=padded())
+    assert decision.verdict is Verdict.FAIL
+    assert evidence.validity.fast_path
+    assert {"noise_ratio", "fast_path"} <= names(decision, Verdict.FAIL)
+    headline = summarize(decision, evidence).headline
+    assert (headline.cause, headline.remedy) == ("model", CHECKS["fast_path"].remedy)
+
+
+@pytest.mark.parametrize("kind", [Encoder, Pooled])
+def test_the_fast_path_hides_no_fault(kind, tmp_path):
+    model, wrong = kind().eval(), kind().eval()
+    wrong.scale = 0.8
+    _, decision = decided(model, wrong, tmp_path, arrays=padded())
+    assert "noise_ratio" in names(decision, Verdict.FAIL)
+
+
+def test_padding_that_counts_for_nothing_is_no_fault(tmp_path):
+    model = Pooled().eval()
+    evidence, decision = decided(model, model, tmp_path, arrays=padded())
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert evidence.validity is None
+
+
+@pytest.mark.usefixtures("_without_fast_path")
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "PASS"), (0.8, "FAIL")])
+def test_without_the_fast_path_the_layers_are_judged(scale, verdict, tmp_path):
+    model, file = Encoder().eval(), Encoder().eval()
+    file.scale = scale
+    _, decision = decided(model, file, tmp_path, arrays=padded())
+    assert decision.verdict == verdict, decision.problems
+
+
+class Autocast(Head):
+    def forward(self, x):
+        p = F.relu(self.a(x))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not torch.jit.is_tracing()):
+            y = self.h(p)
+        return y.float()[:, None] * self.factor
+
+
+@pytest.mark.parametrize("factor", [1.0, -1.0])
+def test_autocast_inside_an_exact_model_is_named(factor, tmp_path):
+    model = Autocast().eval()
+    evidence, decision = decided(model, model.times(factor), tmp_path)
+    assert "half_precision" in names(decision, Verdict.ERROR)
+    assert evidence.validity.half_precision.module == "h"
+    assert decision.verdict is not Verdict.PASS
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+def test_autocast_is_judged_where_the_file_may_be_reduced(factor, verdict, tmp_path):
+    model = Autocast().eval()
+    by = policy(precision="reduced")
+    _, decision = decided(model, model.times(factor), tmp_path, by=by)
+    assert decision.verdict == verdict, decision.problems
+    assert "half_precision" not in {check.name for check in decision.checks}
+
+
+class Stepped(Head):
+    """Steps of a hundredth of a number that float32 rounds by 1e-5."""
+
+    edge = 0.0
+    step = staticmethod(torch.floor)
+
+    def forward(self, x):
+        y = torch.tanh(self.a(x))
+        z = (y[:, :1] + 300.0) - 300.0
+        return (self.h(y) + self.step((z - self.edge) * 100.0))[:, None]
+
+    def at_an_edge(self):
+        """Return the sample whose value lies on another side of the edge in float64."""
+        x = torch.from_numpy(X["x"][:20])
+        with torch.no_grad():
+            double = torch.tanh(copy.deepcopy(self.a).double()(x.double()))[:, 0]
+        single = (double.float() + 300.0) - 300.0
+        sample = int((single - double).argmax())
+        self.edge = float((single + double)[sample] / 2)
+        return sample
+
+
+def test_an_honest_flip_stays_a_pass(tmp_path):
+    model = Stepped().eval()
+    sample = model.at_an_edge()
+    (flips,) = assessed(model, {"x": X["x"][:20]}).flipped.values()
+    assert np.flatnonzero(flips.reshape(20, -1).any(axis=1)).tolist() == [sample]
+    evidence, decision = decided(model, model, tmp_path)
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert evidence.validity is None
+
+
+def test_more_flips_than_one_percent_are_another_function():
+    """Each of them alone is an honest flip, by an operator whose decision is not replayed."""
+    model = Stepped().eval()
+    model.step = lambda z: torch.heaviside(z, torch.zeros((), dtype=z.dtype))
+    sample = model.at_an_edge()
+    arrays = {"x": X["x"][:20].copy()}
+    arrays["x"][[(sample + 1) % 20, (sample + 2) % 20]] = arrays["x"][sample]
+    validity = assessed(model, arrays)
+    assert validity.record.float64_differs == (0,)
+    assert not validity.flipped
+
+
+def test_a_flip_is_compared_with_the_nearer_side():
+    flips = np.array([[False], [True], [True]])
+    validity = Validity(flipped={0: flips})
+    truth, reference = np.zeros((3, 2)), np.ones((3, 2), np.float32)
+    candidate = np.array([[0.1, 0.9], [0.1, 0.1], [0.9, 0.9]], np.float32)
+    sides = validity.without_flips(0, truth, reference, candidate, start=0)
+    assert [side.tolist() for side in sides] == [[[0, 0], [0, 0], [1, 1]], [[1, 1], [0, 0], [1, 1]]]
+
+
+class Rarely(Head):
+    """Depends on the dtype in one sample of twenty, which no rounding moves."""
+
+    def forward(self, x):
+        y = self.h(self.a(x))
+        return (y + (x[:, :1] > 1.7) * torch.finfo(y.dtype).eps * 1e6)[:, None]
+
+
+def test_few_samples_that_no_run_explains_are_no_flips():
+    few = Rarely().eval()
+    rows = np.flatnonzero(X["x"][:20, 0] > 1.7)
+    assert rows.size == 1
+    validity = assessed(few, {"x": X["x"][:20]})
+    assert validity.record.float64_differs == (0,)
+    assert not validity.flipped
+
+
+def assessed(model, arrays):
+    stand = benches.stand(model, arrays, noise_samples=20)
+    assessment = ReferenceAssessment()
+    with torch.inference_mode():
+        for batch in stand.samples.batches(stand.binding.batch_size):
+            truth = stand.truth.of_first(batch)
+            assessment.update(stand.reference.run(batch), truth, length(batch))
+        return assessment.result(stand)
+
+
+class Unstable(Head):
+    """A difference of large numbers, which rounding alone moves by a twentieth."""
+
+    def forward(self, x):
+        y = self.h(self.a(x))
+        return (((y * 1.7 + 3e5) - 3e5) + y * 1e-3)[:, None]
+
+
+@pytest.mark.parametrize(("most", "verdict"), [(0.001, "ERROR"), (0.5, "PASS")])
+def test_a_floor_beyond_max_floor_is_not_measurable(most, verdict, tmp_path):
+    instruments = FEW.model_copy(update={"max_floor": most})
+    model = Unstable().eval()
+    _, decision = decided(model, model, tmp_path, by=policy(instruments))
+    assert decision.verdict == verdict, decision.problems
+    found = [check for check in decision.checks if check.name == "not_measurable"]
+    assert [check.bound for check in found] == ([most] if verdict == "ERROR" else [])
+
+
+class Tail(Head):
+    """Probabilities of about 3e-7; ONNX Runtime's Sigmoid is off by 1e-7."""
+
+    shift = 15.0
+
+    def forward(self, x):
+        return torch.sigmoid(self.h(self.a(x)) * self.factor - self.shift)[:, None]
+
+
+class Saturated(Head):
+    """The distance to 1, of which float32 has a few steps."""
+
+    def forward(self, x):
+        return (torch.tanh(self.h(self.a(x)) * self.factor + 7.0) - 1.0)[:, None]
+
+
+class Lost(Tail):
+    """Probabilities that are smaller than the error of Sigmoid."""
+
+    shift = 17.0
+
+
+def floor_checks(decision):
+    found = [check for check in decision.checks if check.name == "not_measurable"]
+    return {(check.code, check.bound) for check in found}
+
+
+@pytest.mark.parametrize("kind", [Tail, Saturated])
+def test_a_wide_floor_is_measurable_if_the_file_is_the_same_in_float64(kind, tmp_path):
+    model = kind().eval()
+    evidence, decision = decided(model, model, tmp_path)
+    assert decision.verdict == "PASS", decision.problems
+    assert evidence.float64_differences["y"] < 1e-5
+    for unmeasured in ({}, {"y": float("nan")}):
+        other = evidence.model_copy(update={"float64_differences": unmeasured})
+        assert decide(policy(), other, decided_at="now").verdict == "ERROR"
+
+
+@pytest.mark.parametrize("kind", [Tail, Saturated])
+@pytest.mark.parametrize(("most", "code"), [(0.01, "differs_in_float64"), (0.9, None)])
+def test_a_fault_below_a_wide_floor_is_not_measurable(kind, most, code, tmp_path):
+    instruments = FEW.model_copy(update={"max_floor": most})
+    model = kind().eval()
+    evidence, decision = decided(model, model.times(1.0005), tmp_path, by=policy(instruments))
+    assert decision.verdict == ("ERROR" if code else "PASS"), decision.problems
+    assert floor_checks(decision) == ({(code, most)} if code else set())
+    assert 1e-4 < evidence.float64_differences["y"] < 1e-2
+
+
+def test_a_floor_beyond_the_spread_hides_everything(tmp_path):
+    model = Lost().eval()
+    evidence, decision = decided(model, model, tmp_path)
+    assert evidence.float64_differences["y"] < 1e-5
+    assert floor_checks(decision) == {("hidden", 0.01)}
+
+
+@pytest.mark.parametrize("waive", [("noise_ratio",), {"y": ("noise_ratio",)}, {"z": ("empty",)}])
+def test_an_output_without_any_valid_reference_is_waived_by_name(waive, tmp_path):
+    model = Tiny().eval()
+    evidence, _ = decided(model, model, tmp_path)
+    neither = evidence.validity.model_copy(update={"rounding": "differs"})
+    by = policy(waive=waive)
+    decision = decide(by, evidence.model_copy(update={"validity": neither}), decided_at="now")
+    (check,) = [check for check in decision.checks if check.name == "not_measurable"]
+    assert check.verdict == ("ERROR" if "z" in waive else "WAIVED")

@@ -1,0 +1,502 @@
+"""Constants of real exports against their model: correct ones are all matched, and of one element
+that is another the tensor is named."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import io
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.onnx_model import OnnxModel
+from torch import nn
+
+from tests.measure.graph.build import model, node, report, value
+
+CODES = ("other_weights", "rounded_weights")
+
+
+class Convolutions(nn.Module):
+    """Every layer that a BatchNorm is folded into."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm1 = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.depthwise, self.norm2 = nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8)
+        self.up, self.norm3 = nn.ConvTranspose2d(8, 6, 3), nn.BatchNorm2d(6)
+        self.grouped, self.norm4 = nn.ConvTranspose2d(6, 4, 3, groups=2), nn.BatchNorm2d(4)
+        self.dense, self.norm5 = nn.Linear(4, 7), nn.BatchNorm1d(7)
+        self.head = nn.Linear(7, 3, bias=False)
+
+    def forward(self, x):
+        x = self.norm2(self.depthwise(self.norm1(self.first(x)).relu())).relu()
+        x = self.norm4(self.grouped(self.norm3(self.up(x)))).mean((2, 3))
+        return self.head(self.norm5(self.dense(x)))
+
+
+class Encoder(nn.Module):
+    """Attention, an embedding tied to the head, positions of which a slice is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(11, 8, padding_idx=0)
+        self.positions = nn.Parameter(torch.randn(1, 12, 8))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        return self.head(self.layer(self.words(x) + self.positions[:, : x.shape[1]]))
+
+
+class Computing(nn.Module):
+    """Weights that forward computes from parameters."""
+
+    def __init__(self):
+        super().__init__()
+        parametrized = torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 9))
+        self.normed = parametrized
+        self.spectral = torch.nn.utils.spectral_norm(nn.Linear(9, 4))
+        self.register_buffer("mask", torch.tril(torch.ones(4, 4)))
+        self.masked = nn.Parameter(torch.randn(4, 4))
+        self.mixture = nn.Parameter(torch.randn(4))
+        self.gain = torch.rand(4)
+
+    def forward(self, x):
+        x = nn.functional.linear(self.spectral(self.normed(x)), self.masked * self.mask)
+        return x * nn.functional.softmax(self.mixture, 0) + self.gain
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, **settings):
+        super().__init__()
+        self.cells = kind(6, 5, batch_first=True, **settings)
+        self.head = nn.Linear(10 if settings.get("bidirectional") else 5, 3)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0][:, -1])
+
+
+def sequences():
+    return torch.randn(2, 4, 6)
+
+
+CASES = {
+    "convolutions": (Convolutions, lambda: torch.randn(2, 3, 9, 9)),
+    "encoder": (Encoder, lambda: torch.arange(12).reshape(2, 6) % 11),
+    "computing": (Computing, lambda: torch.randn(2, 5, 6)),
+    "lstm": (functools.partial(Recurrent, nn.LSTM), sequences),
+    "deep lstm": (
+        functools.partial(Recurrent, nn.LSTM, num_layers=2, bidirectional=True),
+        sequences,
+    ),
+    "gru": (functools.partial(Recurrent, nn.GRU, bidirectional=True), sequences),
+    "rnn": (functools.partial(Recurrent, nn.RNN), sequences),
+}
+MODES = ("folded", "unfolded", pytest.param("dynamo", marks=pytest.mark.proof))
+
+
+@pytest.fixture(autouse=True)
+def _ordinary_attention():
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@functools.cache
+def exported(name, mode):
+    """The reference, a batch, and its correct file."""
+    build, batch = CASES[name]
+    torch.manual_seed(7)
+    reference, samples = build().eval(), batch()
+    with torch.no_grad():
+        for key, tensor in reference.state_dict().items():
+            if tensor.is_floating_point() and not key.endswith("mask"):
+                fresh = torch.rand_like(tensor) + 0.1 if "var" in key else torch.randn_like(tensor)
+                tensor.copy_(fresh)
+    return reference, samples, export(copy.deepcopy(reference), samples, mode)
+
+
+def export(net, samples, mode):
+    target = io.BytesIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        warnings.simplefilter("ignore")
+        if mode == "dynamo":
+            shapes = ({0: torch.export.Dim("batch")},)
+            program = torch.onnx.export(
+                net, (samples,), dynamo=True, verbose=False, dynamic_shapes=shapes
+            )
+            return program.model_proto.SerializeToString()
+        torch.onnx.export(
+            net, (samples,), target, dynamo=False, opset_version=17, input_names=["x"],
+            do_constant_folding=mode == "folded", dynamic_axes={"x": {0: "batch"}},
+        )  # fmt: skip
+    return target.getvalue()
+
+
+def judged(reference, samples, proto, folder):
+    """The report on the weights, and the findings about them."""
+    seen = report(proto, folder, reference, batch={"x": samples.numpy()})
+    return seen.weights, [one for one in seen.findings if one.code in CODES]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_constant_of_a_correct_export_is_matched(name, mode, tmp_path):
+    reference, samples, data = exported(name, mode)
+    weights, found = judged(reference, samples, onnx.load_from_string(data), tmp_path)
+    assert found == []
+    assert (weights.unmatched, weights.unmatched_names) == (0, ())
+    assert sum(weights.matched.values()) == weights.constants > 0
+    if name in ("lstm", "deep lstm", "gru") and mode != "unfolded":
+        assert set(weights.matched) == {"as it is", "packed"}
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_one_other_element_is_found_in_every_constant(name, mode, tmp_path):
+    reference, samples, data = exported(name, mode)
+    missed = []
+    initializers = onnx.load_from_string(data).graph.initializer
+    floats = [at for at, tensor in enumerate(initializers) if tensor.data_type == 1 and tensor.dims]
+    for at in floats:
+        proto = onnx.load_from_string(data)
+        tensor = proto.graph.initializer[at]
+        changed = numpy_helper.to_array(tensor).copy()
+        if changed.size < 4:
+            continue
+        changed.reshape(-1)[changed.size // 3] += 0.05
+        tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
+        _, found = judged(reference, samples, proto, tmp_path)
+        first = [int(at) for at in np.unravel_index(changed.size // 3, changed.shape)]
+        expected = {"wrong": 1, "size": changed.size, "first": first}
+        (one,) = found or (None,)
+        if (
+            one is None
+            or one.place != tensor.name
+            or not expected.items() <= one.detail_params.items()
+        ):
+            missed.append((tensor.name, found))
+    assert floats
+    assert missed == []
+
+
+@pytest.mark.proof
+def test_the_ways_are_told(tmp_path):
+    ways = {}
+    for name, mode in (("convolutions", "dynamo"), ("encoder", "dynamo"), ("lstm", "folded")):
+        reference, samples, data = exported(name, mode)
+        weights, _ = judged(reference, samples, onnx.load_from_string(data), tmp_path)
+        ways |= weights.matched
+    assert {"as it is", "folded", "transposed", "sliced", "packed"} <= set(ways)
+
+
+def changed_weights(data, change):
+    proto = onnx.load_from_string(data)
+    for tensor in proto.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.dtype == np.float32 and array.ndim:
+            tensor.CopyFrom(numpy_helper.from_array(change(tensor.name, array), tensor.name))
+    return proto
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_that_were_rounded_are_found(dtype, tmp_path):
+    reference, samples, data = exported("encoder", "folded")
+
+    def through(_, array):
+        return torch.from_numpy(array.copy()).to(dtype).float().numpy()
+
+    weights, found = judged(reference, samples, changed_weights(data, through), tmp_path)
+    assert {one.code for one in found} == {"rounded_weights"}
+    assert len(found) == weights.constants
+    formats = {one.detail_params["format"] for one in found}
+    assert formats == {str(dtype).removeprefix("torch.")}
+
+
+def in_float16(data):
+    """As ONNX Runtime's own tool converts a file."""
+    converted = OnnxModel(convert_float_to_float16(onnx.load_from_string(data)))
+    converted.topological_sort()
+    return converted.model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_in_float16_has_the_models_weights(name, tmp_path):
+    reference, samples, data = exported(name, "folded")
+    weights, found = judged(reference, samples, in_float16(data), tmp_path)
+    assert {one.code for one in found} <= {"rounded_weights"}, found
+    if name == "convolutions":
+        assert weights.matched["folded"] > 0
+
+
+class Half(nn.Module):
+    """A model that was made half, between inputs and outputs in float32."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner.half()
+
+    def forward(self, x):
+        return self.inner(x.half() if x.is_floating_point() else x).float()
+
+
+def made_half(name, mode, *, small=1.0, eps=1e-5):
+    """The reference in float32, samples, and the export of the same model made half, which folds
+    in float16. `small`: what the weights and variances of its convolutions are times."""
+    reference, samples, _ = exported(name, "folded")
+    reference = copy.deepcopy(reference)
+    for module in reference.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.eps = eps
+    with torch.no_grad():
+        for key, tensor in reference.state_dict().items():
+            if key.endswith("running_var") or ("norm" not in key and tensor.dim() == 4):
+                tensor.mul_(small)
+    data = export(Half(copy.deepcopy(reference)).eval(), samples, mode)
+    return reference, samples, onnx.load_from_string(data)
+
+
+@pytest.mark.parametrize("mode", ["folded", pytest.param("dynamo", marks=pytest.mark.proof)])
+@pytest.mark.parametrize(("small", "eps"), [(1.0, 1e-5), (1e-5, 1e-5), (1e-5, 1e-6)])
+@pytest.mark.parametrize("name", ["convolutions", "encoder"])
+def test_a_model_that_was_made_half_before_its_export_has_its_weights(
+    name, small, eps, mode, tmp_path
+):
+    """The smaller ones have no bits left in float16, nor has epsilon."""
+    reference, samples, proto = made_half(name, mode, small=small, eps=eps)
+    weights, found = judged(reference, samples, proto, tmp_path)
+    assert {one.code for one in found} <= {"rounded_weights"}, found
+    assert weights.unmatched == 0
+    if name == "convolutions":
+        assert weights.matched["folded"] > 0
+
+
+@pytest.mark.parametrize(
+    ("channel", "factor"),
+    [((1, 0, 0, 0), 1.5), ((1,), 1.0035)],
+    ids=["one weight", "one channel by a third of a percent"],
+)
+@pytest.mark.parametrize("made", ["converted", "made half"])
+def test_another_weight_is_found_in_a_folded_file_in_float16_too(made, channel, factor, tmp_path):
+    reference, samples, data = exported("convolutions", "folded")
+    proto = in_float16(data) if made == "converted" else made_half("convolutions", "folded")[2]
+    weight = next(t for t in proto.graph.initializer if list(t.dims) == [8, 3, 3, 3])
+    array = numpy_helper.to_array(weight).copy()
+    array[channel] *= np.float16(factor)
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    _, found = judged(reference, samples, proto, tmp_path)
+    (other,) = [one for one in found if one.code == "other_weights"]
+    assert (other.place, other.detail_params["wrong"]) == (weight.name, array[channel].size)
+
+
+def test_another_offset_is_found_in_a_folded_file_in_float16(tmp_path):
+    """By half a percent of one channel's."""
+    reference, samples, data = exported("convolutions", "folded")
+    proto = in_float16(data)
+    bias = next(t for t in proto.graph.initializer if list(t.dims) == [8])
+    array = numpy_helper.to_array(bias).copy()
+    array[0] *= np.float16(1.005)
+    bias.CopyFrom(numpy_helper.from_array(array, bias.name))
+    _, found = judged(reference, samples, proto, tmp_path)
+    assert [one.place for one in found if one.code == "other_weights"] == [bias.name]
+
+
+def test_another_checkpoint_is_one_finding(tmp_path):
+    reference, samples, data = exported("encoder", "unfolded")
+    rng = np.random.default_rng(0)
+    proto = changed_weights(data, lambda _, a: rng.normal(size=a.shape).astype(np.float32))
+    _, (found,) = judged(reference, samples, proto, tmp_path)
+    assert found.detail_code == "other_checkpoint"
+    assert (found.detail_params["count"], found.detail_params["total"]) == (14, 14)
+
+
+def test_weights_in_each_others_place_are_found(tmp_path):
+    reference, samples, data = exported("encoder", "folded")
+    other = {"layer.norm1.weight": "layer.norm2.weight", "layer.norm2.weight": "layer.norm1.weight"}
+    state = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
+    proto = changed_weights(data, lambda name, a: state[other[name]] if name in other else a)
+    _, found = judged(reference, samples, proto, tmp_path)
+    assert sorted(one.place for one in found) == sorted(other)
+
+
+def test_what_no_tensor_of_the_model_is_like_is_listed_and_refuses_nothing(tmp_path):
+    own = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
+    proto = model(
+        [node("MatMul", ["x", "own"], ["y"])], {"own": own}, outputs=[value("y", ("b", 3))]
+    )
+    weights, found = judged(nn.Linear(4, 3), torch.ones(3, 4), proto, tmp_path)
+    assert found == []
+    assert (weights.unmatched_names, weights.absent_names) == (("own",), ("weight", "bias"))
+
+
+def test_a_constant_that_nothing_reads_does_not_matter(tmp_path):
+    reference = nn.Linear(4, 4)
+    wrong = reference.weight.detach().numpy().copy()
+    wrong[0, 0] += 1.0
+    proto = model([node("Relu", ["x"], ["y"])], {"weight": wrong})
+    weights, found = judged(reference, torch.ones(3, 4), proto, tmp_path)
+    assert (found, weights.constants) == ([], 0)
+
+
+class Clamped(nn.Module):
+    """Half of the weight that it uses is the parameter, the rest is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return x @ self.weight.clamp(min=0.0)
+
+
+def test_what_forward_computes_is_no_spoiled_weight(tmp_path):
+    torch.manual_seed(3)
+    reference = Clamped()
+    used = reference.weight.detach().clamp(min=0.0).numpy()
+    shape = [value("x", ("b", 6))], [value("y", ("b", 6))]
+    for changed in (False, True):
+        used = used.copy()
+        used[2, 2] += changed
+        proto = model(
+            [node("MatMul", ["x", "w"], ["y"])], {"w": used}, inputs=shape[0], outputs=shape[1]
+        )
+        weights, found = judged(reference, torch.ones(3, 6), proto, tmp_path)
+        assert weights.matched == ({} if changed else {"computed": 1})
+        assert len(found) == changed
+
+
+class Unwatchable(Clamped):
+    def forward(self, x):
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+            raise RuntimeError("not under a mode")
+        return super().forward(x)
+
+
+def test_where_forward_cannot_be_watched_only_names_are_blamed(tmp_path):
+    torch.manual_seed(3)
+    reference = Unwatchable()
+    used = reference.weight.detach().clamp(min=0.0).numpy()
+    shape = [value("x", ("b", 6))], [value("y", ("b", 6))]
+    for name, count in (("w", 0), ("weight", 1)):
+        proto = model(
+            [node("MatMul", ["x", name], ["y"])], {name: used}, inputs=shape[0], outputs=shape[1]
+        )
+        _, found = judged(reference, torch.ones(3, 6), proto, tmp_path)
+        assert len(found) == count
+
+
+class Beside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(self.dense(x))
+
+
+@pytest.mark.parametrize("with_weight", [True, False])
+def test_a_bias_is_only_blamed_where_its_weight_says_that_nothing_was_folded_in(
+    with_weight, tmp_path
+):
+    reference = Beside().eval()
+    weight = reference.dense.weight.detach().numpy()
+    constants = {
+        "dense.weight" if with_weight else "dense.weight_quantized": weight
+        * (1 if with_weight else 0.3),
+        "dense.bias": np.asarray([3.3, 1.1, 2.2, 4.4], np.float32),
+    }
+    gemm = node("Gemm", ["x", *constants], ["y"], transB=1)
+    _, found = judged(reference, torch.ones(3, 4), model([gemm], constants), tmp_path)
+    assert [one.place for one in found] == (["dense.bias"] if with_weight else [])
+
+
+class Small(nn.Module):
+    """Some weights lie below the least numbers of float16, and below what converters clamp to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 9), nn.Linear(9, 4)
+        with torch.no_grad():
+            self.layer.weight[0] = torch.tensor([3e-8, -3e-8, 6e-8, -9e-8, 1e-9, -2.5e-8])
+            self.layer.weight[4] *= 1e-7
+            self.layer.bias[3] = -4e-8
+
+    def forward(self, x):
+        return self.head(self.layer(x).relu())
+
+
+def clamped(array, least, most):
+    """As `convert_np_to_float16` of onnxconverter-common (1e-7, 1e4) and of ONNX Runtime (5.96e-8,
+    65504), 2026-11-28."""
+    size = np.clip(np.abs(array), least, most)
+    return np.float16(np.where(array == 0.0, 0.0, np.copysign(size, array)))
+
+
+def narrowed(change):
+    """The codes of a file of `Small` whose weights are what `change` makes of them, in float16."""
+
+    def convert(tmp_path):
+        torch.manual_seed(0)
+        own = Small().eval()
+        weights = {
+            name: change(name, array.detach().numpy().copy())
+            for name, array in own.named_parameters()
+        }
+        nodes = [node("Cast", ["x"], ["h"], to=10)]
+        source = "h"
+        for name in ("layer", "head"):
+            inputs = [source, f"{name}.weight", f"{name}.bias"]
+            nodes.append(node("Gemm", inputs, [f"{name}_out"], transB=1))
+            source = f"{name}_out"
+            if name == "layer":
+                nodes.append(node("Relu", [source], ["r"]))
+                source = "r"
+        nodes.append(node("Cast", [source], ["y"], to=1))
+        sizes = {"inputs": [value("x", ("b", 6))], "outputs": [value("y", ("b", 4))]}
+        made = model(nodes, weights, **sizes)
+        _, found = judged(own, torch.ones(2, 6), made, tmp_path)
+        return {one.code for one in found}
+
+    return convert
+
+
+@pytest.mark.parametrize("limits", [(1e-7, 1e4), (5.96e-8, 65504.0), (0.0, 65504.0)])
+def test_small_weights_in_float16_are_rounded_or_clamped(limits, tmp_path):
+    assert "other_weights" not in narrowed(lambda _, array: clamped(array, *limits))(tmp_path)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (0, 3), (4, 2)])
+@pytest.mark.parametrize("altered", [2.4e-7, 1.8e-7, 0.0, -1.2e-7])
+def test_another_small_weight_in_float16_is_found(place, altered, tmp_path):
+    def change(name, array):
+        made = clamped(array, 1e-7, 1e4)
+        if name == "layer.weight":
+            sign = np.sign(array[place])
+            made[place] = np.float16(sign * altered)
+        return made
+
+    assert "other_weights" in narrowed(change)(tmp_path)
+
+
+@pytest.mark.parametrize("number", [2e4, -3e4, 6e4])
+def test_a_large_weight_that_is_clamped_is_found(number, tmp_path, monkeypatch):
+    class Large(Small):
+        def __init__(self):
+            super().__init__()
+            with torch.no_grad():
+                self.layer.weight[1, 1] = number
+
+    monkeypatch.setitem(globals(), "Small", Large)
+    kept, lost = ((1e-7, 65504.0), (1e-7, 1e4))
+    assert "other_weights" not in narrowed(lambda _, array: clamped(array, *kept))(tmp_path)
+    assert "other_weights" in narrowed(lambda _, array: clamped(array, *lost))(tmp_path)

@@ -1,0 +1,192 @@
+"""Reports on files that PyTorch's exporters wrote: correct ones have nothing that is forbidden."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from gate.errors import DigestMismatch, OnnxFileError
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.sections import Instruments
+from gate.storage.digest import Digest
+from gate.weights.instrument import read_graph
+from tests.exhaustive import further_as_proofs
+from tests.measure import tiny
+from tests.measure.graph.build import model, node, report, witness
+
+
+class Causal(nn.Module):
+    """A transformer with a causal mask of -inf, mean over tokens."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5))
+
+    def forward(self, x):
+        return self.layers(x, mask=self.mask, is_causal=True).mean(1)
+
+
+class Tokens(nn.Module):
+    """Embedding with a padding row of zeros, LSTM with a zero state."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 4, padding_idx=0)
+        self.lstm = nn.LSTM(4, 5, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(self.embedding(x))[0]
+
+
+class Resized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.InstanceNorm2d(4, affine=True)
+
+    def forward(self, x):
+        x = nn.functional.interpolate(self.norm(self.conv(x)), scale_factor=1.5, mode="bilinear")
+        return nn.functional.dropout(x, training=self.training).mean((2, 3))
+
+
+def vit():
+    """Before training its class token and its head are all zero."""
+    return torchvision.models.VisionTransformer(16, 8, 1, 2, 16, 32, num_classes=5)
+
+
+def swin():
+    """Shifted windows: masks in which most windows are zeros."""
+    return torchvision.models.SwinTransformer(
+        patch_size=[4, 4], embed_dim=8, depths=[2], num_heads=[2], window_size=[4, 4],
+        num_classes=5,
+    )  # fmt: skip
+
+
+class ZeroResidual(nn.Module):
+    """A residual branch whose BatchNorm starts at zero: folded, its convolution is all zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(3)
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x):
+        return (x + self.norm(self.conv(x))).mean((2, 3))
+
+
+IMAGES = tiny.images(3)
+MODELS = {
+    "net": (tiny.net, IMAGES),
+    "causal": (Causal, np.ones((3, 5, 16), np.float32)),
+    "tokens": (Tokens, np.arange(18).reshape(3, 6) % 9),
+    "resized": (Resized, IMAGES),
+    "vit": (vit, np.ones((3, 3, 16, 16), np.float32)),
+    "swin": (swin, np.ones((3, 3, 32, 32), np.float32)),
+    "zero residual": (ZeroResidual, IMAGES),
+}
+
+
+@pytest.fixture(autouse=True)
+def _ordinary_attention():
+    """Without gradients PyTorch takes a fused attention that can't be exported."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def exported(reference, batch, path, *, dynamo):
+    warnings.simplefilter("ignore")
+    arguments = (torch.from_numpy(batch),)
+    if dynamo:
+        batches = {0: torch.export.Dim("batch")}
+        torch.onnx.export(
+            reference, arguments, str(path), dynamo=True, verbose=False, dynamic_shapes=(batches,)
+        )
+    else:
+        axes = {"x": {0: "batch"}, "y": {0: "batch"}}
+        torch.onnx.export(
+            reference, arguments, str(path), dynamo=False, opset_version=14,
+            input_names=["x"], output_names=["y"], dynamic_axes=axes,
+        )  # fmt: skip
+    return path
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize(
+    ("name", "dynamo"),
+    [(name, False) for name in MODELS]
+    + further_as_proofs(
+        [(name, True) for name in ("net", "causal", "vit", "swin", "zero residual")], 5
+    ),
+)
+def test_correct_exports_have_no_forbidden_finding(tmp_path, name, dynamo):
+    build, batch = MODELS[name]
+    torch.manual_seed(0)
+    reference = build().eval()
+    with warnings.catch_warnings():
+        path = exported(reference, batch, tmp_path / "model.onnx", dynamo=dynamo)
+    seen = report(path, tmp_path, reference, batch={"x": batch})
+    forbidden = Instruments().graph_forbid
+    assert [finding for finding in seen.findings if finding.code in forbidden] == []
+    assert seen.nodes == sum(seen.operators.values()) > 0
+    assert seen.initializers > 0
+    assert bool(seen.external_data) is dynamo
+
+
+def test_the_facts_of_a_tiny_export(tmp_path):
+    reference = tiny.net()
+    candidate = tiny.export(reference, tmp_path / "model.onnx")
+    seen = read_graph(candidate, witness(reference, {"input": tiny.images(3)}))
+    assert seen.operators == {"Conv": 1, "Gemm": 1, "ReduceMax": 1, "Relu": 1}
+    assert (seen.nodes, seen.initializers) == (4, 4)
+    assert (seen.external_data, seen.findings) == ({}, ())
+
+
+def test_the_reference_is_only_run_for_a_file_that_gives_reason(tmp_path):
+    def never(batch):
+        raise AssertionError("there was no reason")
+
+    reference = tiny.net()
+    candidate = tiny.export(reference, tmp_path / "model.onnx")
+    asked = witness(reference)
+    asked.run = never
+    read_graph(candidate, asked)
+
+
+def test_other_bytes_than_those_of_the_subject_are_not_read(tmp_path):
+    candidate = tiny.export(tiny.net(), tmp_path / "model.onnx")
+    candidate.path.write_bytes(candidate.path.read_bytes() + b"\0")
+    with pytest.raises(DigestMismatch):
+        read_graph(candidate, witness())
+
+
+def test_a_graph_whose_tensor_has_no_origin_is_refused(tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(model([node("Relu", ["x"], ["y"])]), path)
+    subject = read_subject(path)
+    proto = onnx.load(path)
+    proto.graph.node[0].input[0] = "z"
+    data = proto.SerializeToString()
+    path.with_name("bad.onnx").write_bytes(data)
+    bad = subject.model_copy(update={"sha256": Digest.of_bytes(data)})
+    with pytest.raises(OnnxFileError, match="nothing in the graph makes"):
+        read_graph(TestedFile(path.with_name("bad.onnx"), bad), witness())
+
+
+def test_a_file_without_opset_is_refused(tmp_path):
+    proto = model([node("Relu", ["x"], ["y"])])
+    proto.ClearField("opset_import")
+    (tmp_path / "bad.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(OnnxFileError, match="opset_import"):
+        read_subject(tmp_path / "bad.onnx")

@@ -1,0 +1,223 @@
+"""Where runtimes err absolutely, correct files pass and faults do not; the table is sound."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.measure.job import EvaluationData, Reference
+from gate.records.evidence import Source
+from gate.reference.error_models import COMPOSITES, EXACT, MODELS, PARTS, bare, error_model_for
+from tests.exhaustive import further_as_proofs
+from tests.probes import benches
+
+
+def judged(model, arrays, tmp_path, *, exported=None) -> EvaluationResult:
+    """The default policy on the file that `exported`, or the model itself, gives."""
+    arrays = {"x": arrays}
+    candidate = benches.export((exported or model).eval(), tmp_path / "model.onnx", arrays)
+    reference = Reference(model.eval(), Source(factory="tests:build"))
+    return check(
+        candidate.path,
+        reference=reference,
+        data=EvaluationData(SampleSet.from_arrays(arrays), batch_size=16),
+    )
+
+
+def noises(verdicted):
+    """The noise floor of the only output, on each runtime that is here."""
+    found = [runtime.outputs[0].noise for runtime in verdicted.evidence.runtimes if runtime.outputs]
+    assert len(found) >= 2
+    return found
+
+
+def normal(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+class Head(nn.Module):
+    """Two layers and a function; `prior` shifts the logits."""
+
+    def __init__(self, seed=0, *, outputs=12, prior=-4.6, function=torch.sigmoid):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.hidden, self.last = nn.Linear(16, 64), nn.Linear(64, outputs)
+        self.last.bias.data += prior
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.last(torch.relu(self.hidden(x))))
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Counted(nn.Module):
+    """Prefix sums between layers, so that answers vary."""
+
+    def __init__(self, function=lambda x: x):
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale = nn.Parameter(torch.rand(4096) + 0.5)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x * self.scale).cumsum(1)
+
+
+@pytest.mark.parametrize("seed", further_as_proofs(range(10), 5))
+def test_small_sigmoids_of_a_detector_s_head_pass(seed, tmp_path):
+    verdicted = judged(Head(seed), normal(64, 16), tmp_path)
+    assert verdicted.decision.verdict is Verdict.PASS
+    assert all(noise.ratio < 1.0 for noise in noises(verdicted))
+
+
+class Closed(nn.Module):
+    """An LSTM whose output gates are nearly closed."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(16, 12, batch_first=True)
+        self.lstm.bias_ih_l0.data[36:] -= 6.0
+
+    def forward(self, x):
+        return self.lstm(x)[0][:, -1]
+
+
+class Saturated(nn.Module):
+    """A GRU of which all that it remembers is 1 or -1."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gru, self.norm = nn.GRU(16, 12, batch_first=True), nn.BatchNorm1d(12)
+        for weight in self.gru.parameters():
+            weight.data *= 100.0
+
+    def forward(self, x):
+        return self.gru(x)[0].mean(1)
+
+
+class Spectrum(nn.Module):
+    """Of a length that is no power of two, as exporters of opset 17 on write it."""
+
+    def forward(self, x):
+        return torch.stft(
+            x,
+            400,
+            160,
+            window=torch.hann_window(400, dtype=x.dtype),
+            return_complex=False,
+            center=False,
+        )[..., 1:, :, :]
+
+
+CORRECT = {
+    "tags": (lambda: Head(outputs=50, prior=0.0), (64, 16)),
+    "fraud": (lambda: Head(outputs=1, prior=-6.0), (64, 16)),
+    "a recurrent net with closed gates": (Closed, (32, 20, 16)),
+    "a GRU that is saturated": (Saturated, (32, 20, 16)),
+    "a spectrum": (Spectrum, (32, 1200)),
+    "SiLU": (lambda: Head(prior=-1.0, function=nn.functional.silu), (64, 16)),
+    "ELU near zero": (lambda: Function(lambda x: nn.functional.elu(1e-3 * x)), (64, 16)),
+    "prefix sums": (Counted, (32, 4096)),
+}
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("name", further_as_proofs(CORRECT, 2))
+def test_what_a_runtime_computes_with_absolute_errors_passes(name, tmp_path):
+    build, shape = CORRECT[name]
+    verdicted = judged(build(), normal(*shape), tmp_path)
+    assert verdicted.decision.verdict is Verdict.PASS
+    for noise in noises(verdicted):
+        assert noise.ratio < 1.25
+
+
+def _half(z):
+    return torch.sigmoid(z).half().float()
+
+
+def _biased(model):
+    model = copy.deepcopy(model)
+    model.last.bias.data[3] *= 1.001
+    return model
+
+
+FAULTS = {
+    "sigmoids through float16": (Head(), Head(function=_half), 1.0),
+    "logits through float16": (Head(), Head(function=lambda z: torch.sigmoid(z.half().float())), 1.0),
+    "hard sigmoids": (Head(), Head(function=nn.functional.hardsigmoid), 1.0),
+    "a bias that is off by a thousandth": (Head(), _biased(Head()), 1.0),
+    "sigmoids that are half a unit too large": (Head(), Head(function=lambda z: torch.sigmoid(z) + 4e-7), 1.0),
+    "log1p as a logarithm": (Function(torch.log1p), Function(lambda x: torch.log(1.0 + x)), 1e-4),
+    "prefix sums of rounded numbers": (Counted(), Counted(lambda x: x.half().float()), 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("name", further_as_proofs(FAULTS, 3))
+def test_a_fault_beside_absolute_errors_is_seen(name, tmp_path):
+    model, wrong, scale = FAULTS[name]
+    shape = (32, 4096) if isinstance(model, Counted) else (64, 16)
+    x = normal(*shape) * np.float32(scale)
+    verdicted = judged(model, np.abs(x) if scale < 1.0 else x, tmp_path, exported=wrong)
+    assert verdicted.decision.verdict is not Verdict.PASS
+    for noise in noises(verdicted):
+        assert noise.ratio > 3.0
+
+
+def _log_sigmoid(x):
+    return torch.log(torch.sigmoid(x))
+
+
+@pytest.mark.parametrize("ours", [nn.functional.logsigmoid, _log_sigmoid], ids=["log", "same"])
+def test_what_is_lost_for_good_stays_refused(ours, tmp_path):
+    """PyTorch's answer is finite, the runtime's sigmoid is 0 and its logarithm infinite."""
+    verdicted = judged(
+        Function(ours), 12.0 * normal(64, 16), tmp_path, exported=Function(_log_sigmoid)
+    )
+    assert verdicted.decision.verdict is not Verdict.PASS
+    for noise in noises(verdicted):
+        assert noise.ratio == math.inf
+        assert math.isfinite(noise.floor_rms)
+
+
+def test_every_row_has_a_source_and_no_name_is_in_two_places():
+    assert not EXACT & MODELS.keys()
+    assert not COMPOSITES & (EXACT | MODELS.keys())
+    assert {composite for composite, _ in PARTS} <= COMPOSITES
+    assert all(model.source for model in (*MODELS.values(), *PARTS.values()))
+
+
+def test_every_name_is_an_operator_of_pytorch():
+    known = {bare(schema.name) for schema in torch._C._jit_get_all_schemas()}
+    assert not [name for name in (*EXACT, *MODELS, *COMPOSITES) if name not in known]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("aten::sigmoid_", "sigmoid"),
+        ("aten::relu_", None),
+        ("aten::mm", "linear"),
+        ("aten::t_", None),
+    ],
+)
+def test_a_row_is_found_by_the_name_in_the_schema(name, row):
+    assert error_model_for(bare(name)) is (None if row is None else MODELS[row])

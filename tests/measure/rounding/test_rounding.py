@@ -1,0 +1,424 @@
+"""Random rounding moves results as far as an honest float32 implementation may be off, no more."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.reference import random_rounding
+from gate.reference.random_rounding import RandomRounding
+
+UNIT = 2.0**-24
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["inference", "gradients"])
+def inference(request):
+    """Composite operators are seen whole without gradients, else in parts."""
+    with torch.inference_mode(request.param):
+        yield
+
+
+def moved(compute, x, *, seed=0, scale=1.0):
+    """Relative change of each element, in units of 2^-24."""
+    still = compute(x)
+    with RandomRounding(seed, scale=scale):
+        tossed = compute(x)
+    return ((tossed.double() / still.double() - 1.0) / UNIT).abs()
+
+
+def draw(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(3)) + 0.3
+
+
+@pytest.mark.parametrize(
+    ("compute", "units"),
+    [
+        (lambda x: x * 1.7, 1.0),
+        (lambda x: (x * 1.0).mul_(1.7), 2.0),
+        (torch.exp, 4.0),
+        (lambda x: x.clone().exp_(), 4.0),
+        (torch.erf, 4.0),
+        (torch.log, 5.0),
+        (lambda x: torch.softmax(x, -1), 4.0),
+    ],
+    ids=["product", "product in place", "exp", "exp in place", "erf", "log", "softmax"],
+)
+def test_how_far_each_kind_of_operator_may_be_off(compute, units):
+    off = moved(compute, draw(8, 3, 48, 64))
+    # 2 more: the product by the toss is rounded itself, by up to a whole ulp below a power of two.
+    assert 0.7 * units < off.max() <= units + 2.0
+
+
+SUMS = {
+    "mean": (lambda x: x.mean((-1, -2)), 48 * 64),
+    "sum": (lambda x: x.sum(-1), 64),
+    "sum of a dtype": (lambda x: x.sum(-1, dtype=torch.float32), 64),
+    "global pool": (lambda x: nn.functional.adaptive_avg_pool2d(x, 1), 48 * 64),
+    "pool": (lambda x: nn.functional.avg_pool2d(x, 16), 256),
+    "overlapping pool": (lambda x: nn.functional.avg_pool2d(x, (16, 16), stride=1), 256),
+}
+
+
+@pytest.mark.parametrize(("compute", "n"), SUMS.values(), ids=SUMS)
+def test_a_sum_of_one_sign_errs_by_the_walk_of_its_roundings(compute, n):
+    rms = moved(compute, draw(64, 3, 48, 64)).square().mean().sqrt()
+    walk = 0.4247 * math.sqrt(n / 3.0)
+    assert 0.85 * walk < rms < 1.25 * math.hypot(walk, 1.0)
+
+
+def error(compute, *arrays, seed=0):
+    """What the toss adds to each element, in units of 2^-24."""
+    still = compute(*arrays)
+    with RandomRounding(seed):
+        tossed = compute(*arrays)
+    return (tossed.double() - still.double()) / UNIT
+
+
+def normal(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
+
+
+def walked(products):
+    """The rms error of adding the last axis one by one, as float32 would round it."""
+    partial = products.double().cumsum(-1)
+    return 0.4247 * partial.square().sum(-1).mean().sqrt()
+
+
+PRODUCTS = {
+    "linear": (nn.functional.linear, (200, 64), (50, 64)),
+    "linear of three axes": (nn.functional.linear, (4, 50, 64), (50, 64)),
+    "addmm": (lambda a, b: torch.addmm(torch.zeros(50), a, b.mT), (200, 64), (50, 64)),
+    "mm": (lambda a, b: torch.mm(a, b.mT), (200, 64), (50, 64)),
+    "matmul": (lambda a, b: a @ b.mT, (3, 80, 64), (3, 40, 64)),
+    "bmm": (lambda a, b: torch.bmm(a, b.mT), (3, 80, 64), (3, 40, 64)),
+    "einsum": (lambda a, b: torch.einsum("bik,bjk->bij", a, b), (3, 80, 64), (3, 40, 64)),
+    "inner": (torch.inner, (200, 64), (50, 64)),
+    "vector": (torch.mv, (4000, 64), (64,)),
+    "matmul of a vector": (torch.matmul, (4000, 64), (64,)),
+    "conv1d": (nn.functional.conv1d, (4, 16, 200), (50, 16, 4)),
+    "conv2d": (nn.functional.conv2d, (4, 16, 30, 30), (30, 16, 2, 2)),
+    "conv2d in groups": (lambda x, w: nn.functional.conv2d(x, w, groups=4), (4, 64, 30, 30), (32, 16, 2, 2)),
+    "conv2d of one picture": (nn.functional.conv2d, (16, 60, 60), (30, 16, 2, 2)),
+    "transposed": (lambda x, w: nn.functional.conv_transpose2d(x, w, stride=2), (2, 64, 20, 20), (64, 30, 2, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("compute", "a", "b"), PRODUCTS.values(), ids=PRODUCTS)
+def test_a_sum_that_cancels_errs_by_its_terms_and_not_by_its_result(compute, a, b):
+    rms = error(compute, normal(*a), normal(*b)).square().mean().sqrt()
+    terms = normal(4000, 64) * normal(2, 4000, 64)[1]
+    expected = math.sqrt(0.5) * walked(terms)
+    assert 0.8 * expected < rms < 1.3 * expected
+
+
+def test_a_long_product_is_added_in_blocks():
+    a, b = draw(100, 4096), draw(50, 4096)
+    off = moved(lambda a: nn.functional.linear(a, b), a).square().mean().sqrt()
+    assert off < 0.2 * 0.4247 * math.sqrt(4096 / 3.0)
+
+
+def test_a_prefix_sum_errs_by_all_roundings_so_far():
+    x = draw(200, 1024)
+    errors = error(lambda x: x.cumsum(1), x)
+    for length in (64, 1024):
+        measured = errors[:, length - 1].square().mean().sqrt()
+        assert 0.8 < measured / walked(x[:, :length]) < 1.25
+    steps = errors.diff(dim=1).square().mean().sqrt()
+    assert steps < 0.2 * errors[:, -1].square().mean().sqrt()
+
+
+def test_terms_that_come_again_are_rounded_the_same_way_each_time():
+    x = draw(200, 8).repeat(1, 128)
+    exact = x.double().cumsum(1)
+    one_by_one = torch.from_numpy(np.add.accumulate(x.numpy(), axis=1)).double() - exact
+    floor = (error(lambda x: x.cumsum(1), x) * UNIT).square().mean().sqrt()
+    assert 0.5 < one_by_one.square().mean().sqrt() / floor < 1.2
+    assert walked(x) * UNIT < 0.5 * one_by_one[:, -1].square().mean().sqrt()
+
+
+@pytest.mark.parametrize(
+    ("compute", "relative"),
+    [
+        (lambda x: x.cumprod(1), math.sqrt(256)),
+        (lambda x: x.prod(1), math.sqrt(256)),
+        (lambda x: x.norm(dim=1), math.sqrt(256 / 3) / 2),
+        (lambda x: x.var(1), math.sqrt(256 / 3)),
+    ],
+    ids=["cumprod", "prod", "norm", "var"],
+)
+def test_roundings_that_are_relative_add_up(compute, relative):
+    x = draw(400, 256) + 0.3
+    off = moved(compute, x)
+    off = (off[:, -1] if off.dim() > 1 else off).square().mean().sqrt()
+    # Squares of one sign, added one by one as ReduceL2 does, err 1.43 times as far as a walk here.
+    assert 0.8 < off / (0.4247 * relative) < 1.5
+
+
+@pytest.mark.parametrize("compute", [lambda x: x.logsumexp(1), lambda x: x.logcumsumexp(1)])
+def test_the_logarithm_of_a_sum_errs_absolutely(compute):
+    x = draw(300, 1200)
+    off = error(compute, x).reshape(300, -1)[:, -1].square().mean().sqrt()
+    assert 0.8 * 0.4247 * 20.0 < off < 24.0
+
+
+NORMS = {
+    "layer": lambda x: nn.functional.layer_norm(x, (4096,), torch.ones(4096)),
+    "layer without weights": lambda x: nn.functional.layer_norm(x, (4096,)),
+    "group": lambda x: nn.functional.group_norm(x, 8, torch.ones(8)),
+    "instance": lambda x: nn.functional.instance_norm(x, weight=torch.ones(8)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_errs_by_its_mean_where_the_mean_cancels(name):
+    if name == "instance" and not torch.is_inference_mode_enabled():
+        pytest.skip("with gradients it is shown as a batch norm in training mode")
+    compute, x = NORMS[name], normal(16, 8, 4096)
+    centered, shifted = (error(compute, x + mean) for mean in (0.0, 100.0))
+    assert shifted.square().mean().sqrt() > 20.0 * centered.square().mean().sqrt()
+    if name == "group":  # ONNX Runtime takes the variance from the mean square, which cancels, too
+        return
+    # One error of the mean is there for all elements that it is the mean of.
+    assert shifted.std(-1).mean() < 0.2 * shifted.square().mean().sqrt()
+
+
+@pytest.mark.parametrize(
+    ("compute", "x", "least", "most"),
+    [
+        (torch.sigmoid, -4.6, 0.5, 3.1),
+        (lambda x: x.clone().sigmoid_(), -4.6, 0.5, 3.1),
+        (torch.sigmoid, -12.0, 0.5, 3.1),
+        (torch.sigmoid, 30.0, 0.2, 4.5),
+        (torch.tanh, 12.0, 1.0, 6.0),
+        (nn.functional.silu, -8.0, 4.0, 25.0),
+        (nn.functional.gelu, -4.0, 1.0, 11.0),
+        (nn.functional.elu, -1e-3, 0.2, 1.6),
+        (nn.functional.elu, 1e-3, 0.0, 0.01),
+    ],
+    ids=["sigmoid", "in place", "tail", "saturated sigmoid", "saturated tanh", "silu", "gelu",
+         "elu below zero", "elu above zero"],
+)  # fmt: skip
+def test_an_absolute_error_does_not_shrink_with_the_result(compute, x, least, most):
+    errors = error(compute, x * (1.0 + 0.01 * draw(4000))).abs()
+    assert least <= errors.square().mean().sqrt()
+    assert errors.max() <= most
+
+
+def test_a_part_of_an_approximation_s_error_is_its_neighbors_too():
+    x = -4.6 + 1e-3 * draw(100_000)
+    means = [error(torch.sigmoid, x, seed=seed).mean().abs() for seed in range(9)]
+    assert max(means) > 0.3
+    wide = -11.0 + 8.0 * draw(100_000)
+    assert error(torch.sigmoid, wide).mean().abs() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("compute", "low", "high"),
+    [(torch.sigmoid, 0.0, 1.0), (torch.tanh, -1.0, 1.0), (torch.cos, -1.0, 1.0)],
+)
+def test_no_result_leaves_its_range(compute, low, high):
+    x = torch.linspace(-90.0, 90.0, 100_001)
+    with RandomRounding(0, scale=8.0):
+        tossed = compute(x)
+    assert tossed.min() >= low
+    assert tossed.max() <= high
+    assert torch.equal(tossed == 0.0, compute(x) == 0.0)
+
+
+def test_no_logarithm_becomes_infinite_by_the_toss():
+    x = torch.linspace(-80.0, 20.0, 100_001)
+    with RandomRounding(0, scale=2.0):
+        assert torch.isfinite(torch.log(torch.sigmoid(x))).all()
+
+
+def test_zeros_infinities_and_nan_stay():
+    x = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0])
+    for compute in (torch.sigmoid, nn.functional.silu, torch.tanh, torch.exp, lambda x: x * 1.5):
+        with RandomRounding(0):
+            tossed = compute(x)
+        still = compute(x)
+        stays = (still == 0.0) | ~still.isfinite()
+        assert torch.equal(tossed[stays].nan_to_num(3.0), still[stays].nan_to_num(3.0))
+        assert torch.equal(tossed.isnan(), still.isnan())
+
+
+def test_masks_of_the_largest_number_spoil_nothing():
+    x = torch.full((4, 8), torch.finfo(torch.float32).min)
+    x[:, 0] = 1.7
+    with RandomRounding(0):
+        tossed = nn.functional.linear(x, torch.eye(8))
+    assert torch.isfinite(tossed).all()
+
+
+def test_an_output_that_is_given_is_moved_where_it_is():
+    x, place = draw(50, 60), torch.empty(50)
+    with RandomRounding(0):
+        returned = torch.sum(x, 1, out=place)
+    assert returned is place
+    assert not torch.equal(place, x.sum(1))
+
+
+RECURRENT = {
+    "lstm": nn.LSTM(6, 5, batch_first=True),
+    "gru": nn.GRU(6, 5, batch_first=True),
+    "rnn": nn.RNN(6, 5, batch_first=True),
+    "relu": nn.RNN(6, 5, batch_first=True, nonlinearity="relu"),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_what_is_made_of_parts_errs_by_its_parts(name):
+    """As one operator an LSTM would be moved by one rounding; its gates err absolutely."""
+    module, x = RECURRENT[name], normal(8, 20, 6)
+    still = module(x)[0]
+    with RandomRounding(0):
+        tossed = module(x)[0]
+    assert torch.allclose(still, tossed, atol=1e-5)
+    later = (tossed - still)[:, 10:].double().square().mean().sqrt() / UNIT
+    first = (tossed - still)[:, 0].double().square().mean().sqrt() / UNIT
+    assert 0.0 < first < 5.0
+    assert 0.05 < later < 20.0
+
+
+@pytest.mark.parametrize(("kind", "beyond"), [(nn.GRU, 8.0), (nn.RNN, 0.0)])
+def test_only_a_gru_saturates_beyond_one(kind, beyond):
+    """As ONNX Runtime's does, where the composite is seen; what it remembers is 1 or -1 here."""
+    module = kind(6, 5, batch_first=True)
+    for weight in module.parameters():
+        weight.data *= 1000.0
+    with torch.inference_mode(), RandomRounding(0):
+        largest = module(normal(64, 1, 6))[0].abs().max()
+    assert abs(float((largest.double() - 1.0) / UNIT) - beyond) <= 2.0
+
+
+def test_attention_s_fast_path_is_not_taken_and_left_as_it_was():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x = normal(3, 5, 16)
+    for fast in (True, False):
+        torch.backends.mha.set_fastpath_enabled(fast)
+        try:
+            with RandomRounding(0), RandomRounding(1):
+                assert not torch.backends.mha.get_fastpath_enabled()
+                tossed = layer(x)
+            assert torch.backends.mha.get_fastpath_enabled() is fast
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+        assert torch.allclose(tossed, layer(x), atol=1e-5)
+
+
+def test_a_scale_moves_farther():
+    x = draw(100, 100)
+    assert moved(lambda x: x * 1.7, x, scale=8.0).max() > 7.0
+
+
+def test_a_seed_gives_the_same_and_leaves_the_caller_s_randomness():
+    before = torch.get_rng_state()
+    results = []
+    for seed in (1, 1, 2):
+        with RandomRounding(seed):
+            results.append(draw(50) * 1.3)
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: torch.cat([x.clone(), x.contiguous()]),
+        lambda x: nn.functional.pad(x[:, 1:, ::2], (1, 2, 1, 0), mode="reflect"),
+        lambda x: nn.functional.max_pool2d(torch.relu(-x).abs(), 2),
+        lambda x: x.transpose(1, 2).reshape(8, -1).float(),
+        lambda x: torch.where(x > 0.5, x, -x).clamp(0.1, 0.9),
+        lambda x: x[[2, 1], :, 3].roll(1, 0).flip(1),
+        lambda x: nn.functional.interpolate(x, scale_factor=2, mode="nearest"),
+        lambda x: torch.stack([x.amax(1), x.max(1).values, x.sort(1).values[:, 0]]),
+    ],
+)
+def test_what_moves_or_chooses_numbers_is_exact(compute):
+    x = draw(8, 3, 6, 6)
+    with RandomRounding(0):
+        tossed = compute(x)
+    assert torch.equal(tossed, compute(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.bool])
+def test_other_dtypes_stay(dtype):
+    x = (draw(40) * 8).to(dtype)
+    with RandomRounding(0):
+        assert torch.equal(x.repeat(2), torch.cat([x, x]))
+
+
+def test_what_is_not_rounded_at_all_stays():
+    x = draw(50, 4)
+    with RandomRounding(0, ties=True):
+        halves, thirds = x * 0.5, x / 3.0
+    assert torch.equal(halves, x * 0.5)
+    assert not torch.equal(thirds, x / 3.0)
+
+
+def test_equal_numbers_have_no_order():
+    x = torch.zeros(20, 30)
+    with RandomRounding(0):
+        values, places = x.topk(5, dim=1)
+        stable = x.sort(dim=1, stable=True).indices
+    assert torch.equal(values, torch.zeros(20, 5))
+    assert len(set(places[:, 0].tolist())) > 5
+    assert torch.equal(stable, torch.arange(30).expand(20, 30))
+
+
+def test_results_of_several_parts_and_of_none():
+    x = draw(6, 4)
+    with RandomRounding(0):
+        values, places = (x * 0.7).sort(dim=1)
+        empty = torch.mean(x[:0], 1)
+    assert torch.equal(places, x.sort(dim=1).indices)
+    assert not torch.equal(values, (x * 0.7).sort(dim=1).values)
+    assert empty.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: torch.fft.rfft(x).abs(),
+        lambda x: torch.fft.fft2(x.reshape(50, 2, 512)).abs().flatten(1),
+        lambda x: torch.fft.irfft(torch.fft.rfft(x)),
+    ],
+    ids=["rfft", "fft2", "and back"],
+)
+def test_a_transform_errs_by_the_size_of_the_whole_row(compute):
+    errors = error(compute, normal(50, 1024))
+    rms = compute(normal(50, 1024)).square().mean().sqrt()
+    assert 2.0 < errors.square().mean().sqrt() / rms < 30.0
+    assert (error(lambda x: torch.fft.rfft(x).real, torch.ones(1, 64))[0, 1:] != 0.0).any()
+
+
+@pytest.mark.parametrize("still", [[], [0.0], [3.0, -7.0], [0.0, 5.0, float(2**19)]])
+def test_zeros_and_small_integers_stay_and_the_rest_moves_as_without_them(still):
+    others = [0.3, -2.5, float(2**20), float(2**20 + 1), -3e7, 1e-30]
+    with RandomRounding(0, scale=8.0):
+        tossed = torch.tensor([*others, *still]) + 0.0
+    with RandomRounding(0, scale=8.0):
+        expected = torch.tensor([*others, *[0.7] * len(still)]) + 0.0
+    assert torch.equal(tossed[: len(others)], expected[: len(others)])
+    assert tossed[len(others) :].tolist() == still
+    assert (tossed[: len(others)] != torch.tensor(others)).sum() >= 4
+
+
+@pytest.mark.parametrize("compute", [
+    torch.sigmoid, nn.functional.elu, torch.fft.rfft, lambda x: x.sum(-1), lambda x: x.std(-1),
+    lambda x: x.prod(-1), lambda x: x.logsumexp(-1), lambda x: x.cumsum(-1), lambda x: x.cumprod(-1),
+    lambda x: x @ x.mT, lambda x: nn.functional.layer_norm(x, x.shape[-1:]),
+    lambda x: torch.logcumsumexp(x, -1), lambda x: x.clone().mul_(1.7),
+    lambda x: nn.functional.batch_norm(x, torch.zeros(6), torch.ones(6)),
+    lambda x: nn.functional.conv1d(x[None], torch.ones(3, 8, 2)),
+])  # fmt: skip
+def test_numbers_that_all_runs_share_stay(compute):
+    before = [store().clone() for store in (random_rounding._normal, random_rounding._uniform)]
+    with RandomRounding(1):
+        compute(draw(8, 6))
+    assert all(map(torch.equal, before, (random_rounding._normal(), random_rounding._uniform())))

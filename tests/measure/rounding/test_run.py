@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.errors import EvidenceError
+from gate.measure.context import MeasurementContext
+from gate.policy.sections import DeterminismPolicy
+from gate.reference.random_rounding import RoundingRun, seed
+from gate.reference.torch_session import run_in_parts
+from tests.probes import benches
+
+
+class Counting(nn.Module):
+    """Notes with how many threads it is run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        THREADS.append(torch.get_num_threads())
+        return self.layer(x)
+
+
+THREADS: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    THREADS.clear()
+    with torch.inference_mode():
+        yield
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+def rows(count: int) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)}
+
+
+def stand(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext:
+    made = benches.stand(Counting(), rows(4))
+    if determinism is None:
+        return made
+    policy = made.policy.model_copy(update={"determinism": determinism})
+    return MeasurementContext(
+        made.model,
+        made.reference,
+        made.truth,
+        made.binding,
+        made.samples,
+        policy,
+        made.tested_file,
+    )
+
+
+def test_runs_are_reproducible_by_their_number_and_move_what_is_computed() -> None:
+    bench, batch = stand(), rows(4)
+    (still,) = bench.reference.run(batch)
+    (one,), (again,), (other,) = (bench.rounded_run(batch, draw=n) for n in (0, 0, 1))
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
+    assert not np.array_equal(one, still)
+    assert np.allclose(one, still, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("count", "asked", "threads"), [(4, None, 1), (2**15 + 1, None, 2), (4, 2, 2), (4, 1, 2)]
+)
+def test_a_small_batch_has_one_thread_unless_the_policy_says_how_many(
+    count: int, asked: int | None, threads: int
+) -> None:
+    """The policy's own number is set before, around the whole measurement."""
+    bench = stand(determinism=DeterminismPolicy(threads=asked))
+    THREADS.clear()
+    bench.rounded_run(rows(count), draw=0)
+    assert threads == THREADS[0]
+
+
+def test_threads_are_restored_where_the_model_fails() -> None:
+    with pytest.raises(EvidenceError):
+        stand().rounded_run({"x": np.zeros((2, 7), np.float32)}, draw=0)
+
+
+class Wide(nn.Module):
+    """8 MiB a sample; `company` adds what the other samples of the batch do to each."""
+
+    def __init__(self, company=lambda x: x) -> None:
+        super().__init__()
+        self.company = company
+        self.sizes: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(len(x))
+        wide = torch.ones(len(x), 2**21) * x[:, :1]
+        return self.company(x[:, :4] * 1.1) + wide.amax(1, keepdim=True)
+
+
+def runs_of(model: nn.Module) -> tuple[list[int], list[int]]:
+    """Batch sizes of the forwards of a run under random rounding and of one in float64."""
+    bench = benches.stand(model, rows(6))
+    bench.measure_sample_bytes()
+    bench.truth.part_size = bench.part_size
+    batch = rows(6)
+    bench.part_size(batch)
+    seen = bench.model.module.sizes
+    seen.clear()
+    null = bench.rounding_run(batch, RoundingRun(scale=0.0))
+    assert np.allclose(null[0], bench.answers.reference(batch)[0], rtol=1e-6)
+    moved = bench.rounded_run(batch, draw=0)[0] - null[0]
+    assert not np.array_equal(moved[0], moved[1])
+    rounded, double = list(seen), bench.truth._float64.model.sizes
+    double.clear()
+    assert bench.truth.aside(batch)[0].shape == null[0].shape
+    return rounded, double
+
+
+def test_large_tensors_are_computed_a_sample_at_a_time() -> None:
+    rounded, double = runs_of(Wide())
+    assert set(rounded) == set(double) == {1}
+
+
+@pytest.mark.parametrize(
+    "company",
+    [
+        lambda x: x - x.mean(0),
+        lambda x: x / x.abs().max(),
+        lambda x: x.cumsum(0),
+        lambda x: x + len(x),
+        lambda x: x.mean(0, keepdim=True),
+        lambda x: x + x[:1],
+    ],
+    ids=["mean", "largest", "sum of those before", "count", "one row", "the first"],
+)
+def test_a_batch_stays_whole_where_samples_change_each_other(company) -> None:
+    rounded, double = runs_of(Wide(company))
+    assert set(rounded) == set(double) == {6}
+
+
+@pytest.mark.parametrize(("count", "size"), [(7, 3), (4, 3), (5, 3), (6, 1), (3, 3)])
+def test_parts_differ_by_one_sample_at_most(count: int, size: int) -> None:
+    sizes = []
+
+    def run(batch):
+        sizes.append(len(batch["x"]))
+        return [batch["x"] * 2.0, batch["x"].sum(1)]
+
+    x = rows(count)["x"]
+    made = run_in_parts(run, {"x": x}, size=size)
+    assert max(sizes) <= size
+    assert max(sizes) - min(sizes) <= 1
+    assert np.array_equal(made[0], x * 2.0)
+    assert np.array_equal(made[1], x.sum(1))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        lambda x: [np.float32(x.sum()) * np.ones(())],
+        lambda x: [x[:, : 1 + int(x[0, 0] > 0.0)]],
+    ],
+    ids=["a number", "other lengths"],
+)
+def test_outputs_that_cannot_be_joined_are_those_of_the_whole_batch(outputs) -> None:
+    x = np.array([[1.0, 2.0], [-1.0, 2.0]], np.float32)
+    made = run_in_parts(lambda batch: outputs(batch["x"]), {"x": x}, size=1)
+    assert np.array_equal(made[0], outputs(x)[0])
+
+
+@pytest.mark.parametrize("own", [-1, 2**63 + 5])
+def test_any_seed_of_a_policy_is_one_of_a_generator(own: int) -> None:
+    assert 0 <= seed(DeterminismPolicy(seed=own), 3) < 2**64

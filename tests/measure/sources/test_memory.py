@@ -1,0 +1,105 @@
+"""Memory does not grow with the number of samples."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gate.data.samples import SampleSet
+from tests.measure.sources import written
+from tests.measure.sources.factories import HERE
+
+ROW = np.zeros(64, np.float32)
+
+
+@pytest.fixture(autouse=True)
+def collected_as_outside() -> Iterator[None]:
+    """Cycles are freed as outside of the tests, which have a higher threshold."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
+
+
+def peak(source):
+    """Bytes, of opening it, its digest, and measuring it."""
+    tracemalloc.start()
+    try:
+        samples = SampleSet.open(source)
+        samples.digest()
+        for _ in samples.batches(32):
+            pass
+        samples.at([0, len(samples) - 1])
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["", "streamed_"])
+def test_of_data_sets(name, monkeypatch):
+    monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 13)
+    monkeypatch.setattr("gate.data.array_files._CHUNK_BYTES", 1 << 13)
+    peak(f"{HERE}:{name}few")  # imports take memory, too
+    few, many = (peak(f"{HERE}:{name}{count}") for count in ("few", "many"))
+    assert many < few + 64_000 < 4000 * ROW.nbytes
+
+
+def test_of_many_small_samples():
+    """Each of which is more as an object than it has bytes."""
+    samples = SampleSet.open(f"{HERE}:scalars")
+    tracemalloc.start()
+    try:
+        samples.digest()
+        assert tracemalloc.get_traced_memory()[1] < 2000 * 300
+    finally:
+        tracemalloc.stop()
+
+
+def test_of_tars(tmp_path, monkeypatch):
+    monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 13)
+
+    def shards(count):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for number in range(count):
+            made = (written.member(f"{row}.npy", written.npy(ROW)) for row in range(40))
+            written.tar(folder / f"{number:03}.tar", made)
+        return folder
+
+    few, many = shards(4), shards(20)
+    peak(few)  # imports take memory, too
+    # where each row lies takes a hundred bytes, too
+    assert peak(many) < peak(few) + 16 * 40 * ROW.nbytes * 0.75
+
+
+@pytest.mark.parametrize("write", [written.parquet, written.arrow])
+def test_of_columns(write, tmp_path, monkeypatch):
+    """Of one group of rows, whose numbers no compression makes less."""
+    monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr("gate.data.columnar_files._BATCH_BYTES", 1 << 18)
+    values = np.random.default_rng(0).normal(size=(4000, 1024)).astype(np.float32)
+    path = write(tmp_path / f"x.{write.__name__}", pa.table({"input": written.fixed(values)}))
+    samples = SampleSet.open(path)
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in samples.batches(32):
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < values.nbytes / 4
+
+
+def test_a_tar_needs_no_torch(tmp_path):
+    """Which takes half a gigabyte in each process that reads ahead."""
+    path = written.tar(tmp_path / "x.tar", written.members())
+    code = (
+        "import sys; from gate.data.samples import SampleSet\n"
+        f"samples = SampleSet.open({str(path)!r}); samples.digest(); list(samples.batches(4))\n"
+        "print({'torch', 'PIL.Image'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

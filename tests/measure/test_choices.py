@@ -1,0 +1,714 @@
+"""Choices that rounding leaves open: non-maximum suppression, TopK, argmax, sort, thresholds."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from onnx import helper, numpy_helper
+from torch import nn
+from torch.ao.quantization import FakeQuantize, disable_observer
+from torch.ao.quantization import observer as observers
+
+from gate.api import measure_job
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.measure.context import MeasurementContext
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.choices import Choice
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
+from gate.reference.choices import Call, is_open, replay
+from tests.measure import tiny
+
+_DEFAULT = Policy.default()
+POLICY = _DEFAULT.model_copy(
+    update={
+        "runtimes": {
+            name: rules
+            for name, rules in _DEFAULT.runtimes.items()
+            if name in ("ort-cpu", "ort-cpu-optimized")
+        }
+    }
+)
+"""The default policy, on the CPU."""
+
+IMAGES = {"x": np.random.default_rng(0).normal(size=(12, 3, 32, 32)).astype(np.float32)}
+
+ROWS = {"x": np.random.default_rng(0).normal(size=(48, 64)).astype(np.float32)}
+
+
+class Boxes(nn.Module):
+    """A detector of one head; `saturated`: many scores are exactly 1."""
+
+    def __init__(self, *, gain: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Conv2d(3, 16, 3, 4, 1)
+        self.head = nn.Conv2d(16, 5, 1)
+        nn.init.normal_(self.head.weight, std=0.8)
+        self.gain = gain
+
+    def forward(self, x):
+        z = self.head(self.body(x).relu()).flatten(2).transpose(1, 2).reshape(-1, 5)
+        at = torch.arange(z.shape[0], device=x.device)
+        corner = torch.stack([at % 8, at // 8], -1).float() * 4
+        boxes = torch.cat([corner, corner + 4.0 + 4.0 * z[:, 2:4].sigmoid()], -1)
+        scores = (z[:, 4] * self.gain).sigmoid()
+        likely = scores > 0.6
+        boxes, scores = boxes[likely], scores[likely]
+        keep = torchvision.ops.nms(boxes, scores, 0.3)
+        return torch.cat([boxes[keep], scores[keep, None]], 1)
+
+
+class Classes(nn.Module):
+    """A detector of five classes, as torchvision's: it suppresses the boxes of each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Conv2d(3, 16, 3, 2, 1)
+        self.head = nn.Conv2d(16, 7, 1)
+
+    def forward(self, x):
+        z = self.head(self.body(x).relu()).transpose(0, 1).flatten(1)
+        at = torch.arange(z.shape[1])
+        corner = torch.stack([at % 16, at // 16], -1).float() * 4
+        boxes = torch.cat([corner, corner + 4.0 + 4.0 * z[5:].t().sigmoid()], -1)
+        scores = (40.0 * z[:5]).softmax(0)
+        best = [torch.topk(row, 220) for row in scores]
+        at = torch.cat([indices for _, indices in best])
+        scores = torch.cat([values for values, _ in best])
+        classes = torch.arange(5).repeat_interleave(220)
+        keep = torchvision.ops.batched_nms(boxes[at], scores, classes, 0.3)
+        return torch.cat([boxes[at][keep], scores[keep, None], classes[keep, None].float()], 1)
+
+
+class Ranked(nn.Module):
+    """The best 8 of 24 columns of a product, with near ties; or all of them in order."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 12)
+        self.kind = kind
+
+    def forward(self, x):
+        y = self.layer(x)
+        # Equal but for the order of the sum: which column is larger is left to rounding.
+        twin = nn.functional.linear(x.flip(1), self.layer.weight.flip(1), self.layer.bias)
+        y = torch.cat([y, twin], 1)
+        if self.kind == "topk":
+            return torch.topk(y, 8).indices
+        if self.kind == "unordered":
+            return torch.topk(y, 8, sorted=False).values
+        if self.kind == "sort":
+            return torch.sort(y, 1, descending=True).indices
+        if self.kind == "argmax":
+            return y.argmax(1)
+        return torch.topk(y, 8).indices.float() @ torch.arange(8.0)
+
+
+def judged(model, path, arrays, *, edit=None):
+    model.eval()
+    example = {name: array[:2] for name, array in arrays.items()}
+    candidate = tiny.export(model, path / "m.onnx", example=example, outputs=("y",), opset=17)
+    if edit is not None:
+        candidate = tiny.edit(candidate, path / "edited.onnx", edit)
+    samples = SampleSet.from_arrays(dict(arrays))
+    measured = measure_job(MeasurementJob(model, candidate, samples, policy=POLICY))
+    evidence = tiny.stored(measured)
+    return evidence, decide(POLICY, evidence, decided_at="now")
+
+
+@pytest.mark.parametrize("gain", [1.0, 4.0, 40.0])
+def test_boxes_of_equal_scores_pass(gain, tmp_path):
+    """With a larger gain some scores are exactly 1, and their order is open: on probes, then on
+    samples too, where float64 and random rounding choose other boxes than float32."""
+    evidence, decision = judged(Boxes(gain=gain), tmp_path, IMAGES)
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert (evidence.validity is not None and evidence.validity.own_choices) == (gain > 1.0)
+
+
+def test_boxes_of_several_classes_pass(tmp_path):
+    """PyTorch suppresses the boxes of each class in a call of its own, the file all in one node in
+    a branch of an If."""
+    _, decision = judged(Classes(), tmp_path, IMAGES)
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
+@pytest.mark.proof
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("threshold", [0.31, 0.29])
+def test_other_overlaps_of_several_classes_are_refused(threshold, tmp_path):
+    _, decision = judged(Classes(), tmp_path, IMAGES, edit=replace(0.3, threshold))
+    assert decision.verdict is Verdict.FAIL
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("kind", ["topk", "unordered", "sort", "argmax", "taken"])
+def test_near_ties_pass_and_are_not_counted(kind, tmp_path):
+    evidence, decision = judged(Ranked(kind), tmp_path, ROWS)
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
+
+
+def constants(graph):
+    """Yield each constant of a graph and its branches with the tensor that holds it."""
+    tensors = [*graph.initializer]
+    tensors += [node.attribute[0].t for node in graph.node if node.op_type == "Constant"]
+    yield from ((tensor, numpy_helper.to_array(tensor)) for tensor in tensors)
+    for node in graph.node:
+        for branch in node.attribute if node.op_type == "If" else ():
+            yield from constants(branch.g)
+
+
+def replace(old: float, new: float):
+    def edit(proto):
+        changed = 0
+        for tensor, array in constants(proto.graph):
+            if array.dtype == np.float32 and array.size == 1 and np.isclose(array.ravel()[0], old):
+                value = np.full(array.shape, new, np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+                changed += 1
+        assert changed
+
+    return edit
+
+
+def nodes(proto, kind):
+    found = [node for node in proto.graph.node if node.op_type == kind]
+    assert found
+    return found
+
+
+def drop_last_box(proto):
+    (node,) = nodes(proto, "NonMaxSuppression")
+    name, place = node.output[0], list(proto.graph.node).index(node)
+    node.output[0] = "all_boxes"
+    ends = {"from": [0], "to": [-1]}
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.array(value), key) for key, value in ends.items()
+    )
+    proto.graph.node.insert(place + 1, helper.make_node("Slice", ["all_boxes", *ends], [name]))
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("gain", [1.0, 4.0, 10.0])
+@pytest.mark.parametrize(
+    "edit", [replace(0.3, 0.31), replace(0.6, 0.61), drop_last_box], ids=["iou", "score", "row"]
+)
+def test_other_boxes_are_refused(gain, edit, tmp_path):
+    _, decision = judged(Boxes(gain=gain), tmp_path, IMAGES, edit=edit)
+    assert decision.verdict is Verdict.FAIL
+
+
+def smallest(proto):
+    for node in nodes(proto, "TopK"):
+        for attribute in node.attribute:
+            if attribute.name == "largest":
+                attribute.i = 0
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("kind", ["topk", "unordered", "sort", "taken"])
+def test_the_smallest_in_place_of_the_largest_is_refused(kind, tmp_path):
+    _, decision = judged(Ranked(kind), tmp_path, ROWS, edit=smallest)
+    assert decision.verdict is Verdict.FAIL
+
+
+def shifted(proto):
+    """Another column of the last product is larger by far."""
+    for tensor, array in constants(proto.graph):
+        if array.shape == (12,):
+            moved = array.copy()
+            moved[3] += 0.01
+            tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
+
+
+@pytest.mark.parametrize("kind", ["topk", "unordered", "argmax"])
+def test_near_ties_excuse_no_other_bias(kind, tmp_path):
+    _, decision = judged(Ranked(kind), tmp_path, ROWS, edit=shifted)
+    assert decision.verdict is Verdict.FAIL
+
+
+def test_each_unit_is_asked_by_itself(tmp_path, monkeypatch):
+    """A unit gives the same numbers wherever it is measured, whatever came before it."""
+    asked = []
+
+    def refused(self, runtime, batch, **options):
+        asked.append(runtime)
+
+    monkeypatch.setattr(MeasurementContext, "replayed", refused)
+    model, path = nn.Linear(64, 12).eval(), tmp_path / "m.onnx"
+    arrays = {"x": np.random.default_rng(1).normal(size=(96, 64)).astype(np.float32)}
+    wrong = copy.deepcopy(model)
+    wrong.bias.data[3] += 1.0
+    file = tiny.export(wrong, path, example={"x": arrays["x"][:2]}, outputs=("y",), opset=17)
+    policy = POLICY.model_copy(
+        update={
+            "instruments": Instruments(
+                noise_samples=32, probes=False, stability_samples=0, search_inputs=0, graph=False
+            )
+        }
+    )
+    job = MeasurementJob(
+        model, file, SampleSet.from_arrays(arrays), policy=policy, batch_size=8, units=2
+    )
+    measure_job(job)
+    assert asked == ["ort-cpu", "ort-cpu-optimized"] * 3  # the first unit, and two more
+
+
+def call(name, operands, own, chosen, **more):
+    operands = tuple(np.asarray(x, np.float64) for x in operands)
+    return Call(name, operands, np.asarray(own), np.asarray(chosen), **more)
+
+
+SCORES = [0.9, 0.5, 0.5 + 1e-7, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("own", "chosen", "open_"),
+    [
+        ([0, 2, 1], [0, 1, 2], True),
+        ([0, 2, 1], [1, 0, 2], False),
+        ([0, 2, 1], [0, 1, 1], False),
+        ([0, 2, 1], [0, 1, 3], False),
+        ([0, 2, 1], [0, 1, 4], False),
+        ([0, 2, 1], [0, 1, -2], False),
+    ],
+)
+def test_ranks(own, chosen, open_):
+    made = call("topk", [SCORES], own, chosen, axis=-1)
+    assert is_open(made, [np.full(4, 1e-7)]) is open_
+    assert not is_open(made, [np.zeros(4)])
+
+
+PAIR = [[0, 0, 10, 10], [0, 0, 10, 6.0], [20, 20, 30, 30]]
+"""The first two overlap by 0.6."""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "scores", "threshold", "open_"),
+    [
+        ([0, 2], [0.9, 0.8, 0.7], 0.5, True),
+        ([0, 1, 2], [0.9, 0.8, 0.7], 0.5, False),  # overlap
+        ([0], [0.9, 0.8, 0.7], 0.5, False),  # nothing suppresses the last
+        ([0, 1, 2], [0.9, 0.8, 0.7], 0.6, True),
+        ([0, 2], [0.9, 0.8, 0.7], 0.6, True),  # on the threshold
+        ([0, 2], [0.9, 0.8, 0.7], 0.61, False),
+        ([1, 2], [0.9, 0.8, 0.7], 0.5, False),  # the better one is suppressed
+        ([1, 2], [0.9, 0.9, 0.7], 0.5, True),
+        ([2, 0], [0.9, 0.8, 0.7], 0.5, False),
+        ([2, 0], [0.9, 0.8, 0.9], 0.5, True),
+    ],
+)
+def test_suppression(chosen, scores, threshold, open_):
+    made = call("nms", [PAIR, scores], [0, 2], chosen, threshold=threshold)
+    assert is_open(made, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
+
+
+@pytest.mark.parametrize(("of_file", "open_"), [(0.6, True), (0.61, False)])
+def test_suppression_by_another_threshold_is_not_open(of_file, open_):
+    """Although the overlap is the model's threshold."""
+    node = Choice("NonMaxSuppression", np.array([0, 1, 2]), np.array([of_file], np.float32))
+    operands = [PAIR, [0.9, 0.8, 0.7]]
+    made = call("nms", operands, [0, 2], [0, 1, 2], threshold=0.6, node=node)
+    assert is_open(made, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
+
+
+@pytest.mark.parametrize(("value", "open_"), [(0.6, True), (0.6 + 1e-7, True), (0.61, False)])
+def test_thresholds(value, open_):
+    made = call("gt", [[value, 0.2], 0.6], [True, False], [False, False])
+    assert is_open(made, [np.full(2, 2e-7), np.zeros(())]) is open_
+
+
+@pytest.mark.parametrize(
+    ("x", "of_file", "chosen", "open_"),
+    [
+        (3.0 - 1e-7, 3.0, 3, True),
+        (3.0 + 1e-7, 3.0 - 1e-7, 2, True),
+        (3.4, 3.4, 4, False),
+        (300.0, 300.0, 255, True),
+        (300.0, 255.0, 255, False),  # the file clamps
+        (255.0, 300.0, 44, False),  # the model clamps
+        (-1.0, -1.0, 0, True),
+        (np.nan, np.nan, 0, True),
+        (np.nan, 7.0, 7, False),
+        (np.inf, np.inf, 255, True),
+        (256.0 - 1e-6, 256.0, 0, True),
+    ],
+)
+def test_conversions(x, of_file, chosen, open_):
+    cast = Choice("Cast", np.array([chosen], np.uint8), np.array([of_file], np.float32), "y")
+    own = np.array([9], np.uint8)
+    made = Call("to", (np.array([x]),), own, cast.chosen, node=cast)
+    assert is_open(made, [np.full(1, 1e-6)]) is open_
+
+
+@pytest.mark.parametrize(("in_range", "found"), [(0, True), (1, False)])
+def test_the_model_runs_with_the_conversions_of_the_file(in_range, found):
+    """A device that saturates, where the CPU wraps."""
+    x = torch.tensor([[3.0, 300.0], [-4.0, 7.5]])
+    saturated = np.array([[3, 255], [0, 7 + in_range]], np.uint8)
+    made = replay(
+        lambda: [(x.to(torch.uint8).float() * 2.0).numpy()],
+        [Choice("Cast", saturated, x.numpy(), "pixels")],
+        lambda run, _draw: run(),
+        lambda _mode: None,
+        draws=1,
+    )
+    assert (made is not None) is found
+    if made is not None:
+        np.testing.assert_array_equal(made.outputs[0], saturated * 2.0)
+        (cast,) = made.undefined
+        assert (cast.tensor, cast.dtype, cast.elements) == ("pixels", "uint8", 2)
+
+
+def test_a_conversion_of_a_scalar_stays_one():
+    shapes = []
+
+    def run():
+        x = torch.tensor(2.5)
+        shapes.append(x.to(torch.int64).shape)
+        return [x.numpy()]
+
+    replay(
+        run,
+        [Choice("Cast", np.array(2), np.array(2.5, np.float32), "size")],
+        lambda run, _draw: run(),
+        lambda _mode: None,
+        draws=1,
+    )
+    assert set(shapes) == {()}
+
+
+@pytest.mark.parametrize(
+    ("of_file", "open_"), [(2.9999998, True), (2.4, False), (None, False)], ids=str
+)
+def test_an_integer_is_open_only_if_the_file_converts_the_same_float(of_file, open_):
+    operand = None if of_file is None else np.array([of_file], np.float32)
+    node = Choice("Cast", np.array([2]), operand)
+    own, chosen = np.array([3]), np.array([2])
+    made = Call("to", (np.array([3.0000001]),), own, chosen, node=node)
+    assert is_open(made, [np.full(1, 1e-6)]) is open_
+
+
+def ratios(x, layer):
+    """Of the same sum in two orders, times 1 to 12: each is whole but for rounding, shape (n, 12).
+
+    Half of them plus 0.3, so that not every step is left to rounding.
+    """
+    twin = nn.functional.linear(x.flip(1), layer.weight.flip(1), layer.bias)
+    near = torch.arange(1.0, 13.0) * (twin / layer(x))
+    return torch.where(x[:, :12] > 0.0, near, near + 0.3)
+
+
+STEPS = {
+    "floor": lambda r: r.floor(),
+    "ceil": lambda r: r.ceil(),
+    "round": lambda r: (r + 0.5).round(),
+    "decimals": lambda r: ((r + 0.5) / 100.0).round(decimals=2) * 100.0,
+    "sign": lambda r: (r - 3.0).sign(),
+    "cast": lambda r: r.to(torch.int64),
+    "divided": lambda r: torch.div(r * 0.7, 0.7, rounding_mode="floor"),
+    "cut": lambda r: torch.div(r * 0.7, 0.7, rounding_mode="trunc"),
+    "remainder": lambda r: torch.remainder(r, 1.0) * 10.0,
+    "fmod": lambda r: torch.fmod(r, 1.0) * 10.0,
+    "bucket": lambda r: torch.bucketize(r, torch.tensor([0.5, 1.0, 2.0, 5.0, 8.0, 9.1])),
+}
+
+
+class Stepped(nn.Module):
+    """Rows of a table by the steps of floats that rounding moves over an edge."""
+
+    def __init__(self, kind, *, shift=0.0, off=0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 12)
+        self.table = nn.Parameter(torch.randn(40, 5))
+        self.step, self.shift, self.off = STEPS[kind], shift, off
+
+    def forward(self, x):
+        steps = self.step(ratios(x, self.layer) + self.shift).round().to(torch.int64)
+        return self.table[steps + self.off + 2].sum(1)
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("kind", STEPS)
+def test_steps_of_floats_at_an_edge_pass(kind, tmp_path):
+    _, decision = judged(Stepped(kind), tmp_path, ROWS)
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("fault", [{"off": 1}, {"shift": 0.01}, {"shift": -0.71}], ids=str)
+def test_other_steps_are_refused(kind, fault, tmp_path):
+    """Off by one, another edge, and one that lies far from all floats."""
+    wrong = Stepped(kind, **fault).eval()
+    example = {name: array[:2] for name, array in ROWS.items()}
+    file = tiny.export(wrong, tmp_path / "m.onnx", example=example, outputs=("y",), opset=17)
+    samples = SampleSet.from_arrays(dict(ROWS))
+    measured = measure_job(MeasurementJob(Stepped(kind).eval(), file, samples, policy=POLICY))
+    decision = decide(POLICY, tiny.stored(measured), decided_at="now")
+    assert decision.verdict is Verdict.FAIL
+
+
+class Bucketed(nn.Module):
+    """Rows of a table by the buckets of floats, some of which lie on an edge."""
+
+    def __init__(self, *, right=False, shift=0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.table = nn.Linear(64, 12), nn.Parameter(torch.randn(7, 5))
+        self.register_buffer("edges", torch.tensor([0.5, 1.0, 2.0, 5.0, 8.0, 9.1]))
+        self.right, self.shift = right, shift
+
+    def forward(self, x):
+        floats = ratios(x, self.layer) + self.shift
+        return self.table[torch.bucketize(floats, self.edges, right=self.right)].sum(1)
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize(
+    ("shift", "verdict"), [(0.0, Verdict.PASS), (0.01, Verdict.FAIL), (-0.71, Verdict.FAIL)]
+)
+def test_buckets_by_binary_search(right, shift, verdict, tmp_path):
+    """Which the dynamo exporter writes for bucketize."""
+    path, batch = tmp_path / "m.onnx", torch.export.Dim("batch", min=1, max=4096)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Bucketed(right=right, shift=shift).eval(),
+            (torch.from_numpy(ROWS["x"][:3]),),
+            str(path),
+            dynamo=True,
+            verbose=False,
+            external_data=False,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_shapes=({0: batch},),
+        )
+    samples, model = SampleSet.from_arrays(dict(ROWS)), Bucketed(right=right).eval()
+    job = MeasurementJob(model, tiny.candidate(path), samples, policy=POLICY)
+    decision = decide(POLICY, tiny.stored(measure_job(job)), decided_at="now")
+    assert decision.verdict is verdict, decision.problems
+
+
+class Fraction(nn.Module):
+    """Fractions of floats near whole numbers, which jump where the batch changes the rounding."""
+
+    def __init__(self, shift=0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.shift = nn.Linear(64, 12), shift
+
+    def forward(self, x):
+        return torch.fmod(-ratios(x, self.layer) - self.shift, 0.5)
+
+
+def test_jumps_between_batches_that_rounding_leaves_open_pass(tmp_path):
+    evidence, decision = judged(Fraction(), tmp_path, ROWS)
+    assert decision.verdict is Verdict.PASS, decision.problems
+    jumps = [runtime.outputs[0].max_abs_diff for runtime in evidence.runtimes]
+    assert max(jumps) < 1e-5, "the samples are compared with the choices of the file"
+
+
+class Above(nn.Module):
+    """Floats that are compared with a number, near which half of them lie."""
+
+    def __init__(self, limit=3.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.limit = nn.Linear(64, 12), limit
+
+    def forward(self, x):
+        near = ratios(x, self.layer) / torch.arange(1.0, 13.0) / (1.0 / 3.0)
+        return torch.where(near > self.limit, 1.0, 0.5).cumsum(1)
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(3.0, Verdict.PASS), (3.01, Verdict.FAIL)])
+def test_floats_at_a_limit_are_compared_with_the_limit_of_the_model(limit, verdict, tmp_path):
+    """All floats that the other limit decides otherwise are open."""
+    edit = None if limit == 3.0 else replace(3.0, limit)
+    _, decision = judged(Above(), tmp_path, ROWS, edit=edit)
+    assert decision.verdict is verdict, decision.problems
+
+
+class Quantized(nn.Module):
+    """Convolutions whose weights and activations are rounded to the steps of 8 bits."""
+
+    def __init__(self, *, by_channel: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8 * 16, 5)
+        weights = observers.PerChannelMinMaxObserver if by_channel else observers.MinMaxObserver
+        scheme = torch.per_channel_symmetric if by_channel else torch.per_tensor_symmetric
+        signed = {"quant_min": -128, "quant_max": 127, "dtype": torch.qint8, "qscheme": scheme}
+        self.weights = nn.ModuleList(FakeQuantize(weights, **signed) for _ in range(3))
+        unsigned = {"quant_min": 0, "quant_max": 255, "dtype": torch.quint8}
+        self.values = nn.ModuleList(
+            FakeQuantize(observers.MinMaxObserver, **unsigned) for _ in range(4)
+        )
+
+    def forward(self, x):
+        for layer, of_weight, of_input in zip(
+            (self.one, self.two), self.weights, self.values, strict=False
+        ):
+            weight = of_weight(layer.weight)
+            x = torch.relu(nn.functional.conv2d(of_input(x), weight, layer.bias, padding=1))
+        x = nn.functional.max_pool2d(self.values[2](x), 2).flatten(1)
+        return self.values[3](
+            nn.functional.linear(x, self.weights[2](self.head.weight), self.head.bias)
+        )
+
+
+def small_images():
+    return np.random.default_rng(0).normal(size=(48, 3, 8, 8)).astype(np.float32)
+
+
+def quantized(*, by_channel=False):
+    model = Quantized(by_channel=by_channel)
+    model(torch.from_numpy(small_images()))
+    return model.apply(disable_observer).eval()
+
+
+def moved_step(name: str, change):
+    def edit(proto):
+        (node,) = [node for node in proto.graph.node if node.name == "/values.1/QuantizeLinear"]
+        name_of_input = node.input[1 if name == "scale" else 2]
+        origin = {node.output[0]: node.input[0] for node in nodes(proto, "Identity")}
+        for tensor, array in constants(proto.graph):
+            if tensor.name == origin.get(name_of_input, name_of_input):
+                tensor.CopyFrom(numpy_helper.from_array(change(array), tensor.name))
+
+    return edit
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_fake_quantization_passes(by_channel, tmp_path):
+    """ONNX Runtime computes the optimized file in integers, so that some values round to the next
+    step. In PyTorch's symmetric scheme, the weight of the largest magnitude lies between two."""
+    model = quantized(by_channel=by_channel)
+    _, decision = judged(model, tmp_path, {"x": small_images()})
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("scale", lambda scale: scale * np.float32(1.001)),
+        ("zero_point", lambda zero_point: zero_point + np.uint8(1)),
+    ],
+    ids=["scale", "zero point"],
+)
+def test_other_steps_of_fake_quantization_are_refused(name, change, tmp_path):
+    edit = moved_step(name, change)
+    evidence, decision = judged(quantized(), tmp_path, {"x": small_images()}, edit=edit)
+    assert decision.verdict is Verdict.FAIL
+    assert evidence.graph is not None
+    assert not [found for found in evidence.graph.findings if found.code == "quantized"]
+
+
+class Sound(nn.Module):
+    """Floats on the levels of 16 bits."""
+
+    def __init__(self, step=torch.floor) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.step = nn.Linear(64, 512), step
+
+    def forward(self, x):
+        return self.step(torch.tanh(self.layer(x)) * 32767.0) / 32767.0
+
+
+def test_levels_of_sound_at_an_edge_pass(tmp_path):
+    _, decision = judged(Sound(), tmp_path, ROWS)
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
+def test_other_levels_of_sound_are_refused(tmp_path):
+    example = {name: array[:2] for name, array in ROWS.items()}
+    wrong = Sound(torch.round).eval()
+    file = tiny.export(wrong, tmp_path / "m.onnx", example=example, outputs=("y",), opset=17)
+    samples = SampleSet.from_arrays(dict(ROWS))
+    measured = measure_job(MeasurementJob(Sound().eval(), file, samples, policy=POLICY))
+    decision = decide(POLICY, tiny.stored(measured), decided_at="now")
+    assert decision.verdict is Verdict.FAIL
+
+
+class Fixed(nn.Module):
+    """Floats as whole numbers of 2^-20 or 2^-31."""
+
+    def __init__(self, bits, *, rounds=True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 12)
+        self.bits, self.rounds = bits, rounds
+
+    def forward(self, x):
+        y = self.layer(x) * 2.0**self.bits
+        return (y.round() if self.rounds else y).to(torch.int64)
+
+
+@pytest.mark.parametrize(("bits", "rounds"), [(31, True), (20, True), (20, False)])
+def test_floats_made_whole_by_a_factor_pass(bits, rounds, tmp_path):
+    evidence, decision = judged(Fixed(bits, rounds=rounds), tmp_path, ROWS)
+    assert decision.verdict is Verdict.PASS, decision.problems
+    assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
+
+
+def without_rounding(proto):
+    (node,) = nodes(proto, "Round")
+    node.op_type = "Identity"
+
+
+def test_truncation_in_place_of_rounding_is_refused(tmp_path):
+    _, decision = judged(Fixed(20), tmp_path, ROWS, edit=without_rounding)
+    assert decision.verdict is Verdict.FAIL
+
+
+EDGE, BELOW = 3.0, 3.0 - 2.0**-22
+
+
+@pytest.mark.parametrize(
+    ("step", "operator", "x", "of_file", "chosen", "result"),
+    [
+        (torch.floor, "Floor", EDGE, BELOW, 2.0, 2.0),
+        (torch.Tensor.floor_, "Floor", EDGE, BELOW, 2.0, 2.0),
+        (torch.floor, "Floor", EDGE, BELOW, 1.0, None),
+        (torch.floor, "Floor", EDGE + 1e-3, BELOW, 2.0, None),
+        (torch.floor, "Ceil", BELOW, EDGE, 3.0, None),
+        (torch.ceil, "Ceil", EDGE + 2.0**-22, EDGE, 3.0, 3.0),
+        (torch.round, "Round", 2.5, 2.5 + 2.0**-22, 3.0, 3.0),
+        (torch.round, "Round", 2.5, 2.5 + 2.0**-22, 4.0, None),
+        (torch.trunc, "Cast", -EDGE, -BELOW, -2, -2.0),
+        (torch.trunc, "Floor", -EDGE, BELOW, 2.0, -2.0),
+        (lambda x: x % 1.5, "Floor", EDGE, BELOW / 1.5, 1.0, 1.5),
+        (lambda x: x // 1.5, "Floor", EDGE, BELOW / 1.5, 1.0, 1.0),
+    ],
+)
+def test_a_step_is_open_at_its_edge_only(step, operator, x, of_file, chosen, result):
+    """With fractions beside it: whole numbers alone may be counts."""
+    fraction = abs(of_file) / abs(x) * 0.25
+    operand = np.array([of_file, fraction], np.float32)
+    decided = np.array([chosen, 1.0 if operator == "Ceil" else 0.0])
+    made = replay(
+        lambda: [step(torch.tensor([x, 0.25])).numpy()],
+        [Choice(operator, decided, operand, "steps")],
+        lambda run, _draw: run(),
+        lambda _mode: None,
+        draws=1,
+    )
+    assert (made is not None) is (result is not None)
+    if made is not None:
+        assert made.outputs[0][0] == pytest.approx(result, abs=1e-6)

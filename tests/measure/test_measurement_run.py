@@ -1,0 +1,199 @@
+"""A pass that measures units for another one is judged by the other's floor, and leaves it as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from gate.data.array_files import MappedRows, Shard
+from gate.data.samples import SampleSet
+from gate.errors import DigestMismatch, EvidenceError
+from gate.measure.job import MeasurementJob
+from gate.measure.run import MeasurementRun
+from gate.measure.work_units import FirstUnitState, RuntimeUnitResult, UnitResult
+from gate.policy.policy import Policy
+from gate.storage.digest import Digest
+from tests.measure import tiny
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> MeasurementJob:
+    """Of a file that is a little off, in every sample."""
+    model = tiny.net()
+    file = tiny.export(model, tmp_path_factory.mktemp("pass") / "model.onnx")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 + 1e-5)
+    return MeasurementJob(model, file, tiny.samples(120), tiny.policy("ort-cpu"), batch_size=4)
+
+
+def ready(case: MeasurementJob, *, noise: bool) -> Iterator[MeasurementRun]:
+    with MeasurementRun.open(case, noise=noise) as run:
+        run.open_runtimes()
+        yield run
+
+
+@pytest.fixture
+def here(case: MeasurementJob) -> Iterator[MeasurementRun]:
+    """The lead is done."""
+    for run in ready(case, noise=True):
+        run.measure(run.units[0], lambda _count: None)
+        run.end_unit()
+        yield run
+
+
+@pytest.fixture
+def there(case: MeasurementJob) -> Iterator[MeasurementRun]:
+    yield from ready(case, noise=False)
+
+
+def test_the_floor_stays_what_the_head_gave(here: MeasurementRun, there: MeasurementRun) -> None:
+    lead = here.first_unit_state()
+    there.judge_by(FirstUnitState.from_json(lead.to_json()))
+    part = there.measure_for(there.units[2])
+    assert [runtime.floor_state() for runtime in there.runtimes] == list(lead.floors.values())
+    assert '"NoiseFloor"' in lead.to_json()
+    assert there.runtimes[0].comparison.floor.suspicion() > 1.0  # else it would not be asked for
+    assert part.unit == here.units[2]
+
+
+def test_what_was_measured_there_is_taken_here(here: MeasurementRun, there: MeasurementRun) -> None:
+    there.judge_by(here.first_unit_state())
+    for unit in here.units[1:]:
+        here.merge(there.measure_for(unit), unit)
+    for runtime in here.runtimes:
+        runtime.fold()
+    (output,) = here.runtimes[0].evidence().outputs
+    assert output.samples == 120
+
+
+@pytest.mark.parametrize("floor", [None, 7, {"$": "Moments", "v": {}}])
+def test_without_a_floor_nothing_is_judged(there: MeasurementRun, floor: object) -> None:
+    with pytest.raises(EvidenceError, match="noise floor"):
+        there.judge_by(FirstUnitState(floors={"ort-cpu": floor}))
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (RuntimeUnitResult(failure="out of memory"), "out of memory"),
+        (RuntimeUnitResult(absent_reason="no such device"), "no such device"),
+        (RuntimeUnitResult(), "ran otherwise in another process"),
+    ],
+)
+def test_a_part_that_measured_nothing_fails_its_runtime(
+    here: MeasurementRun, there: MeasurementRun, part: RuntimeUnitResult, says: str
+) -> None:
+    there.judge_by(here.first_unit_state())
+    whole = there.measure_for(there.units[1])
+    here.merge(whole.model_copy(update={"runtimes": {"ort-cpu": part}}), here.units[1])
+    assert says in str(here.runtimes[0].failure)
+    assert not here.runtimes[0].evidence().measured
+
+
+def test_the_reference_answers_a_part_again_to_the_last_bit(
+    here: MeasurementRun, there: MeasurementRun
+) -> None:
+    there.judge_by(here.first_unit_state())
+    part = there.measure_for(there.units[1])
+    assert answered(here.measure_for(here.units[1])) == answered(part)
+    with torch.no_grad():
+        next(here.model.module.parameters()).add_(1e-3)
+    assert answered(here.measure_for(here.units[1])) != answered(part)
+
+
+def answered(part: UnitResult) -> tuple[object, ...]:
+    digests = part.samples_sha256, part.labels_sha256, part.answers_sha256
+    return (part.unit, *digests)
+
+
+def test_a_runtime_that_ran_otherwise_there_has_failed(
+    here: MeasurementRun, there: MeasurementRun
+) -> None:
+    there.judge_by(here.first_unit_state())
+    whole = there.measure_for(there.units[1])
+    runtime = whole.runtimes["ort-cpu"]
+    assert runtime.proof is not None
+    proof = runtime.proof.model_copy(update={"providers_active": ("AcmeExecutionProvider",)})
+    runtimes = {"ort-cpu": runtime.model_copy(update={"proof": proof})}
+    here.merge(whole.model_copy(update={"runtimes": runtimes}), here.units[1])
+    assert "AcmeExecutionProvider" in str(here.runtimes[0].failure)
+
+
+def test_the_policy_may_take_other_machines(case: MeasurementJob) -> None:
+    assert Policy.default().environments == "same"
+    any_ = case.policy.model_copy(update={"environments": "any"})
+    for run in ready(dataclasses.replace(case, policy=any_), noise=True):
+        run.measure(run.units[0], lambda _count: None)
+        run.end_unit()
+        run.first_unit_state()
+        part = run.measure_for(run.units[1])
+        other = part.environment.model_copy(update={"cpu": "another"})
+        run.merge(part.model_copy(update={"environment": other}), run.units[1])
+        assert run.environments[1:] == (other,)
+
+
+def relabelled(case: MeasurementJob, labels: list[int]) -> MeasurementJob:
+    return dataclasses.replace(case, labels=np.array(labels))
+
+
+@pytest.mark.parametrize("what", ["samples", "labels", "unit"])
+def test_what_was_measured_on_something_else_is_refused(case: MeasurementJob, what: str) -> None:
+    case = relabelled(case, [0] * 120)
+    others = {
+        "samples": dataclasses.replace(case, samples=tiny.samples(120, seed=1)),
+        "labels": relabelled(case, [0] * 119 + [1]),
+        "unit": case,
+    }
+    with contextlib.ExitStack() as opened:
+        here, there = (
+            opened.enter_context(MeasurementRun.open(each, noise=noise))
+            for each, noise in ((case, True), (others[what], False))
+        )
+        for run in (here, there):
+            run.open_runtimes()
+        here.measure(here.units[0], lambda _count: None)
+        here.end_unit()
+        there.judge_by(here.first_unit_state())
+        part = there.measure_for(there.units[-1])
+        expected = here.units[1] if what == "unit" else here.units[-1]
+        with pytest.raises(DigestMismatch, match=f"unit {expected.index} .*other samples or"):
+            here.merge(part, expected)
+
+
+def test_a_lead_of_another_machine_judges_the_first_unit_too(
+    here: MeasurementRun, case: MeasurementJob
+) -> None:
+    with torch.no_grad(), MeasurementRun.open(case) as other:
+        other.open_runtimes()
+        other.measure(other.units[1], lambda _count: None)  # as if that were the first
+        other.end_unit()
+        lead = other.first_unit_state()
+    assert lead != here.first_unit_state()
+    here.judge_by(lead)
+    here.end_unit()
+    for runtime in here.runtimes:
+        runtime.fold()
+    assert [runtime.floor_state() for runtime in here.runtimes] == list(lead.floors.values())
+
+
+def test_labels_that_come_with_samples_are_read_once(
+    here: MeasurementRun, case: MeasurementJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels, places = np.arange(120) % 7, []
+    shard = Shard({"input": tiny.images(120)})
+    rows = MappedRows([shard], origin="the source", labels=labels)
+    read = rows.labels
+    monkeypatch.setattr(rows, "labels", lambda span: (places.append(span), read(span))[1])
+    labelled = dataclasses.replace(case, samples=SampleSet(rows), source_labels=True)
+    for there in ready(labelled, noise=False):
+        there.judge_by(here.first_unit_state())
+        part = there.measure_for(there.units[1])
+    unit = part.unit
+    assert places == [range(unit.start, unit.stop)]
+    assert part.labels_sha256 == Digest.of_bytes(labels[unit.start : unit.stop].tobytes())

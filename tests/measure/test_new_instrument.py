@@ -1,0 +1,106 @@
+"""The instrument of docs/instruments.md, added by the places that the page names: no line of the
+measurement loop knows it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from pydantic import create_model
+from torch import nn
+
+from gate import api
+from gate.decision import catalog, instrument_rules
+from gate.decision.catalog import CheckSpec
+from gate.decision.check_result import CheckResult, Verdict
+from gate.measure import run
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from tests.measure import tiny
+
+PAGE = (Path(__file__).parents[2] / "docs" / "instruments.md").read_text(encoding="utf-8")
+BOUND = 1e-4
+Checked = Callable[..., dict[str | None, CheckResult]]
+
+
+def order(policy: Policy, evidence: Any) -> Iterator[CheckResult]:
+    """The rule: one check a runtime, an ERROR without a number."""
+    measured = evidence.order.max_abs_diff if evidence.order else {}
+    for runtime in policy.runtimes:
+        seen = measured.get(runtime)
+        code, verdict = "unmeasured", Verdict.ERROR
+        if seen is not None:
+            within = math.isfinite(seen) and seen <= BOUND
+            code, verdict = ("within", Verdict.PASS) if within else ("beyond", Verdict.FAIL)
+        yield CheckResult(
+            name="order", runtime=runtime, observed=seen, bound=BOUND, relation="<=",
+            verdict=verdict, code=code,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Checked:
+    """Return the checks of the new instrument, by runtime."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "order.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "order", raising=False)
+    own = importlib.import_module("order")
+    evidence = create_model("WithOrder", __base__=Evidence, order=(own.OrderParity | None, None))
+
+    rules = instrument_rules.undefined
+    monkeypatch.setattr(run, "Evidence", evidence)
+    monkeypatch.setattr(api, "INSTRUMENTS", (*api.INSTRUMENTS, own.OrderInstrument))
+    monkeypatch.setattr(
+        instrument_rules, "undefined", lambda e: [*rules(e), *order(Policy.default(), e)]
+    )
+    monkeypatch.setitem(
+        catalog.CHECKS,
+        "order",
+        CheckSpec("Does the answer depend on the place in the batch?", "runtime", "Export again."),
+    )
+
+    def check(model: nn.Module, onnx_file: Path, **changes: Any) -> dict[str | None, CheckResult]:
+        policy = Policy.default().model_copy(update={"task": "tensors", **changes})
+        result = api.check(onnx_file, model, tiny.images(12), policy)
+        return {c.runtime: c for c in result.decision.checks if c.name == "order"}
+
+    return check
+
+
+def test_a_new_instrument_measures_every_runtime(checked: Checked, tmp_path: Path) -> None:
+    model = tiny.net()
+    file = tiny.export(model, tmp_path / "model.onnx")
+    checks = checked(model, file.path)
+    assert {checks[name].verdict for name in ("ort-cpu", "ort-cpu-optimized")} == {Verdict.PASS}
+    assert {checks[name].verdict for name in ("torch-cuda", "ort-cuda")} == {Verdict.ERROR}
+
+
+def test_a_file_that_depends_on_the_place_fails(checked: Checked, tmp_path: Path) -> None:
+    model = tiny.net()
+    tiny.export(model, tmp_path / "model.onnx")
+    proto = onnx.load(tmp_path / "model.onnx")
+    last = proto.graph.node[-1]
+    name, last.output[0] = last.output[0], "before"
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0), "batch"))
+    proto.graph.node.append(onnx.helper.make_node("CumSum", ["before", "batch"], [name]))
+    onnx.save(proto, tmp_path / "bad.onnx")
+    checks = checked(model, tmp_path / "bad.onnx")
+    assert checks["ort-cpu"].verdict is Verdict.FAIL
+    assert checks["ort-cpu"].observed > 100 * BOUND
+
+
+def test_an_instrument_that_is_not_asked_for_is_no_pass(checked: Checked, tmp_path: Path) -> None:
+    model = tiny.net()
+    file = tiny.export(model, tmp_path / "model.onnx")
+    quiet = Policy.default().instruments.model_copy(update={"probes": False})
+    checks = checked(model, file.path, instruments=quiet)
+    assert {check.verdict for check in checks.values()} == {Verdict.ERROR}

@@ -1,0 +1,161 @@
+"""A file that does not open with optimizations off, which nobody serves."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from gate.api import measure_job
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.errors import EvidenceError
+from gate.measure.job import MeasurementJob
+from gate.onnx_file import sessions
+from gate.records.evidence import Evidence
+from tests import builders
+from tests.measure import tiny
+
+BOTH = ("ort-cpu", "ort-cpu-optimized")
+OFF, BASIC, ALL = "ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"
+
+
+@pytest.fixture
+def breaks(monkeypatch):
+    """Lets sessions of some levels fail, as NFNet does in the CUDA provider."""
+
+    def at(*levels: str) -> None:
+        real = sessions.create_session
+
+        def create(file, *, options=None, **more):
+            if options.graph_optimization_level.name in levels and options.enable_profiling:
+                raise Exception("[ONNXRuntimeError] : 1 : FAIL : Exception during initialization")
+            return real(file, options=options, **more)
+
+        monkeypatch.setattr(sessions, "create_session", create)
+
+    return at
+
+
+def judged(model, good, *names) -> tuple[Evidence, dict[tuple[str, str], Verdict], Verdict]:
+    policy = tiny.policy(*names)
+    measured = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
+    evidence = tiny.stored(measured)
+    decision = decide(policy, evidence, decided_at="now")
+    checks = {(c.runtime, c.name): c.verdict for c in decision.checks if c.runtime}
+    return evidence, checks, decision.verdict
+
+
+def test_the_basic_optimizations_are_measured_instead(model, good, breaks):
+    breaks(OFF)
+    evidence, checks, verdict = judged(model, good, *BOTH)
+    plain = evidence.runtime("ort-cpu")
+    assert "Exception during initialization" in plain.plain_failure
+    assert plain.failure is None
+    assert plain.outputs
+    assert plain.session_options["graph_optimization_level"] == BASIC
+    assert checks["ort-cpu", "session"] is Verdict.WAIVED
+    assert verdict is Verdict.PASS
+
+
+def test_where_neither_opens_the_served_session_decides(model, good, breaks):
+    breaks(OFF, BASIC)
+    evidence, checks, verdict = judged(model, good, *BOTH)
+    plain = evidence.runtime("ort-cpu")
+    assert "Exception during initialization" in plain.failure
+    assert plain.outputs == ()
+    assert checks["ort-cpu", "runtime"] is Verdict.WAIVED
+    assert verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("levels", [(ALL,), (OFF, ALL), (OFF, BASIC, ALL)])
+def test_never_the_other_way_round(model, good, breaks, levels):
+    breaks(*levels)
+    _, checks, verdict = judged(model, good, *BOTH)
+    assert checks["ort-cpu-optimized", "runtime"] is Verdict.FAIL
+    assert verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("levels", [(OFF,), (OFF, BASIC)])
+def test_without_a_served_session_it_is_refused(model, good, breaks, levels):
+    breaks(*levels)
+    assert judged(model, good, "ort-cpu")[2] is Verdict.FAIL
+
+
+NAMES = ("ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized")
+
+
+@pytest.mark.parametrize(
+    ("served", "verdict"),
+    [
+        ({}, Verdict.PASS),
+        ({"outputs": (builders.output_parity(max_abs_diff=1.0),)}, Verdict.FAIL),
+        ({"outputs": (), "failure": "boom"}, Verdict.FAIL),
+        ({"outputs": (), "absent_reason": "no device"}, Verdict.FAIL),
+    ],
+)
+def test_what_is_served_decides_on_cuda(served, verdict):
+    plain = {"outputs": (), "failure": "Fail: initialization", "plain_failure": "Fail: init"}
+    special = {"ort-cuda": plain, "ort-cuda-optimized": served}
+    runtimes = tuple(builders.runtime_evidence(n, **special.get(n, {})) for n in NAMES)
+    runtimes += (builders.absent("torch-cuda"),)
+    evidence = builders.evidence(runtimes=runtimes)
+    assert decide(builders.policy(), evidence, decided_at="now").verdict is verdict
+
+
+def test_another_level_without_that_reason_is_refused():
+    options = builders.runtime_evidence("ort-cuda").session_options
+    options = {**options, "graph_optimization_level": BASIC}
+    runtimes = tuple(
+        builders.runtime_evidence(n, **({"session_options": options} if n == "ort-cuda" else {}))
+        for n in NAMES
+    )
+    evidence = builders.evidence(runtimes=(*runtimes, builders.absent("torch-cuda")))
+    assert decide(builders.policy(), evidence, decided_at="now").verdict is Verdict.FAIL
+
+
+class Double(nn.Module):
+    """A convolution in float64, of which ONNX Runtime has no CPU kernel."""
+
+    def __init__(self, *, whole: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 1, bias=False)
+        self.whole = whole
+
+    def forward(self, x):
+        y = nn.functional.conv2d(x.double(), self.conv.weight.double()).mean((2, 3))
+        return y if self.whole else y.float()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_float64_operator_without_a_kernel_proposes_float32(tmp_path, whole):
+    model = Double(whole=whole).eval()
+    kind = TensorProto.DOUBLE if whole else TensorProto.FLOAT
+    nodes = [
+        *([] if whole else [helper.make_node("Cast", ["input"], ["d"], "cast", to=11)]),
+        helper.make_node("Conv", ["input" if whole else "d", "w"], ["c"], "conv"),
+        helper.make_node("ReduceMean", ["c"], ["m"], "mean", axes=[2, 3], keepdims=0),
+        helper.make_node("Cast", ["m"], ["logits"], "last", to=kind),
+    ]
+    values = [
+        helper.make_tensor_value_info("input", kind, ["batch", 3, 8, 8]),
+        helper.make_tensor_value_info("logits", kind, ["batch", 2]),
+    ]
+    weight = numpy_helper.from_array(model.conv.weight.detach().double().numpy(), "w")
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [weight])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)  # fmt: skip
+    images = tiny.images(8).astype(np.float64 if whole else np.float32)
+    job = MeasurementJob(
+        model,
+        tiny.candidate(path),
+        SampleSet.from_arrays({"input": images}),
+        policy=tiny.policy("ort-cpu"),
+    )
+    assert model(torch.from_numpy(images)).shape == (8, 2)
+    with pytest.raises(EvidenceError, match=r"Conv in float64 .*float32"):
+        measure_job(job)

@@ -1,0 +1,255 @@
+"""A runtime that is refused by its first samples gets no second looks, and no other verdict."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.api import measure_job
+from gate.data.samples import SampleSet
+from gate.decision.bound_rules import is_refused
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.measure.context import UNLIMITED, MeasurementContext
+from gate.measure.job import MeasurementJob
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
+from gate.probes.probe import SampleProfile
+from gate.probes.size_probes import batch_probes
+from gate.records.evidence import TensorSpec
+from gate.storage.digest import Digest
+from tests import builders
+from tests.probes import benches
+
+ROWS = np.random.default_rng(0).normal(size=(96, 16)).astype(np.float32)
+NOW = "2026-11-28T00:00:00+00:00"
+
+
+def policy(ratio=1.5, noise_diff=32.0, **bounds) -> Policy:
+    bounded = Bounds(noise_ratio=ratio, noise_peak=4.0 * ratio, noise_diff=noise_diff, **bounds)
+    runtime = RuntimePolicy(required="always", bounds=bounded)
+    asked = Instruments(noise_samples=16, stability_samples=0, search_inputs=0, graph=False)
+    return Policy(task="tensors", runtimes={"ort-cpu": runtime}, instruments=asked)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 8)).eval()
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[int]:
+    """The samples of each run under random rounding."""
+    made, original = [], MeasurementContext.rounding_run
+
+    def counted(self, batch, rounding, **options):
+        made.append(len(next(iter(batch.values()))))
+        return original(self, batch, rounding, **options)
+
+    monkeypatch.setattr(MeasurementContext, "rounding_run", counted)
+    return made
+
+
+def evidence(candidate_model, tmp_path, wanted):
+    file = benches.export(candidate_model, tmp_path / "model.onnx", {"x": ROWS})
+    job = MeasurementJob(
+        net(), file, SampleSet.from_arrays({"x": ROWS}), policy=wanted, batch_size=16
+    )
+    return measure_job(job)
+
+
+def wrong(size: float) -> nn.Module:
+    model = copy.deepcopy(net())
+    with torch.no_grad():
+        model[2].weight *= 1.0 + size * torch.randn(
+            model[2].weight.shape, generator=torch.Generator().manual_seed(1)
+        )
+    return model
+
+
+def test_a_file_that_is_far_off_costs_no_second_look(tmp_path, runs):
+    found = evidence(wrong(1e-2), tmp_path, policy())
+    runtime = found.runtimes[0]
+    assert runtime.unexamined > 0
+    assert runtime.outputs[0].noise.rounding_draws == 3
+    assert (runtime.second_looks, runtime.look_draws) == (0, 0)
+    assert any(probe.unexamined for probe in runtime.probes)
+    assert len(runs) <= 2 + 3  # of the reference's validity, and of the floor
+    decided = decide(policy(), found, decided_at=NOW)
+    assert decided.verdict is Verdict.FAIL
+    assert "noise_ratio" in {c.name for c in decided.checks if c.verdict is Verdict.FAIL}
+
+
+def test_progress_names_the_step_and_the_forwards_that_are_left(tmp_path, caplog):
+    with caplog.at_level(logging.DEBUG, "gate.steps"):
+        evidence(wrong(3e-6), tmp_path, policy())
+    steps = [record.getMessage() for record in caplog.records]
+    floor = [f"rounding floor: {left} of 48 forwards left" for left in (48, 32, 16)]
+    looks = [f"second looks: {left} of 4 samples left" for left in (4, 3, 2, 1)]
+    assert steps == ["samples", *floor, "samples", *looks, "probes"]
+
+
+def test_a_file_that_is_clearly_off_gets_few_runs_and_says_so(tmp_path, runs):
+    found = evidence(wrong(3e-6), tmp_path, policy())
+    runtime = found.runtimes[0]
+    noise = runtime.outputs[0].noise
+    assert 4.5 < noise.whole_ratio <= noise.ratio < 15.0  # 3 times and 10 times the bound
+    assert (noise.rounding_draws, noise.few_draws) == (3, True)
+    assert runtime.second_looks <= 4
+    assert runtime.look_draws == 8 * runtime.second_looks
+    drawn = [probe for probe in runtime.probes if probe.rounding_draws]
+    assert 0 < len(drawn) <= 4
+    assert {probe.rounding_draws for probe in drawn} == {3}
+    assert decide(policy(), found, decided_at=NOW).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(1.5, Verdict.FAIL), (3.0, Verdict.ERROR), (1e3, Verdict.PASS)]
+)
+def test_a_ratio_of_few_runs_refuses_by_the_whole_output_alone(ratio, verdict):
+    """The column that is 20 times off may be so by chance, the output that is 5 times off is not:
+    it is refused by a third of that."""
+    noise = builders.noise_parity(
+        ratio=20.0, peak=1.3, candidate_rms=5e-6, scatter=1.0, few_draws=True, rounding_draws=3
+    )
+    runtime = builders.runtime_evidence(outputs=(builders.output_parity(noise=noise),))
+    found = builders.evidence(runtimes=(runtime,))
+    checks = decide(policy(ratio), found, decided_at=NOW).checks
+    assert [check.verdict for check in checks if check.name == "noise_ratio"] == [verdict]
+
+
+class Limited(nn.Module):
+    """Differs from another limit on large samples alone."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.limit = nn.Linear(16, 8), limit
+
+    def forward(self, x):
+        return self.layer(x).clamp(-self.limit, self.limit)
+
+
+LATE = np.concatenate([ROWS[:16], 4.0 * ROWS[16:]])
+"""The samples that have no truth are larger."""
+
+
+def late_evidence(model, other, tmp_path, wanted):
+    file = benches.export(other, tmp_path / "model.onnx", {"x": LATE})
+    samples = SampleSet.from_arrays({"x": LATE})
+    return measure_job(MeasurementJob(model, file, samples, policy=wanted, batch_size=16))
+
+
+def test_a_file_that_is_off_on_late_samples_gets_few_second_looks(tmp_path):
+    found = late_evidence(Limited(9.0), Limited(2.5), tmp_path, policy())
+    runtime = found.runtimes[0]
+    noise = runtime.outputs[0].noise
+    assert noise.ratio < 1.5
+    assert noise.settled > 32.0
+    assert runtime.second_looks <= 4
+    assert runtime.unexamined > 20
+    problems = {c.name: c.verdict for c in decide(policy(), found, decided_at=NOW).problems}
+    assert problems["noise_diff"] is Verdict.FAIL
+    loose = policy().model_copy(deep=True)
+    bounds = loose.runtimes["ort-cpu"].bounds.model_copy(update={"noise_diff": 1e9})
+    runtimes = {"ort-cpu": loose.runtimes["ort-cpu"].model_copy(update={"bounds": bounds})}
+    loose = loose.model_copy(update={"runtimes": runtimes})
+    checks = [c for c in decide(loose, found, decided_at=NOW).checks if c.output]
+    assert Verdict.FAIL not in {check.verdict for check in checks}
+
+
+class Cancelling(nn.Module):
+    """Large samples lose digits in any implementation."""
+
+    def __init__(self, *, squared: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.squared = nn.Linear(16, 8), squared
+
+    def forward(self, x):
+        size = (x[:, :1].abs() - 2.5).relu()
+        large = torch.exp(size).square() if self.squared else torch.exp(2.0 * size)
+        return (self.layer(x) + large) - large
+
+
+def test_a_correct_file_gets_all_second_looks_and_says_how_many(tmp_path):
+    found = late_evidence(Cancelling(), Cancelling(squared=True), tmp_path, policy())
+    runtime = found.runtimes[0]
+    noise = runtime.outputs[0].noise
+    assert runtime.second_looks > 2
+    assert runtime.look_draws == 8 * runtime.second_looks
+    assert runtime.unexamined == 0
+    assert noise.settled < 32.0
+    assert decide(policy(), found, decided_at=NOW).verdict is not Verdict.FAIL
+
+
+def test_a_looser_policy_does_not_trust_what_was_not_looked_at(tmp_path):
+    found = evidence(wrong(1e-2), tmp_path, policy())
+    decided = decide(policy(ratio=1e9), found, decided_at=NOW)
+    problems = {check.name: check.verdict for check in decided.problems}
+    assert problems["noise_diff"] is Verdict.ERROR
+    assert Verdict.FAIL not in problems.values()
+    assert any(name.startswith("probe_") for name in problems)
+    assert decided.verdict is Verdict.ERROR
+
+
+def test_a_bound_that_an_unexamined_sample_may_exceed_does_not_pass(tmp_path):
+    found = evidence(wrong(1e-2), tmp_path, policy())
+    assert found.runtimes[0].unexamined > 0
+    decided = decide(policy(ratio=1e9, noise_diff=1e9), found, decided_at=NOW)
+    codes = {check.name: (check.verdict, check.code) for check in decided.checks}
+    assert codes["noise_diff"] == (Verdict.ERROR, "unexamined")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "exceptions", "refused"),
+    [(5.0, None, True), (5.0, {"LogSoftmax": 7.0}, False), (8.0, {"LogSoftmax": 7.0}, True)],
+)
+def test_what_an_operator_may_exceed_is_no_early_refusal(ratio, exceptions, refused):
+    wanted = policy(noise_ratio_by_operator=exceptions)
+    noise = {"y": builders.noise_parity(ratio=ratio, peak=1.0)}
+    assert is_refused(wanted, "ort-cpu", noise) is refused
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("float16", 1.0), ("bfloat16", 4.0)])
+def test_a_file_in_bfloat16_is_refused_by_its_own_bounds(dtype, times):
+    stand = benches.stand(net(), {"x": ROWS}, size=16)
+    outputs = (TensorSpec(name="y", dtype=dtype, shape=("n", 8)),)
+    subject = stand.tested_file.subject.model_copy(update={"outputs": outputs})
+    file = replace(stand.tested_file, subject=subject)
+    reduced = replace(stand, tested_file=file, policy=Policy.reduced())
+    bounds = reduced.applied_policy.runtimes["ort-cpu"].bounds
+    assert bounds.noise_ratio == times * Policy.reduced().runtimes["ort-cpu"].bounds.noise_ratio
+
+
+def test_a_correct_file_leaves_nothing_out(tmp_path):
+    found = evidence(net(), tmp_path, policy())
+    runtime = found.runtimes[0]
+    assert runtime.unexamined == 0
+    assert not any(probe.unexamined for probe in runtime.probes)
+    assert decide(policy(), found, decided_at=NOW).verdict is not Verdict.FAIL
+
+
+def test_samples_of_large_activations_make_smaller_batches():
+    class Wide(nn.Module):
+        def forward(self, x):
+            return x[:, :1] + torch.ones(len(x), 2**21).sum(1, keepdim=True)  # 8 MiB a sample
+
+    sha256 = Digest.of_bytes(b"file")
+    sizes = {}
+    for name, model in (("wide", Wide()), ("narrow", nn.Linear(16, 3))):
+        stand = benches.stand(model, {"x": ROWS}, size=8)
+        assert stand.most == UNLIMITED
+        with torch.inference_mode():
+            stand.measure_sample_bytes()
+        profile = SampleProfile.of(stand)
+        sizes[name] = max(probe.size for probe in batch_probes(stand, profile, sha256))
+        assert stand.sample_bytes == (2**23 if name == "wide" else 64)
+    assert sizes["narrow"] > 40
+    assert sizes["wide"] == 8 + 8

@@ -1,0 +1,310 @@
+"""References whose forward changes the model: every run begins with the same state."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+from torch.nn import functional
+
+from gate.api import EvaluationResult, check
+from gate.data.input_binding import InputBinding
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.export.export_warnings import captured
+from gate.measure.job import EvaluationData, Reference
+from gate.model.model_state import ModelState
+from gate.policy.policy import Policy
+from gate.policy.sections import Instruments
+from gate.probes.branches import TracedReference
+from gate.records.evidence import Source
+from gate.reference.torch_session import TorchSession
+from gate.summary.render import render_check
+from tests.probes import benches
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+POLICY = Policy.default(task="tensors").model_copy(
+    update={"instruments": Instruments(noise_samples=8, stability_samples=4, search_inputs=4)}
+)
+
+
+class Limited(nn.Module):
+    """Ids (batch, 5) to (batch, 3); most rows of the embedding exceed the norm."""
+
+    def __init__(self, max_norm: float | None = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.e, self.h = nn.Embedding(12, 6, max_norm=max_norm), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.h(self.e(x)).mean(1)
+
+
+class Functional(Limited):
+    """The same without a module that has `max_norm`."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def forward(self, x):
+        return self.h(functional.embedding(x, self.e.weight, max_norm=1.0)).mean(1)
+
+
+class Counting(nn.Module):
+    """Counts its calls; `by` times the count goes into the outputs."""
+
+    def __init__(self, by: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.by, self.h = by, nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("scale", torch.ones(()))
+
+    def count(self) -> None:
+        self.seen += 1
+
+    def forward(self, x):
+        self.count()
+        self.scale.mul_(1.0)
+        return self.h(x) * self.scale + self.by * self.seen
+
+
+class Assigning(Counting):
+    """Puts another tensor in the place of the buffer."""
+
+    def count(self) -> None:
+        self.seen = self.seen + 1
+
+
+class ThroughData(Counting):
+    """Writes where version counters do not count."""
+
+    def count(self) -> None:
+        self.seen.data.add_(1)
+
+
+class Tracking(nn.Module):
+    """Updates running statistics in eval mode, and normalizes by them or by those of the batch."""
+
+    def __init__(self, *, used: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.h = used, nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("var", torch.ones(6))
+
+    def forward(self, x):
+        pairs = x.unsqueeze(2).expand(-1, -1, 2)
+        functional.batch_norm(pairs, self.mean, self.var, training=True, momentum=0.5)
+        return self.h((x - self.mean) if self.used else x)
+
+
+class Cached(nn.Module):
+    """Builds a table when it is called for the first time, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.h, self.rows = nn.Linear(6, 3), 0
+        self.register_buffer("table", torch.zeros(0, 6), persistent=False)
+
+    def forward(self, x):
+        if self.rows < 6:
+            self.rows, self.table = 6, torch.linspace(0, 1, 36).reshape(6, 6)
+        return self.h(x @ self.table[: self.rows])
+
+
+class Returned(Counting):
+    """Gives out the buffer that it changes."""
+
+    def forward(self, x):
+        self.seen += 1
+        return self.h(x), self.seen
+
+
+def ids(rows: int = 24) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 12, (rows, 5))
+
+
+def numbers(rows: int = 24) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(rows, 6)).astype(np.float32)
+
+
+def export(model: nn.Module, path: Path, x: np.ndarray, *, dynamo: bool = False) -> Path:
+    """The file of a copy, as an exporter writes it."""
+    how: dict[str, Any] = (
+        {"dynamo": True, "dynamic_shapes": ({0: "batch"},), "external_data": False}
+        if dynamo
+        else {"dynamo": False, "opset_version": 17, "dynamic_axes": {"x": {0: "batch"}}}
+    )
+    with captured(), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(copy.deepcopy(model).eval(), (torch.from_numpy(x),), str(path),
+                          input_names=["x"], output_names=["y"], **how)  # fmt: skip
+    return path
+
+
+def judge(path: Path, model: nn.Module, x: np.ndarray) -> EvaluationResult:
+    """The result of gate check; the model is afterwards what it was."""
+    before = copy.deepcopy(model.state_dict())
+    result = check(
+        path,
+        reference=Reference(model, Source(factory="tests")),
+        data=EvaluationData(SampleSet.from_arrays({"x": x}), batch_size=8),
+        policy=POLICY,
+    )
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    return result
+
+
+def failed(result: EvaluationResult) -> set[str]:
+    return {c.name for c in result.decision.checks if c.verdict in (Verdict.FAIL, Verdict.ERROR)}
+
+
+def warm(model: nn.Module, x: np.ndarray) -> nn.Module:
+    """After a forward."""
+    with torch.no_grad():
+        model(torch.from_numpy(x))
+    return model
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("kind", [Limited, Functional])
+@pytest.mark.parametrize("warmed", [False, True])
+def test_a_file_that_renormalizes_passes(kind, warmed: bool, tmp_path: Path) -> None:
+    model = warm(kind(), ids(1)) if warmed else kind()
+    result = judge(export(model, tmp_path / "m.onnx", ids(4), dynamo=True), kind().eval(), ids())
+    assert not failed(result), result.decision.problems
+    assert result.evidence.state_spread["e.weight"] < 1e-6
+
+
+def test_torchscript_that_looked_up_every_row_is_right(tmp_path: Path) -> None:
+    """Without `max_norm` in the graph, and with all rows renormalized."""
+    every = np.resize(np.arange(12), (3, 5))
+    model = Limited().eval()
+    result = judge(export(model, tmp_path / "m.onnx", every), model, ids())
+    assert not failed(result), result.decision.problems
+    assert result.evidence.graph.weights.matched["renormalized"] == 1
+
+
+@pytest.mark.parametrize("rows", [np.zeros((2, 5), np.int64), ids(1)])
+def test_a_file_without_renormalization_fails(rows: np.ndarray, tmp_path: Path) -> None:
+    model = Limited().eval()
+    result = judge(export(model, tmp_path / "m.onnx", rows), model, ids())
+    assert result.decision.verdict is Verdict.FAIL
+    assert "graph_other_weights" not in failed(result)  # the values are right, the graph is not
+
+
+def test_other_weights_of_a_row_that_no_sample_looks_up_are_found(tmp_path: Path) -> None:
+    model = Limited().eval()
+    path = export(model, tmp_path / "m.onnx", np.resize(np.arange(12), (3, 5)))
+    proto = onnx.load(path)
+    (table,) = [t for t in proto.graph.initializer if t.name == "e.weight"]
+    values = numpy_helper.to_array(table).copy()
+    values[11] *= 1.01
+    table.CopyFrom(numpy_helper.from_array(values, table.name))
+    onnx.save(proto, path)
+    result = judge(path, model, ids() % 11)
+    assert "graph_other_weights" in failed(result)
+
+
+@pytest.mark.parametrize("kind", [Counting, Assigning, ThroughData])
+def test_a_count_that_feeds_the_output_is_named(kind, tmp_path: Path) -> None:
+    model = kind(by=0.5).eval()
+    result = judge(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
+    (repeats,) = [c for c in result.decision.checks if c.name == "repeats"]
+    assert repeats.verdict is Verdict.ERROR
+    assert "changes seen and" in render_check(repeats)
+    spread = result.evidence.state_spread
+    assert spread["seen"] > 0.1
+    assert spread.get("scale", 0.0) == 0.0
+
+
+@pytest.mark.parametrize("kind", [Counting, Assigning, ThroughData])
+def test_a_count_without_effect_is_restored_and_judged(kind, tmp_path: Path) -> None:
+    model = kind().eval()
+    result = judge(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
+    assert not failed(result), result.decision.problems
+    assert result.evidence.state_spread["seen"] == 0.0
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_running_statistics_that_change_in_eval_mode(used: bool, tmp_path: Path) -> None:
+    model = Tracking(used=used).eval()
+    # the file of the same function, written by hand: neither exporter keeps the update
+    right = nn.Sequential(model.h)
+    result = judge(export(right, tmp_path / "m.onnx", numbers(2)), model, numbers())
+    assert set(result.evidence.state_spread) == {"mean", "var"}
+    assert ("repeats" in failed(result)) is used
+    assert used or not failed(result)
+
+
+class InTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.n, self.h = nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.n.running_mean.add_(1.0)
+
+    def forward(self, x):
+        return self.h(self.n(x))
+
+
+def test_a_model_in_training_mode_is_measured_in_eval_mode(tmp_path: Path) -> None:
+    model = InTraining().train()
+    result = judge(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
+    assert not failed(result), result.decision.problems
+    assert result.evidence.state_spread == {}
+    assert model.training
+
+
+def test_a_table_that_the_first_call_builds_is_no_count(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(24, 6, 6)).astype(np.float32)
+    model = Cached().eval()
+    result = judge(export(warm(Cached(), x[:2]), tmp_path / "m.onnx", x[:2]), model, x)
+    assert not failed(result), result.decision.problems
+    assert result.evidence.state_spread == {"table": 0.0}
+
+
+@pytest.mark.parametrize("kind", [Returned, Counting, Assigning])
+def test_outputs_do_not_change_with_the_model(kind) -> None:
+    model = kind(by=1.0).eval()
+    own = copy.deepcopy(model)
+    binding = InputBinding((("x", "x"),), 8, fixed=False)
+    session = TorchSession(own, binding, device="cpu", original=model)
+    first, again = (session.run({"x": numbers(3)}) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert int(own.seen) == 0
+    if kind is Returned:
+        assert int(first[1]) == 1
+
+
+def test_a_model_that_does_not_change_is_compared_once(monkeypatch) -> None:
+    compared = []
+    monkeypatch.setattr(torch, "equal", lambda *pair: compared.append(pair) or True)
+    model = InTraining().eval()
+    state = ModelState(copy.deepcopy(model), model)
+    for _ in range(3):
+        with state.restored():
+            pass
+    assert len(compared) == len(model.state_dict())
+    assert state.changed == ()
+
+
+def test_the_traced_reference_begins_with_the_same_state() -> None:
+    stand = benches.stand(Counting(by=1.0).eval(), {"x": numbers()})
+    traced = TracedReference(stand, {"x": numbers(2)})
+    expected = stand.reference.run({"x": numbers(3)})
+    for _ in range(2):
+        assert traced.watched({"x": numbers(3)})[1]
+        assert np.array_equal(traced.run({"x": numbers(3)})[0], expected[0])
+    assert int(stand.model.module.seen) == 0

@@ -1,0 +1,146 @@
+"""One sample in turns, measured on real files."""
+
+from __future__ import annotations
+
+import pytest
+
+from gate.api import measure_job
+from gate.measure import run as turns
+from gate.measure.job import MeasurementJob
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
+from gate.records.evidence import Evidence
+from gate.reference.torch_session import TorchSession
+from gate.runtimes.ort import OrtSession
+from tests.measure import tiny
+
+POLICY = Policy(
+    task="tensors",
+    instruments=Instruments.none(),
+    runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=Bounds(max_abs_diff=1e-3))},
+)
+
+
+def measured(model, candidate, *, count: int = 12, batch_size: int = 4) -> Evidence:
+    return measure_job(
+        MeasurementJob(model, candidate, tiny.samples(count), POLICY, batch_size=batch_size)
+    )
+
+
+def test_both_sides_have_times_of_one_sample_and_of_the_batch(model, good) -> None:
+    found = measured(model, good)
+    (runtime,) = found.runtimes
+    for latency, cost in (
+        (found.reference_latency, found.reference_cost),
+        (runtime.latency, runtime.cost),
+    ):
+        assert latency is not None
+        assert cost is not None
+        assert cost.single is not None
+        assert (latency.batch_size, latency.batches, latency.cold) == (4, 2, False)
+        assert cost.single.batch_size == 1
+        assert turns._LEAST - 1 <= cost.single.batches < turns._MOST
+        assert 0.0 < cost.single.median_ms <= cost.single.p95_ms
+        assert cost.first_batch_size == 1
+        assert cost.first_ms is not None
+        assert cost.first_ms > 0.0
+    assert runtime.cost is not None
+    assert runtime.cost.open_ms is not None
+    assert runtime.cost.open_ms > 0.0
+    assert runtime.memory_bytes is not None
+    assert runtime.cost.peak_bytes is not None
+    assert runtime.cost.peak_bytes > runtime.memory_bytes
+    assert found.reference_cost is not None
+    assert found.reference_cost.open_ms is None
+
+
+def test_a_fixed_batch_is_no_failure(model, tmp_path) -> None:
+    fixed = tiny.export(
+        model, tmp_path / "fixed.onnx", example={"input": tiny.images(4)}, dynamic=False
+    )
+    found = measured(model, fixed)
+    (runtime,) = found.runtimes
+    assert runtime.measured
+    assert runtime.latency is not None
+    for cost in (runtime.cost, found.reference_cost):
+        assert cost is not None
+        assert cost.single is None
+        assert cost.single_unmeasured == "fixed_batch"
+
+
+def test_batches_of_one_are_taken_as_they_are(model, good) -> None:
+    found = measured(model, good, count=4, batch_size=1)
+    (runtime,) = found.runtimes
+    assert runtime.cost is not None
+    assert runtime.cost.single == runtime.latency
+
+
+@pytest.mark.parametrize(
+    ("count", "batch_size", "fixed"), [(4, 4, False), (7, 4, False), (4, 4, True), (1, 4, False)]
+)
+def test_the_only_full_batch_is_repeated_until_it_is_warm(
+    model, good, tmp_path, count, batch_size, fixed
+) -> None:
+    example = {"input": tiny.images(batch_size)}
+    if fixed:
+        good = tiny.export(model, tmp_path / "fixed.onnx", example=example, dynamic=False)
+    found = measured(model, good, count=count, batch_size=batch_size)
+    (runtime,) = found.runtimes
+    for latency in (found.reference_latency, runtime.latency):
+        assert latency is not None
+        assert not latency.cold
+        assert latency.batch_size == min(count, batch_size)
+        assert turns._LEAST - 1 <= latency.batches < turns._MOST
+
+
+def test_a_batch_that_breaks_when_it_is_repeated_is_a_failure(model, good, monkeypatch) -> None:
+    ran = []
+
+    def run(self, batch):
+        ran.append(len(batch["input"]))
+        if ran.count(4) > 1:
+            raise RuntimeError("worn out")
+        return original(self, batch)
+
+    original = OrtSession.run
+    monkeypatch.setattr(OrtSession, "run", run)
+    (runtime,) = measured(model, good, count=4).runtimes
+    assert runtime.failure == "RuntimeError: worn out"
+
+
+def test_a_fixed_batch_of_one_lacks_nothing(model, tmp_path) -> None:
+    fixed = tiny.export(
+        model, tmp_path / "one.onnx", example={"input": tiny.images(1)}, dynamic=False
+    )
+    (runtime,) = measured(model, fixed, count=4).runtimes
+    assert runtime.cost is not None
+    assert (runtime.cost.single, runtime.cost.single_unmeasured) == (runtime.latency, None)
+
+
+def test_what_was_timed_alone_is_not_computed_alone_again(model, good, monkeypatch) -> None:
+    """Three samples have their turns; stability asks for four alone."""
+    instruments = Instruments.none().model_copy(update={"stability_samples": 4})
+    policy = POLICY.model_copy(update={"instruments": instruments})
+    images = tiny.images(12)
+    alone: dict[str, list[int]] = {"reference": [], "runtime": []}
+
+    def counted(kind: type, side: str) -> None:
+        original = kind.run
+
+        def run(self, batch):
+            if len(batch["input"]) == 1:
+                places = (images == batch["input"]).reshape(12, -1).all(1)
+                alone[side].append(int(places.argmax()))
+            return original(self, batch)
+
+        monkeypatch.setattr(kind, "run", run)
+
+    counted(TorchSession, "reference")
+    counted(OrtSession, "runtime")
+    monkeypatch.setattr(turns, "_MOST", turns._LEAST)
+    found = measure_job(MeasurementJob(model, good, tiny.samples(12), policy, batch_size=4))
+    assert found.runtimes[0].outputs[0].stability is not None
+    # Sample 0 is the example, which the reference computes twice to see that it repeats itself, and
+    # once to see how large its activations are.
+    assert sorted(alone["reference"]) == [0, 0, 0, 0, 1, 2, 3]
+    assert sorted(alone["runtime"]) == [0, 0, 1, 2, 3]

@@ -1,0 +1,147 @@
+"""Tiny modules and their exports."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+
+from gate.api import INSTRUMENTS
+from gate.data.samples import SampleSet
+from gate.measure.job import MeasurementJob
+from gate.measure.run import MeasurementRun
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, RuntimePolicy
+from gate.records.evidence import Evidence, Subject, TensorSpec
+from gate.records.runtime import RuntimeName
+from gate.statistics.sample_table import SampleTable
+from gate.storage.digest import Digest
+
+CLASSES = 7
+
+
+class Net(nn.Module):
+    """Images (n, 3, 8, 8) to logits (n, 7)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.conv(x))).amax((2, 3))
+        return self.head(self.drop(x))
+
+
+class TwoInputs(nn.Module):
+    """Named inputs in another order than the file may have, and a tuple, dict and tensor out."""
+
+    def forward(self, left, right):
+        return {"sum": left + right, "more": (left - 2 * right, (left > right).any(1))}
+
+
+def net(seed: int = 0) -> Net:
+    """Weights that predict several classes, and BatchNorm statistics that are not trivial."""
+    torch.manual_seed(seed)
+    model = Net()
+    nn.init.normal_(model.head.weight, std=2.0)
+    for _ in range(3):
+        model(torch.randn(16, 3, 8, 8) * 2 + 0.5)
+    return model.eval()
+
+
+def images(count: int = 20, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, 3, 8, 8)).astype(np.float32)
+
+
+def samples(count: int = 20, seed: int = 0) -> SampleSet:
+    return SampleSet.from_arrays({"input": images(count, seed)})
+
+
+def export(
+    model: nn.Module,
+    path: Path,
+    *,
+    example: Mapping[str, np.ndarray] | None = None,
+    outputs: tuple[str, ...] = ("logits",),
+    dynamic: bool = True,
+    opset: int = 13,
+) -> TestedFile:
+    """The legacy export of a copy of `model`."""
+    example = example or {"input": images(2)}
+    axes = {name: {0: "batch"} for name in (*example, *outputs)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            copy.deepcopy(model).eval(),
+            tuple(torch.from_numpy(array) for array in example.values()),
+            str(path),
+            dynamo=False,
+            opset_version=opset,
+            input_names=list(example),
+            output_names=list(outputs),
+            dynamic_axes=axes if dynamic else None,
+        )
+    return candidate(path)
+
+
+def edit(source: TestedFile, path: Path, change: Callable[[onnx.ModelProto], Any]) -> TestedFile:
+    """The file of `source` after `change`, as a candidate of its own."""
+    proto = onnx.load(source.path)
+    change(proto)
+    onnx.save(proto, path)
+    return candidate(path)
+
+
+def candidate(path: Path) -> TestedFile:
+    proto = onnx.load(path, load_external_data=False)
+    subject = Subject(
+        sha256=Digest.of_file(path),
+        size_bytes=path.stat().st_size,
+        opset=proto.opset_import[0].version,
+        producer=proto.producer_name,
+        inputs=tuple(_spec(value) for value in proto.graph.input),
+        outputs=tuple(_spec(value) for value in proto.graph.output),
+    )
+    return TestedFile(path, subject)
+
+
+def policy(*names: RuntimeName, **overrides: Any) -> Policy:
+    """A policy for these runtimes, CPU with optimizations off if none is named."""
+    bounds = Bounds(max_abs_diff=1e-4, top1_agreement=1.0)
+    runtimes = {
+        name: RuntimePolicy(required="always", bounds=bounds) for name in names or ("ort-cpu",)
+    }
+    return Policy(**{"runtimes": runtimes, **overrides})
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    tensor = value.type.tensor_type
+    shape = tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
+        for dim in tensor.shape.dim
+    )
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    return TensorSpec(name=value.name, dtype=dtype.name, shape=shape)
+
+
+def stored(evidence: Evidence) -> Evidence:
+    """The evidence as it comes back from its file."""
+    return Evidence.from_json(evidence.to_json())
+
+
+def sample_table(job: MeasurementJob) -> SampleTable:
+    """One row a sample."""
+    with MeasurementRun.open(job) as run:
+        run.run(INSTRUMENTS)
+        return run.sample_table()

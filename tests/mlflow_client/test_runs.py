@@ -1,0 +1,121 @@
+"""Runs of the commands: how they end, and which one is believed to hold a record."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gate.errors import RegistryUnavailable, ResourceGone
+from gate.mlflow_client.runs import (
+    DECIDED_TAG,
+    EXPERIMENT,
+    RunLogger,
+    RunReference,
+    Runs,
+    killed_by_signals,
+)
+from gate.records.layout import RUN
+from tests.mlflow_client.conftest import run_of
+from tests.report.samples import failed, passed
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(None, "FINISHED"), (ValueError(), "FAILED"), (KeyboardInterrupt(), "KILLED")],
+)
+def test_a_run_ends_with_its_work(runs: Runs, error: BaseException | None, expected: str) -> None:
+    try:
+        with runs.new("gate") as page:
+            assert run_of(page).info.status == "RUNNING"
+            if error is not None:
+                raise error
+    except (ValueError, KeyboardInterrupt):
+        pass
+    assert run_of(page).info.status == expected
+
+
+def test_a_rejection_ends_failed(runs: Runs) -> None:
+    with runs.new("gate") as page:
+        page.ends = "FAILED"
+    assert run_of(page).info.status == "FAILED"
+    assert runs.page(page.run_id).ends == "FAILED"
+
+
+def test_artifacts_lie_beside_the_database_whatever_the_folder(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with Runs(uri).new("gate") as page:
+        page.text("x", "x.txt")
+    assert list((tmp_path / "mlartifacts" / EXPERIMENT).rglob("x.txt"))
+
+
+def written(runs: Runs, report: Path) -> RunLogger:
+    """A whole record of `passed()`, and the report that names it."""
+    with runs.new("gate") as page:
+        page.tags({DECIDED_TAG: passed()[0].digest().hex})
+    runs.remember(page, report)
+    return page
+
+
+def test_a_record_is_found_again(runs: Runs, tmp_path: Path) -> None:
+    page = written(runs, tmp_path)
+    found = runs.recorded(tmp_path, passed()[0])
+    assert found is not None
+    assert (found.run_id, found.ends) == (page.run_id, "FINISHED")
+
+
+def _change(report: Path, **fields: str) -> None:
+    path = report / RUN
+    RunReference.load(path).model_copy(update=fields).save(path)
+
+
+SPOILT: dict[str, Callable[[RunLogger, Path], object]] = {
+    "no file": lambda page, report: (report / RUN).unlink(),
+    "a torn file": lambda page, report: (report / RUN).write_text('{"run_id": "'),
+    "another server": lambda page, report: _change(report, tracking_uri="http://127.0.0.1:1"),
+    "an unknown run": lambda page, report: _change(report, run_id="0" * 32),
+    "a deleted run": lambda page, report: page.client.delete_run(page.run_id),
+    "of another decision": lambda page, report: page.tags({DECIDED_TAG: failed()[0].digest().hex}),
+    "promoted already": lambda page, report: page.tags({"gate.promotion": "promoted"}),
+    "not whole": lambda page, report: page.client.delete_tag(page.run_id, DECIDED_TAG),
+}
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_what_the_file_says_is_checked_before_it_is_believed(
+    runs: Runs, tmp_path: Path, spoil: Callable[[RunLogger, Path], object]
+) -> None:
+    spoil(written(runs, tmp_path), tmp_path)
+    assert runs.recorded(tmp_path, passed()[0]) is None
+
+
+def test_a_run_that_is_not_there_is_told(runs: Runs) -> None:
+    with pytest.raises(ResourceGone):
+        runs.page("0" * 32)
+
+
+def test_a_server_that_is_down_is_told_at_once() -> None:
+    with pytest.raises(RegistryUnavailable):
+        Runs("http://127.0.0.1:1")
+
+
+@pytest.mark.further
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_the_signals_of_a_forked_process_are_its_own() -> None:
+    """A pool of the user's ends its workers by SIGTERM, which must not end the check."""
+    handler = signal.getsignal(signal.SIGTERM)
+    with killed_by_signals(lambda: None):
+        child = os.fork()
+        if child == 0:
+            own = signal.getsignal(signal.SIGTERM) == handler and signal.set_wakeup_fd(-1) == -1
+            os._exit(0 if own else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert signal.getsignal(signal.SIGTERM) == handler

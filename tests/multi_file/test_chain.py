@@ -1,0 +1,87 @@
+"""The chain as a module: in double precision too, and with modules of one model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.data.input_binding import bind_inputs
+from gate.data.samples import SampleSet
+from gate.errors import ModelError
+from gate.multi_file.chain_model import ChainModel, module_of
+from gate.reference.float64 import Float64Reference
+from tests.multi_file import tiny
+
+ROWS = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+
+
+def model() -> nn.ModuleDict:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"encoder": nn.Linear(3, 3), "head": nn.Linear(3, 2)}).eval()
+
+
+def scattered(parts: Any, batch: Any) -> Any:
+    """As code between two networks is written: in numpy, into a float32 array of its own."""
+    features = parts["encoder"](batch["input"]).numpy()
+    grid = np.zeros((len(features), 3), np.float32)
+    for row, feature in enumerate(features):
+        grid[row, ::-1] += feature
+    return parts["head"](torch.from_numpy(grid))
+
+
+def narrowed(parts: Any, batch: Any) -> Any:
+    return torch.from_numpy(scattered(parts, batch).numpy().astype(np.float32))
+
+
+def chained(function: str) -> ChainModel:
+    return ChainModel.from_model(
+        model(), chain=f"{__name__}:{function}",
+        references={"encoder": "encoder", "head": "head"}, inputs=["input"],
+    )  # fmt: skip
+
+
+def in_double(chain: ChainModel) -> np.ndarray:
+    samples = SampleSet.from_arrays({"input": ROWS})
+    binding = bind_inputs(samples.specs, samples.specs, count=4, batch_size=4)
+    with torch.no_grad():
+        (found,) = Float64Reference(chain, binding).run({"input": ROWS})
+    return found
+
+
+def test_a_chain_with_numpy_between_its_parts_has_a_float64_reference() -> None:
+    """Rounded once, at the seam: far nearer to the truth than float32 is by chance."""
+    found = in_double(chained("scattered"))
+    own = model().double()
+    with torch.no_grad():
+        features = own["encoder"](torch.from_numpy(ROWS).double()).float().double().flip(1)
+        wanted = own["head"](features).numpy()
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, wanted, rtol=1e-14)
+
+
+def test_what_the_chain_itself_narrows_has_none() -> None:
+    with pytest.raises(ModelError, match="returns float32 even when it runs in float64"):
+        in_double(chained("narrowed"))
+
+
+def test_in_float32_nothing_is_widened() -> None:
+    chain = chained("scattered")
+    with torch.no_grad():
+        assert chain(torch.from_numpy(ROWS)).dtype == torch.float32
+    assert not any(part._forward_pre_hooks for part in chain.parts.values())
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("neck", "has no submodule 'neck' for the part neck: it has encoder, head"),
+        ("pkg.models:build", "is pkg.models:build, expected the path of a module in the one model"),
+    ],
+)
+def test_a_reference_is_a_module_of_the_one_model(path: str, text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        module_of(tiny.build(), path, part="neck")

@@ -1,0 +1,88 @@
+"""Releases of several files whose inputs have the batch on another axis than 0, or on none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gate.api import EvaluationResult, check
+from gate.data.samples import SampleSet
+from gate.decision.check_result import Verdict
+from gate.export.quantize import QuantizeSettings
+from gate.golden.verify import verify_golden
+from gate.measure.artifacts import write_golden_of
+from gate.measure.job import EvaluationData, Reference
+from gate.multi_file.quantize import ReleaseQuantization
+from gate.policy.policy import Policy
+from tests.multi_file import recurrent
+
+# Probes and stability are measured of any file alike.
+QUICK = Policy.model_validate_json(
+    '{"task": "auto", "instruments": {"probes": false, "search_inputs": 0, "stability_samples": 0},'
+    ' "runtimes": {"ort-cpu": {"required": "always", "bounds": {"noise_ratio": 1.5}}}}'
+)
+
+
+def judged(release: Path, arrays: dict[str, np.ndarray], **axes: int | None) -> EvaluationResult:
+    samples = SampleSet.from_arrays(arrays).with_batch_axes(axes)
+    return check(
+        release,
+        reference=Reference.from_factory("tests.multi_file.recurrent:build"),
+        data=EvaluationData(samples, batch_size=8),
+        policy=QUICK,
+    )
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_state_with_the_batch_on_axis_1(tmp_path: Path, rows: bool, factor: float) -> None:
+    recurrent.exported(tmp_path, factor=factor)
+    result = judged(tmp_path / "release.yaml", recurrent.samples(rows=rows))
+    verdict = Verdict.PASS if factor == 1.0 else Verdict.FAIL
+    assert result.decision.verdict is verdict, result.decision.problems
+    axes = result.evidence.dataset.batch_axes
+    assert axes is not None
+    assert {**axes.inputs, **axes.outputs} == {"x": 0, "h0": 1, "y": 0, "h": 1}
+    assert result.evidence.parts["gru"].dataset.samples == 20
+    assert {check.part for check in result.decision.problems if check.output} == (
+        set() if factor == 1.0 else {None, "gru"}
+    )
+
+
+def test_stated_axes_go_before_the_parts(tmp_path: Path) -> None:
+    recurrent.exported(tmp_path)
+    result = judged(tmp_path / "release.yaml", recurrent.samples(), x=0, h0=1, h=1)
+    assert result.decision.passed, result.decision.problems
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_one_call_is_one_graph(tmp_path: Path, factor: float) -> None:
+    recurrent.exported(tmp_path, factor=factor)
+    result = judged(tmp_path / "graph.yaml", recurrent.graphs())
+    verdict = Verdict.PASS if factor == 1.0 else Verdict.FAIL
+    assert result.decision.verdict is verdict, result.decision.problems
+    assert result.evidence.dataset.samples == 12
+    axes = result.evidence.parts["graph"].dataset.batch_axes
+    assert axes is not None
+    assert axes.is_unbatched
+
+
+def test_golden_vectors_are_of_calls(tmp_path: Path) -> None:
+    recurrent.exported(tmp_path)
+    result = judged(tmp_path / "release.yaml", recurrent.samples())
+    write_golden_of(tmp_path / "golden", result.job, evidence=result.evidence)
+    found = verify_golden(tmp_path / "release.yaml", tmp_path / "golden")
+    assert found.passed, found.problems
+
+
+def test_quantized_release_is_calibrated(tmp_path: Path) -> None:
+    recurrent.exported(tmp_path)
+    (tmp_path / "twin").mkdir()
+    made = ReleaseQuantization(
+        model=recurrent.build(),
+        samples=SampleSet.from_arrays(recurrent.samples()),
+        settings=QuantizeSettings(samples=16),
+    ).write(tmp_path / "release.yaml", tmp_path / "twin" / "release.yaml")
+    assert made.records["gru"] is not None

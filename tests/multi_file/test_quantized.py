@@ -1,0 +1,261 @@
+"""The twin of a release: the same chain and parts, each calibrated on what the chain gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from gate.api import check
+from gate.data.samples import SampleSet
+from gate.errors import ExportError, NothingQuantized, StorageError
+from gate.export.quantize import QuantizeSettings
+from gate.measure.job import EvaluationData, Reference
+from gate.multi_file.quantize import QuantizedRelease, ReleaseQuantization
+from gate.onnx_file.release_file import ReleaseFile
+from gate.onnx_file.tested_file import quantized_from
+from gate.policy.policy import Policy
+from gate.storage.digest import Digest
+from tests.multi_file import tiny
+
+SETTINGS = QuantizeSettings(samples=16, batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("exact")
+    tiny.exported(place)
+    return tiny.release(place, encoder="encoder.onnx", head="head.onnx")
+
+
+def quantized(path: Path, output: Path, **fields: Any) -> QuantizedRelease:
+    given: dict[str, Any] = {
+        "model": tiny.build(),
+        "samples": SampleSet.open(path.with_name("x.npy")),
+        "settings": SETTINGS,
+    }
+    return ReleaseQuantization(**given | fields).write(path, output)
+
+
+@pytest.fixture(scope="module")
+def twin(exact: Path, tmp_path_factory: pytest.TempPathFactory) -> QuantizedRelease:
+    steps: list[tuple[int, int]] = []
+    output = tmp_path_factory.mktemp("twin") / "release.yaml"
+    made = quantized(exact, output, progress=lambda *step: steps.append(step))
+    assert steps == [(8, 32), (16, 32), (24, 32), (32, 32)]
+    return made
+
+
+def test_each_part_is_quantized_from_the_exact_one(exact: Path, twin: QuantizedRelease) -> None:
+    ours, its = ReleaseFile.load(exact), ReleaseFile.load(twin.path)
+    assert (its.chain, its.references) == (ours.chain, ours.references)
+    assert {name: part.file for name, part in its.parts.items()} == {
+        "encoder": "encoder.onnx", "head": "head.onnx",
+    }  # fmt: skip
+    for name in ours.parts:
+        file = f"{name}.onnx"
+        assert quantized_from(twin.path.with_name(file)) == str(Digest.of_file(exact.parent / file))
+        assert twin.records[name].strategy == "quantized"
+        assert twin.records[name].settings["calibration_samples"] == 16
+    assert set(twin.subject.parts) == {"encoder", "head"}
+    assert twin.subject.outputs == twin.of.outputs
+    assert sorted(path.name for path in twin.path.parent.iterdir()) == [
+        "encoder.onnx", "head.onnx", "release.yaml",
+    ]  # fmt: skip
+
+
+def test_the_same_gives_the_same_bytes(exact: Path, twin: QuantizedRelease, tmp_path: Path) -> None:
+    again = quantized(exact, tmp_path / "release.yaml")
+    assert again.subject.sha256 == twin.subject.sha256
+
+
+def test_a_part_is_calibrated_on_what_the_chain_gives_it(
+    exact: Path, twin: QuantizedRelease, tmp_path: Path
+) -> None:
+    """The head's own range is that of the encoder's mean: an encoder that is ten times as loud
+    gives it another one."""
+    model = tiny.build()
+    assert isinstance(model, tiny.Detector)
+    with torch.no_grad():
+        model.encoder[0].weight *= 10.0  # type: ignore[operator]
+        model.encoder[0].bias *= 10.0  # type: ignore[operator]
+    loud = quantized(exact, tmp_path / "release.yaml", model=model, only=("head",))
+    assert (
+        loud.records["head"].settings["calibration_sha256"]
+        != twin.records["head"].settings["calibration_sha256"]
+    )
+    ratio = _input_scale(loud.path) / _input_scale(twin.path)
+    assert ratio == pytest.approx(10.0, rel=1e-3)
+
+
+def _input_scale(release: Path) -> float:
+    graph = onnx.load(str(release.with_name("head.onnx"))).graph
+    (first,) = [n for n in graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x"]
+    (scale,) = [t for t in graph.initializer if t.name == first.input[1]]
+    return float(onnx.numpy_helper.to_array(scale))
+
+
+def test_parts_that_are_not_named_travel_byte_by_byte(exact: Path, tmp_path: Path) -> None:
+    made = quantized(exact, tmp_path / "release.yaml", only=("head",))
+    assert set(made.records) == {"head"}
+    assert (tmp_path / "encoder.onnx").read_bytes() == exact.with_name("encoder.onnx").read_bytes()
+    assert (tmp_path / "head.onnx").read_bytes() != exact.with_name("head.onnx").read_bytes()
+
+
+def elementwise(path: Path, *shape: int) -> None:
+    """A file with an operator that no quantizer takes."""
+    graph = helper.make_graph(
+        [helper.make_node("Abs", ["x"], ["y"])],
+        "abs",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *shape])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", *shape])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.fixture
+def half(exact: Path, tmp_path: Path) -> Path:
+    """A release whose encoder has nothing to quantize."""
+    folder = tmp_path / "half"
+    elementwise(folder / "below" / "encoder.onnx", 2, 5, 5)
+    for name in ("head.onnx", "x.npy"):
+        (folder / name).write_bytes(exact.with_name(name).read_bytes())
+    return tiny.release(folder, encoder="below/encoder.onnx", head="head.onnx")
+
+
+def test_what_has_nothing_to_quantize_stays_as_it_is(half: Path, tmp_path: Path) -> None:
+    made = quantized(half, tmp_path / "twin" / "release.yaml")
+    assert set(made.records) == {"head"}
+    assert ReleaseFile.load(made.path).parts["encoder"].file == "below/encoder.onnx"
+    there = made.path.parent / "below" / "encoder.onnx"
+    assert there.read_bytes() == (half.parent / "below" / "encoder.onnx").read_bytes()
+
+
+def test_where_nothing_can_be_quantized_an_older_twin_stays(half: Path, tmp_path: Path) -> None:
+    output = tmp_path / "twin" / "release.yaml"
+    quantized(half, output)
+    before = {path: path.read_bytes() for path in output.parent.rglob("*") if path.is_file()}
+    with pytest.raises(ExportError, match="nothing in encoder could be quantized: no part has"):
+        quantized(half, output, only=("encoder",))
+    spoilt = np.load(half.with_name("x.npy"))
+    spoilt[3] = np.inf
+    with pytest.raises(Exception, match="NaN or infinite"):
+        quantized(half, output, samples=SampleSet.from_arrays({"input": spoilt}))
+    assert before == {p: p.read_bytes() for p in output.parent.rglob("*") if p.is_file()}
+
+
+class Killed(BaseException):
+    """As of a process that ends here."""
+
+
+@pytest.mark.parametrize("survived", [0, 1, 2])
+def test_whoever_is_killed_leaves_no_release_of_two_twins(
+    exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
+) -> None:
+    output = tmp_path / "release.yaml"
+    quantized(exact, output)
+    moved, replace = list[Path](), Path.replace
+
+    def dying(path: Path, target: Path) -> Path:
+        if target.parent == tmp_path:
+            if len(moved) == survived:
+                raise Killed
+            moved.append(target)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", dying)
+    with pytest.raises(Killed):
+        quantized(exact, output, settings=SETTINGS.model_copy(update={"samples": 8}))
+    assert len(moved) == survived
+    with pytest.raises(StorageError, match="cannot read the release file"):
+        ReleaseFile.load(output)
+    monkeypatch.undo()
+    quantized(exact, output)
+    ReleaseFile.load(output)
+
+
+def test_two_parts_of_one_file_get_a_file_each(exact: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "exact"
+    folder.mkdir()
+    for name in ("encoder.onnx", "head.onnx", "x.npy"):
+        (folder / name).write_bytes(exact.with_name(name).read_bytes())
+    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx", again="head.onnx")
+    text = path.read_text().replace("tiny:run", "tiny:runs_head_twice")
+    path.write_text(text.replace("again: {", "again: {reference: head, "))
+    made = quantized(path, tmp_path / "twin" / "release.yaml")
+    files = {name: part.file for name, part in made.subject.parts.items()}
+    assert files == {
+        "encoder": "encoder.onnx", "head": "head.quantized.onnx", "again": "again.quantized.onnx",
+    }  # fmt: skip
+    assert made.subject.parts["head"].sha256 != made.subject.parts["again"].sha256
+
+
+@pytest.mark.parametrize(
+    ("output", "only", "error", "wanted"),
+    [
+        (
+            "elsewhere/release.yaml",
+            ("neck",),
+            ExportError,
+            "has no part neck: it has encoder, head",
+        ),
+        ("twin.yaml", (), StorageError, "over the exact ones"),
+    ],
+)
+def test_what_can_not_be_made_is_said_before_anything_is_written(
+    exact: Path, output: str, only: tuple[str, ...], error: type[Exception], wanted: str
+) -> None:
+    before = sorted(exact.parent.iterdir())
+    with pytest.raises(error, match=wanted):
+        quantized(exact, exact.parent / output, only=only)
+    assert sorted(exact.parent.iterdir()) == before
+
+
+def test_a_part_that_can_not_be_quantized_is_named(
+    exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise ExportError("no.")
+
+    monkeypatch.setattr("gate.multi_file.quantize.quantize", breaks)
+    with pytest.raises(
+        ExportError, match="the part encoder: no. Or name the others alone"
+    ) as found:
+        quantized(exact, tmp_path / "release.yaml")
+    assert not isinstance(found.value, NothingQuantized)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_features_whose_argmax_flips_refuse_no_right_twin(tmp_path: Path) -> None:
+    model = tiny.near_ties()
+    assert isinstance(model, tiny.NearTies)
+    folder = tmp_path / "exact"
+    folder.mkdir()
+    tiny.export(model.encoder, folder / "encoder.onnx", shape=(6,), name="features")
+    tiny.export(model.head, folder / "head.onnx", shape=(4,), name="logits")
+    rows = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
+    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    path.write_text(path.read_text().replace("tiny:run", "tiny:runs_two"))
+    np.save(folder / "x.npy", rows)
+    samples = SampleSet.open(folder / "x.npy")
+    made = quantized(path, tmp_path / "twin" / "release.yaml", model=model)
+    policy = Policy.quantized()
+    found = check(
+        made.path,
+        reference=Reference.from_factory("tests.multi_file.tiny:near_ties"),
+        data=EvaluationData(samples, batch_size=50),
+        policy=policy.model_copy(
+            update={"instruments": policy.instruments.model_copy(update={"probes": False})}
+        ),
+    )
+    features = found.evidence.parts["encoder"].runtimes[0].outputs[0].classification
+    assert features is not None
+    assert features.top1_agreement < 0.9
+    assert found.decision.passed, found.decision.problems

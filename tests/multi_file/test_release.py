@@ -1,0 +1,420 @@
+"""Several files are judged as one: each, and all together; what is wrong is named with its part."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from gate.api import EvaluationResult, case_of
+from gate.api import check as check_
+from gate.decision.catalog import CHAIN
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.distributed.worker import JobSpec
+from gate.errors import DataError, GateError, InputMismatch, ModelError, PolicyError
+from gate.golden.folder import read_golden
+from gate.golden.tolerance import refit
+from gate.golden.verify import verify_golden
+from gate.measure.artifacts import write_golden_of
+from gate.measure.job import EvaluationData, Reference
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.registry.release import EvaluatedFile, GoldenFolder, VerificationRules
+from gate.report.error_charts import bound_usage_chart
+from gate.report.model_charts import depth_chart
+from gate.summary.render import render_check
+from gate.summary.summarize import summarize
+from tests.multi_file import tiny
+
+QUICK = Policy.model_validate_json(
+    '{"task": "auto", "instruments": {"probes": false, "search_inputs": 0, "stability_samples": 0},'
+    ' "runtimes": {"ort-cpu": {"required": "always", "bounds": {"noise_ratio": 1.5}}}}'
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("parts")
+    tiny.exported(place)
+    return place
+
+
+def judged(folder: Path, **files: str) -> EvaluationResult:
+    return check_(
+        tiny.release(folder, **files),
+        reference=Reference.from_factory("tests.multi_file.tiny:build"),
+        data=EvaluationData.open(folder / "x.npy", batch_size=8),
+    )
+
+
+@pytest.fixture(scope="module")
+def good(folder: Path) -> EvaluationResult:
+    return judged(folder, encoder="encoder.onnx", head="head.onnx")
+
+
+def story(verdicted: EvaluationResult) -> Any:
+    return summarize(
+        verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
+    ).headline
+
+
+def test_right_files_pass_each_and_together(good: EvaluationResult) -> None:
+    evidence = good.evidence
+    assert good.decision.passed, good.decision.problems
+    assert set(evidence.parts) == {"encoder", "head"} == set(evidence.subject.parts)
+    assert [spec.name for spec in evidence.subject.outputs] == ["boxes", "peak"]
+    assert evidence.subject.external_data == ("encoder.onnx", "head.onnx")
+    runtime = evidence.runtime("ort-cpu")
+    assert runtime is not None
+    assert [output.name for output in runtime.outputs] == ["boxes", "peak"]
+    assert runtime.nodes_per_provider["CPUExecutionProvider"] >= 2
+    assert evidence.parts["head"].dataset.samples == 24  # what the chain gave it
+    assert evidence.parts["head"].graph is not None
+    assert {check.part for check in good.decision.checks} == {None, "encoder", "head"}
+
+
+def test_the_digest_is_of_all_files(folder: Path, good: EvaluationResult) -> None:
+    other = judged(folder, encoder="encoder.onnx", head="yesterday.onnx")
+    assert other.evidence.subject.sha256 != good.evidence.subject.sha256
+    tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    good.job.candidate.verify()
+
+
+def test_a_part_of_yesterday_is_named(folder: Path) -> None:
+    verdicted = judged(folder, encoder="encoder.onnx", head="yesterday.onnx")
+    assert verdicted.decision.verdict is Verdict.FAIL
+    headline = story(verdicted)
+    assert headline.sentence.startswith(
+        "In the part head: weight differs from the model's in 4 of 12 elements"
+    )
+    assert headline.blamed == "head: weight"
+    assert {c.part for c in verdicted.decision.problems} == {None, "head"}
+    found = verdicted.explanation.localisation
+    assert found is not None
+    assert found.part == "head"
+    drawn = depth_chart(found)
+    assert drawn is not None
+    assert drawn.title.startswith("Error along the depth of the part head (")
+    assert "in the part head: " in (
+        EvaluatedFile(
+            onnx_path=folder / "release.yaml",
+            evidence=verdicted.evidence,
+            decision=verdicted.decision,
+        ).why_not
+        or ""
+    )
+    words = summarize(
+        verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
+    ).words
+    numbers = bound_usage_chart(words)
+    assert numbers is not None
+    assert "head / noise_ratio" in numbers.svg
+
+
+def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
+    verdicted = judged(folder, encoder="turned.onnx", head="head.onnx")
+    assert verdicted.decision.verdict is Verdict.FAIL
+    assert "In the part encoder" in story(verdicted).sentence
+    whole = verdicted.evidence.runtime("ort-cpu")
+    assert whole is not None
+    assert "at the seam before the part head: the chain gives float32 1×5 for 'x'" in str(
+        whole.failure
+    )
+    (broken,) = [c for c in verdicted.decision.problems if c.name == "runtime" and c.part is None][
+        :1
+    ]
+    assert render_check(broken, "remedy") == CHAIN
+
+
+def test_a_recording_is_of_one_file(folder: Path) -> None:
+    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    given = {"phone": folder}
+    workload = EvaluationData.open(folder / "x.npy", batch_size=8)
+    with pytest.raises(PolicyError, match="a recording is of one file"):
+        case_of(
+            path, reference=Reference.from_factory("tests.multi_file.tiny:build"),
+            data=replace(workload, recordings=given), policy=Policy.default(),
+        )  # fmt: skip
+
+
+def test_exchanged_parts_are_named(folder: Path) -> None:
+    with pytest.raises(InputMismatch, match="the part encoder: "):
+        judged(folder, encoder="head.onnx", head="encoder.onnx")
+
+
+@pytest.mark.parametrize(
+    ("chain", "text"),
+    [
+        ("never_calls_head", "the chain never calls the part head"),
+        ("breaks", r"the chain breaks with the modules: KeyError: 'image'. Its batch has input"),
+        ("nothing", "has no function 'nothing' for the chain"),
+    ],
+)
+def test_a_chain_that_can_not_run_is_no_verdict(folder: Path, chain: str, text: str) -> None:
+    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
+    with pytest.raises(GateError, match=text):
+        check_(
+            path,
+            reference=Reference.from_factory("tests.multi_file.tiny:build"),
+            data=EvaluationData.open(folder / "x.npy", batch_size=8),
+        )
+
+
+def test_a_module_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"no submodule 'neck' for the part neck: it has encoder"):
+        judged(folder, neck="encoder.onnx", head="head.onnx")
+
+
+def changed(evidence: Evidence, **update: Any) -> Evidence:
+    return evidence.model_copy(update=update)
+
+
+@pytest.mark.parametrize("lost", ["encoder", "head"])
+def test_evidence_without_a_part_is_no_pass(good: EvaluationResult, lost: str) -> None:
+    parts = {name: part for name, part in good.evidence.parts.items() if name != lost}
+    decision = decide(good.policy, changed(good.evidence, parts=parts), decided_at="now")
+    assert decision.verdict is Verdict.ERROR
+    assert any(c.part == lost and c.code == "unmeasured" for c in decision.problems)
+
+
+def test_evidence_of_another_file_is_no_pass(good: EvaluationResult) -> None:
+    parts = good.evidence.parts
+    exchanged = {"encoder": parts["encoder"], "head": parts["encoder"]}
+    decision = decide(good.policy, changed(good.evidence, parts=exchanged), decided_at="now")
+    assert decision.verdict is Verdict.ERROR
+
+
+def test_a_part_that_fails_fails_the_release(good: EvaluationResult) -> None:
+    """Whatever the chain says."""
+    head = good.evidence.parts["head"]
+    runtimes = tuple(
+        r.model_copy(update={"outputs": (), "failure": "broken"}) if r.runtime == "ort-cpu" else r
+        for r in head.runtimes
+    )
+    parts = {**good.evidence.parts, "head": changed(head, runtimes=runtimes)}
+    decision = decide(good.policy, changed(good.evidence, parts=parts), decided_at="now")
+    assert decision.verdict is not Verdict.PASS
+
+
+def test_it_is_measured_by_one_process(good: EvaluationResult, folder: Path) -> None:
+    reference = Reference.from_factory("tests.multi_file.tiny:build")
+    with pytest.raises(PolicyError, match="only one file"):
+        JobSpec.from_job(good.job, reference, EvaluationData.open(folder / "x.npy"))
+
+
+def test_evidence_survives_a_file(good: EvaluationResult) -> None:
+    again = Evidence.from_json(good.evidence.to_json())
+    assert again.digest() == good.evidence.digest()
+    assert decide(Policy.default(), again, decided_at="now").passed
+
+
+def test_golden_vectors_are_of_each_part_and_of_the_chain(
+    good: EvaluationResult, folder: Path, tmp_path: Path
+) -> None:
+    tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    golden = write_golden_of(tmp_path, good.job, evidence=good.evidence)
+    assert [output.name for output in golden.outputs] == ["boxes", "peak"]
+    assert {name: part.model.file for name, part in golden.parts.items()} == {
+        "encoder": "encoder.onnx",
+        "head": "head.onnx",
+    }
+    vectors = read_golden(tmp_path)
+    passed = verify_golden(good.job.candidate.path, tmp_path)
+    assert passed.passed, passed.problems
+    assert [(o.part, o.name) for o in passed.outputs] == [("encoder", "voxels"), ("head", "boxes")]
+    again = refit(tmp_path, tmp_path / "again", policy=good.policy, evidence=good.evidence)
+    assert again == golden
+    assert vectors.parts["head"].inputs["x"].shape == (8, 4)
+    judged_with = EvaluatedFile(
+        onnx_path=good.job.candidate.path,
+        evidence=good.evidence,
+        decision=good.decision,
+        golden=GoldenFolder.open(tmp_path),
+    )
+    judged_with.verified(good.policy, VerificationRules())
+
+
+def test_a_part_with_data_in_a_folder_of_its_own_is_proven_like_any_other(
+    folder: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "release"
+    (place / "sub").mkdir(parents=True)
+    for name in ("encoder.onnx", "x.npy"):
+        shutil.copy(folder / name, place)
+    onnx.save(
+        onnx.load(folder / "head.onnx"), place / "sub/head.onnx", save_as_external_data=True,
+        location="head.data", size_threshold=0,
+    )  # fmt: skip
+    found = judged(place, encoder="encoder.onnx", head="sub/head.onnx")
+    assert found.evidence.parts["head"].subject.external_data == ("head.data",)
+    write_golden_of(tmp_path / "golden", found.job, evidence=found.evidence)
+    proven = verify_golden(found.job.candidate.path, tmp_path / "golden")
+    assert proven.passed, proven.problems
+
+
+def test_two_parts_of_one_module_have_calls_of_their_own(folder: Path, tmp_path: Path) -> None:
+    for name in ("encoder.onnx", "head.onnx", "x.npy"):
+        shutil.copy(folder / name, tmp_path)
+    shutil.copy(folder / "head.onnx", tmp_path / "again.onnx")
+    (tmp_path / "release.yaml").write_text(
+        "chain: tests.multi_file.tiny:runs_head_twice\nparts: {encoder: {file: encoder.onnx}, "
+        "head: {file: head.onnx}, again: {file: again.onnx, reference: head}}\n"
+    )
+    found = check_(
+        tmp_path / "release.yaml",
+        reference=Reference.from_factory("tests.multi_file.tiny:build"),
+        data=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
+    )
+    assert found.decision.passed, found.decision.problems
+    samples = found.evidence.dataset.samples
+    assert {part.dataset.samples for part in found.evidence.parts.values()} == {samples}
+
+
+@pytest.mark.parametrize("names", [("left", "right"), ("right", "left"), ("a", "b")])
+def test_a_part_is_called_by_the_names_of_its_arguments(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """In any order, of the call and of the file. And a number is a number in every runtime."""
+    fuse = tiny.split_and_fuse().get_submodule("fuse")
+    module = Exchanged(fuse) if names == ("right", "left") else fuse
+    rows = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
+    np.save(tmp_path / "x.npy", rows)
+    x = torch.from_numpy(rows)
+    for part, given, inputs, outputs in (
+        (tiny.Split(), (x,), ["x"], ["low", "high"]),
+        (module, (x, x), list(names), ["fused"]),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                part, given, str(tmp_path / f"{outputs[-1]}.onnx"), dynamo=False,
+                input_names=inputs, output_names=outputs,
+                dynamic_axes={name: {0: "n"} for name in (*inputs, *outputs)},
+            )  # fmt: skip
+    (tmp_path / "release.yaml").write_text(
+        "chain: tests.multi_file.tiny:run_by_keyword\n"
+        "parts: {split: {file: high.onnx}, fuse: {file: fused.onnx}}\n"
+    )
+    found = check_(
+        tmp_path / "release.yaml",
+        reference=Reference.from_factory("tests.multi_file.tiny:split_and_fuse"),
+        data=EvaluationData.open(tmp_path / "x.npy", batch_size=24),
+        policy=QUICK,
+    )
+    assert found.decision.passed, found.decision.problems
+
+
+def test_a_part_without_an_axis_of_samples_takes_samples_of_its_own(tmp_path: Path) -> None:
+    model, rng = tiny.masked(), np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", rng.normal(size=(8, 4)).astype(np.float32))
+    own = {name: rng.normal(size=(8, 4)).astype(np.float32) for name in ("x", "mask")}
+    np.savez(tmp_path / "own.npz", **own)
+    tiny.export(model.get_submodule("stem"), tmp_path / "stem.onnx", shape=(4,), name="features")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model.get_submodule("masked"), (torch.zeros(2, 4), torch.zeros(4, 4)),
+            str(tmp_path / "masked.onnx"), dynamo=False, input_names=["x", "mask"],
+            output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+        )  # fmt: skip
+
+    def judged_with(more: str) -> EvaluationResult:
+        (tmp_path / "release.yaml").write_text(
+            "chain: tests.multi_file.tiny:run_masked\n"
+            f"parts: {{stem: {{file: stem.onnx}}, masked: {{file: masked.onnx{more}}}}}\n"
+        )
+        return check_(
+            tmp_path / "release.yaml",
+            reference=Reference.from_factory("tests.multi_file.tiny:masked"),
+            data=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
+            policy=QUICK,
+        )
+
+    with pytest.raises(DataError, match="the part masked .* no common axis of samples"):
+        judged_with("")
+    found = judged_with(f", inputs: {tmp_path / 'own.npz'}")
+    assert found.decision.passed, found.decision.problems
+
+
+def fixed(path: Path, batch: int) -> None:
+    """Let the file `path` take and give this batch alone."""
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    del model.graph.value_info[:]
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("parts", [("encoder", "head"), ("head",)])
+def test_files_with_a_fixed_batch_are_measured_with_it(
+    folder: Path, tmp_path: Path, parts: tuple[str, ...]
+) -> None:
+    for name in ("encoder.onnx", "head.onnx", "x.npy"):
+        shutil.copy(folder / name, tmp_path)
+    for part in parts:
+        fixed(tmp_path / f"{part}.onnx", 4)
+    found = check_(
+        tiny.release(tmp_path, encoder="encoder.onnx", head="head.onnx"),
+        reference=Reference.from_factory("tests.multi_file.tiny:build"),
+        data=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
+        policy=QUICK,
+    )
+    assert found.decision.passed, found.decision.problems
+    assert found.evidence.subject.inputs[0].shape == (4, 2, 5, 5)
+    assert write_golden_of(tmp_path / "golden", found.job, evidence=found.evidence).parts
+
+
+def test_files_with_two_fixed_batches_never_meet(folder: Path, tmp_path: Path) -> None:
+    for name in ("encoder.onnx", "head.onnx", "x.npy"):
+        shutil.copy(folder / name, tmp_path)
+    fixed(tmp_path / "encoder.onnx", 4)
+    fixed(tmp_path / "head.onnx", 2)
+    found = check_(
+        tiny.release(tmp_path, encoder="encoder.onnx", head="head.onnx"),
+        reference=Reference.from_factory("tests.multi_file.tiny:build"),
+        data=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
+        policy=QUICK,
+    )
+    assert not found.decision.passed
+    whole = found.evidence.runtime("ort-cpu")
+    assert whole is not None
+    assert "at the seam before the part encoder: the chain gives float32 8" in str(whole.failure)
+
+
+class Exchanged(nn.Module):
+    """The same file with its inputs in another order."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, right: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+        return self.inner(left, right)
+
+
+def test_a_part_that_is_never_called_is_named_whatever_samples_it_has(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name in ("encoder.onnx", "head.onnx", "x.npy"):
+        shutil.copy(folder / name, tmp_path)
+    np.save(tmp_path / "own.npy", np.zeros((8, 4), np.float32))
+    (tmp_path / "release.yaml").write_text(
+        "chain: tests.multi_file.tiny:never_calls_head\nparts: {encoder: {file: encoder.onnx}, "
+        f"head: {{file: head.onnx, inputs: {tmp_path / 'own.npy'}}}}}\n"
+    )
+    with pytest.raises(ModelError, match="never calls the part head"):
+        check_(
+            tmp_path / "release.yaml",
+            reference=Reference.from_factory("tests.multi_file.tiny:build"),
+            data=EvaluationData.open(tmp_path / "x.npy", batch_size=8),
+        )

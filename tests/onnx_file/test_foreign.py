@@ -1,0 +1,98 @@
+"""A foreign file is read within limits, and what the child says of it is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gate.errors import DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError
+from gate.onnx_file import sandboxed_reading
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.sandboxed_reading import origin_within, read_subject_in_sandbox
+from gate.onnx_file.tested_file import quantized_from
+from tests.onnx_file import hostile
+from tests.onnx_file.hostile import PARENT_BYTES, ROOMY, TIGHT
+from tests.registry.releases import onnx_file, onnx_file_with_data, twin_file
+from tests.sandbox.peak import bounded_growth
+
+
+@pytest.mark.parametrize("make", [onnx_file, onnx_file_with_data])
+def test_the_child_says_the_same(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    path = make(tmp_path / "model.onnx")
+    here = read_subject(path)
+    assert read_subject_in_sandbox(path, ROOMY) == here == read_subject_in_sandbox(path, None)
+
+
+def test_the_origin_of_a_twin(tmp_path: Path) -> None:
+    exact = onnx_file(tmp_path / "model.onnx")
+    twin = twin_file(tmp_path / "twin" / "model.onnx", of=exact, seed=1)
+    assert origin_within(twin, ROOMY) == quantized_from(twin) == origin_within(twin, None)
+    assert origin_within(exact, ROOMY) is None
+
+
+@pytest.mark.parametrize("read", [read_subject_in_sandbox, origin_within])
+@pytest.mark.parametrize("make", hostile.READ.values(), ids=hostile.READ)
+def test_reading_has_an_end(tmp_path: Path, make, read) -> None:
+    path = make(tmp_path / "model.onnx")
+    with bounded_growth(PARENT_BYTES), pytest.raises(LimitExceeded, match="^reading model.onnx"):
+        read(path, TIGHT)
+
+
+def test_large_external_data_is_hashed_and_not_held(tmp_path: Path) -> None:
+    path = hostile.sparse_data(tmp_path / "model.onnx")
+    with bounded_growth(PARENT_BYTES):
+        subject = read_subject_in_sandbox(path, ROOMY)
+    assert subject.size_bytes > ROOMY.memory_bytes
+
+
+BAD = {"missing": None, "empty": b"", "no ONNX": b"\xff" * 100, "a text": b"<html>"}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD)
+def test_a_bad_file_is_refused_in_the_same_words(tmp_path: Path, data: bytes | None) -> None:
+    path = tmp_path / "model.onnx"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(OnnxFileError) as here:
+        read_subject(path)
+    with pytest.raises(OnnxFileError) as there:
+        read_subject_in_sandbox(path, ROOMY)
+    assert str(there.value) == str(here.value)
+
+
+def test_what_fills_the_memory_is_not_even_opened(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "model.onnx"
+    with path.open("wb") as stream:
+        stream.truncate(TIGHT.memory_bytes + 1)
+    monkeypatch.setattr(sandboxed_reading, "run_in_sandbox", None)
+    with pytest.raises(LimitExceeded, match="has 300 MB.*was not read.*--memory-limit"):
+        read_subject_in_sandbox(path, TIGHT)
+
+
+def test_what_is_no_protobuf_by_its_size_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    with path.open("wb") as stream:
+        stream.truncate(2**31)
+    with bounded_growth(PARENT_BYTES), pytest.raises(OnnxFileError, match="at most 2147483647"):
+        read_subject(path)
+
+
+LIES = {
+    "other bytes": ({"sha256": "sha256:" + "0" * 64}, DigestMismatch),
+    "files of others": ({"external_data": ["../private"]}, OnnxFileError),
+    "all files": ({"external_data": ["/etc/passwd"]}, OnnxFileError),
+    "no record": ({"size_bytes": "many"}, EvidenceError),
+    "more fields": ({"passed": True}, EvidenceError),
+}
+
+
+@pytest.mark.parametrize(("lie", "error"), LIES.values(), ids=LIES)
+def test_what_a_child_says_is_not_believed(tmp_path: Path, monkeypatch, lie, error) -> None:
+    path = onnx_file(tmp_path / "models" / "model.onnx")
+    (tmp_path / "private").write_text("secret")
+    plain = read_subject(path).to_plain() | lie
+    monkeypatch.setattr(sandboxed_reading, "run_in_sandbox", lambda *_, **__: plain)
+    with pytest.raises(error):
+        read_subject_in_sandbox(path, TIGHT)

@@ -1,0 +1,102 @@
+"""What a release says of itself, and what a hostile one can't do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gate.errors import GateError, LimitExceeded, OnnxFileError
+from gate.onnx_file.release_file import ReleaseFile, is_release_file, onnx_files
+from gate.onnx_file.sandboxed_reading import read_subject_in_sandbox, release_within
+from gate.storage.digest import Digest
+from tests.onnx_file import hostile
+from tests.onnx_file.hostile import ROOMY, TIGHT
+from tests.registry import parts, releases
+
+
+def test_one_digest_is_of_all_files(tmp_path: Path) -> None:
+    path = parts.files(tmp_path)
+    subject = read_subject_in_sandbox(path, None)
+    names = ("release.yaml", "encoder.onnx", "head.onnx")
+    assert subject.sha256 == Digest.of_manifest(tmp_path, names)
+    assert subject.size_bytes == sum((tmp_path / name).stat().st_size for name in names)
+    assert subject.external_data == names[1:]
+    for name in names:
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(data + (b"\n" if name == "release.yaml" else b"r\x01x"))
+        assert Digest.of_manifest(tmp_path, names) != subject.sha256
+        (tmp_path / name).write_bytes(data)
+
+
+def test_the_data_of_its_parts_is_its_own(tmp_path: Path) -> None:
+    releases.onnx_file_with_data(tmp_path / "sub" / "head.onnx")
+    releases.onnx_file(tmp_path / "encoder.onnx")
+    path = tmp_path / "release.yaml"
+    path.write_text(
+        "chain: a.b:run\nparts: {encoder: {file: encoder.onnx}, head: {file: ./sub/head.onnx}}\n"
+    )
+    subject = read_subject_in_sandbox(path, None)
+    assert subject.external_data == ("encoder.onnx", "sub/head.onnx", "sub/weights.data")
+    assert subject.parts["head"].file == "sub/head.onnx"
+    assert onnx_files(path)["head"] == tmp_path / "sub" / "head.onnx"
+
+
+def test_the_child_says_the_same(tmp_path: Path) -> None:
+    path = parts.files(tmp_path)
+    assert release_within(path, ROOMY).subject() == read_subject_in_sandbox(path, None)
+
+
+def test_reading_a_part_has_an_end(tmp_path: Path) -> None:
+    path = parts.files(tmp_path)
+    next(iter(hostile.READ.values()))(tmp_path / "head.onnx")
+    with pytest.raises(LimitExceeded):
+        read_subject_in_sandbox(path, TIGHT)
+
+
+def _bomb(path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    path.write_text("\n".join(lines))
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "huge": lambda path: path.write_bytes(b"#" * (1 << 17)),
+    "deep": lambda path: path.write_text("[" * 30_000),
+    "aliases": _bomb,
+    "a pipe": _pipe,
+    "no text": lambda path: path.write_bytes(b"\x08\x0a\xff\xfe"),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_release_file_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    path = parts.files(tmp_path)
+    make(path)
+    with pytest.raises(GateError):
+        ReleaseFile.load(path)
+
+
+def test_a_release_holds_no_release(tmp_path: Path) -> None:
+    path = parts.files(tmp_path)
+    (tmp_path / "inner.yml").write_text(path.read_text())
+    path.write_text(path.read_text().replace("head.onnx", "inner.yml"))
+    assert is_release_file(tmp_path / "inner.yml")
+    with pytest.raises(OnnxFileError, match="a release is made of files, not of releases"):
+        read_subject_in_sandbox(path, None)
+
+
+def test_a_release_file_may_be_a_link(tmp_path: Path) -> None:
+    """As the cache of DVC has it."""
+    path = parts.files(tmp_path)
+    path.rename(tmp_path / "cached")
+    path.symlink_to(tmp_path / "cached")
+    assert list(ReleaseFile.load(path).parts) == list(parts.NAMES)

@@ -1,0 +1,57 @@
+"""A session is what the name of a runtime promises, or an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gate.errors import EvidenceError
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.sessions import open_on_cpu, open_session, quiet_options, session_options
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.runtime_options import plain_setup
+from gate.records.runtime import CPU_PROVIDER
+from tests.export.graphs import adder, external, put
+from tests.measure.test_cuda_logic import NO_DEVICE
+
+X = np.ones((1, 4), np.float32)
+
+
+def test_a_consumer_opens_bytes_and_paths(tmp_path: Path) -> None:
+    path = put(adder(), tmp_path / "model.onnx")
+    for model in (path, path.read_bytes()):
+        session = open_on_cpu(model)
+        assert session.get_providers() == [CPU_PROVIDER]
+        (name,) = (one.name for one in session.get_inputs())
+        assert session.run(None, {name: X})[0].shape == X.shape
+
+
+def test_data_behind_a_link_is_handed_over_in_memory(tmp_path: Path) -> None:
+    path = external(tmp_path / "model.onnx")
+    straight = open_on_cpu(path)
+    (tmp_path / "w.bin").rename(tmp_path / "blob")
+    (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
+    loadable = TestedFile(path, read_subject(path)).loadable()
+    linked = open_session(loadable, quiet_options(), plain_setup("ort-cpu"))
+    feed = {one.name: X for one in straight.get_inputs()}
+    assert np.array_equal(linked.run(None, feed)[0], straight.run(None, feed)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [("ort-cpu", "ORT_DISABLE_ALL"), ("ort-cpu-optimized", "ORT_ENABLE_ALL")]
+)
+def test_options_are_the_runtime_s(name, level) -> None:
+    options = session_options(plain_setup(name), threads=3, deterministic=True)
+    assert options.graph_optimization_level.name == level
+    assert options.intra_op_num_threads == 3
+    assert options.use_deterministic_compute
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+@NO_DEVICE
+def test_a_provider_that_does_not_load_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    model = put(adder(), tmp_path / "model.onnx").read_bytes()
+    with pytest.raises(EvidenceError, match="could not load CUDAExecutionProvider and offered CPU"):
+        open_session(model, quiet_options(), plain_setup("ort-cuda"))

@@ -1,0 +1,141 @@
+"""Stands without a file, and whole measurements with one, for the tests of probes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from gate.api import measure_job
+from gate.data.input_binding import bind_inputs
+from gate.data.samples import SampleSet
+from gate.measure.context import MeasurementContext, ReferencePass
+from gate.measure.job import MeasurementJob
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
+from gate.probes.probe import SampleProfile
+from gate.records.evidence import Evidence, Subject, TensorSpec
+from gate.reference.float64 import Truth
+from gate.reference.torch_reference import TorchReference
+from gate.storage.digest import Digest
+from tests.measure import tiny
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def specs(arrays: Arrays, *, fixed: int | None = None, **axes: dict[int, str]) -> list[TensorSpec]:
+    """Inputs of a file for these samples: dynamic batch, and the axes that are named."""
+    made = []
+    for name, array in arrays.items():
+        shape: list[int | str] = [fixed or "batch", *array.shape[1:]]
+        for axis, title in axes.get(name, {}).items():
+            shape[axis] = title
+        made.append(TensorSpec(name=name, dtype=array.dtype.name, shape=tuple(shape)))
+    return made
+
+
+def policy(**instruments) -> Policy:
+    """One runtime, and these instruments beside the defaults."""
+    stable = instruments.get("stability_samples", 8) > 1
+    runtime = RuntimePolicy(
+        required="always",
+        bounds=Bounds(
+            scaled_diff=1e-3,
+            noise_ratio=3.0 if instruments.get("noise_samples", 1) else None,
+            repeatability_ratio=8.0 if stable else None,
+            batch_invariance_ratio=16.0 if stable else None,
+        ),
+    )
+    return Policy(
+        task="tensors", runtimes={"ort-cpu": runtime}, instruments=Instruments(**instruments)
+    )
+
+
+def stand(
+    model: nn.Module, arrays: Arrays, *, fixed: int | None = None, size: int = 8, **instruments
+) -> MeasurementContext:
+    """A stand without any file."""
+    samples = SampleSet.from_arrays(dict(arrays))
+    inputs = specs(arrays, fixed=fixed)
+    binding = bind_inputs(inputs, samples.specs, count=len(samples), batch_size=size)
+    subject = Subject(
+        sha256=Digest.of_bytes(b"file"),
+        size_bytes=4,
+        opset=18,
+        producer="",
+        inputs=tuple(inputs),
+        outputs=(),
+    )
+    own = TorchReference(model).copy()
+    asked = policy(**instruments)
+    truth = Truth(own, binding, samples=asked.instruments.noise_samples)
+    reference, file = ReferencePass(own.session(binding)), TestedFile(Path("model.onnx"), subject)
+    return MeasurementContext(own, reference, truth, binding, samples, asked, file)
+
+
+def observed(model: nn.Module, arrays: Arrays, **options) -> SampleProfile:
+    return SampleProfile.of(stand(model, arrays, **options))
+
+
+def export(
+    model: nn.Module,
+    path: Path,
+    arrays: Arrays,
+    *,
+    batch: int = 4,
+    opset: int = 17,
+    training: bool = False,
+    axes: Mapping[str, Mapping[int, str]] | None = None,
+    outputs: Sequence[str] = ("output",),
+) -> TestedFile:
+    """The legacy export of `model` as it is (in training mode if it is), with a dynamic batch."""
+    example = tuple(torch.from_numpy(array[:batch]) for array in arrays.values())
+    with warnings.catch_warnings(), torch.inference_mode(False):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            example,
+            str(path),
+            dynamo=False,
+            opset_version=opset,
+            input_names=list(arrays),
+            output_names=list(outputs),
+            dynamic_axes=axes or {name: {0: "batch"} for name in (*arrays, *outputs)},
+            do_constant_folding=not training,
+            training=torch.onnx.TrainingMode.PRESERVE if training else torch.onnx.TrainingMode.EVAL,
+        )
+    return tiny.candidate(path)
+
+
+def measured(
+    model: nn.Module, candidate: TestedFile, arrays: Arrays, *, size: int = 4, **instruments
+) -> Evidence:
+    return measure_job(
+        MeasurementJob(
+            model,
+            candidate,
+            SampleSet.from_arrays(dict(arrays)),
+            policy=policy(**instruments),
+            batch_size=size,
+        )
+    )
+
+
+def images(count: int = 12, seed: int = 0) -> np.ndarray:
+    """In [0, 1), shape (count, 3, 8, 8)."""
+    return np.random.default_rng(seed).random((count, 3, 8, 8), dtype=np.float32)
+
+
+def vectors(count: int = 12, width: int = 6, seed: int = 0) -> np.ndarray:
+    """In [0, 1), shape (count, width)."""
+    return np.random.default_rng(seed).random((count, width), dtype=np.float32)
+
+
+def tokens(count: int = 12) -> np.ndarray:
+    """In [3, 20], shape (count, 5)."""
+    return np.random.default_rng(0).integers(3, 21, (count, 5))

@@ -1,0 +1,220 @@
+"""Whole measurements: files that are wrong only where no sample goes, and correct twins of each."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.probes import benches
+from tests.probes.test_prober import examined
+
+RANDOM = np.random.default_rng(0)
+TOKENS = RANDOM.integers(3, 21, (12, 5))
+MASK = np.ones_like(TOKENS)
+VECTORS = RANDOM.normal(size=(12, 6)).astype(np.float32)
+COLUMNS = RANDOM.integers(0, 3, (12, 4))
+BYTES = RANDOM.integers(40, 90, (12, 3, 4, 4)).astype(np.uint8)
+LONG = {"tokens": {0: "batch", 1: "length"}, "output": {0: "batch"}}
+
+
+class Masked(nn.Module):
+    def __init__(self, *, ignored: bool = False) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(30, 8), nn.Linear(8, 3)
+        self.ignored = ignored
+
+    def forward(self, tokens, mask):
+        weights = mask.to(torch.float32).unsqueeze(-1)
+        if self.ignored:
+            weights = weights * 0.0 + 1.0
+        seen = self.table(tokens) * weights
+        return self.head(seen.sum(1) / weights.sum(1))
+
+
+class Head(nn.Module):
+    """Layers, then something that samples do not reach."""
+
+    def __init__(self, end) -> None:
+        super().__init__()
+        self.first, self.last, self.end = nn.Linear(6, 16), nn.Linear(16, 3), end
+
+    def forward(self, x):
+        return self.last(self.end(self.first(x)))
+
+
+class Rows(nn.Module):
+    """An embedding whose rows beyond those of the samples may differ."""
+
+    def __init__(self, *, stale: bool = False) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(200, 8), nn.Linear(8, 3)
+        if stale:
+            self.table.weight.data[150:] += 0.5
+
+    def forward(self, tokens):
+        return self.head(self.table(tokens).mean(1))
+
+
+class Positions(nn.Module):
+    def __init__(self, *, most: int = 64, stale: int = 64) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(30, 8), nn.Embedding(64, 8)
+        self.places.weight.data[stale:] += 0.5
+        self.places.weight.data = self.places.weight.data[:most].clone()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.head((self.table(tokens) + self.places(places)).mean(1))
+
+
+class Company(nn.Module):
+    def __init__(self, most: int | None = None) -> None:
+        super().__init__()
+        self.layer, self.most = nn.Linear(6, 3), most
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.most is not None:
+            count = torch.ones_like(x[:, 0]).sum()
+            y = torch.where(count > self.most, y * 0.5, y)
+        return y
+
+
+class Pixels(nn.Module):
+    """Looks up what each byte stands for."""
+
+    def __init__(self, *, stale: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("curve", torch.linspace(0, 1, 256) ** 2.2)
+        if stale:
+            self.curve[200:] = 1.0
+        self.head = nn.Linear(48, 3)
+
+    def forward(self, x):
+        return self.head(self.curve[x.long()].flatten(1))
+
+
+class Mended(nn.Module):
+    def __init__(self, *, mends: bool = True) -> None:
+        super().__init__()
+        self.layer, self.mends = nn.Linear(6, 3), mends
+
+    def forward(self, x):
+        return self.layer(torch.nan_to_num(x) if self.mends else x)
+
+
+class Missing(nn.Module):
+    """What is not a number counts as missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 3)
+
+    def forward(self, x):
+        missing = torch.isnan(x)
+        return self.layer(torch.cat([torch.where(missing, 0.0, x), missing.float()], 1))
+
+
+class Categories(nn.Module):
+    def __init__(self, *, stale: bool = False) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, 4) for size in (3, 9, 5, 20))
+        self.head = nn.Linear(16, 1)
+        if stale:
+            self.tables[3].weight.data[17] += 1.0
+
+    def forward(self, columns):
+        seen = [table(columns[:, place]) for place, table in enumerate(self.tables)]
+        return self.head(torch.cat(seen, 1)).sigmoid()
+
+
+class Lengths(nn.Module):
+    """Numbers that are counted with, not looked up."""
+
+    def __init__(self, *, most: int = 1000) -> None:
+        super().__init__()
+        self.layer, self.most = nn.Linear(5, 3), most
+
+    def forward(self, tokens):
+        return self.layer(tokens.clamp(max=self.most).to(torch.float32) / 10.0)
+
+
+class Swallowed(nn.Module):
+    """NaN goes through these in PyTorch; a runtime may swallow it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU6())
+        self.head = nn.Linear(36, 3)
+
+    def forward(self, x):
+        return self.head(self.layers(x).flatten(1))
+
+
+def made(build, **options):
+    torch.manual_seed(0)
+    return build(**options).eval()
+
+
+FAULTS = {
+    "mask ignored": (Masked, {}, {"ignored": True}, {"tokens": TOKENS, "mask": MASK}, {"masked"}),
+    "no clamp at 20": (
+        Head, {"end": nn.Hardtanh(-20, 20)}, {"end": nn.Identity()}, {"x": VECTORS},
+        {"magnitudes"},
+    ),
+    "relu for relu6": (
+        Head, {"end": nn.ReLU6()}, {"end": nn.ReLU()}, {"x": VECTORS}, {"magnitudes"},
+    ),
+    "rows beyond the samples": (Rows, {}, {"stale": True}, {"tokens": TOKENS}, {"values"}),
+    "shorter positions": (Positions, {}, {"most": 20}, {"tokens": TOKENS}, {"size_64"}),
+    "other positions": (Positions, {}, {"stale": 60}, {"tokens": TOKENS}, {"size_64"}),
+    "more than 32": (Company, {}, {"most": 32}, {"x": VECTORS}, {"batch_"}),
+    "bytes beyond": (Pixels, {}, {"stale": True}, {"x": BYTES}, {"values"}),
+    "nan not mended": (Mended, {}, {"mends": False}, {"x": VECTORS}, {"nan", "inf", "minus_inf"}),
+    "a category": (Categories, {}, {"stale": True}, {"columns": COLUMNS}, {"values"}),
+    "counts beyond": (Lengths, {}, {"most": 25}, {"tokens": TOKENS}, {"far"}),
+}  # fmt: skip
+
+
+def _axes(name: str):
+    return LONG if "positions" in name else None
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_no_sample_shows(tmp_path, name):
+    build, right, wrong, arrays, caught = FAULTS[name]
+    model, file_model = made(build, **right), made(build, **wrong)
+    file_model.load_state_dict({
+        key: value for key, value in model.state_dict().items()
+        if not key.startswith(("table", "places", "curve", "tables"))
+    }, strict=False)  # fmt: skip
+    _, _, failed = examined(model, file_model, tmp_path, arrays, axes=_axes(name))
+    assert failed, "nothing was seen"
+    assert all(check.startswith(("probe_", "graph_")) for check in failed), failed
+    for one in caught:
+        assert any(check.startswith(f"probe_{one}") for check in failed), failed
+
+
+CORRECT = {
+    **{name: (build, right, arrays) for name, (build, right, _, arrays, _) in FAULTS.items()},
+    "missing": (Missing, {}, {"x": VECTORS}),
+    "swallowed": (Swallowed, {}, {"x": benches.images()}),
+    "bool mask": (Masked, {}, {"tokens": TOKENS, "mask": np.ones_like(TOKENS, np.bool_)}),
+    "float mask": (Masked, {}, {"tokens": TOKENS, "mask": np.ones(TOKENS.shape, np.float32)}),
+}
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("name", CORRECT)
+def test_the_correct_file_passes(tmp_path, name):
+    build, right, arrays = CORRECT[name]
+    model = made(build, **right)
+    _, probes, failed = examined(model, copy.deepcopy(model), tmp_path, arrays, axes=_axes(name))
+    assert failed == set()
+    assert not any(probe.failure for probe in probes.values())

@@ -1,0 +1,227 @@
+"""Files that break only where values are far beyond those of the samples."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.policy.sections import Instruments
+from gate.records.instruments import BeyondRange
+from tests import builders
+from tests.measure import tiny
+from tests.probes import benches
+
+X = {"x": np.random.default_rng(0).uniform(-4, 4, (12, 6)).astype(np.float32)}
+
+
+class Of(nn.Module):
+    """A linear layer around a function."""
+
+    def __init__(self, function, *, scale: float = 1.0) -> None:
+        super().__init__()
+        self.function, self.scale = function, scale
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.function(x * self.scale))
+
+
+def naive(x):
+    return torch.log(1.0 + torch.exp(x))
+
+
+def overflows_beyond(limit):
+    """The identity, and infinite above a limit."""
+    return lambda x: torch.where(x.abs() > limit, x * torch.inf, x)
+
+
+def mixed(x):
+    """Overflows in one column, and is limited in another."""
+    y = naive(x)
+    return torch.cat([y[:, :3], y[:, 3:].clamp(max=6.0)], 1)
+
+
+class Columns(nn.Module):
+    """Each output is of one column, so that an overflow stays there."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def judged(model, file_model, tmp_path, arrays=X, **instruments):
+    torch.manual_seed(0)
+    file_model.load_state_dict(model.state_dict())
+    candidate = benches.export(file_model.eval(), tmp_path / "m.onnx", arrays)
+    quiet = {"noise_samples": 8, "search_inputs": 16, **instruments}
+    seen = benches.measured(model.eval(), candidate, arrays, **quiet)
+    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
+
+
+def failed(decision):
+    return {check.name for check in decision.checks if check.verdict is Verdict.FAIL}
+
+
+SOFTPLUS = torch.nn.functional.softplus
+
+
+@pytest.mark.parametrize(
+    ("build", "function", "of_file"),
+    [
+        (Of, SOFTPLUS, naive),
+        (
+            Of,
+            lambda x: torch.logaddexp(x, x * 0.5),
+            lambda x: torch.log(torch.exp(x) + torch.exp(x * 0.5)),
+        ),
+        (Of, lambda x: x, overflows_beyond(4.0 * 9.9)),
+        (Columns, lambda x: x, overflows_beyond(4.0 * 9.9)),
+        (Columns, lambda x: x, overflows_beyond(4.0 * 50)),
+    ],
+    ids=["softplus", "logaddexp", "9.9", "9.9 by column", "50 by column"],
+)
+def test_an_overflow_far_beyond_the_samples_is_a_warning(tmp_path, build, function, of_file):
+    decision = judged(build(function), build(of_file), tmp_path)
+    assert decision.verdict is Verdict.PASS, failed(decision)
+    warned = {c.name for c in decision.waived if c.code == "beyond_range"}
+    assert "probe_magnitudes" in warned
+    assert '"beyond_range"' in json.dumps(decision.to_plain())
+
+
+def test_the_policy_may_refuse_it(tmp_path):
+    decision = judged(Of(SOFTPLUS), Of(naive), tmp_path, probe_beyond_range="fail")
+    assert decision.verdict is Verdict.FAIL
+    refused = [c for c in decision.checks if c.verdict is Verdict.FAIL]
+    assert {c.code for c in refused} == {"beyond_range"}
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("mode", ["warn", "fail"])
+@pytest.mark.parametrize(
+    ("function", "of_file"),
+    [
+        (nn.functional.relu6, nn.functional.relu),
+        (lambda x: x, lambda x: torch.where(x.abs() > 200.0, x * 0.0, x)),
+        (lambda x: x, overflows_beyond(3.0)),
+        (lambda x: x, overflows_beyond(5.0)),
+        (lambda x: x, overflows_beyond(15.0)),
+        (lambda x: x, overflows_beyond(30.0)),
+        (SOFTPLUS, mixed),
+        (lambda x: x / (x.abs() < 50.0).float() * 1.0, lambda x: x * 1.0),
+    ],
+    ids=["relu6", "finite at 100", "samples", "1.3", "4", "8", "mixed", "reference not finite"],
+)
+def test_what_no_limit_of_range_explains_is_refused(tmp_path, mode, function, of_file):
+    decision = judged(Columns(function), Columns(of_file), tmp_path, probe_beyond_range=mode)
+    assert decision.verdict is Verdict.FAIL
+
+
+def log_of_sigmoid(x):
+    """Finite in float64, and -inf in float32 where the exponential overflows."""
+    return torch.log(torch.sigmoid(x.clamp(-300.0, 300.0)))
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.01, Verdict.FAIL)])
+def test_the_value_of_float64_counts_where_float32_overflows(tmp_path, factor, verdict):
+    def of_file(x):
+        exact = -SOFTPLUS(-x.clamp(-300.0, 300.0))
+        return torch.where(x < -90.0, exact * factor, exact)
+
+    decision = judged(Columns(log_of_sigmoid), Columns(of_file), tmp_path)
+    assert decision.verdict is verdict, failed(decision)
+
+
+def test_a_correct_file_has_no_warning(tmp_path):
+    decision = judged(Of(SOFTPLUS), Of(SOFTPLUS), tmp_path)
+    assert decision.verdict is Verdict.PASS
+    assert "beyond_range" not in {check.code for check in decision.checks}
+
+
+def _check(breaks, **probe):
+    fields = {"noise_ratio": np.inf, "relative_diff": np.inf, **probe}
+    about = builders.probe_parity("far", **fields, beyond_range=breaks)
+    runtime = builders.runtime_evidence("ort-cpu")
+    runtime = runtime.model_copy(update={"probes": (*runtime.probes, about)})
+    evidence = builders.evidence()
+    runtimes = tuple(runtime if r.runtime == "ort-cpu" else r for r in evidence.runtimes)
+    evidence = evidence.model_copy(update={"runtimes": runtimes})
+    decision = decide(builders.policy(), evidence, decided_at="now")
+    named = f"probe_{about.name}"
+    return next(c for c in decision.checks if (c.name, c.runtime) == (named, "ort-cpu"))
+
+
+@pytest.mark.parametrize(
+    ("rest", "probe", "verdict"),
+    [
+        ({"noise_ratio": 1.0, "relative_diff": 0.0}, {}, Verdict.WAIVED),
+        ({"noise_ratio": None, "relative_diff": 0.0}, {}, Verdict.WAIVED),
+        ({"noise_ratio": 33.0, "relative_diff": 0.0}, {}, Verdict.FAIL),
+        ({"noise_ratio": np.nan, "relative_diff": 0.0}, {}, Verdict.FAIL),
+        ({"noise_ratio": None, "relative_diff": 0.1}, {}, Verdict.FAIL),
+        ({}, {}, Verdict.FAIL),
+        ({"relative_diff": 0.0, "failure": "breaks"}, {}, Verdict.FAIL),
+        ({"kind": "no_rows"}, {"failure": "x"}, Verdict.WAIVED),
+        ({"kind": "no_rows", "failure": "y"}, {"failure": "x"}, Verdict.FAIL),
+        ({"kind": "no_rows", "relative_diff": 1.0}, {"failure": "x"}, Verdict.FAIL),
+    ],
+)
+def test_all_else_must_hold(rest, probe, verdict):
+    about = {"kind": "overflow", "factor": 30.0, "elements": 2, **rest}
+    numbers = {"noise_ratio": None, "relative_diff": None} if probe else {}
+    assert _check(BeyondRange(**about), **numbers, **probe).verdict is verdict
+
+
+def test_the_field_keeps_the_digest_of_policies():
+    assert "probe_beyond_range" not in Instruments().to_json()
+    assert '"fail"' in Instruments(probe_beyond_range="fail").to_json()
+
+
+class Detector(nn.Module):
+    """Takes what is below a limit out of a picture, and scores it: two stages."""
+
+    def __init__(self, limit: float, *, reshaped: bool) -> None:
+        super().__init__()
+        self.limit, self.reshaped = limit, reshaped
+        self.last = nn.Linear(2, 2)
+
+    def forward(self, x):
+        kept = x[0][x[0].amax(1) < self.limit].reshape(-1, 2, 1)
+        rows = kept.reshape(kept.shape[0], -1) if self.reshaped else kept.flatten(1)
+        return self.last(rows)
+
+
+BOXES = {"x": np.random.default_rng(1).uniform(1, 2, (6, 5, 2)).astype(np.float32)}
+
+
+def detected(tmp_path, limit, **instruments):
+    model, file_model = Detector(limit, reshaped=False), Detector(limit, reshaped=True)
+    file_model.load_state_dict(model.state_dict())
+    path = tmp_path / "m.onnx"
+    one = {"x": BOXES["x"][:1]}
+    candidate = benches.export(file_model.eval(), path, one, batch=1, axes={"output": {0: "boxes"}})
+    quiet = {"noise_samples": 6, "stability_samples": 0, "search_inputs": 16, **instruments}
+    seen = benches.measured(model.eval(), candidate, BOXES, size=1, **quiet)
+    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
+
+
+def test_a_runtime_that_fails_without_boxes_far_beyond_the_samples(tmp_path):
+    decision = detected(tmp_path, 15.0)
+    assert decision.verdict is Verdict.PASS, failed(decision)
+    assert {"beyond_range"} == {c.code for c in decision.waived}
+    assert detected(tmp_path, 15.0, probe_beyond_range="fail").verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("limit", [4.0, 1.45], ids=["three times", "the samples"])
+def test_a_runtime_that_fails_without_boxes_nearby(tmp_path, limit):
+    decision = detected(tmp_path, limit)
+    assert decision.verdict in (Verdict.FAIL, Verdict.ERROR)
+    assert not decision.passed

@@ -1,0 +1,231 @@
+"""Files that decide something by the sizes of their inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from tests.measure import tiny
+from tests.probes import benches
+
+VECTORS = {"x": benches.vectors(12, 6)}
+SEQUENCES = {"x": np.random.default_rng(0).normal(size=(12, 5, 6)).astype(np.float32)}
+LENGTHS = {"x": {0: "batch", 1: "length"}, "output": {0: "batch", 1: "length"}}
+
+
+def number(name, value, dtype=np.int64):
+    return numpy_helper.from_array(np.asarray(value, dtype), name)
+
+
+def node(operator, inputs, output, **attributes):
+    return helper.make_node(operator, inputs.split(), [output], **attributes)
+
+
+def graph_of(*nodes, output="y", initializers=()):
+    """A branch of an If."""
+    value = helper.make_tensor_value_info(output, TensorProto.FLOAT, None)
+    return helper.make_graph(nodes, "branch", [], [value], initializer=initializers)
+
+
+SIZE = (node("Shape", "x", "shape"), node("Gather", "shape axis", "size"))
+
+WHERE = (*SIZE, node("Equal", "size limit", "same"), node("Where", "same wrong right", "factor"))
+
+OF_HIDDEN = (node("Shape", "hidden", "shape"), *WHERE[1:])
+
+ABOVE = (*SIZE, node("Greater", "size limit", "same"), WHERE[-1])
+
+ARITHMETIC = (
+    *SIZE,
+    node("Mul", "size six", "elements"),
+    node("Cast", "elements", "counted", to=TensorProto.FLOAT),
+    node("Cast", "limit", "limit_float", to=TensorProto.FLOAT),
+    node("Cast", "six", "six_float", to=TensorProto.FLOAT),
+    node("Mul", "limit_float six_float", "most"),
+    node("Equal", "counted most", "same"),
+    WHERE[-1],
+)
+
+PIECEWISE = (
+    *SIZE,
+    node("Min", "size limit", "kept"),
+    node("Sub", "size kept", "more"),
+    node("Cast", "more", "more_float", to=TensorProto.FLOAT),
+    node("Add", "more_float right", "factor"),
+)
+
+IF = (
+    *SIZE,
+    node("Equal", "size limit", "same"),
+    helper.make_node(
+        "If",
+        ["same"],
+        ["factor"],
+        then_branch=graph_of(node("Identity", "wrong", "y")),
+        else_branch=graph_of(node("Identity", "right", "y")),
+    ),
+)
+
+_INNER = (
+    node("Shape", "hidden", "s"),
+    node("Gather", "s axis", "n"),
+    node("Equal", "n limit", "e"),
+)
+
+NESTED = (
+    node("ReduceSum", "x", "total", keepdims=0),
+    node("Greater", "total minus", "positive"),
+    helper.make_node(
+        "If",
+        ["positive"],
+        ["factor"],
+        then_branch=graph_of(*_INNER, node("Where", "e wrong right", "y")),
+        else_branch=graph_of(node("Shape", "x", "s"), node("Identity", "right", "y")),
+    ),
+)
+
+
+def loop(*nodes):
+    """Of as many steps as the batch has samples; each may change the factor."""
+    body = helper.make_graph(
+        [*nodes, node("Identity", "go", "again"), node("Identity", "state", "next")],
+        "body",
+        [
+            helper.make_tensor_value_info("step", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("kept", TensorProto.FLOAT, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("changed", TensorProto.FLOAT, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
+        ],
+    )
+    ends = helper.make_node(
+        "Loop", ["size", "", "right", "hidden"], ["factor", "last_state"], body=body
+    )
+    return (*SIZE, ends)
+
+
+OF_STATE = loop(
+    node("Shape", "state", "s"),
+    node("Gather", "s axis", "n"),
+    node("Equal", "n limit", "e"),
+    node("Where", "e wrong kept", "changed"),
+)
+
+OF_OUTER = loop(
+    node("Shape", "x", "s"),
+    node("Gather", "s axis", "n"),
+    node("Equal", "n limit", "e"),
+    helper.make_node(
+        "If",
+        ["e"],
+        ["changed"],
+        then_branch=graph_of(node("Identity", "wrong", "y")),
+        else_branch=graph_of(node("Identity", "kept", "y")),
+    ),
+)
+
+OF_STEP = loop(node("Equal", "step limit", "e"), node("Where", "e wrong kept", "changed"))
+
+WAYS = {
+    "loop over a state": OF_STATE,
+    "loop around": OF_OUTER,
+    "where": WHERE,
+    "of an intermediate": OF_HIDDEN,
+    "if": IF,
+    "nested": NESTED,
+    "arithmetic": ARITHMETIC,
+}
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+def judged(tmp_path, nodes, arrays, *, limit, wrong, axis=0, axes=None):
+    torch.manual_seed(0)
+    model = Rows().eval()
+    path = tmp_path / "m.onnx"
+    benches.export(model, path, arrays, axes=axes)
+    proto = onnx.load(path)
+    graph = proto.graph
+    hidden = next(n.output[0] for n in graph.node if n.op_type == "Tanh")
+    last = next(n for n in graph.node if "output" in n.output)
+    last.output[0] = "before"
+    graph.node.extend([node("Identity", hidden, "hidden"), *nodes])
+    graph.node.append(node("Mul", "before factor", "output"))
+    graph.initializer.extend([
+        number("axis", axis), number("limit", limit), number("six", 6),
+        number("wrong", wrong, np.float32), number("right", 1.0, np.float32),
+        number("minus", -1e9, np.float32),
+    ])  # fmt: skip
+    onnx.save(proto, path)
+    onnx.checker.check_model(proto)
+    candidate = tiny.candidate(path)
+    quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
+    seen = benches.measured(model, candidate, arrays, **quiet)
+    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
+
+
+def failed(decision):
+    return {check.name for check in decision.checks if check.verdict is Verdict.FAIL}
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("limit", [3, 5, 33])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fault_at_one_batch_size(tmp_path, way, limit):
+    decision = judged(tmp_path, WAYS[way], VECTORS, limit=limit, wrong=1.5)
+    assert f"probe_batch_{limit}" in failed(decision)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_correct_file_with_a_condition(tmp_path, way):
+    decision = judged(tmp_path, WAYS[way], VECTORS, limit=33, wrong=1.0)
+    assert decision.verdict is Verdict.PASS
+    probes = {check.name for check in decision.checks}
+    assert {"probe_batch_32", "probe_batch_33", "probe_batch_34"} <= probes
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("way", ["where", "of an intermediate", "if"])
+@pytest.mark.parametrize("limit", [7, 9, 128])
+def test_a_fault_at_one_length(tmp_path, way, limit):
+    about = {"limit": limit, "axis": 1, "axes": LENGTHS}
+    decision = judged(tmp_path, WAYS[way], SEQUENCES, wrong=1.5, **about)
+    assert failed(decision) == {f"probe_size_{limit}"}
+    decision = judged(tmp_path, WAYS[way], SEQUENCES, wrong=1.0, **about)
+    assert decision.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("limit", [50, 100])
+def test_a_fault_above_a_batch_size(tmp_path, limit):
+    decision = judged(tmp_path, ABOVE, VECTORS, limit=limit, wrong=1.5)
+    assert failed(decision) == {f"probe_batch_{limit + 1}"}
+
+
+@pytest.mark.parametrize("limit", [20, 70])
+def test_a_fault_at_one_step_of_a_loop(tmp_path, limit):
+    """It shows where the loop makes more steps than that."""
+    decision = judged(tmp_path, OF_STEP, VECTORS, limit=limit, wrong=1.5)
+    assert f"probe_batch_{limit + 1}" in failed(decision)
+    assert judged(tmp_path, OF_STEP, VECTORS, limit=limit, wrong=1.0).verdict is Verdict.PASS
+
+
+def test_a_limit_without_a_comparison(tmp_path):
+    decision = judged(tmp_path, PIECEWISE, VECTORS, limit=60, wrong=1.5)
+    assert failed(decision) == {"probe_batch_61"}

@@ -1,0 +1,510 @@
+"""How a runtime is judged on one probe."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.errors import OutputMismatch
+from gate.probes import expected_outputs
+from gate.probes.expected_outputs import ExpectedOutputs, SampleRuns
+from gate.probes.probe import Probe
+from tests.probes import benches
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+X = {"x": benches.vectors()}
+
+
+def expected(model, arrays=None, **options):
+    arrays = arrays or X
+    size = len(next(iter(arrays.values())))
+    probe = Probe("p", "value", size, lambda: arrays)
+    return ExpectedOutputs(benches.stand(model, arrays, **options), probe)
+
+
+def judged(model, change, arrays=None, *, refused=False, **options):
+    """`change` makes the runtime's outputs of the reference's."""
+    return expected(model, arrays, **options).parity(
+        lambda batch, reference: change([array.copy() for array in reference]), refused=refused
+    )
+
+
+def same(outputs):
+    return outputs
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def off_by(amount):
+    return lambda outputs: [outputs[0] + np.float32(amount)]
+
+
+def test_the_reference_itself_is_about_one_off():
+    seen = judged(Linear(), same)
+    assert (seen.name, seen.kind, seen.batch_size) == ("p", "value", 12)
+    assert 0.3 < seen.noise_ratio <= 1.0
+    assert seen.relative_diff == 0.0
+    assert seen.failure is None
+    assert seen.inapplicable is None
+
+
+@pytest.mark.parametrize("amount", [1e-3, 0.1, 10.0])
+def test_other_answers_are_far_off(amount):
+    seen = judged(Linear(), off_by(amount))
+    assert seen.noise_ratio > 1e4 * amount
+    assert seen.relative_diff > amount / 10
+
+
+def test_without_a_float64_reference_there_is_the_relative_difference_alone():
+    seen = judged(Linear(), off_by(0.1), noise_samples=0)
+    assert seen.noise_ratio is None
+    assert seen.relative_diff > 0.01
+
+
+class NoDouble(Linear):
+    """Numpy leaves float64 behind."""
+
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            raise TypeError("float32 only")
+        return super().forward(x)
+
+
+class NanInDouble(Linear):
+    def forward(self, x):
+        return super().forward(x) * (NAN if x.dtype == torch.float64 else 1.0)
+
+
+@pytest.mark.parametrize("model", [NoDouble, NanInDouble])
+def test_a_float64_reference_that_breaks_on_the_probe_is_left_out_of_it(model):
+    probe = expected(model())
+    assert probe.parity(lambda batch, reference: reference).noise_ratio is None
+    assert probe._context.truth.unmeasured is None  # says nothing about the samples
+
+
+def test_what_the_model_refuses_does_not_apply():
+    class Refuses(nn.Module):
+        def forward(self, x):
+            raise ValueError("too bright\nsee above")
+
+    seen = judged(Refuses(), same)
+    assert seen.inapplicable == "ValueError: too bright"
+    assert seen.noise_ratio is seen.relative_diff is seen.failure is None
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("no kernel\nat all"), "RuntimeError: no kernel"),
+        (OutputMismatch("shape (3,), expected (4,)."), "shape (3,), expected (4,)."),
+    ],
+)
+def test_what_the_runtime_raises_is_its_failure(error, words):
+    def broken(batch, reference):
+        raise error
+
+    seen = expected(Linear()).parity(broken)
+    assert seen.failure == words
+    assert seen.inapplicable is seen.noise_ratio is None
+
+
+def holding(value, where=0):
+    def change(outputs):
+        outputs[0].ravel()[where] = value
+        return outputs
+
+    return change
+
+
+class Holes(nn.Module):
+    """NaN, plus and minus infinity among finite numbers."""
+
+    def forward(self, x):
+        x = x * 1.3
+        return torch.cat([x, x[:, :1] * NAN, x[:, :1] * INF, x[:, :1] * -INF], 1)
+
+
+@pytest.mark.parametrize("float64_samples", [32, 0])
+@pytest.mark.parametrize(
+    ("model", "change", "agrees"),
+    [
+        (Holes, same, True),
+        (Holes, holding(NAN, 6), True),
+        (Holes, holding(1.0, 6), False),
+        (Holes, holding(INF, 6), False),
+        (Holes, holding(-INF, 7), False),
+        (Holes, holding(NAN, 7), False),
+        (Holes, holding(3e38, 7), False),
+        (Holes, holding(NAN, 0), False),
+        (Holes, holding(INF, 0), False),
+        (Linear, holding(NAN, 5), False),
+        (Linear, holding(-INF, 5), False),
+    ],
+)
+def test_nan_and_infinity_on_one_side_are_infinitely_far(model, change, agrees, float64_samples):
+    seen = judged(model(), change, noise_samples=float64_samples)
+    assert math.isinf(seen.relative_diff) is not agrees
+    if float64_samples:
+        assert math.isinf(seen.noise_ratio) is not agrees
+        assert not math.isnan(seen.noise_ratio)
+
+
+class OnlyNan(nn.Module):
+    def forward(self, x):
+        return x * NAN
+
+
+def test_nothing_finite_on_both_sides_proves_nothing():
+    assert judged(OnlyNan(), same).inapplicable == "no_finite_number"
+    assert judged(OnlyNan(), holding(1.0)).noise_ratio == INF
+
+
+class Nothing(nn.Module):
+    def forward(self, x):
+        return x[:, :0]
+
+
+def test_no_element_proves_nothing():
+    assert judged(Nothing(), same).inapplicable == "no_finite_number"
+
+
+class Several(nn.Module):
+    def forward(self, x):
+        return x * 1.1, x.argmax(1), x > 0.5
+
+
+def one_off(index):
+    def change(outputs):
+        first = outputs[index][..., :1]
+        outputs[index][..., :1] = ~first if first.dtype == bool else first + 1
+        return outputs
+
+    return change
+
+
+def test_the_worst_output_counts():
+    assert judged(Several(), same).noise_ratio <= 1.0
+    assert judged(Several(), one_off(0)).noise_ratio > 1e5
+    for index in (1, 2):
+        seen = judged(Several(), one_off(index))
+        assert (seen.noise_ratio, seen.relative_diff) == (INF, INF)
+        assert judged(Several(), one_off(index), noise_samples=0).relative_diff == INF
+
+
+CONSTANT = {"x": np.full((4, 6), 0.7, np.float32)}
+
+
+class Centred(nn.Module):
+    """Of a constant: exactly zero in PyTorch, perhaps not elsewhere."""
+
+    def forward(self, x):
+        return x - x.mean(1, keepdim=True)
+
+
+class Scores(nn.Module):
+    """Equal scores: any of them may be the largest."""
+
+    def forward(self, x):
+        return (x * 1.3).argmax(1)
+
+
+def test_equal_scores_decide_nothing():
+    seen = judged(Scores(), one_off(0), CONSTANT)
+    assert (seen.noise_ratio, seen.relative_diff) == (0.0, 0.0)
+    assert judged(Scores(), one_off(0)).noise_ratio == INF
+
+
+@pytest.mark.parametrize("float64_samples", [32, 0])
+def test_rounding_in_an_ill_conditioned_probe_is_no_fault(float64_samples):
+    ulp = off_by(6e-8)
+    seen = judged(Centred(), ulp, CONSTANT, noise_samples=float64_samples)
+    assert (seen.noise_ratio or 0.0) < 8.0
+    assert (seen.inapplicable is not None) is (float64_samples == 0)
+    fault = judged(Centred(), off_by(0.01), CONSTANT, noise_samples=float64_samples)
+    assert fault.inapplicable is None
+    assert (fault.noise_ratio or fault.relative_diff) > 1e3
+
+
+class Guarded(nn.Module):
+    """A branch whose edge is at zero."""
+
+    def forward(self, x):
+        return x + 1.5 if x.abs().sum() == 0 else x * 1.5
+
+
+def test_a_branch_at_zero_is_still_seen():
+    zeros = {"x": np.zeros((4, 6), np.float32)}
+    baked = judged(Guarded(), lambda outputs: [outputs[0] * 0], zeros)
+    assert baked.noise_ratio > 1e6
+
+
+class Ragged(nn.Module):
+    def forward(self, x):
+        return x[(x * 1.3).sum(1) > 1.3 * x[:1].sum()]
+
+
+def test_a_shape_that_rounding_changes_decides_nothing():
+    def mismatch(batch, reference):
+        raise OutputMismatch("other shape")
+
+    same_rows = {"x": np.repeat(benches.vectors(1), 6, axis=0)}
+    assert expected(Ragged(), same_rows).parity(mismatch).inapplicable == "rounding_changes_shapes"
+    assert expected(Linear()).parity(mismatch).failure == "other shape"
+
+
+class Tiny(nn.Module):
+    """Probabilities, most of which are below the normal numbers."""
+
+    def forward(self, x):
+        return (x * 400.0).softmax(1)
+
+
+def flushed(outputs):
+    return [np.where(np.abs(outputs[0]) < 2.0**-126, np.float32(0.0), outputs[0])]
+
+
+def test_flushing_denormal_numbers_is_no_fault():
+    x = {"x": np.array([[0.0, 0.01, 0.02, 0.03, 0.04, 0.24]], np.float32)}
+    assert 0 < expected(Tiny(), x)._reference[0].min() < 2.0**-126
+    assert judged(Tiny(), flushed, x).noise_ratio < 4.0
+
+
+def test_only_a_runtime_that_is_far_off_costs_more_runs(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "gate.probes.expected_outputs.perturb_rounding",
+        lambda *seen, draws: calls.append(seen) or [],
+    )
+    probe = expected(Linear())
+    probe.parity(lambda batch, reference: reference)
+    assert calls == []
+    probe.parity(lambda batch, reference: [reference[0] + 1])
+    probe.parity(lambda batch, reference: [reference[0] + 1])
+    assert len(calls) == 1
+
+
+class Explodes(nn.Module):
+    """Far outside of the samples, far larger."""
+
+    def forward(self, x):
+        return torch.sinh(x)
+
+
+@pytest.mark.parametrize("float64_samples", [32, 0])
+def test_an_answer_that_is_far_larger_than_to_any_sample_is_judged_too(float64_samples):
+    arrays = {"x": np.full((2, 4), 15.3, np.float32)}
+    assert judged(Explodes(), same, arrays, noise_samples=float64_samples).inapplicable is None
+    far = judged(
+        Explodes(), lambda o: [o[0] * np.float32(1.5)], arrays, noise_samples=float64_samples
+    )
+    assert far.inapplicable is None
+    assert far.relative_diff == pytest.approx(0.5, rel=1e-3)
+    assert float64_samples == 0 or far.noise_ratio > 1e4
+
+
+def test_what_random_rounding_moves_as_far_is_waived():
+    arrays = {"x": np.full((2, 4), 60.3, np.float32)}
+    near = judged(Explodes(), lambda o: [o[0] * np.float32(1 + 4e-6)], arrays)
+    assert near.noise_ratio < 8.0  # an ulp of 60 is 4e-6
+
+
+def apart(model, change, rows, **options):
+    """As `judged`, each row in its own scale."""
+    arrays = {"x": rows}
+    probe = Probe("p", "value", len(rows), lambda: arrays, apart=options.pop("apart", True))
+    seen = ExpectedOutputs(benches.stand(model, arrays, **options), probe)
+    return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
+
+
+def in_row(row, factor):
+    def change(outputs):
+        outputs[0][row] *= np.float32(factor)
+        return outputs
+
+    return change
+
+
+@pytest.mark.parametrize("float64_samples", [32, 0])
+def test_a_small_sample_beside_large_ones_is_judged_in_its_own_scale(float64_samples):
+    rows = benches.vectors(8) * np.float32([[1], [1e6], [1], [1], [1], [1], [1], [1]])
+    fault = in_row(0, 0.9)
+    assert apart(Linear(), same, rows, noise_samples=float64_samples).relative_diff == 0.0
+    together = apart(Linear(), fault, rows, apart=False, noise_samples=float64_samples)
+    alone = apart(Linear(), fault, rows, noise_samples=float64_samples)
+    assert together.relative_diff < 1e-6
+    assert alone.relative_diff > 0.01
+    if float64_samples:
+        assert alone.noise_ratio > 1e4
+
+
+def test_an_answer_of_zeros_is_no_scale():
+    rows = np.zeros((4, 6), np.float32)
+    rows[1:] = benches.vectors(3)
+    seen = apart(nn.Identity(), same, rows)
+    assert (seen.noise_ratio, seen.relative_diff) == (0.0, 0.0)
+
+
+def finite(model, change):
+    probe = Probe("nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, finite=True)
+    seen = ExpectedOutputs(benches.stand(model, {"x": np.ones((2, 4), np.float32)}), probe)
+    return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
+
+
+class Mends(nn.Module):
+    def forward(self, x):
+        return torch.nan_to_num(x, nan=0.3) * 1.5
+
+
+class Places(nn.Module):
+    def forward(self, x):
+        return x.isnan()
+
+
+@pytest.mark.parametrize(
+    ("model", "applies"), [(Mends(), True), (nn.Identity(), False), (Places(), False)]
+)
+def test_what_is_not_finite_is_asked_only_where_the_answer_is_finite(model, applies):
+    seen = finite(model, same)
+    assert (seen.inapplicable is None) is applies
+    assert seen.relative_diff == (0.0 if applies else None)
+    if applies:
+        assert finite(model, lambda outputs: [outputs[0] * np.float32(NAN)]).noise_ratio == INF
+
+
+class Steps(nn.Module):
+    """Whole numbers of what is multiplied."""
+
+    def forward(self, x):
+        return torch.floor(x * 5.7).to(torch.int32)
+
+
+@pytest.mark.parametrize(("units", "excused"), [(0, True), (4, False)])
+def test_an_integer_that_rounding_rarely_moves_is_decided_by_more_runs(units, excused):
+    """`units` of float32 beyond a whole number: three runs happen not to lower the input."""
+    rows = np.full((12, 6), 0.5, np.float32)
+    rows[9, 2] = np.float32(6.0 / 5.7) * np.float32(1.0 + units * 2.0**-23)
+    seen = judged(Steps(), lambda outputs: [np.where(outputs[0] == 6, 5, outputs[0])], {"x": rows})
+    assert (seen.noise_ratio == 0.0) == excused
+    assert excused or seen.noise_ratio == INF
+
+
+class Saturated(nn.Module):
+    """Which of many equal confidences comes first, of four classes: three runs often agree."""
+
+    def forward(self, x):
+        return torch.sigmoid(x * 90.0).topk(4, dim=1).indices % 4
+
+
+@pytest.mark.parametrize(("far", "excused"), [(1.0, True), (0.01, False)])
+def test_many_integers_that_rounding_decides_are_decided_by_more_runs(far, excused):
+    rows = np.linspace(0.5, 1.0, 16 * 24, dtype=np.float32).reshape(16, 24) * np.float32(far)
+    seen = judged(Saturated(), lambda outputs: [(outputs[0] + 1) % 4], {"x": rows})
+    assert seen.noise_ratio == (0.0 if excused else INF)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "few_elements", "refused", "runs"),
+    [
+        (4.0, 36, False, [3]),
+        (50.0, 36, False, [3, 6, 12, 24, 32]),
+        (50.0, 36, True, [3]),
+        (50.0, 35, False, [3]),
+        (1e5, 36, False, [3]),
+    ],
+)
+def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
+    ratio, few_elements, refused, runs, monkeypatch
+):
+    """Not where it is plain anyway, nor where so many runs would not fit, nor where the samples
+    refuse the runtime: then the record says so."""
+    asked, real = [], expected_outputs.perturb_rounding
+
+    def jittered(stand, batch, *, draws):
+        asked.append(draws.stop)
+        return real(stand, batch, draws=draws)
+
+    monkeypatch.setattr(expected_outputs, "perturb_rounding", jittered)
+    monkeypatch.setattr(expected_outputs, "_FEW_ELEMENTS", few_elements)
+    unit = judged(Linear(), off_by(1e-5)).noise_ratio
+    asked.clear()
+    seen = judged(Linear(), off_by(1e-5 * ratio / unit), refused=refused)
+    assert asked == runs
+    assert seen.rounding_draws == runs[-1]
+    assert seen.unexamined is refused
+    assert seen.noise_ratio > 0.3 * ratio
+
+
+class InCompany(Linear):
+    def forward(self, x):
+        return self.layer(x - x.mean(0))
+
+
+@pytest.mark.parametrize(("model", "runs"), [(Linear(), [8]), (InCompany(), [20, 3])])
+def test_batches_of_the_same_samples_share_their_runs(model, runs, monkeypatch):
+    """Unless their company matters to the model."""
+    made, real = [], expected_outputs.perturb_rounding
+
+    def perturbed(stand, batch, *, draws):
+        made.append(len(batch["x"]))
+        return real(stand, batch, draws=draws)
+
+    monkeypatch.setattr(expected_outputs, "perturb_rounding", perturbed)
+    stand = benches.stand(model, X)
+    shared = SampleRuns(stand, {"x": X["x"][:8]})
+    for places in ([*range(8), *range(8), 0, 1, 2, 3], [5, 2, 7]):
+        batch = {"x": X["x"][places]}
+        probe = Probe("p", "batch", len(places), lambda batch=batch: batch)
+        of_probe = ExpectedOutputs(stand, probe, shared=shared)
+        (r,) = of_probe._reference
+        seen = of_probe.parity(lambda *_, r=r: [r + np.float32(1e-1)])
+        assert seen.noise_ratio > 1000.0
+        runs_of_probe = of_probe._runs
+        assert len(runs_of_probe) == 3
+        assert all(np.allclose(run[0], r, atol=1e-5) for run in runs_of_probe)
+    assert made == runs
+
+
+class Taken(nn.Module):
+    """Of what rounding decides, the places that are taken, and the score of one of them."""
+
+    def forward(self, x):
+        steps = torch.floor(x * 5.7)
+        return steps[:, :2], steps[:, 2:3] / 100.0
+
+
+@pytest.mark.parametrize(("units", "excused"), [(0, True), (4, False)])
+def test_where_rounding_takes_others_what_comes_with_them_is_seen_in_more_runs(units, excused):
+    """Three runs take others, and happen not to change the score of the tenth sample."""
+    rows = np.full((12, 6), 0.5, np.float32)
+    rows[:, :2] = np.float32(6.0 / 5.7)
+    rows[9, 2] = np.float32(6.0 / 5.7) * np.float32(1.0 + units * 2.0**-23)
+    (taken, score) = (6.0, np.float32(6.0) / np.float32(100.0))
+
+    def a_step_less(outputs):
+        return [
+            np.where(outputs[0] == taken, np.float32(5.0), outputs[0]),
+            np.where(outputs[1] == score, np.float32(0.05), outputs[1]),
+        ]
+
+    seen = judged(Taken(), a_step_less, {"x": rows})
+    assert (seen.noise_ratio < 32.0) == excused

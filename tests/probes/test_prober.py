@@ -1,0 +1,374 @@
+"""Whole measurements: what the probes see of files that were exported wrongly, and rightly."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.measure.stability import StabilityInstrument
+from gate.probes.instrument import ProbeInstrument
+from gate.reference.float64 import Float64Reference
+from tests.measure import tiny
+from tests.probes import benches
+
+X = {"x": benches.images()}
+SEQUENCES = {"x": np.random.default_rng(0).normal(size=(12, 5, 8)).astype(np.float32)}
+QUIET = {"noise_samples": 8}
+
+
+def examined(model, file_model, path, arrays=None, *, axes=None, size=4, **instruments):
+    """The runtime's evidence, the probes by name, and the checks that failed."""
+    arrays = arrays or X
+    candidate = benches.export(file_model, path / "m.onnx", arrays, axes=axes)
+    seen = benches.measured(model, candidate, arrays, size=size, **QUIET, **instruments)
+    decision = decide(benches.policy(**QUIET, **instruments), tiny.stored(seen), decided_at="now")
+    (runtime,) = seen.runtimes
+    assert runtime.failure is None
+    failed = {check.name for check in decision.checks if check.verdict is Verdict.FAIL}
+    return seen, {probe.name: probe for probe in runtime.probes}, failed
+
+
+class Sign(nn.Module):
+    def forward(self, x):
+        return x.flatten(1) * (1.0 if x.sum() > 0 else -2.0)
+
+
+class Bright(nn.Module):
+    def forward(self, x):
+        y = x.flatten(1)
+        return y.clamp(max=1.0) if x.max() > 5 else y
+
+
+class Window(nn.Module):
+    """A branch that no probe takes but a search finds."""
+
+    def forward(self, x):
+        y = x.flatten(1)
+        return y.exp() if (x.mean() - 0.371).abs() < 0.004 else y
+
+
+def test_each_batch_in_float64_has_new_samples_and_none_is_of_one(tmp_path, monkeypatch):
+    """A forward in float64 is the dearest of all."""
+    batches, computed, run = [], set(), Float64Reference.run
+
+    def watched(self, batch, *, mode=None):
+        rows = {row.tobytes() for row in batch["x"]}
+        batches.append((len(batch["x"]), len(rows - computed)))
+        computed.update(rows)
+        return run(self, batch, mode=mode)
+
+    monkeypatch.setattr(Float64Reference, "run", watched)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
+    examined(model, model, tmp_path)
+    assert len(computed) > 2 * QUIET["noise_samples"]
+    assert all(size > 1 and 2 * new > size for size, new in batches), batches
+
+
+class Divided(nn.Module):
+    """`len` is the example's in the file: right in batches of four."""
+
+    def forward(self, x):
+        return x.flatten(1) * len(x) / x.shape[0]
+
+
+class Seven(nn.Module):
+    def forward(self, x):
+        return x.flatten(1) * (2.0 if len(x) == 7 else 1.0)
+
+
+class NanAtZero(nn.Module):
+    def forward(self, x):
+        return (x / x.norm() if x.norm() > 0 else x).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "caught", "spared"),
+    [
+        (Sign(), {"probe_negated"}, {"probe_max", "probe_batch_7"}),
+        (Bright(), {"probe_scaled_10", "probe_bright"}, {"probe_max", "probe_negated"}),
+        (Seven(), {"probe_batch_7"}, {"probe_batch_4", "probe_zeros"}),
+        (NanAtZero(), {"probe_zeros"}, {"probe_ones"}),
+        (Window(), {"probe_search_"}, {"probe_zeros", "probe_noise"}),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_what_the_trace_baked_in(tmp_path, model, caught, spared):
+    seen, probes, failed = examined(model, model, tmp_path)
+    assert all(any(name.startswith(one) for name in failed) for one in caught)
+    assert not spared & failed
+    assert {name for name in failed if not name.startswith("probe_")} == set()
+    assert {f"probe_{name}" for name in seen.trace_search.found} <= failed
+    for name, probe in probes.items():
+        assert (probe.kind == "search") is name.startswith("search_")
+
+
+def test_a_length_that_is_baked_in(tmp_path):
+    _, probes, failed = examined(Divided(), Divided(), tmp_path)
+    assert {"probe_batch_1", "probe_batch_7", "batch_invariance_ratio"} <= failed
+    assert "probe_batch_4" not in failed
+    assert probes["batch_7"].relative_diff == pytest.approx(3 / 7, rel=1e-3)
+
+
+class Pooled(nn.Module):
+    """The window of the example's size."""
+
+    def forward(self, x):
+        return nn.functional.avg_pool2d(x, int(x.shape[2]))[:, :, 0, 0]
+
+
+class PooledAnywhere(nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+SPATIAL = {"x": {0: "batch", 2: "height", 3: "width"}, "output": {0: "batch"}}
+
+
+@pytest.mark.parametrize("model", [Pooled(), PooledAnywhere()])
+def test_a_size_that_is_baked_in(tmp_path, model):
+    _, probes, failed = examined(PooledAnywhere(), model, tmp_path, axes=SPATIAL)
+    sizes = {name for name in probes if name.startswith("size_")}
+    assert sizes == {
+        "size_6x6", "size_10x10", "size_9x9", "size_6x10", "size_25x8", "size_8x25",
+    }  # fmt: skip
+    baked = {f"probe_{name}" for name in sizes}
+    assert failed & baked == (baked if isinstance(model, Pooled) else set())
+
+
+class AtLeastEight(nn.Module):
+    def forward(self, x):
+        if x.shape[2] < 8:
+            raise ValueError("too small")
+        return x.mean((2, 3))
+
+
+def test_what_the_model_refuses_does_not_apply_and_passes(tmp_path):
+    _, probes, failed = examined(AtLeastEight(), AtLeastEight(), tmp_path, axes=SPATIAL)
+    assert probes["size_6x6"].inapplicable == "ValueError: too small"
+    assert failed == set()
+
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(21, 8)  # tokens are at most 20
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        return self.head(self.table(tokens).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.cells = kind(8, 6, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0][:, -1])
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True),
+        )
+
+    def forward(self, x):
+        return self.layers(x).mean(1)
+
+
+class Instance(nn.Module):
+    """Constant images are ill-conditioned here."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 6, 3, bias=False),
+            nn.InstanceNorm2d(6),
+            nn.ReLU(),
+            nn.Conv2d(6, 6, 3, stride=2),
+            nn.GroupNorm(2, 6),
+            nn.GELU(),
+        )
+
+    def forward(self, x):
+        return self.layers(x).flatten(1).softmax(1)
+
+
+class Standardised(nn.Module):
+    def forward(self, x):
+        spread = x.std((1, 2, 3), keepdim=True) + 1e-6
+        return ((x - x.mean((1, 2, 3), keepdim=True)) / spread).flatten(1)
+
+
+class Labels(nn.Module):
+    """Places of the brightest pixel: all alike in a constant image."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x):
+        return self.layer(x).flatten(2).argmax(2)
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.images = Embedded(), nn.Linear(192, 3)
+
+    def forward(self, tokens, x):
+        return self.tokens(tokens) + self.images(x.flatten(1)).tanh()
+
+
+CORRECT = {
+    "conv": (tiny.net, X),
+    "embedding": (Embedded, {"tokens": benches.tokens()}),
+    "gru": (lambda: Recurrent(nn.GRU), SEQUENCES),
+    "lstm": (lambda: Recurrent(nn.LSTM), SEQUENCES),
+    "transformer": (Attending, SEQUENCES),
+    "instance": (Instance, X),
+    "standardised": (Standardised, X),
+    "labels": (Labels, X),
+    "two inputs": (Both, {"tokens": benches.tokens(), **X}),
+}
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("name", CORRECT)
+def test_correct_files_pass_every_probe_by_far(tmp_path, name):
+    build, arrays = CORRECT[name]
+    torch.manual_seed(0)
+    model = build().eval()
+    seen, probes, failed = examined(model, model, tmp_path, arrays)
+    assert failed == set()
+    assert seen.trace_search.found == ()
+    assert seen.trace_search.reason is None
+    ratios = {n: p.noise_ratio for n, p in probes.items() if p.inapplicable is None}
+    assert len(ratios) > 5
+    assert all(ratio <= 24.0 for ratio in ratios.values()), ratios
+
+
+def test_a_probe_that_is_another_again_is_computed_once(tmp_path):
+    x = {"x": np.concatenate([np.zeros((6, 3), np.float32), np.ones((6, 3), np.float32)])}
+    _, probes, _ = examined(nn.Identity(), nn.Identity(), tmp_path, x)
+    assert "zeros" not in probes  # the first sample is zero, so `batch_1` is
+    assert "ones" in probes
+    assert "max" not in probes
+
+
+def test_nothing_is_computed_that_the_policy_does_not_ask_for(tmp_path):
+    model = tiny.net()
+    none = {"probes": False, "stability_samples": 0}
+    seen, probes, _ = examined(model, model, tmp_path, **none)
+    assert probes == {}
+    assert seen.trace_search is None
+    assert seen.runtimes[0].outputs[0].stability is None
+    seen, probes, _ = examined(model, model, tmp_path, search_inputs=0)
+    assert len(probes) > 10
+    assert seen.trace_search is None
+
+
+def test_without_a_runtime_that_lives_nothing_is_computed():
+    calls = []
+
+    class Counting(nn.Module):
+        def forward(self, x):
+            calls.append(1)
+            return x
+
+    stand = benches.stand(Counting(), X)
+    for kind in (ProbeInstrument, StabilityInstrument):
+        instrument = kind(stand)
+        instrument.run([], calls.append)
+        assert calls.pop() == instrument.cost
+        assert not instrument.evidence().get("trace_search")
+    assert not calls
+
+
+def test_a_fixed_batch_is_probed_with_that_batch(tmp_path):
+    model = tiny.net()
+    candidate = tiny.export(
+        model, tmp_path / "m.onnx", example={"input": tiny.images(3)}, dynamic=False
+    )
+    seen = benches.measured(model, candidate, {"input": tiny.images(12)}, **QUIET)
+    (runtime,) = seen.runtimes
+    assert {probe.batch_size for probe in runtime.probes} == {3}
+    assert {probe.name for probe in runtime.probes} >= {"batch_3", "zeros", "negated", "reversed"}
+    assert all(probe.noise_ratio < 8.0 for probe in runtime.probes)
+    assert runtime.outputs[0].stability.batch_sizes == (3,)
+
+
+def test_no_bound_changes_the_evidence(tmp_path):
+    model = Instance()
+    wide = examined(model, model, tmp_path, probe_noise_ratio=1e9)[1]
+    assert wide == examined(model, model, tmp_path, probe_noise_ratio=1e-9)[1]
+
+
+class Counting(tiny.Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        if x.max() > 50:
+            x = x / 50
+        return super().forward(x.mul_(1.0))
+
+
+def test_measuring_leaves_everything_as_it_was(tmp_path, capfd):
+    import random
+
+    model = Counting().train()
+    model.norm.eval()
+    before = copy.deepcopy(model.state_dict())
+    modes = [module.training for module in model.modules()]
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    flags = (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.backends.cudnn.allow_tf32,
+        torch.get_num_threads(),
+        torch._C._get_graph_executor_optimize(),
+    )
+    file_model = copy.deepcopy(model).eval()
+    candidate = benches.export(file_model, tmp_path / "m.onnx", {"x": tiny.images(12)})
+    capfd.readouterr()
+    seen = benches.measured(model, candidate, {"x": tiny.images(12)}, **QUIET)
+
+    assert seen.runtimes[0].probes
+    assert seen.trace_search.tried > 0
+    assert capfd.readouterr() == ("", "")
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state()[1], states[1])
+    assert random.getstate() == states[2]
+    assert flags == (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.backends.cudnn.allow_tf32,
+        torch.get_num_threads(),
+        torch._C._get_graph_executor_optimize(),
+    )
+
+
+def test_numbers_are_finite_or_infinite_but_never_unknown(tmp_path):
+    for model in (Sign(), NanAtZero()):
+        _, probes, _ = examined(model, model, tmp_path)
+        for probe in probes.values():
+            if probe.inapplicable is None and probe.failure is None:
+                assert not math.isnan(probe.noise_ratio)
+                assert not math.isnan(probe.relative_diff)

@@ -1,0 +1,330 @@
+"""What the search finds on which models, and what it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.probes.branches import TracedReference
+from gate.probes.probe import SampleProfile
+from gate.probes.size_probes import DynamicAxes, batch_probes
+from gate.probes.trace_search import TraceSearcher
+from gate.probes.value_probes import value_probes
+from gate.storage.digest import Digest
+from tests.probes import benches
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+X = {"x": benches.vectors()}
+
+
+DIGEST = Digest.of_bytes(b"file9")
+"""Draws the batch sizes 15 and 43."""
+
+
+def search(model, arrays=None, *, known=True, axes=None, **options):
+    """The record and the new probes, with or without the usual probes beforehand."""
+    arrays = arrays or X
+    stand = benches.stand(model, arrays, **options)
+    observed = SampleProfile.of(stand)
+    inputs = benches.specs(arrays, fixed=options.get("fixed"), **(axes or {}))
+    usual = [*batch_probes(stand, observed, DIGEST), *value_probes(observed)] if known else []
+    return TraceSearcher(stand, DynamicAxes.of(stand, observed, inputs), usual).run()
+
+
+class Branch(nn.Module):
+    """Twice its input, unless the condition holds."""
+
+    def __init__(self, condition):
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, *inputs):
+        y = inputs[0] * 2.0
+        return y + 1.0 if self.condition(*inputs) else y
+
+
+RARE = {
+    "bright": lambda x: x.max() > 5,
+    "very bright": lambda x: x.max() > 5e4,
+    "dark": lambda x: x.min() < -0.2,
+    "negative sum": lambda x: x.sum() < 0,
+    "flat": lambda x: x.std() < 1e-3,
+    "a narrow window": lambda x: (x.mean() - 0.371).abs() < 0.004,
+    "an element": lambda x: (x > 40).any(),
+    "all elements": lambda x: (x > 3).all(),
+    "both": lambda x: bool(x.mean() > 3) and bool(x.std() < 0.1),
+    "a number": lambda x: float(x.sum()) < -7.0,
+    "small": lambda x: x.norm() < 1e-2,
+    "far from its mean": lambda x: x[0, 3] > x.mean() + 3,
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("name", RARE)
+def test_rare_branches_are_found(name, known):
+    model = Branch(RARE[name])
+    seen, probes = search(model, known=known)
+    assert seen.found
+    assert seen.reason is None
+    assert seen.tried <= 64
+    assert known or [probe.name for probe in probes] == list(seen.found)
+    for probe in probes:
+        assert probe.kind == "search"
+        assert probe.name.startswith("search_")
+        assert RARE[name](torch.from_numpy(probe.batch["x"]))
+
+
+def test_what_a_usual_probe_shows_is_not_searched_twice():
+    seen, probes = search(Branch(lambda x: x.sum() < 0))
+    assert "negated" in seen.found
+    assert probes == []
+
+
+def test_each_of_several_branches_becomes_a_probe():
+    class Many(nn.Module):
+        def forward(self, x):
+            for step in range(4):
+                if x.max() > 3.0 * 10**step:
+                    x = x / 2
+            return x
+
+    seen, probes = search(Many(), known=False)
+    paths = [tuple(bool(p.batch["x"].max() > 3.0 * 10**k) for k in range(2)) for p in probes]
+    assert 2 <= len(probes) <= 5
+    assert len(seen.found) == len(probes)
+    assert (True, False) in paths or (True, True) in paths
+
+
+def test_one_of_two_inputs():
+    arrays = {"left": benches.vectors(), "right": benches.vectors(seed=1)}
+    seen, probes = search(Branch(lambda x, y: y.mean() > 7 and x.mean() < 2), arrays, known=False)
+    assert seen.found
+    assert all(probe.batch["right"].mean() > 7 for probe in probes)
+
+
+def test_integers_stay_in_their_range():
+    table = nn.Embedding(21, 4)
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = table
+
+        def forward(self, tokens):
+            y = self.table(tokens)
+            return y * 2 if (tokens == tokens[0, 0]).all() else y
+
+    seen, probes = search(Tokens(), {"tokens": benches.tokens()})
+    assert seen.found == ("search_lowest",)
+    assert (probes[0].batch["tokens"] == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "least", "most"),
+    [
+        (nn.Linear(6, 3), 2, 8),  # nothing is read
+        (Branch(lambda x: x.isnan().any()), 10, 64),  # nothing flips
+    ],
+)
+def test_what_nothing_is_found_for_costs_little(model, least, most):
+    seen, probes = search(model)
+    assert (seen.found, probes, seen.reason) == ((), [], None)
+    assert least <= seen.tried <= most
+
+
+@pytest.mark.parametrize("budget", [1, 2, 10])
+def test_the_policy_bounds_it(budget):
+    calls = []
+
+    class Counting(Branch):
+        def forward(self, x):
+            calls.append(1)
+            return super().forward(x)
+
+    seen, _ = search(Counting(lambda x: x.sum() > 1e30), search_inputs=budget)
+    assert seen.tried <= budget
+    assert len(calls) <= 5 + 2 * budget
+
+
+def test_a_size_that_is_baked_in_is_found():
+    class Sized(nn.Module):
+        def forward(self, x):
+            return x / len(x)
+
+    seen, probes = search(Sized())
+    assert seen.found == ("batch_4",)
+    assert probes == []
+
+
+class Random(nn.Module):
+    def forward(self, x):
+        return x + torch.rand(())
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.calls
+
+
+class Untraceable(nn.Module):
+    def forward(self, x):
+        if torch.jit.is_tracing():
+            raise RuntimeError("not while tracing")
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Random, "trace_differs_on_example"),
+        (Counts, "trace_differs_on_example"),
+        (Untraceable, "can't be traced: RuntimeError: not while tracing"),
+    ],
+)
+def test_where_nothing_can_be_searched_the_reason_is_told(model, words):
+    seen, probes = search(model())
+    assert words in seen.reason
+    assert (seen.found, probes) == ((), [])
+
+
+def test_inputs_that_the_model_refuses_are_left_alone():
+    class Strict(nn.Module):
+        def forward(self, x):
+            if x.max() > 2:
+                raise ValueError("too bright")
+            return x
+
+    seen, probes = search(Strict())
+    assert (seen.found, probes) == ((), [])
+
+
+def test_a_trace_that_can_not_compute_what_the_model_can():
+    class Grid(nn.Module):
+        def forward(self, x):
+            return x.reshape(int(x.shape[0]), 2, 3)
+
+    assert set(search(Grid())[0].found) == {"batch_4", "batch_7", "batch_15", "batch_43"}
+
+
+class Sizes(nn.Module):
+    """Twice its input, unless the condition on its size holds."""
+
+    def __init__(self, condition):
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, x):
+        return x + x if self.condition(x) else x
+
+
+SIZES = {"x": {1: "length"}}
+
+
+@pytest.mark.parametrize(
+    ("condition", "name"),
+    [
+        (lambda x: x.shape[1] > 32, "search_size_33"),
+        (lambda x: x.shape[1] >= 40, "search_size_41"),
+        (lambda x: x.shape[1] < 3, "search_size_2"),
+        (lambda x: x.size(0) > 9, "search_batch_10"),
+        (lambda x: 2 * x.shape[1] - 5 > 60, "search_size_33"),
+        (lambda x: x.shape[0] * x.shape[1] > 90, "search_batch_16"),
+        (lambda x: x.numel() > 90, "search_size_91"),
+    ],
+)
+def test_the_edge_of_a_condition_on_sizes(condition, name):
+    seen, probes = search(Sizes(condition), axes=SIZES)
+    assert name in seen.found
+    batch = next(probe.batch for probe in probes if probe.name == name)["x"]
+    assert condition(torch.from_numpy(batch))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [lambda x: x.shape[1] > 10**7, lambda x: x.size(0) > 10**7, lambda x: x.shape[1] < -3],
+)
+def test_an_edge_out_of_reach_is_left_alone(condition):
+    assert search(Sizes(condition), axes=SIZES)[0].found == ()
+
+
+def test_an_axis_that_the_file_fixes_has_no_edge():
+    assert search(Sizes(lambda x: x.shape[1] > 32))[0].found == ()
+    assert search(Sizes(lambda x: x.shape[0] > 9), fixed=4)[0].found == ()
+
+
+def test_a_fixed_batch():
+    seen, probes = search(Branch(RARE["bright"]), known=False, fixed=6)
+    assert seen.found
+    assert all(len(probe.batch["x"]) == probe.size == 6 for probe in probes)
+
+
+def test_the_same_search_finds_the_same():
+    first, one = search(Branch(RARE["a narrow window"]), known=False)
+    second, other = search(Branch(RARE["a narrow window"]), known=False)
+    assert first == second
+    for left, right in zip(one, other, strict=True):
+        assert np.array_equal(left.batch["x"], right.batch["x"])
+
+
+class Sized(nn.Module):
+    """Reads no value out of its tensors."""
+
+    def forward(self, x):
+        return x * 2
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else x
+
+
+class Equal(nn.Module):
+    """The tracer does not warn of this."""
+
+    def forward(self, x):
+        return x * 2 if torch.equal(x, x.abs()) else x
+
+
+@pytest.mark.parametrize(
+    ("model", "often"), [(Sized(), False), (Branching(), True), (Equal(), True)]
+)
+def test_code_that_reads_nothing_is_watched_once_a_shape(model, often, monkeypatch):
+    """It can't know what else is in tensors of the same shape."""
+    shapes = []
+    original = TracedReference.watched
+
+    def counted(self, batch):
+        shapes.append(batch["x"].shape)
+        return original(self, batch)
+
+    monkeypatch.setattr(TracedReference, "watched", counted)
+    found, _ = search(model)
+    assert found.tried >= 6
+    assert (len(shapes) > len(set(shapes))) is often
+    assert often or len(shapes) < found.tried
+
+
+class Refusing(nn.Module):
+    """Of some values no output that anybody takes; the watch sees no read."""
+
+    def forward(self, x):
+        return "nothing" if len(torch.where(x > 0)[0]) == 0 else x * 2
+
+
+def test_what_the_model_refuses_without_a_read_breaks_nothing() -> None:
+    found, probes = search(Refusing(), {"x": np.abs(benches.vectors()) + 1})
+    assert found.tried >= 6
+    assert probes == []

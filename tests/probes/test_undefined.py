@@ -1,0 +1,389 @@
+"""Inputs without an answer: NaN of an empty mask, and conversions that ONNX leaves open."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.decision.check_result import Verdict
+from gate.decision.decide import decide
+from gate.probes.expected_outputs import ExpectedOutputs
+from gate.probes.probe import Probe
+from gate.records.instruments import UndefinedCast
+from tests import builders
+from tests.measure import tiny
+from tests.probes import benches
+
+RANDOM = np.random.default_rng(0)
+SEQUENCES = RANDOM.normal(size=(12, 5, 6)).astype(np.float32)
+MASK = (np.arange(5) < RANDOM.integers(2, 6, (12, 1))).astype(np.int64)
+MASK[0] = 1
+PIXELS = {"x": RANDOM.uniform(0, 200, (12, 3, 4)).astype(np.float32)}
+
+
+class Mean(nn.Module):
+    """Of what a mask leaves."""
+
+    def __init__(self, *, least: float = 0.0, end=None, repaired: bool = False) -> None:
+        super().__init__()
+        self.least, self.end, self.repaired = least, end, repaired
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x, mask):
+        weights = mask.to(torch.float32).unsqueeze(-1)
+        total = weights.sum(1)
+        if self.least:
+            total = total.clamp(min=self.least)
+        mean = (x * weights).sum(1) / total
+        if self.repaired:
+            mean = torch.where(torch.isnan(mean), torch.zeros_like(mean), mean)
+        y = self.head(mean)
+        return self.end(y) if self.end else y
+
+
+class Lengths(nn.Module):
+    """A mean by a number of elements that may be zero."""
+
+    def __init__(self, *, least: int = 0) -> None:
+        super().__init__()
+        self.least, self.head = least, nn.Linear(6, 3)
+
+    def forward(self, x, count):
+        places = torch.arange(5) < count.unsqueeze(-1)
+        total = count.clamp(min=self.least) if self.least else count
+        return self.head((x * places.unsqueeze(-1)).sum(1) / total.unsqueeze(-1))
+
+
+class Attention(nn.Module):
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+
+    def forward(self, x, mask):
+        if self.fused:
+            seen = mask.bool().unsqueeze(1).expand(-1, x.shape[1], -1)
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=seen)
+        scores = (x @ x.transpose(1, 2)).masked_fill(mask.unsqueeze(1) == 0, -torch.inf)
+        return scores.softmax(-1) @ x
+
+
+def judged(model, file_model, tmp_path, arrays):
+    torch.manual_seed(0)
+    file_model.load_state_dict(model.state_dict())
+    candidate = benches.export(file_model.eval(), tmp_path / "m.onnx", arrays)
+    quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
+    seen = benches.measured(model.eval(), candidate, arrays, **quiet)
+    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
+
+
+def failed(decision):
+    return {check.name for check in decision.checks if check.verdict is Verdict.FAIL}
+
+
+def masked(dtype):
+    return {"x": SEQUENCES, "mask": MASK.astype(dtype)}
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.bool_, np.float32])
+@pytest.mark.parametrize("wrong", [{"least": 1.0}, {"least": 1e-9}, {"repaired": True}])
+def test_a_number_in_the_place_of_nan_is_a_difference(tmp_path, dtype, wrong):
+    decision = judged(Mean(), Mean(**wrong), tmp_path, masked(dtype))
+    assert failed(decision) & {"probe_empty_mask", "probe_zeros_mask"}
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float32])
+def test_nan_in_the_place_of_a_number_is_a_difference(tmp_path, dtype):
+    decision = judged(Mean(least=1.0), Mean(), tmp_path, masked(dtype))
+    assert failed(decision) & {"probe_empty_mask", "probe_zeros_mask"}
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float32])
+@pytest.mark.parametrize("right", [{}, {"least": 1.0}, {"repaired": True}, {"end": torch.relu},
+                                   {"end": torch.sigmoid}, {"end": nn.functional.relu6}])  # fmt: skip
+def test_an_empty_mask_refuses_no_correct_file(tmp_path, dtype, right):
+    decision = judged(Mean(**right), Mean(**right), tmp_path, masked(dtype))
+    assert decision.verdict is Verdict.PASS, failed(decision)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_])
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_to_nothing_refuses_no_correct_file(tmp_path, dtype, fused):
+    arrays = masked(dtype)
+    decision = judged(Attention(fused=fused), Attention(fused=fused), tmp_path, arrays)
+    assert decision.verdict is Verdict.PASS, failed(decision)
+
+
+def test_a_length_of_zero(tmp_path):
+    arrays = {"x": SEQUENCES, "count": MASK.sum(1)}
+    assert judged(Lengths(), Lengths(), tmp_path, arrays).verdict is Verdict.PASS
+    decision = judged(Lengths(), Lengths(least=1), tmp_path, arrays)
+    assert "probe_zero_count" in failed(decision)
+
+
+class Rates(nn.Module):
+    """Divides by a number that a probe makes zero, before an operator that loses infinities."""
+
+    def __init__(self, kind: str, *, least: int = 0) -> None:
+        super().__init__()
+        self.kind, self.least = kind, least
+        self.net = getattr(nn, kind)(6, 4, batch_first=True) if kind != "softmax" else None
+
+    def forward(self, x, rate):
+        rate = rate.clamp(min=self.least) if self.least else rate
+        scaled = x / rate[:, None, None]
+        return self.net(scaled)[0] if self.net else scaled.softmax(-1)
+
+
+RATES = {"x": SEQUENCES, "rate": RANDOM.integers(1, 9, 12)}
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN", "softmax"])
+def test_an_infinity_that_the_runtime_loses_refuses_no_correct_file(tmp_path, kind):
+    decision = judged(Rates(kind), Rates(kind), tmp_path, RATES)
+    assert not failed(decision)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "softmax"])
+def test_a_divisor_that_the_file_clamps_is_a_difference(tmp_path, kind):
+    decision = judged(Rates(kind), Rates(kind, least=1), tmp_path, RATES)
+    assert failed(decision)
+
+
+class Pixels(nn.Module):
+    """Floats as integers, and numbers that do not depend on them."""
+
+    def __init__(self, dtype, *, change=None, factor: float = 1.0, counted: bool = False) -> None:
+        super().__init__()
+        self.dtype, self.change, self.factor, self.counted = dtype, change, factor, counted
+
+    def forward(self, x):
+        given = self.change(x) if self.change else x
+        whole = given.to(self.dtype)
+        y = whole.to(torch.float32) if self.counted else whole
+        return y, x * self.factor
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_a_conversion_that_onnx_leaves_open_is_no_difference(tmp_path, dtype, counted):
+    arrays = PIXELS
+    if dtype is torch.int8:
+        arrays = {"x": PIXELS["x"] / 2}
+    if dtype in (torch.int32, torch.int64):
+        arrays = {"x": PIXELS["x"] * np.float32(2.0 ** (23 if dtype is torch.int32 else 55))}
+    decision = two(Pixels(dtype, counted=counted), Pixels(dtype, counted=counted), tmp_path, arrays)
+    assert decision.verdict is Verdict.PASS, failed(decision)
+
+
+def two(model, file_model, tmp_path, arrays):
+    candidate = benches.export(
+        file_model.eval(), tmp_path / "m.onnx", arrays, outputs=["whole", "same"]
+    )
+    quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
+    seen = benches.measured(model.eval(), candidate, arrays, **quiet)
+    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
+
+
+def probed(tmp_path, model, change):
+    """The record of a runtime that returns something else on a scaled probe."""
+    stand = benches.stand(model.eval(), PIXELS)
+    candidate = benches.export(model, tmp_path / "m.onnx", PIXELS, outputs=["whole", "same"])
+    stand = dataclasses.replace(stand, tested_file=candidate)
+    given = {"x": PIXELS["x"][:1] * np.float32(3.0)}
+    assert (given["x"] >= 256.0).any()
+    assert (given["x"] < 256.0).any()
+
+    def compute(batch, reference):
+        whole, same = (array.copy() for array in reference)
+        return change(whole, same, batch["x"])
+
+    return ExpectedOutputs(stand, Probe("scaled", "value", 1, lambda: given)).parity(compute)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_results_that_are_open_may_differ(tmp_path, dtype):
+    model = Pixels(dtype)
+    held = np.iinfo(np.uint8 if dtype is torch.uint8 else np.int8)
+
+    def saturate(whole, same, x):
+        return [np.where(x >= held.max + 1, held.max, whole).astype(whole.dtype), same]
+
+    record = probed(tmp_path, model, saturate)
+    assert record.relative_diff == 0.0
+    (cast,) = record.undefined
+    assert cast.dtype == held.dtype.name
+    assert cast.elements == int((PIXELS["x"][:1] * 3.0 >= held.max + 1).sum())
+
+
+def off_by_one(whole, same, x):
+    return [np.where(x < 256.0, whole + 1, whole).astype(whole.dtype), same]
+
+
+def another_output(whole, same, x):
+    return [np.where(x >= 256.0, 255, whole).astype(whole.dtype), same * np.float32(1.01)]
+
+
+@pytest.mark.parametrize("change", [off_by_one, another_output])
+def test_no_other_result_may_differ(tmp_path, change):
+    record = probed(tmp_path, Pixels(torch.uint8), change)
+    assert record.relative_diff > 1e-3
+
+
+def test_a_conversion_that_the_model_clamps_is_not_open(tmp_path):
+    clamped = Pixels(torch.uint8, change=lambda x: x.clamp(0.0, 255.0))
+
+    def wrapped(whole, same, x):
+        return [x.astype(np.int64).astype(np.uint8), same]
+
+    assert probed(tmp_path, clamped, wrapped).relative_diff == np.inf
+
+
+def test_the_check_has_a_code():
+    cast = UndefinedCast(tensor="y", dtype="uint8", elements=3)
+    for ratio, verdict in ((1.0, Verdict.WAIVED), (33.0, Verdict.FAIL), (np.nan, Verdict.FAIL)):
+        probe = builders.probe_parity("open", noise_ratio=ratio, undefined=(cast,))
+        runtime = builders.runtime_evidence("ort-cpu")
+        runtime = runtime.model_copy(update={"probes": (*runtime.probes, probe)})
+        evidence = builders.evidence()
+        runtimes = tuple(runtime if r.runtime == "ort-cpu" else r for r in evidence.runtimes)
+        evidence = evidence.model_copy(update={"runtimes": runtimes})
+        decision = decide(builders.policy(), evidence, decided_at="now")
+        (check,) = [c for c in decision.checks if c.name == "probe_open"]
+        assert check.verdict is verdict
+        assert (check.code == "undefined") is (verdict is Verdict.WAIVED)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"change": torch.round},
+        {"change": lambda x: x.clamp(max=255.0)},
+        {"change": lambda x: x.clamp(0.0, 190.0)},
+        {"factor": 1.01},
+    ],
+    ids=["rounds", "clamps", "clamps inside", "factor"],
+)
+def test_what_is_defined_is_still_compared(tmp_path, wrong):
+    decision = two(Pixels(torch.uint8), Pixels(torch.uint8, **wrong), tmp_path, PIXELS)
+    assert decision.verdict is Verdict.FAIL
+
+
+def test_a_clamp_that_the_file_lacks_is_a_difference(tmp_path):
+    clamped = Pixels(torch.uint8, change=lambda x: x.clamp(0.0, 255.0))
+    decision = two(clamped, Pixels(torch.uint8), tmp_path, PIXELS)
+    assert decision.verdict is Verdict.FAIL
+
+
+ROWS = {"x": RANDOM.normal(size=(24, 6)).astype(np.float32)}
+FAR = {"x": np.where(np.arange(24)[:, None] % 3 == 0, 1e10, 1.0).astype(np.float32) * ROWS["x"]}
+
+
+class Counts(nn.Module):
+    """The integers of a layer whose floats leave the range of the type, or are NaN."""
+
+    def __init__(self, dtype, gain: float, *, change=None, counted: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dtype, self.gain, self.change, self.counted = dtype, gain, change, counted
+        self.layer = nn.Linear(6, 8)
+
+    def forward(self, x):
+        given = self.layer(x) * self.gain
+        whole = (self.change(given) if self.change else given).to(self.dtype)
+        return whole.to(torch.float32) if self.counted else whole, x * 2.0
+
+
+def checks_of(model, file_model, tmp_path, arrays):
+    decision = two(model, file_model, tmp_path, arrays)
+    return decision.verdict, {check.name: check.code for check in decision.checks}
+
+
+def logarithm(given):
+    return given.log() * 10.0
+
+
+def from_zero(given):
+    """Without results of cancellation, which round by more than their size lets expect."""
+    return given + given.sign() * 2.0**30
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "gain", "change"),
+    [
+        (torch.uint8, 1000.0, None),
+        (torch.int8, 200.0, None),
+        (torch.int32, 2.0**31, from_zero),
+        (torch.int64, 2.0**63, None),
+        (torch.int64, 2.0**80, None),
+        (torch.uint8, 1.0, logarithm),
+        (torch.int32, 1.0, logarithm),
+    ],
+)
+def test_undefined_conversions_of_samples_are_a_warning(tmp_path, dtype, gain, change, counted):
+    model = Counts(dtype, gain, change=change, counted=counted)
+    verdict, codes = checks_of(model, model, tmp_path, ROWS)
+    assert verdict is Verdict.PASS
+    assert codes["undefined_casts"] == "undefined"
+
+
+def test_defined_conversions_of_samples_are_no_warning(tmp_path):
+    model = Counts(torch.int32, 100.0)
+    verdict, codes = checks_of(model, model, tmp_path, ROWS)
+    assert verdict is Verdict.PASS
+    assert "undefined_casts" not in codes
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("change", [torch.round, torch.floor, lambda v: v * 1.001])
+def test_samples_in_range_beside_others_are_compared(tmp_path, change, counted):
+    right = Counts(torch.int32, 100.0, counted=counted)
+    wrong = Counts(torch.int32, 100.0, change=change, counted=counted)
+    verdict, _ = checks_of(right, wrong, tmp_path, FAR)
+    assert verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other", "gain"),
+    [(torch.uint8, torch.int32, 100.0), (torch.uint8, torch.int8, 100.0),
+     (torch.int64, torch.int32, 2.0**33)],
+)  # fmt: skip
+def test_another_type_is_refused(tmp_path, dtype, other, gain):
+    right, wrong = (Counts(each, gain, counted=True) for each in (dtype, other))
+    verdict, _ = checks_of(right, wrong, tmp_path, ROWS)
+    assert verdict is Verdict.FAIL
+
+
+class Steps(nn.Module):
+    """The integers of a step, as they are or in a following layer."""
+
+    def __init__(self, step, *, gain: float = 3.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.step, self.gain = step, gain
+        self.layer, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        whole = self.step(self.layer(x) * self.gain).long()
+        return self.out(whole.float() * 0.3), x * 2.0
+
+
+@pytest.mark.parametrize("gain", [3.0, 300.0])
+@pytest.mark.parametrize("step", [torch.ceil, torch.round, torch.floor])
+def test_a_step_that_the_file_lacks_before_a_conversion_is_refused(tmp_path, step, gain):
+    verdict, _ = checks_of(Steps(step, gain=gain), Steps(lambda v: v, gain=gain), tmp_path, ROWS)
+    assert verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("step", [torch.ceil, torch.round])
+def test_a_step_before_a_conversion_passes(tmp_path, step):
+    verdict, _ = checks_of(Steps(step), Steps(step), tmp_path, ROWS)
+    assert verdict is Verdict.PASS

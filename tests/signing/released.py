@@ -1,0 +1,81 @@
+"""A tiny release in a folder, with its statements, as a consumer gets it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gate.decision.decide import Decision, decide
+from gate.onnx_file.reading import read_subject
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.signing.keys import SigningKey
+from gate.signing.subjects import resource_uri
+from gate.signing.verification import StatementPair
+from gate.storage.digest import Digest
+from pipelines.trust_file import EditedTrust, KeyTerms
+from tests import builders
+from tests.golden_vectors import vectors
+from tests.registry import releases
+from tests.signing import signing
+
+REGISTRY, NAME = "https://mlflow.example.org", "digits"
+
+
+@dataclass
+class Released:
+    """Good as it is made."""
+
+    folder: Path
+    evidence: Evidence
+    policy: Policy
+    decision: Decision
+    statements: StatementPair
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model.onnx"
+
+    @property
+    def statement(self) -> Path:
+        return self.folder / "decision.dsse.json"
+
+    @property
+    def trust(self) -> Path:
+        return self.folder / "trust.yaml"
+
+
+def release(
+    folder: Path, *, by: SigningKey | None = None, data: bool = False, **overrides: Any
+) -> Released:
+    """Evidence, policy, golden vectors, statements, and a trust in the key that signed them."""
+    by = by or signing.key()
+    make = releases.onnx_file_with_data if data else releases.onnx_file
+    model = make(folder / "model.onnx")
+    if data:
+        single = releases.onnx_file(folder / "single" / "model.onnx")
+        given = vectors.inputs()
+        outputs = {"logits": vectors.ExpectedOutput(given @ vectors.weights(single), 1e-4, 1.0)}
+        vectors.golden_of(folder / "golden", model, outputs=outputs)
+    else:
+        vectors.golden_of(folder / "golden", model)
+    now = overrides.pop("now", datetime.now(UTC)).isoformat()
+    evidence = releases.evidence(model, measured_at=now, **overrides)
+    policy = builders.policy()
+    decision = decide(policy, evidence, decided_at=now)
+    names = (model.name, *read_subject(model).external_data)
+    files = {name: Digest.of_file(folder / name) for name in names}
+    files["golden/golden.json"] = Digest.of_file(folder / "golden" / "golden.json")
+    files["preprocessing"] = builders.digest("spec")
+    statements = signing.statements(
+        evidence, decision, by=by, files=files, resource=resource_uri(REGISTRY, NAME)
+    )
+    statements.write(folder)
+    evidence.save(folder / "evidence.json")
+    policy.save(folder / "policy.json")
+    trust = EditedTrust(folder / "trust.yaml")
+    trust.trust(by.public, ["measurers"], KeyTerms())
+    trust.save()
+    return Released(folder, evidence, policy, decision, statements)

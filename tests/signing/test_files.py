@@ -1,0 +1,158 @@
+"""The files of a statement, hashed where they lie: the very bytes, by whatever name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.errors import DigestMismatch, EvidenceError, GateError, StorageError, Untrusted
+from gate.onnx_file.reading import read_subject
+from gate.signing.statement import SignedStatement, Statement, resources
+from gate.signing.subjects import GOLDEN, model_files, verify_golden_files, verify_model
+from gate.storage.digest import Digest
+from tests import builders
+from tests.golden_vectors import vectors
+from tests.registry.releases import onnx_file, onnx_file_with_data
+from tests.signing import signing
+
+
+def stating(files: dict[str, Digest]) -> SignedStatement:
+    statement = Statement(subject=resources(files), predicate_type="t", predicate={"x": 1})
+    return SignedStatement.sign(statement, signing.key())
+
+
+def named(path: Path) -> dict[str, Digest]:
+    """As whoever measured names the model: with its external data, each file by its name."""
+    data = read_subject(path).external_data
+    return {name: Digest.of_file(path.parent / name) for name in (path.name, *data)}
+
+
+BESIDE = {
+    GOLDEN: builders.digest("golden"),
+    "preprocessing": builders.digest("spec"),
+    "quantized/model.onnx": builders.digest("twin"),
+}
+
+
+@pytest.mark.parametrize("make", [onnx_file, onnx_file_with_data])
+def test_the_model_is_found_by_its_digest_whatever_its_name(tmp_path: Path, make) -> None:
+    path = make(tmp_path / "model.onnx")
+    subject = read_subject(path)
+    signed = stating({**named(path), **BESIDE})
+    files = ("model.onnx", *subject.external_data)
+    assert model_files(signed) == files
+    assert verify_model(signed, path, model=subject.sha256) == files
+    renamed = path.rename(tmp_path / "served.onnx")
+    assert verify_model(signed, renamed, model=subject.sha256) == files
+
+
+def test_other_bytes_are_another_file(tmp_path: Path) -> None:
+    path = onnx_file(tmp_path / "model.onnx")
+    signed, model = stating(named(path)), Digest.of_file(path)
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(Untrusted, match="which the statement does not name. It names 'model.onnx'"):
+        verify_model(signed, path, model=model)
+
+
+def test_the_twin_is_not_the_model(tmp_path: Path) -> None:
+    path = onnx_file(tmp_path / "model.onnx")
+    signed = stating(
+        {"model.onnx": builders.digest("x"), "quantized/model.onnx": Digest.of_file(path)}
+    )
+    with pytest.raises(Untrusted, match="does not name"):
+        verify_model(signed, path, model=Digest.of_file(path))
+
+
+def test_a_model_that_the_verdict_is_not_on_is_refused(tmp_path: Path) -> None:
+    path = onnx_file(tmp_path / "model.onnx")
+    with pytest.raises(Untrusted, match="is not the model"):
+        verify_model(stating(named(path)), path, model=builders.digest("x"))
+
+
+@pytest.mark.parametrize("spoil", ["change", "remove", "folder"])
+def test_every_data_file_is_looked_at(tmp_path: Path, spoil: str) -> None:
+    path = onnx_file_with_data(tmp_path / "model.onnx")
+    signed, model = stating(named(path)), read_subject(path).sha256
+    data = tmp_path / "weights.data"
+    if spoil == "change":
+        data.write_bytes(data.read_bytes()[:-1] + b"x")
+    else:
+        data.unlink()
+        if spoil == "folder":
+            data.mkdir()
+    with pytest.raises(Untrusted, match=r"the external data of .* weights\.data"):
+        verify_model(signed, path, model=model)
+
+
+def test_a_data_file_that_the_statement_left_out_is_missed(tmp_path: Path) -> None:
+    path = onnx_file_with_data(tmp_path / "model.onnx")
+    signed = stating({"model.onnx": Digest.of_file(path)})
+    with pytest.raises(Untrusted, match="with no external data is not the model"):
+        verify_model(signed, path, model=read_subject(path).sha256)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a\0b", "out/secret"])
+def test_no_file_outside_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    folder = tmp_path / "model"
+    path = onnx_file(folder / "model.onnx")
+    (folder / "out").symlink_to(tmp_path)
+    signed = stating({**named(path), name: Digest.of_file(tmp_path / "secret")})
+    with pytest.raises(Untrusted, match="outside of the model's"):
+        verify_model(signed, path, model=builders.digest("x"))
+
+
+def test_a_file_that_is_not_there_cannot_be_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(StorageError):
+        verify_model(stating(BESIDE), tmp_path / "model.onnx", model=builders.digest("x"))
+
+
+def test_golden_vectors_are_proven_whole(tmp_path: Path) -> None:
+    path, folder = vectors.made(tmp_path)
+    model = Digest.of_file(path)
+    signed = stating({GOLDEN: Digest.of_file(folder / "golden.json")})
+    verify_golden_files(signed, folder, model=model)
+    with pytest.raises(Untrusted, match="the verdict is on"):
+        verify_golden_files(signed, folder, model=builders.digest("x"))
+    with pytest.raises(Untrusted, match="the statement names none"):
+        verify_golden_files(stating({"model.onnx": model}), folder, model=model)
+
+
+def _other_vectors(folder: Path) -> None:
+    golden = folder / "golden.json"
+    golden.write_bytes(golden.read_bytes() + b"\n")
+
+
+def _other_array(folder: Path) -> None:
+    array = next(folder.glob("output-*.bin"))
+    array.write_bytes(bytes(len(array.read_bytes())))
+
+
+def _longer_array(folder: Path) -> None:
+    array = next(folder.glob("input-*.bin"))
+    array.write_bytes(array.read_bytes() + b"\0")
+
+
+def _no_array(folder: Path) -> None:
+    next(folder.glob("input-*.bin")).unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (_other_vectors, Untrusted),
+        (_other_array, DigestMismatch),
+        (_longer_array, DigestMismatch),
+        (_no_array, EvidenceError),
+        (lambda folder: (folder / "golden.json").unlink(), EvidenceError),
+    ],
+)
+def test_no_file_of_golden_vectors_can_be_exchanged(
+    tmp_path: Path, spoil, error: type[GateError]
+) -> None:
+    path, folder = vectors.made(tmp_path)
+    signed = stating({GOLDEN: Digest.of_file(folder / "golden.json")})
+    spoil(folder)
+    with pytest.raises(error):
+        verify_golden_files(signed, folder, model=Digest.of_file(path))

@@ -1,0 +1,162 @@
+"""Keys of files: made once, for their owner alone, and never shown."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from gate.errors import GateError, KeyUnusable, StorageError
+from gate.signing.keys import PublicKey, SigningKey, read_public
+from tests.signing.signing import key
+
+
+def private_pem(private, password: bytes | None = None) -> bytes:
+    encryption = (
+        serialization.BestAvailableEncryption(password)
+        if password
+        else serialization.NoEncryption()
+    )
+    return private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+    )
+
+
+def written(path: Path, data: bytes, mode: int = 0o600) -> Path:
+    path.write_bytes(data)
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["ed25519", "ecdsa"])
+def test_a_made_key_is_private_and_comes_back(tmp_path: Path, scheme) -> None:
+    old = os.umask(0)
+    try:
+        made = SigningKey.make(tmp_path / "keys" / "ci.pem", scheme=scheme)
+    finally:
+        os.umask(old)
+    path = tmp_path / "keys" / "ci.pem"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(os.listdir(path.parent)) == ["ci.pem", "ci.pub"]
+    again = SigningKey.load(f"file:{path}")
+    assert again.public == made.public == SigningKey.load(str(path)).public
+    assert made.public.name == "ci"
+    assert made.public.scheme.startswith(scheme)
+    signature = again.sign(b"bytes")
+    made.public.verifier.verify_signature(signature, b"bytes")
+    assert read_public(str(path.with_suffix(".pub"))) == made.public == read_public(str(path))
+
+
+def test_a_key_is_never_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "ci.pem"
+    with ThreadPoolExecutor(4) as pool:
+        attempts = [pool.submit(SigningKey.make, path) for _ in range(4)]
+    made = [each.result() for each in attempts if each.exception() is None]
+    assert len(made) == 1
+    assert SigningKey.load(str(path)).public == made[0].public
+    assert all(isinstance(each.exception(), KeyUnusable) for each in attempts if each.exception())
+    (tmp_path / "link.pem").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(KeyUnusable, match="there already"):
+        SigningKey.make(tmp_path / "link.pem")
+
+
+@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
+def test_ecdsa_from_pem_as_openssl_writes_it(tmp_path: Path, curve) -> None:
+    path = written(tmp_path / "ci.pem", private_pem(ec.generate_private_key(curve)))
+    loaded = SigningKey.load(str(path))
+    loaded.public.verifier.verify_signature(loaded.sign(b"bytes"), b"bytes")
+
+
+BAD = {
+    "nothing": b"",
+    "no PEM": b"\x00\xff",
+    "a secret that is no key": b"hunter2-hunter2",
+    "a public key": key().public.public.encode(),
+    "RSA": private_pem(rsa.generate_private_key(65537, 2048)),
+    "another curve": private_pem(ec.generate_private_key(ec.SECP256K1())),
+    "a password": private_pem(ed25519.Ed25519PrivateKey.generate(), b"secret"),
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+def test_what_is_no_key_is_refused_without_a_word_of_it(tmp_path: Path, data) -> None:
+    path = written(tmp_path / "ci.pem", data)
+    with pytest.raises(KeyUnusable, match="no signing key: expected a private key") as refusal:
+        SigningKey.load(str(path))
+    assert "hunter2" not in str(refusal.value)
+    assert refusal.value.__cause__ is None
+
+
+def test_only_a_plain_file_of_ones_own_signs(tmp_path: Path, monkeypatch) -> None:
+    path = SigningKey.make(tmp_path / "ci.pem") and tmp_path / "ci.pem"
+    (tmp_path / "link.pem").symlink_to(path)
+    os.mkfifo(tmp_path / "pipe.pem", 0o600)
+    table = {"link.pem": "it is a link", "pipe.pem": "no plain file", "none.pem": "gate keys new"}
+    for name, why in table.items():
+        with pytest.raises(StorageError, match=why):
+            SigningKey.load(str(tmp_path / name))
+    path.chmod(0o640)
+    with pytest.raises(StorageError, match="mode 0640"):
+        SigningKey.load(str(path))
+    path.chmod(0o400)
+    SigningKey.load(str(path))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StorageError, match="belongs to user"):
+        SigningKey.load(str(path))
+    monkeypatch.undo()
+    written(tmp_path / "huge.pem", b"x" * (1 << 17))
+    with pytest.raises(StorageError, match="more than 65536 bytes"):
+        SigningKey.load(str(tmp_path / "huge.pem"))
+
+
+def test_a_key_shows_nothing_private(tmp_path: Path) -> None:
+    made = SigningKey.make(tmp_path / "ci.pem")
+    private = (tmp_path / "ci.pem").read_text().splitlines()[1]
+    assert private not in repr(made) + str(vars(made)) + repr(made.public)
+
+
+def test_what_fails_while_signing_is_an_error_of_the_key() -> None:
+    class Refusing:
+        public_key = key().signer.public_key
+
+        def sign(self, data: bytes):
+            raise RuntimeError("AccessDenied for https://user:hunter2@vault.example.org\nstack")
+
+    with pytest.raises(KeyUnusable, match="can't sign now: RuntimeError: AccessDenied") as refusal:
+        SigningKey(Refusing(), key().public).sign(b"bytes")  # type: ignore[arg-type]
+    assert "hunter2" not in str(refusal.value)
+    assert "stack" not in str(refusal.value)
+
+
+def test_one_key_has_one_id_however_it_is_written() -> None:
+    public = key().public
+    wrapped = b"Subject: ci\n\n" + public.public.encode().replace(b"\n", b"\r\n")
+    assert PublicKey.from_pem(wrapped, name="x").key_id == public.key_id
+    with pytest.raises(ValueError, match="the key's own is"):
+        PublicKey(name="x", public=public.public, key_id="0" * 64)
+
+
+@pytest.mark.parametrize("pem", [b"", b"\xff", b"-----BEGIN PUBLIC KEY-----\n", BAD["RSA"]])
+def test_what_is_no_public_key(pem) -> None:
+    with pytest.raises(KeyUnusable, match="no public key"):
+        PublicKey.from_pem(pem, name="x")
+
+
+def test_the_id_is_that_of_securesystemslib_and_openssl_reads_the_file(tmp_path: Path) -> None:
+    made = SigningKey.make(tmp_path / "ci.pem")
+    assert made.public.key_id == made.signer.public_key.keyid
+    done = subprocess.run(
+        ["openssl", "pkey", "-in", tmp_path / "ci.pem", "-pubout"], capture_output=True, check=True
+    )
+    assert done.stdout.decode() == made.public.public
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(GateError):
+        SigningKey.make(tmp_path / "file" / "ci.pem")

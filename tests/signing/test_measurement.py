@@ -1,0 +1,137 @@
+"""What was measured, where, and with which code: bound to the evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gate.errors import Untrusted
+from gate.records.evidence import Evidence
+from gate.records.runtime import RuntimeIdentity
+from gate.signing.predicates import CodeVersion, MeasurementPredicate
+from gate.signing.statement import SignedStatement
+from gate.signing.verification import verify_measurement
+from gate.storage.digest import Digest
+from tests import builders
+from tests.signing import signing
+
+EVIDENCE, DECISION = signing.judged()
+SIGNED = signing.statements(EVIDENCE, DECISION).evidence
+
+
+def test_it_says_what_showed_each_runtime() -> None:
+    predicate = MeasurementPredicate.from_evidence(EVIDENCE, code=signing.CODE)
+    assert predicate.evidence.sha256 == EVIDENCE.digest().hex
+    assert predicate.dataset.sha256 == EVIDENCE.dataset.sha256.hex
+    by_name = {each.name: each for each in predicate.runtimes}
+    assert by_name["ort-cpu"].nodes_per_provider == {"CPUExecutionProvider": 49}
+    assert by_name["ort-cuda"].absent_reason == "no CUDA device"
+    assert predicate.environment["versions"]["torch"] == "2.15.0"
+    assert MeasurementPredicate.from_json(predicate.to_json()) == predicate
+
+
+def test_code_of_nowhere_is_said_to_be_of_nowhere() -> None:
+    assert CodeVersion(parity_gate="1").to_plain() == {
+        "parityGate": "1", "commit": None, "dirty": None,
+    }  # fmt: skip
+
+
+def edited(**fields: Any) -> Evidence:
+    return EVIDENCE.model_copy(update=fields)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        edited(measured_at="2026-11-22T12:00:01+00:00"),
+        edited(runtimes=EVIDENCE.runtimes[:-1]),
+        edited(subject=EVIDENCE.subject.model_copy(update={"sha256": builders.digest("x")})),
+        edited(environment=EVIDENCE.environment.model_copy(update={"cpu": "other"})),
+    ],
+)
+def test_edited_evidence_is_vouched_for_by_nobody(other: Evidence) -> None:
+    who = signing.trust()
+    assert verify_measurement(SIGNED, EVIDENCE, trust=who, now=signing.NOW)
+    with pytest.raises(Untrusted, match="The evidence was edited, or is another's"):
+        verify_measurement(SIGNED, other, trust=who, now=signing.NOW)
+
+
+def test_a_verdict_is_no_measurement() -> None:
+    verdict = signing.statements(EVIDENCE, DECISION).decision
+    with pytest.raises(Untrusted, match="is of type .*verification_summary"):
+        verify_measurement(verdict, EVIDENCE, trust=signing.trust(), now=signing.NOW)
+
+
+def test_the_files_are_its_subjects() -> None:
+    files = {"model.onnx": builders.digest("a"), "weights.data": builders.digest("b")}
+    statement = MeasurementPredicate.from_evidence(EVIDENCE, code=signing.CODE).about(files)
+    assert [Digest(str(each.sha256)) for each in statement.subject] == list(files.values())
+
+
+IDENTITY = RuntimeIdentity(
+    kind="openvino", options={"precision_hint": "f32"}, provider="OpenVINO CPU",
+    versions={"openvino": "2026.4.1"}, device="AMD EPYC", precision="float32",
+)  # fmt: skip
+
+
+def identified(identity: RuntimeIdentity = IDENTITY) -> Evidence:
+    own = EVIDENCE.runtimes[0].model_copy(update={"runtime": "mine", "identity": identity})
+    return edited(runtimes=(own, *EVIDENCE.runtimes[1:]))
+
+
+def resigned(evidence: Evidence, change: Callable[[list[dict[str, Any]]], object]) -> Any:
+    """The statement on it, with the runtimes changed."""
+    statement = signing.statements(evidence, DECISION).evidence.statement
+    predicate = json.loads(json.dumps(statement.predicate))
+    change(predicate["runtimes"])
+    return SignedStatement.sign(
+        statement.model_copy(update={"predicate": predicate}), signing.key()
+    )
+
+
+def test_a_statement_from_before_identities_still_vouches() -> None:
+    measured = identified()
+    old = resigned(measured, lambda runtimes: runtimes[0].pop("identity"))
+    assert "identity" not in json.dumps(old.statement.predicate)
+    assert verify_measurement(old, measured, trust=signing.trust(), now=signing.NOW)
+    other = identified(IDENTITY.model_copy(update={"precision": "bfloat16"}))
+    with pytest.raises(Untrusted, match="The evidence was edited"):
+        verify_measurement(old, other, trust=signing.trust(), now=signing.NOW)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda runtimes: runtimes.pop(),
+        lambda runtimes: runtimes.append(runtimes[-1]),
+        lambda runtimes: runtimes[0]["identity"].update(precision="bfloat16"),
+        lambda runtimes: runtimes[1].update(identity=runtimes[0]["identity"]),
+        lambda runtimes: runtimes[0].update(identity={}),
+    ],
+)
+def test_a_statement_that_says_other_runtimes_does_not(change: Any) -> None:
+    measured = identified()
+    with pytest.raises(Untrusted, match="The evidence was edited"):
+        verify_measurement(
+            resigned(measured, change), measured, trust=signing.trust(), now=signing.NOW
+        )
+
+
+def test_it_says_which_runtime_measured_under_a_name_of_its_own() -> None:
+    identity, measured = IDENTITY, identified()
+    predicate = MeasurementPredicate.from_evidence(measured, code=signing.CODE)
+    assert predicate.runtimes[0].identity == identity.to_plain()
+    assert predicate.to_plain()["runtimes"][0]["identity"]["precision"] == "float32"
+    assert "identity" not in predicate.to_plain()["runtimes"][1]
+    signed = signing.statements(measured, DECISION).evidence
+    assert verify_measurement(signed, measured, trust=signing.trust(), now=signing.NOW)
+
+
+def test_it_has_the_machine_of_the_evidence() -> None:
+    machine = {"cpu_flags": ("avx2",), "cores": 4, "os": "Debian 13", "kernel": "Linux 6.12 x86_64"}
+    own = edited(environment=EVIDENCE.environment.model_copy(update=machine))
+    environment = MeasurementPredicate.from_evidence(own, code=signing.CODE).environment
+    assert {name: environment[name] for name in machine} == machine | {"cpu_flags": ["avx2"]}

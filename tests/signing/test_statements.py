@@ -1,0 +1,217 @@
+"""Both statements: signed, written, read back, and refused where anything is another's."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gate.decision.check_result import Verdict
+from gate.decision.decide import Decision
+from gate.errors import Untrusted
+from gate.policy.policy import Policy
+from gate.records.evidence import Evidence
+from gate.signing.predicates import Approval
+from gate.signing.statement import Resource, SignedStatement
+from gate.signing.subjects import resource_uri
+from gate.signing.trust import Trust
+from gate.signing.verification import (
+    StatementPair,
+    summary_in,
+    verify_files,
+    verify_measurement,
+    verify_resource,
+    verify_summary,
+)
+from gate.storage.digest import Digest
+from tests import builders
+from tests.signing import signing
+from tests.signing.signing import NOW, key
+
+EVIDENCE, DECISION = signing.judged()
+MODEL = DECISION.subject_sha256
+GOLDEN = Path(__file__).parents[1] / "golden" / "attestation"
+"""Written by version 0.1.0 with the key of seed 0: they stay readable, and verify, for ever."""
+
+
+def test_what_was_signed_is_believed_after_a_way_over_the_disk(tmp_path: Path) -> None:
+    signing.statements(EVIDENCE, DECISION).write(tmp_path)
+    beside = StatementPair.from_folder(tmp_path)
+    (who,) = beside.verify(EVIDENCE, DECISION, trust=signing.trust(), now=NOW)
+    assert who.key_id == key().public.key_id
+
+
+def test_a_rejection_is_signed_too() -> None:
+    evidence, decision = signing.judged(runtimes=())
+    assert not decision.passed
+    statements = signing.statements(evidence, decision)
+    assert summary_in(statements.decision).verification_result == "FAILED"
+    assert statements.verify(evidence, decision, trust=signing.trust(), now=NOW)
+
+
+def test_a_comparison_with_a_number_that_is_none_is_believed(tmp_path: Path) -> None:
+    decision = decided(incumbent=builders.incumbent(noise_ratio=math.nan))
+    signing.statements(EVIDENCE, decision).write(tmp_path)
+    assert StatementPair.from_folder(tmp_path).verify(
+        EVIDENCE, decision, trust=signing.trust(), now=NOW
+    )
+
+
+def decided(**fields: object) -> Decision:
+    return DECISION.model_copy(update=fields)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        decided(checks=DECISION.checks[:-1]),
+        decided(verdict=Verdict.FAIL),
+        decided(subject_sha256=builders.digest("other")),
+        decided(policy_sha256=builders.digest("other")),
+        decided(evidence_sha256=builders.digest("other")),
+        decided(decided_at="2026-11-22T12:00:01+00:00"),
+        decided(incumbent=builders.incumbent()),
+        decided(runtimes=()),
+    ],
+)
+def test_an_edited_decision_is_vouched_for_by_nobody(other: Decision) -> None:
+    statements = signing.statements(EVIDENCE, DECISION)
+    with pytest.raises(Untrusted, match="The decision was edited, or is another's"):
+        statements.verify(EVIDENCE, other, trust=signing.trust(), now=NOW)
+
+
+def test_a_forged_pass_of_a_signed_rejection_is_refused() -> None:
+    evidence, rejected = signing.judged(runtimes=())
+    statement = signing.statements(evidence, rejected).decision
+    forged = rejected.model_copy(update={"verdict": Verdict.PASS})
+    with pytest.raises(Untrusted, match=r"\(FAILED\)"):
+        verify_summary(statement, forged, trust=signing.trust(), now=NOW)
+
+
+def test_an_old_statement_is_refused() -> None:
+    with pytest.raises(Untrusted, match="days old"):
+        signing.statements(EVIDENCE, DECISION).verify(
+            EVIDENCE, DECISION, trust=signing.trust(), now=NOW + timedelta(days=91)
+        )
+
+
+def test_the_two_can_t_take_each_others_place() -> None:
+    both = signing.statements(EVIDENCE, DECISION)
+    swapped = StatementPair(both.decision, both.evidence)
+    with pytest.raises(Untrusted, match="is of type"):
+        swapped.verify(EVIDENCE, DECISION, trust=signing.trust(), now=NOW)
+    review = Approval(
+        word="approved",
+        resource_uri="r",
+        version="1",
+        decision=Resource.from_digest(DECISION.digest()),
+        reviewed_at=NOW.isoformat(),
+    )
+    with pytest.raises(Untrusted, match="urn:parity-gate:review:v1"):
+        summary_in(SignedStatement.sign(review.about({"model": MODEL}), key()))
+
+
+def spoiled(change: Callable[[dict], object]) -> SignedStatement:
+    """A verdict with another predicate, signed by a trusted key."""
+    statement = signing.statements(EVIDENCE, DECISION).decision.statement
+    predicate = json.loads(json.dumps(statement.predicate))
+    change(predicate)
+    return SignedStatement.sign(statement.model_copy(update={"predicate": predicate}), key())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.clear(),
+        lambda p: p.pop("policy"),
+        lambda p: p.update(verificationResult="passed"),
+        lambda p: p.update(verifiedLevels="PARITY_EXACT"),
+        lambda p: p.update(parityGateModel="sha256:0"),
+        lambda p: p.update(more=1),
+    ],
+)
+def test_a_predicate_that_is_not_whole_is_refused(change) -> None:
+    with pytest.raises(Untrusted, match="has no whole predicate"):
+        summary_in(spoiled(change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.update(verifiedLevels=[]),
+        lambda p: p.update(verifiedLevels=["PARITY_EXACT", "PARITY_QUANTIZED"]),
+        lambda p: p.update(inputAttestations=[]),
+        lambda p: p.update(inputAttestations=p["inputAttestations"] * 2),
+        lambda p: p["policy"]["digest"].update(sha512="0"),
+        lambda p: p["parityGateDecision"].update(digest={}),
+    ],
+)
+def test_a_predicate_that_says_more_or_less_is_another_verdict(change) -> None:
+    with pytest.raises(Untrusted, match="The decision was edited, or is another's"):
+        verify_summary(spoiled(change), DECISION, trust=signing.trust(), now=NOW)
+
+
+REGISTRY = "https://mlflow.example.org"
+
+
+@pytest.mark.parametrize(
+    ("resource", "good"),
+    [
+        (resource_uri(REGISTRY, "digits"), True),
+        (resource_uri(REGISTRY, "letters"), False),
+        (resource_uri("https://other.example.org", "digits"), False),
+        (resource_uri(f"{REGISTRY}#/models/x", "digits"), False),
+        ("urn:sha256:0", False),
+        ("digits", False),
+    ],
+)
+def test_a_verdict_is_for_one_model_in_one_registry(resource: str, good: bool) -> None:
+    summary = summary_in(signing.statements(EVIDENCE, DECISION, resource=resource).decision)
+    if good:
+        verify_resource(summary, registries=frozenset({REGISTRY}), model="digits")
+        return
+    with pytest.raises(Untrusted, match="expected digits in https://mlflow"):
+        verify_resource(summary, registries=frozenset({REGISTRY}), model="digits")
+
+
+def test_files_are_named_by_name_and_digest() -> None:
+    signed = signing.statements(EVIDENCE, DECISION).decision
+    verify_files(signed, {"model.onnx": MODEL})
+    for wrong in ({"model.onnx": builders.digest("x")}, {"other.onnx": MODEL}):
+        with pytest.raises(Untrusted, match="The file was exchanged"):
+            verify_files(signed, wrong)
+
+
+def test_a_missing_statement_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Untrusted, match=r"no statement evidence\.dsse\.json"):
+        StatementPair.from_folder(tmp_path)
+    signing.statements(EVIDENCE, DECISION).write(tmp_path)
+    (tmp_path / "decision.dsse.json").unlink()
+    (tmp_path / "decision.dsse.json").symlink_to(tmp_path / "evidence.dsse.json")
+    with pytest.raises(Untrusted, match="it is a link"):
+        StatementPair.from_folder(tmp_path)
+
+
+def test_statements_of_the_first_version_still_verify() -> None:
+    trust = Trust.from_file(GOLDEN / "trust.yaml")
+    evidence = Evidence.load(GOLDEN / "evidence.json")
+    decision = Decision.load(GOLDEN / "decision.json")
+    Policy.from_json((GOLDEN / "policy.json").read_text())
+    found = StatementPair.from_folder(GOLDEN)
+    (who,) = found.verify(evidence, decision, trust=trust, now=NOW)
+    assert who.name == "key 0"
+    verify_files(found.decision, {"model.onnx": MODEL, "preprocessing": Digest("1" * 64)})
+    assert verify_measurement(found.evidence, evidence, trust=trust, now=NOW)
+    review = SignedStatement.from_bytes((GOLDEN / "review.dsse.json").read_bytes())
+    assert Approval.model_validate_json(json.dumps(review.statement.predicate)).word == "approved"
+    assert trust.signers(review, role="reviewers", made_at=NOW.isoformat(), now=NOW, what="it")
+
+
+@pytest.mark.parametrize("name", ["evidence", "decision", "review"])
+def test_statements_of_the_first_version_are_written_the_same_today(name: str) -> None:
+    data = (GOLDEN / f"{name}.dsse.json").read_bytes()
+    assert SignedStatement.sign(SignedStatement.from_bytes(data).statement, key()).data == data

@@ -1,0 +1,327 @@
+"""Whose word counts: enough keys, of those that are listed, in their time, not revoked; and nothing
+that is made worse makes a refused statement trusted."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate.errors import PolicyError, Untrusted
+from gate.signing.keys import PublicKey
+from gate.signing.statement import SignedStatement, Statement, resources
+from gate.signing.trust import Trust, TrustedKey, time_of
+from tests import builders
+from tests.signing import signing
+from tests.signing.signing import NOW, key, trusted
+
+STATEMENT = Statement(
+    subject=resources({"model.onnx": builders.digest("model")}),
+    predicate_type="t",
+    predicate={"x": 1},
+)
+
+
+def signed(*numbers: int) -> SignedStatement:
+    first, *others = numbers or (0,)
+    statement = SignedStatement.sign(STATEMENT, key(first))
+    for number in others:
+        statement = signing.signed_twice(statement, key(number))
+    return statement
+
+
+def signers(
+    trust: Trust,
+    statement: SignedStatement,
+    *,
+    made: str | None = None,
+    now: datetime = NOW,
+    role: Any = "measurers",
+) -> tuple[PublicKey, ...]:
+    return trust.signers(
+        statement, role=role, made_at=made or NOW.isoformat(), now=now, what="the statement"
+    )
+
+
+def test_a_listed_key_counts_and_is_named() -> None:
+    assert signers(signing.trust(key(0), key(1)), signed(1)) == (trusted(key(1)),)
+
+
+BEFORE, AFTER = (NOW - timedelta(days=1)).isoformat(), (NOW + timedelta(days=1)).isoformat()
+REFUSED = {
+    "no key of ours": (signing.trust(key(1)), signed(0), "signed by 0 of the keys"),
+    "one of two": (signing.trust(key(0), key(1), threshold=2), signed(0), "by 1 .* expected 2"),
+    "two, one unknown": (
+        signing.trust(key(0), key(1), threshold=2), signed(0, 2), "by 1 .* expected 2",
+    ),
+    "revoked": (
+        signing.trust(key(0), key(1), revoked=(key(0).public.key_id,)), signed(0),
+        "key 0 .* is revoked",
+    ),
+    "two, one revoked": (
+        signing.trust(key(0), key(1), threshold=2, revoked=(key(1).public.key_id,)),
+        signed(0, 1), "by 1 .* key 1 .* is revoked",
+    ),
+    "all revoked": (
+        signing.trust(key(0), revoked=(key(0).public.key_id,)), signed(0), "is revoked",
+    ),
+    "not yet valid": (
+        Trust(measurers=(trusted(key(0), valid_from=AFTER),)), signed(0), "is valid from",
+    ),
+    "no longer valid": (
+        Trust(measurers=(trusted(key(0), valid_until=BEFORE),)), signed(0), "was valid until",
+    ),
+    "valid until this very moment": (
+        Trust(measurers=(trusted(key(0), valid_until=NOW.isoformat()),)), signed(0), "was valid",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("trust", "statement", "why"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_does_not_count(trust: Trust, statement: SignedStatement, why: str) -> None:
+    with pytest.raises(Untrusted, match=why):
+        signers(trust, statement)
+
+
+def test_a_refusal_names_the_key_that_signed() -> None:
+    stranger = key(0)
+    with pytest.raises(
+        Untrusted, match=f"the key {stranger.public.short} is not among them.*trust its"
+    ):
+        signers(signing.trust(key(1)), signed(0))
+    with pytest.raises(Untrusted, match="is revoked. Have it signed by one of them.$"):
+        signers(signing.trust(key(0), revoked=(stranger.public.key_id,)), signed(0))
+
+
+def test_a_key_that_is_named_and_did_not_sign_is_said_so() -> None:
+    plain = json.loads(signed(0).data)
+    plain["signatures"][0]["sig"] = json.loads(signed(1).data)["signatures"][0]["sig"]
+    forged = SignedStatement.from_bytes(json.dumps(plain).encode())
+    with pytest.raises(Untrusted, match=r"the signature of .* \(\w{12}\) does not verify"):
+        signers(signing.trust(key(0)), forged)
+
+
+def test_what_names_no_key_by_an_id_is_not_repeated() -> None:
+    plain = json.loads(signed(0).data)
+    plain["signatures"][0]["keyid"] = "read this"
+    with pytest.raises(Untrusted, match="^(?!.*read this)"):
+        signers(signing.trust(key(1)), SignedStatement.from_bytes(json.dumps(plain).encode()))
+
+
+def test_a_key_must_be_valid_when_it_signs_and_when_it_is_believed() -> None:
+    until = NOW + timedelta(hours=1)
+    trust = Trust(measurers=(trusted(key(0), valid_until=until.isoformat()),))
+    assert signers(trust, signed(0), now=until - timedelta(seconds=1))
+    with pytest.raises(Untrusted, match="was valid until"):
+        signers(trust, signed(0), now=until)
+    since = Trust(measurers=(trusted(key(0), valid_from=NOW.isoformat()),))
+    assert signers(since, signed(0))
+    early = (NOW - timedelta(seconds=1)).isoformat()
+    with pytest.raises(Untrusted, match="is valid from"):
+        signers(since, signed(0), made=early)
+
+
+def test_both_keys_count_while_one_takes_the_others_place() -> None:
+    end = (NOW + timedelta(days=7)).isoformat()
+    both = Trust(measurers=(trusted(key(0), valid_until=end), trusted(key(1), valid_from=BEFORE)))
+    assert signers(both, signed(0))
+    assert signers(both, signed(1))
+    assert [each.name for each in both.keys("measurers", at=NOW)] == ["key 0", "key 1"]
+    assert [each.name for each in both.keys("measurers", at=NOW + timedelta(days=8))] == ["key 1"]
+
+
+@pytest.mark.parametrize(
+    "made", ["", "nan", "NaT", "inf", "yesterday", "0", "1e9", "2026-13-01", "2026-02-30", "None"]
+)
+def test_what_is_no_time(made: str) -> None:
+    assert time_of(made) is None
+    with pytest.raises(Untrusted, match="which is no time"):
+        signers(signing.trust(), signed(), made=made or " ")
+
+
+@pytest.mark.parametrize(
+    ("days", "good"), [(0, True), (89.99, True), (90, True), (90.01, False), (1e5, False)]
+)
+def test_how_old_it_may_be(days: float, good: bool) -> None:
+    now = NOW + timedelta(days=days)
+    if good:
+        assert signers(signing.trust(), signed(), now=now)
+        return
+    with pytest.raises(Untrusted, match="days old, 90 are allowed"):
+        signers(signing.trust(), signed(), now=now)
+
+
+def test_clocks_may_be_five_minutes_apart() -> None:
+    assert signers(signing.trust(), signed(), now=NOW - timedelta(minutes=5))
+    with pytest.raises(Untrusted, match="of the future"):
+        signers(signing.trust(), signed(), now=NOW - timedelta(minutes=5, seconds=1))
+
+
+@pytest.mark.parametrize("made", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_the_ends_of_time_are_refused_without_an_overflow(made: str) -> None:
+    with pytest.raises(Untrusted):
+        signers(signing.trust(), signed(), made=made)
+
+
+def test_everything_that_is_wrong_is_in_the_message() -> None:
+    with pytest.raises(Untrusted, match=r"days old.*signed by 0 of the keys"):
+        signers(signing.trust(key(1)), signed(0), now=NOW + timedelta(days=100))
+
+
+def test_a_time_without_a_zone_is_utc() -> None:
+    assert time_of("2026-01-31") == datetime(2026, 1, 31, tzinfo=UTC)
+    assert time_of("2026-01-31T12:00:00Z") == time_of("2026-01-31T14:00:00+02:00")
+
+
+def test_who_writes_the_ledger_signs_alone() -> None:
+    writers = (trusted(key(2)),)
+    trust = signing.trust(key(0), key(1), threshold=2, writers=writers)
+    assert signers(trust, signed(2), role="writers") == writers
+
+
+PEM = key(0).public.public
+
+
+def listed(role: str, *keys: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"measurers": [{"name": "ci", "public": PEM}], role: list(keys), **fields}
+
+
+WRONG = {
+    "no measurer": {"measurers": []},
+    "a key twice": listed("measurers", {"name": "a", "public": PEM}, {"name": "b", "public": PEM}),
+    "a key twice, with other line ends": listed(
+        "reviewers", {"name": "a", "public": PEM}, {"name": "b", "public": PEM.replace("\n", "\r\n")}
+    ),
+    "no key": listed("measurers", {"name": "a", "public": "ssh-ed25519 AAAA"}),
+    "another id": listed("measurers", {"name": "a", "public": PEM, "key_id": "0" * 64}),
+    "too few": listed("reviewers", {"name": "a", "public": PEM}, reviewers_threshold=2),
+    "nobody is enough": {**listed("reviewers"), "threshold": 0},
+    "no age": {**listed("reviewers"), "max_age_days": 0},
+    "endless": {**listed("reviewers"), "max_age_days": float("inf")},
+    "no number": {**listed("reviewers"), "max_age_days": float("nan")},
+    "half an id revoked": {**listed("reviewers"), "revoked": [key(0).public.short]},
+    "no time": listed("measurers", {"name": "a", "public": PEM, "valid_until": "soon"}),
+    "ends before it begins": listed(
+        "measurers",
+        {"name": "a", "public": PEM, "valid_from": "2026-02-01", "valid_until": "2026-01-01"},
+    ),
+    "a word that nobody knows": {**listed("reviewers"), "unsigned": "accept"},
+    "a field that nobody knows": {**listed("reviewers"), "treshold": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("section", [True, False])
+def test_a_file_that_is_no_trust(tmp_path: Path, plain: dict[str, Any], section: bool) -> None:
+    from ruamel.yaml import YAML
+
+    path = tmp_path / "trust.yaml"
+    YAML().dump({"trust": plain} if section else plain, path)
+    with pytest.raises(PolicyError, match=r"trust\.yaml:\d+: "):
+        Trust.from_file(path)
+
+
+def test_a_file_with_times_as_yaml_writes_them(tmp_path: Path) -> None:
+    body = PEM.replace("\n", "\n      ").rstrip()
+    path = tmp_path / "trust.yaml"
+    path.write_text(
+        f"measurers:\n  - name: ci\n    public: |\n      {body}\n"
+        "    valid_from: 2026-01-31T12:00:00+02:00\n    valid_until: 2027-01-31\n"
+    )
+    (found,) = Trust.from_file(path).measurers
+    assert time_of(found.valid_from) == datetime(2026, 1, 31, 10, tzinfo=UTC)
+    assert time_of(found.valid_until) == datetime(2027, 1, 31, tzinfo=UTC)
+    assert found.key_id == key(0).public.key_id
+
+
+def test_what_it_refuses_names_the_file_that_it_was_read_from(tmp_path: Path) -> None:
+    path = tmp_path / "trust.yaml"
+    path.write_text(json.dumps(signing.trust(key(1)).to_plain()))
+    trust = Trust.from_file(path)
+    assert trust.to_plain() == signing.trust(key(1)).to_plain()  # it is no part of it
+    with pytest.raises(Untrusted, match=f"trusted as measurers by {path}, expected 1"):
+        signers(trust, signed(0))
+    with pytest.raises(Untrusted, match="trusted as measurers, expected 1"):
+        signers(signing.trust(key(1)), signed(0))
+
+
+NUMBERS = st.lists(st.integers(0, 3), unique=True)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> dict[str, Any]:
+    """What may be wrong with a statement, in numbers."""
+    numbers = draw(NUMBERS.filter(bool))
+    times = st.none() | st.integers(-100, 100)
+    return {
+        "listed": {n: draw(st.tuples(times, times)) for n in numbers},
+        "signed": draw(NUMBERS.filter(bool)),
+        "threshold": draw(st.integers(1, len(numbers))),
+        "revoked": draw(NUMBERS),
+        "made": draw(st.integers(-100, 10)),
+        "max_age": draw(st.integers(1, 100)),
+    }
+
+
+def worsened(draw: st.DrawFn, situation: dict[str, Any]) -> dict[str, Any]:
+    """One thing worse: fewer signatures, more asked for, less time, one key less."""
+    worse = {**situation, "listed": dict(situation["listed"])}
+    what = draw(
+        st.sampled_from(["sign", "threshold", "revoke", "max_age", "unlist", "begin", "end"])
+    )
+    number = draw(st.sampled_from(sorted(worse["listed"])))
+    begin, end = worse["listed"][number]
+    match what:
+        case "sign":
+            worse["signed"] = worse["signed"][:-1] or [9]
+        case "threshold":
+            worse["threshold"] = min(worse["threshold"] + 1, len(worse["listed"]))
+        case "revoke":
+            worse["revoked"] = [*worse["revoked"], number]
+        case "max_age":
+            worse["max_age"] = max(1, worse["max_age"] // 2)
+        case "unlist" if len(worse["listed"]) > worse["threshold"]:
+            del worse["listed"][number]
+        case "begin":
+            worse["listed"][number] = (max(begin or -200, draw(st.integers(-200, 100))), end)
+        case "end":
+            ends = draw(st.integers(-100, 200))
+            worse["listed"][number] = (begin, ends if end is None else min(end, ends))
+    return worse
+
+
+def is_trusted(situation: dict[str, Any]) -> bool:
+    def at(day: int | None) -> str | None:
+        return None if day is None else (NOW + timedelta(days=day)).isoformat()
+
+    keys = []
+    for number, (begin, end) in situation["listed"].items():
+        try:
+            keys.append(TrustedKey(**key(number).public.to_plain(),
+                                   valid_from=at(begin), valid_until=at(end)))  # fmt: skip
+        except ValueError:  # ends before it begins: such a file is refused as a whole
+            return False
+    trust = Trust(
+        measurers=tuple(keys),
+        threshold=situation["threshold"],
+        revoked=tuple(key(number).public.key_id for number in situation["revoked"]),
+        max_age_days=float(situation["max_age"]),
+    )
+    try:
+        found = signers(trust, signed(*situation["signed"]), made=at(situation["made"]))
+    except Untrusted:
+        return False
+    assert len({each.key_id for each in found}) >= situation["threshold"]
+    return True
+
+
+@given(st.data())
+def test_worse_is_never_better(data: st.DataObject) -> None:
+    situation = data.draw(situations())
+    worse = worsened(data.draw, situation)
+    assert is_trusted(situation) or not is_trusted(worse)

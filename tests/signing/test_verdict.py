@@ -1,0 +1,205 @@
+"""A verdict, held against all that lies beside it: one thing spoiled is one problem told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.decision.decide import decide
+from gate.errors import StorageError
+from gate.policy.policy import Policy
+from gate.signing.subjects import verify_model
+from gate.signing.trust import Trust
+from gate.signing.verification import ComparedArtifacts, StatementPair, verify_verdict
+from gate.storage.digest import Digest
+from tests import builders
+from tests.signing import signing
+from tests.signing.released import NAME, REGISTRY, Released, release
+
+
+def beside(made: Released, **fields: Any) -> ComparedArtifacts:
+    everything = ComparedArtifacts(
+        made.model,
+        registered=(frozenset({REGISTRY}), NAME),
+        evidence=made.evidence,
+        measurement=made.statements.evidence,
+        policy=made.policy,
+        golden=made.folder / "golden",
+        preprocessing=builders.digest("spec"),
+    )
+    return replace(everything, **fields)
+
+
+def look(made: Released, things: ComparedArtifacts | None = None, **spoiled: Any):
+    given: dict[str, Any] = {"trust": Trust.from_file(made.trust), "now": datetime.now(UTC)}
+    signed = spoiled.pop("signed", made.statements.decision)
+    return verify_verdict(signed, things or beside(made), **given | spoiled)
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_all_is_well(tmp_path: Path, data: bool) -> None:
+    found = look(release(tmp_path, data=data))
+    assert found.problems == ()
+    assert found.trusted
+    assert [key.name for key in found.signers] == ["key 0"]
+    assert set(found.checked) == {
+        "signature", "result", "model", "resource", "evidence", "measurement", "policy",
+        "decision", "golden", "preprocessing",
+    }  # fmt: skip
+    assert found.unchecked == ()
+
+
+def test_what_nobody_brought_is_told(tmp_path: Path) -> None:
+    made = release(tmp_path)
+    found = look(made, ComparedArtifacts(made.model))
+    assert found.trusted
+    assert found.checked == ("signature", "result", "model")
+    assert found.unchecked == ("golden/golden.json", "preprocessing")
+
+
+def weaker() -> Policy:
+    return builders.policy(min_samples=2)
+
+
+Spoil = Callable[[Released], dict[str, Any]]
+
+
+def other_model(made: Released) -> dict[str, Any]:
+    made.model.write_bytes(b"another")
+    return {}
+
+
+def other_golden(made: Released) -> dict[str, Any]:
+    (made.folder / "golden" / "golden.json").write_text("{}")
+    return {}
+
+
+def of(change: Callable[[Released], dict[str, Any]]) -> Spoil:
+    return lambda made: {"things": beside(made, **change(made))}
+
+
+SPOILED: dict[str, tuple[Spoil, str]] = {
+    "unknown key": (lambda m: {"trust": signing.trust(signing.key(1))}, "signed by 0 of the keys"),
+    "revoked": (
+        lambda m: {"trust": signing.trust(revoked=(signing.key().public.key_id,))}, "is revoked",
+    ),
+    "threshold": (
+        lambda m: {"trust": signing.trust(signing.key(), signing.key(1), threshold=2)},
+        "expected 2",
+    ),
+    "too old": (lambda m: {"now": datetime.now(UTC) + timedelta(days=91)}, "days old"),
+    "of the future": (lambda m: {"now": datetime.now(UTC) - timedelta(days=1)}, "of the future"),
+    "another file": (other_model, "which the statement does not name"),
+    "another name": (
+        of(lambda m: {"registered": (frozenset({REGISTRY}), "letters")}), "expected letters in",
+    ),
+    "another registry": (
+        of(lambda m: {"registered": (frozenset({"https://b"}), NAME)}), "expected digits in https",
+    ),
+    "another evidence": (
+        of(lambda m: {"evidence": m.evidence.model_copy(update={"measured_at": "2026"})}),
+        "the verdict was made on evidence",
+    ),
+    "another measurement": (
+        of(lambda m: {"measurement": signing.statements(*signing.judged()).evidence}),
+        "the statement on the evidence is about evidence",
+    ),
+    "measured by a stranger": (
+        of(lambda m: {"measurement": signing.statements(
+            m.evidence, m.decision, by=signing.key(1)).evidence}),
+        "the statement on the evidence is signed by 0",
+    ),
+    "another policy": (of(lambda m: {"policy": weaker()}), "the verdict was made by policy"),
+    "other vectors": (other_golden, "the golden vectors in"),
+    "another spec": (
+        of(lambda m: {"preprocessing": builders.digest("x")}), "names preprocessing with digest",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "why"), SPOILED.values(), ids=SPOILED.keys())
+def test_whatever_is_spoiled_is_found(tmp_path: Path, spoil: Spoil, why: str) -> None:
+    made = release(tmp_path)
+    found = look(made, **spoil(made))
+    assert not found.trusted
+    assert why in "\n".join(found.problems)
+
+
+def test_a_verdict_that_does_not_come_out_again_is_refused(tmp_path: Path) -> None:
+    """Signed by a trusted key, with the digests of this evidence and policy, and still invented."""
+    made = release(tmp_path)
+    forged = decide(weaker(), made.evidence, decided_at=made.decision.decided_at).model_copy(
+        update={"policy_sha256": made.policy.digest()}
+    )
+    files = {
+        each.name: Digest(str(each.sha256))
+        for each in made.statements.decision.statement.subject
+        if each.name
+    }
+    signed = signing.statements(made.evidence, forged, files=files).decision
+    found = look(made, beside(made, registered=None), signed=signed)
+    assert [why[:52] for why in found.problems] == [
+        "decided again from this evidence and policy, the ver"
+    ]
+    assert not found.trusted
+    assert look(made, beside(made, registered=None, evidence=None, measurement=None),
+                signed=signed).trusted  # fmt: skip
+
+
+def test_everything_that_is_wrong_is_told(tmp_path: Path) -> None:
+    made = release(tmp_path)
+    other_model(made)
+    other_golden(made)
+    found = look(made, beside(made, policy=weaker()), trust=signing.trust(signing.key(1)))
+    assert len(found.problems) == 5  # signature, measurement, model, policy, golden
+    assert set(found.checked) == {"result", "resource", "evidence", "preprocessing"}
+
+
+def test_a_rejection_is_trusted_by_nobody_and_says_what_it_is(tmp_path: Path) -> None:
+    found = look(release(tmp_path, runtimes=()))
+    assert [why[:24] for why in found.problems] == ["the verdict is FAILED: t"]
+    assert "decision" in found.checked
+    assert not found.trusted
+
+
+def test_the_policy_of_a_twin_is_found_in_the_whole_one(tmp_path: Path) -> None:
+    from tests.registry.releases import twin_policy
+
+    made = release(tmp_path)
+    whole = builders.policy(twin=twin_policy())
+    twin = whole.twin
+    assert twin is not None
+    decision = decide(twin, made.evidence, decided_at=made.decision.decided_at)
+    signed = signing.Signatory(signing.key(), signing.CODE).decided(
+        decision, {"model.onnx": Digest.of_file(made.model)}, precision=twin.precision, resource="r"
+    )
+    things = ComparedArtifacts(made.model, evidence=made.evidence, policy=whole)
+    found = look(made, things, signed=signed)
+    assert {"policy", "decision"} <= set(found.checked)
+
+
+def test_another_statement_is_no_verdict(tmp_path: Path) -> None:
+    made = release(tmp_path)
+    found = look(made, signed=made.statements.evidence)
+    assert (found.trusted, found.summary) == (False, None)
+    assert "is of type urn:parity-gate:measurement:v1" in found.problems[0]
+    assert found.to_plain()["statement"] is None
+
+
+def test_a_file_that_cannot_be_read_is_no_verdict_on_it(tmp_path: Path) -> None:
+    made = release(tmp_path)
+    made.model.unlink()
+    with pytest.raises(StorageError):
+        look(made)
+
+
+def test_the_statements_survive_the_disk(tmp_path: Path) -> None:
+    made = release(tmp_path)
+    again = StatementPair.from_folder(tmp_path)
+    assert look(made, signed=again.decision).trusted
+    assert verify_model(again.evidence, made.model, model=made.decision.subject_sha256)

@@ -1,0 +1,188 @@
+"""Laws of all statistics over arrays without rows, with infinities, masks and huge values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gate.measure.noise_floor import NoiseStatistics
+from gate.policy.sections import OperatingPoint
+from gate.records.instruments import NoiseParity
+from gate.records.outputs import OutputParity
+from gate.statistics.accumulators import by_column, columns, distances, worst_ratio
+from gate.statistics.classification import ClassReading
+from gate.statistics.error_groups import representable
+from gate.statistics.output import OutputStatistics, Span
+from gate.statistics.serialization import from_plain, to_plain
+from tests.measure.close import assert_close
+
+NAN, INF = math.nan, math.inf
+LOWEST = float(np.finfo(np.float32).min)
+
+MASKS = [LOWEST, LOWEST / 3, -1e30, 1e20, 1e19, 1e-30, 1e-45, 0.0, 3.0]
+FINITE = st.one_of(st.floats(-10, 10, width=32), st.sampled_from(MASKS))
+ANY = st.one_of(FINITE, st.sampled_from([NAN, INF, -INF]))
+WIDE = st.one_of(ANY, st.sampled_from([1e154, -1e200, 1e300, float(np.finfo(np.float64).min)]))
+
+SHAPES = st.tuples(st.integers(0, 6), st.integers(2, 4))
+DTYPES = [(np.float32, ANY), (np.float64, WIDE)]
+ERRORS = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_mean", "l2_max")
+READINGS = [ClassReading(), ClassReading(normalised=True, points=(OperatingPoint(0.5),)),
+            ClassReading(points=(OperatingPoint(0.5), OperatingPoint(0.7, 1)))]  # fmt: skip
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """Two sides of one shape; mostly equal, as those of correct files are."""
+    dtype, elements = draw(st.sampled_from(DTYPES))
+    shape = draw(SHAPES)
+    reference = draw(hnp.arrays(dtype, shape, elements=elements))
+    other = draw(hnp.arrays(dtype, shape, elements=elements))
+    differs = draw(hnp.arrays(np.bool_, shape, fill=st.just(False)))
+    return reference, np.where(differs, other, reference)
+
+
+def nans(value: Any, place: str = "") -> list[str]:
+    if isinstance(value, dict):
+        return [each for key, item in value.items() for each in nans(item, f"{place}.{key}")]
+    if isinstance(value, tuple | list):
+        return [each for item in value for each in nans(item, place)]
+    return [place] if isinstance(value, float) and math.isnan(value) else []
+
+
+def accumulated(
+    reference: np.ndarray, candidate: np.ndarray, reading: ClassReading, *, batch: int = 100
+) -> OutputStatistics:
+    """One sample a row; an array without rows is one sample without any."""
+    statistics = OutputStatistics("y", reference.dtype.name, reading)
+    for start in range(0, max(len(reference), 1), batch):
+        rows = slice(start, start + batch)
+        count = max(len(reference[rows]), 1)
+        labels = np.zeros(count, np.int64)
+        statistics.update(reference[rows], candidate[rows], Span(start, count, labels))
+    return statistics
+
+
+def output_of(reference: np.ndarray, candidate: np.ndarray, **how: Any) -> OutputParity:
+    return accumulated(reference, candidate, how.pop("reading", READINGS[0]), **how).result()
+
+
+def noise_of(truth: np.ndarray, reference: np.ndarray, candidate: np.ndarray) -> NoiseParity:
+    statistics = NoiseStatistics(columns=True)
+    statistics.update(truth, reference, candidate, samples=max(len(truth), 1))
+    return statistics.result()
+
+
+@given(pair=pairs(), reading=st.sampled_from(READINGS))
+def test_no_number_of_an_output_is_nan(pair, reading) -> None:
+    reference, candidate = pair
+    result = output_of(reference, candidate, reading=reading)
+    assert not nans(result.model_dump())
+    same = output_of(reference, reference, reading=reading)
+    assert not nans(same.model_dump())
+    assert {getattr(same, name) for name in ERRORS} == {0.0}
+    assert same.nonfinite_mismatched == 0
+
+
+@given(pair=pairs(), share=st.sampled_from([0.0, 2.0**-24, 1e-3]))
+def test_no_number_of_the_noise_is_nan(pair, share) -> None:
+    reference, candidate = pair
+    with np.errstate(all="ignore"):
+        truth = reference.astype(np.float64) * (1 + share)
+    result = noise_of(truth, reference, candidate)
+    assert not nans(result.model_dump())
+    exact = noise_of(truth, reference, reference)
+    assert exact.ratio <= 1.0 + 1e-9
+    assert exact.closer == "neither"
+
+
+@given(pair=pairs())
+def test_no_change_is_nan(pair) -> None:
+    one, other = pair
+    moved = by_column(one, other)
+    assert not np.isnan(moved).any()
+    assert not by_column(one, one).any()
+    assert not math.isnan(worst_ratio(moved, np.zeros(1)))
+    assert not math.isnan(worst_ratio(moved, columns(distances(one, np.zeros_like(one)))))
+
+
+@given(pair=pairs(), small=st.floats(0.0, 1.0), times=st.floats(1.0, 1e6))
+def test_a_larger_error_has_no_smaller_number(pair, small, times) -> None:
+    reference, other = pair
+    base = reference.astype(np.float64)
+    with np.errstate(all="ignore"):
+        step = np.where(np.isfinite(other), np.abs(other.astype(np.float64)), 1.0)
+        near, far = (base + factor * step for factor in (small, small * times))
+    one, two = output_of(base, near), output_of(base, far)
+    for name in ERRORS:
+        assert getattr(one, name) <= getattr(two, name) * (1 + 1e-12)
+    assert one.nonfinite_mismatched <= two.nonfinite_mismatched
+
+
+@given(
+    truth=hnp.arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(2, 4)), elements=FINITE),
+    times=st.floats(1.0, 1e9),
+)
+def test_a_larger_error_has_no_smaller_noise(truth, times) -> None:
+    reference = truth.astype(np.float32)
+    error = np.maximum(np.abs(truth) * 2.0**-20, 1e-30)
+    one, two = (noise_of(truth, reference, truth + k * error) for k in (1.0, times))
+    for name in ("ratio", "peak", "diff"):
+        assert getattr(one, name) <= getattr(two, name) * (1 + 1e-9)
+
+
+@given(pair=pairs(), spoiled=st.sampled_from([NAN, INF, -INF]))
+def test_what_is_not_finite_on_one_side_fails_every_bound(pair, spoiled) -> None:
+    reference, _ = pair
+    finite = np.isfinite(reference)
+    if not finite.any():
+        return
+    candidate = reference.copy()
+    candidate[tuple(np.argwhere(finite)[0])] = spoiled
+    result = output_of(reference, candidate)
+    assert result.nonfinite_mismatched == 1
+    assert {getattr(result, name) for name in ERRORS} == {INF}
+    assert noise_of(reference.astype(np.float64), reference, candidate).ratio == INF
+
+
+@given(pair=pairs(), size=st.integers(1, 3), empty=st.booleans())
+def test_units_are_one_pass(pair, size, empty) -> None:
+    reference, candidate = (np.clip(side, -3e38, 3e38).astype(np.float32) for side in pair)
+    rows = np.zeros((0, reference.shape[1]), np.float32)
+    whole = accumulated(reference, candidate, READINGS[2])
+    merged = accumulated(rows, rows, READINGS[2]) if empty else OutputStatistics("y", "float32")
+    for start in range(0, max(len(reference), 1), size):
+        part = slice(start, start + size)
+        unit = OutputStatistics("y", "float32", READINGS[2])
+        count = max(len(reference[part]), 1)
+        span = Span(start, count, np.zeros(count, np.int64))
+        unit.update(reference[part], candidate[part], span)
+        merged = merged.merge(from_plain(to_plain(unit)))
+    got, want = merged.result(), whole.result()
+    if empty:  # one sample more, without rows
+        left_out = {"samples", "classification", "reference_constant", "worst"}
+        assert got.samples == want.samples + 1
+        assert got.reference_constant is (not reference.size)
+    else:
+        left_out = set()
+    assert_close(got.model_dump(exclude=left_out), want.model_dump(exclude=left_out))
+
+
+def test_where_float32_can_not_hold_the_truth_the_reference_stands() -> None:
+    lowest = float(np.finfo(np.float64).min)
+    truth = np.array([[lowest, 1.0, INF]])
+    reference = np.array([[LOWEST, 2.0, INF]], np.float32)
+    assert representable(truth, reference).tolist() == [[LOWEST, 1.0, INF]]
+
+
+def test_wide_values_keep_their_relative_error() -> None:
+    truth = np.random.default_rng(0).normal(size=(8, 4)) * 1e300
+    reference = truth * (1 + 2.0**-24)
+    assert noise_of(truth, reference, reference).ratio == pytest.approx(1.0, rel=0.6)
+    assert noise_of(truth, reference, truth * 1.001).ratio > 1e3

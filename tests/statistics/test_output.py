@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gate.statistics.accumulators import Moments, WorstValue
+from gate.statistics.output import OutputStatistics, Span
+from tests.measure.close import assert_close
+
+NAN, INF = math.nan, math.inf
+
+
+def measured(r, c, *, labels=None, batch=None):
+    """One output, in batches of `batch` samples."""
+    statistics = OutputStatistics("y", r.dtype.name)
+    size = batch or len(r)
+    for start in range(0, len(r), size):
+        rows = slice(start, start + size)
+        span = Span(start, len(r[rows]), None if labels is None else labels[rows])
+        statistics.update(r[rows], c[rows], span)
+    return statistics.result()
+
+
+def floats(rows, dtype=np.float32):
+    return np.array(rows, dtype)
+
+
+def test_numbers_match_a_plain_computation():
+    rng = np.random.default_rng(0)
+    r = rng.normal(2.0, 3.0, size=(50, 4, 5)).astype(np.float32)
+    c = (r + rng.normal(0, 1e-3, size=r.shape)).astype(np.float32)
+    result = measured(r, c, batch=8)
+
+    diff = np.abs(c.astype(float) - r.astype(float))
+    norms = np.linalg.norm(diff.reshape(50, -1), axis=1)
+    assert (result.name, result.dtype, result.samples, result.elements) == (
+        "y", "float32", 50, 1000
+    )  # fmt: skip
+    assert result.max_abs_diff == diff.max()
+    assert result.max_abs_diff_sample == diff.reshape(50, -1).max(1).argmax()
+    assert result.mean_abs_diff == pytest.approx(diff.mean())
+    assert result.reference_std == pytest.approx(r.astype(float).std())
+    assert result.reference_abs_max == np.abs(r).max()
+    assert result.scaled_diff == pytest.approx(diff.max() / r.astype(float).std())
+    assert result.l2_mean == pytest.approx(norms.mean())
+    assert result.l2_max == pytest.approx(norms.max())
+    assert result.nonfinite_reference == result.nonfinite_mismatched == 0
+    assert result.reference_constant is False
+    assert result.classification is None
+
+
+@pytest.mark.parametrize(
+    ("r", "c"),
+    [(NAN, 1.0), (1.0, NAN), (INF, 1.0), (1.0, INF), (1.0, -INF), (INF, -INF),
+     (INF, NAN), (NAN, -INF)],
+)  # fmt: skip
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_nan_and_one_sided_infinity_are_counted_and_never_hidden(r, c, batch):
+    left = floats([[1, 2], [3, 4], [5, r], [7, 8]])
+    right = floats([[1, 2], [3, 4], [5, c], [7, 8]])
+    result = measured(left, right, batch=batch)
+    assert result.nonfinite_mismatched == 1
+    assert result.nonfinite_reference == (not math.isfinite(r))
+    assert result.max_abs_diff_sample == 2
+    for number in (result.max_abs_diff, result.mean_abs_diff, result.scaled_diff, result.l2_max,
+                   result.l2_mean):  # fmt: skip
+        assert number == INF
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_nan_on_both_sides_is_counted_apart_and_differs_by_nothing(batch):
+    left = floats([[1, 2], [3, 4], [5, NAN], [7, 8]])
+    right = floats([[1, 2], [3, 4.5], [5, NAN], [7, 8]])
+    result = measured(left, right, batch=batch)
+    assert (result.nonfinite_same, result.nonfinite_mismatched) == (1, 0)
+    assert result.nonfinite_reference == 1
+    assert (result.max_abs_diff, result.max_abs_diff_sample) == (0.5, 1)
+    assert result.mean_abs_diff == 0.5 / 8
+    assert result.classification.nan_rows == 1
+
+
+def test_unequal_integers_are_counted():
+    left, right = np.arange(8).reshape(4, 2), np.array([[0, 1], [2, 9], [9, 5], [6, 7]])
+    assert measured(left, right).unequal == measured(left, right, batch=1).unequal == 2
+    assert measured(left > 3, right > 3).unequal == 1
+    assert measured(floats(left), floats(right)).unequal is None
+
+
+@pytest.mark.parametrize("value", [INF, -INF])
+def test_equal_infinities_differ_by_nothing(value):
+    left = floats([[1, value], [3, 4]])
+    result = measured(left, left)
+    assert (result.nonfinite_reference, result.nonfinite_mismatched) == (1, 0)
+    assert result.max_abs_diff == result.l2_max == result.mean_abs_diff == 0.0
+    assert result.reference_abs_max == 4.0
+    assert result.reference_std == pytest.approx(np.std([1, 3, 4]))
+
+
+def test_a_reference_without_a_finite_element_has_no_scale():
+    left = np.full((3, 2), np.nan, np.float32)
+    result = measured(left, np.ones((3, 2), np.float32))
+    assert result.nonfinite_reference == result.elements == result.nonfinite_mismatched == 6
+    assert result.reference_abs_max == result.reference_std == 0.0
+    assert result.scaled_diff == INF
+
+
+@pytest.mark.parametrize(
+    ("dtype", "r", "c", "least"),
+    [
+        (np.int64, 2**60, 2**60 + 1, 1.0),
+        (np.uint64, 2**64 - 1, 2**64 - 2, 1.0),
+        (np.int64, -(2**63), 2**63 - 1, 1.8e19),
+        (np.uint8, 3, 250, 247.0),
+        (np.int8, -128, 127, 255.0),
+        (np.bool_, False, True, 1.0),
+    ],
+)
+def test_unequal_integers_differ_by_at_least_one(dtype, r, c, least):
+    left = np.array([[r, 0], [0, 0]], dtype)
+    right = np.array([[c, 0], [0, 0]], dtype)
+    result = measured(left, right)
+    assert result.max_abs_diff >= least
+    assert result.max_abs_diff_sample == 0
+    assert result.classification is None
+    assert measured(left, left).max_abs_diff == 0.0
+
+
+def test_a_wrong_token_is_not_scaled_away():
+    left = np.arange(50_000, dtype=np.int64).reshape(-1, 2)
+    result = measured(left, left + 1)
+    assert (result.max_abs_diff, result.scaled_diff) == (1.0, 1.0)
+    assert measured(left, left).scaled_diff == 0.0
+
+
+def test_a_scale_that_overflows_hides_no_difference():
+    left = np.array([[1e155, -1e155], [3e155, 5e155]])
+    result = measured(left, left * 2)
+    assert result.reference_std == INF
+    assert result.scaled_diff == 1.0
+
+
+@pytest.mark.parametrize(
+    ("r", "c", "expected"),
+    [(3.0, 3.0, 0.0), (3.0, 3.0001, INF), (0.0, 1e-30, INF), (0.1, NAN, INF), (1e12, 1e12, 0.0)],
+)
+def test_scaled_diff_of_a_constant_reference_passes_only_for_equality(r, c, expected):
+    left, right = np.full((7, 3), r, np.float64), np.full((7, 3), c, np.float64)
+    result = measured(left, right, batch=2)
+    assert result.reference_std == 0.0
+    assert result.scaled_diff == pytest.approx(expected, nan_ok=True)
+    assert result.reference_constant
+
+
+@pytest.mark.parametrize(
+    ("rows", "constant"),
+    [
+        ([[1, 2]] * 4, True),
+        ([[1, 2]] * 3 + [[1, 3]], False),
+        ([[NAN, 2]] * 4, True),
+        ([[1, 1]] * 2 + [[2, 2]] * 2, False),
+        ([[1, 2]], True),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_constant_reference(rows, constant, batch):
+    left = floats(rows)
+    assert measured(left, left, batch=batch).reference_constant is constant
+
+
+def whole(batches, *, count=3):
+    statistics = OutputStatistics("y", "float32")
+    for number, batch in enumerate(batches):
+        statistics.update(batch, batch + np.float32(number), Span(number * count, count))
+    return statistics.result()
+
+
+def test_an_output_without_batch_axis_is_compared_whole_and_counts_all_samples():
+    time_major = np.arange(20, dtype=np.float32).reshape(5, 4)
+    result = whole([time_major, time_major + 1])
+    assert (result.samples, result.elements) == (6, 40)
+    assert result.max_abs_diff == 1.0
+    assert result.max_abs_diff_sample == 3
+    assert result.l2_max == pytest.approx(math.sqrt(20))
+    assert result.l2_mean == pytest.approx(math.sqrt(20) / 2)
+    assert result.reference_constant is False
+    assert result.classification is None
+
+
+@pytest.mark.parametrize(
+    ("batches", "constant"),
+    [
+        ([np.arange(5, dtype=np.float32)], False),
+        ([np.ones(5, np.float32)], True),
+        ([np.arange(5, dtype=np.float32)] * 2, True),
+        ([np.float32(1).reshape(())] * 2, True),
+        ([np.float32(1).reshape(()), np.float32(2).reshape(())], False),
+        ([np.zeros(5, np.float32), np.zeros(1, np.float32)], False),
+    ],
+)
+def test_constant_output_without_batch_axis(batches, constant):
+    assert whole(batches).reference_constant is constant
+
+
+def test_logits_that_are_not_in_every_batch_are_no_logits():
+    statistics = OutputStatistics("boxes", "float32")
+    for number, shape in enumerate([(3, 6), (4, 6)]):
+        array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        statistics.update(array, array, Span(3 * number, 3))
+    assert statistics.result().classification is None
+
+
+def test_logits_with_another_number_of_classes_are_no_logits():
+    statistics = OutputStatistics("y", "float32")
+    for number, classes in enumerate([6, 7]):
+        array = np.arange(3 * classes, dtype=np.float32).reshape(3, classes)
+        statistics.update(array, array, Span(3 * number, 3))
+    assert statistics.result().classification is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "logits"),
+    [((4, 2), np.float32, True), ((4, 2), np.float16, True), ((4, 1), np.float32, False),
+     ((4, 2), np.int64, False), ((4, 2, 2), np.float32, False), ((4,), np.float32, False)],
+)  # fmt: skip
+def test_which_outputs_are_logits(shape, dtype, logits):
+    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    assert (measured(array, array).classification is not None) is logits
+
+
+def test_labels_reach_the_logits():
+    r = np.eye(4, dtype=np.float32)
+    result = measured(r, -r, labels=np.arange(4), batch=3)
+    assert result.classification.accuracy.reference == 1.0
+    assert result.classification.accuracy.drop == 1.0
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
+def test_empty_outputs_have_no_elements(shape):
+    statistics = OutputStatistics("y", "float32")
+    statistics.update(np.zeros(shape, np.float32), np.zeros(shape, np.float32), Span(0, 4))
+    result = statistics.result()
+    assert (result.samples, result.elements) == (4, 0)
+    assert result.reference_constant
+    assert result.max_abs_diff_sample is None
+    for number in (result.max_abs_diff, result.mean_abs_diff, result.scaled_diff,
+                   result.reference_std, result.reference_abs_max, result.l2_max, result.l2_mean):  # fmt: skip
+        assert number == 0.0
+
+
+def test_global_numpy_error_state_does_not_matter():
+    left = floats([[1, INF, 3], [3, 4, NAN]])
+    with np.errstate(all="raise"):
+        measured(left, left[::-1].copy())
+
+
+NUMBERS = st.one_of(
+    st.floats(-1e6, 1e6, width=32),
+    st.sampled_from([NAN, INF, -INF, 0.0, 1.0]),
+)
+PAIRS = hnp.arrays(np.float32, st.tuples(st.just(2), st.integers(3, 12), st.just(4)),
+                   elements=NUMBERS)  # fmt: skip
+
+
+def part(pair, start, stop):
+    statistics = OutputStatistics("y", "float32")
+    if stop > start:
+        statistics.update(pair[0, start:stop], pair[1, start:stop], Span(start, stop - start))
+    return statistics
+
+
+@given(pair=PAIRS, cuts=st.tuples(st.integers(0, 12), st.integers(0, 12)))
+def test_merge_is_associative_and_equals_the_whole(pair, cuts):
+    n = pair.shape[1]
+    first, second = sorted(min(cut, n) for cut in cuts)
+    a, b, c = part(pair, 0, first), part(pair, first, second), part(pair, second, n)
+    expected = part(pair, 0, n).result().model_dump()
+    assert_close(a.merge(b).merge(c).result().model_dump(), expected)
+    assert_close(a.merge(b.merge(c)).result().model_dump(), expected)
+    assert_close(c.merge(a).merge(b).result().model_dump(), expected)
+
+
+@given(pair=PAIRS, size=st.integers(1, 12))
+def test_batches_do_not_change_the_numbers(pair, size):
+    assert_close(
+        measured(pair[0], pair[1], batch=size).model_dump(),
+        measured(pair[0], pair[1]).model_dump(),
+    )
+
+
+@given(
+    values=hnp.arrays(np.float64, st.integers(2, 40), elements=st.floats(-1e9, 1e9)),
+    cut=st.integers(1, 39),
+    offset=st.sampled_from([0.0, 1e9]),
+)
+def test_moments_merge(values, cut, offset):
+    values = values + offset
+    merged = Moments.of(values[:cut]).merge(Moments.of(values[cut:]))
+    assert merged.count == len(values)
+    assert merged.mean == pytest.approx(values.mean(), rel=1e-12, abs=1e-3)
+    assert merged.std == pytest.approx(values.std(), rel=1e-6, abs=1e-5 + 1e-9 * offset)
+
+
+def test_the_deviations_of_equal_values_are_exactly_zero():
+    values = np.full(7, 0.1)
+    assert Moments.of(values).merge(Moments.of(values[:3])).deviations == 0.0
+
+
+def test_worst_is_nan_then_largest_then_first():
+    numbers = [
+        WorstValue(),
+        WorstValue(1.0, 4),
+        WorstValue(2.0, 9),
+        WorstValue(2.0, 5),
+        WorstValue(NAN, 8),
+        WorstValue(NAN, 7),
+    ]
+    for order in itertools.permutations(numbers):
+        worst = WorstValue()
+        for one in order:
+            worst = worst.merge(one)
+        assert worst.sample == 7
+        assert math.isnan(worst.value)
+    assert WorstValue(2.0, 9).merge(WorstValue(2.0, 5)).sample == 5
