@@ -440,7 +440,7 @@ def _wer(blank: int | None = None, vocabulary: Sequence[str] | None = None) -> M
             raise DataError("there are no labels for these samples. Pass --labels")
         rows = []
         for one, label in zip(ids, labels, strict=True):
-            wanted = _words(label)
+            wanted = _as_text(label)
             if not wanted.split():  # jiwer takes no empty reference: all words are insertions
                 rows.append([len(text_of(one).split()), 0])
                 continue
@@ -456,8 +456,8 @@ def _wer(blank: int | None = None, vocabulary: Sequence[str] | None = None) -> M
     return OfSums(edits, value, vectorized=True)
 
 
-def _words(label: Any) -> str:
-    """Return a label as words. Raises DataError unless it is a text or a list of token ids."""
+def _as_text(label: Any) -> str:
+    """Return a label as a text. Raises DataError unless it is a text or a list of token ids."""
     if isinstance(label, str):
         return label
     if np.ndim(label) != 1:

@@ -55,7 +55,7 @@ class ProcessMonitor:
                 f"{what} took more than the {time_text(limits.time_s)} that are allowed. Nothing "
                 "was decided. If the file is trusted, allow more with --time-limit."
             )
-        taken = sum(map(own_memory, (self._child, *self._descendants)))
+        taken = sum(map(private_memory, (self._child, *self._descendants)))
         if taken > limits.memory_bytes:
             error = LimitExceeded(too_much_memory(what, limits))
             # A note, because the message of the same fault is the same each time.
@@ -84,7 +84,7 @@ def too_much_memory(what: str, limits: SandboxLimits) -> str:
     )
 
 
-def own_memory(process: psutil.Process) -> int:
+def private_memory(process: psutil.Process) -> int:
     """Return the bytes of a process's own memory; 0 where it ended."""
     try:
         taken = process.memory_info()

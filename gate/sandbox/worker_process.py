@@ -23,7 +23,7 @@ import psutil
 
 from gate.errors import EvidenceError, GateError, LimitExceeded, StorageError
 from gate.sandbox.limits import memory_text, time_text
-from gate.sandbox.process import last_line, own_memory
+from gate.sandbox.process import last_line, private_memory
 from gate.storage.arrays import RuntimeArray
 
 # It is no prison: whoever installs a package lets its code run.
@@ -193,7 +193,7 @@ class WorkerProcess:
                     self._kill()
                 if self._memory_bytes is None:
                     continue
-                taken = own_memory(process)
+                taken = private_memory(process)
                 if taken > self._memory_bytes:
                     self._taken = taken
                     self._kill()
