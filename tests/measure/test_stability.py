@@ -154,6 +154,19 @@ def test_a_batch_that_changes_its_samples(size):
     assert seen.repeatability == 0.0
 
 
+def test_a_batch_that_changes_large_integers_by_one():
+    class Hash(nn.Module):
+        def forward(self, x):
+            return torch.full((len(x), 2), 2**60)
+
+    def batchy(batch, expected):
+        return [expected[0] + (len(batch["x"]) == 4)]
+
+    (seen,) = of(Hash(), batchy)
+    assert seen.batch_invariance == 1.0
+    assert seen.batch_invariance_ratio == INF
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError("out of memory")])
 def test_a_batch_that_can_not_be_computed_is_an_error_in_words(error):
     def broken(batch, expected):
