@@ -617,6 +617,8 @@ class OnnxReference(OnnxGraph):
         self.file: TestedFile | None = None
         self.loaded: bytes | str | WithData | None = None
         """What ONNX Runtime loads."""
+        self.is_widened = False
+        """True where the file computes in 16 bits, and this module in their place in float32."""
 
     @classmethod
     def from_file(cls, file: TestedFile) -> OnnxReference:
@@ -635,6 +637,7 @@ class OnnxReference(OnnxGraph):
             if reference.computes_in_16_bits():
                 model = widened(model)
                 reference, loaded = cls(model), model.SerializeToString()
+                reference.is_widened = True
         except ModelError:
             raise
         except Exception as error:

@@ -509,6 +509,22 @@ def test_a_fault_below_a_wide_floor_is_not_measurable(kind, most, code, tmp_path
     assert 1e-4 < evidence.float64_differences["y"] < 1e-2
 
 
+class HalfTail(Tail):
+    """Rounds to float16 before Sigmoid."""
+
+    def forward(self, x):
+        y = (self.h(self.a(x)) * self.factor).half()
+        return torch.sigmoid(y - self.shift).float()[:, None]
+
+
+@pytest.mark.parametrize("precision", ["exact", "reduced"])
+def test_a_wide_floor_hides_the_rounding_of_16_bits(precision, tmp_path):
+    by = policy(precision=precision)
+    evidence, decision = decided(Tail().eval(), HalfTail().eval(), tmp_path, by=by)
+    assert evidence.float64_differences == {}
+    assert floor_checks(decision) == {("hidden", 0.01)}
+
+
 def test_a_floor_beyond_the_spread_hides_everything(tmp_path):
     model = Lost().eval()
     evidence, decision = decided(model, model, tmp_path)
