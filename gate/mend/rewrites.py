@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from gate.errors import ExportError, first_line
 from gate.mend.mixed_precision import save_model, types_of
 from gate.model.forward_signature import ForwardSignature
-from gate.onnx_file.reading import nodes_of, replace_messages, subgraphs
+from gate.onnx_file.reading import attributes, nodes_of, replace_messages, subgraphs
 from gate.storage.digest import Digest
 from gate.storage.record import Record, Sha256
 
@@ -175,11 +175,6 @@ class _Writer:
         for node in self._nodes:
             node.output[:] = [self._at if name == result else name for name in node.output]
         return EquivalentForm(self._at, tuple(self._nodes), tuple(self._constants), tuple(replaced))
-
-
-def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return the attributes of a node by name."""
-    return {one.name: helper.get_attribute_value(one) for one in node.attribute}
 
 
 Find = Callable[[Graph, onnx.NodeProto], EquivalentForm | None]

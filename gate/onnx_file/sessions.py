@@ -167,7 +167,7 @@ def create_session(
 
 def open_in_child(path: Path, disabled_optimizers: Sequence[str], *, limits: SandboxLimits) -> None:
     """Open a file with all optimizations in a process of its own, for files at which ONNX Runtime
-    may crash. Raises LimitExceeded where it crashes; other errors are left to who opens it next."""
+    may crash. Raises LimitExceeded where it crashes; the next session raises other errors."""
     run_in_sandbox(
         f"{__name__}:_try_to_open",
         {"path": str(path), "disabled": list(disabled_optimizers)},
