@@ -618,7 +618,7 @@ class OnnxReference(OnnxGraph):
         self.loaded: bytes | str | WithData | None = None
         """What ONNX Runtime loads."""
         self.is_widened = False
-        """True where the file computes in 16 bits, and this module in their place in float32."""
+        """True for a file that computes in 16 bits, which this module computes in float32."""
 
     @classmethod
     def from_file(cls, file: TestedFile) -> OnnxReference:
