@@ -32,7 +32,7 @@ from gate.data.samples import SampleSet
 from gate.measure.job import EvaluationData, Reference
 from gate.mend.plan import MendPlan
 from gate.mend.recipe import Builder, calibration_of, example_of, halves
-from gate.mend.search import Search
+from gate.mend.search import Search, with_disabled
 from gate.policy.defaults import ANSWERS_ONLY
 from gate.policy.metrics import MetricPolicy
 from gate.policy.policy import Policy
@@ -176,7 +176,12 @@ def convert(name: str, kind: str, folder: Path) -> tuple[str, bool]:
         closest = "" if search.best is None else search.best.title
         reasons = {trial.failure or trial.headline for trial in search.trials}
         return f"nothing ({outcome.ended_by}, {count} trials; {closest}; {reasons})", False
-    again = check(winner.path, reference, _data(architecture, model, _FRESH, 12, policy), policy)
+    again = check(
+        winner.path,
+        reference,
+        _data(architecture, model, _FRESH, 12, policy),
+        with_disabled(policy, winner.candidate.disabled_optimizers),
+    )
     layers = winner.candidate.float32
     verdict = again.decision.verdict.value
     line = (

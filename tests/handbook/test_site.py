@@ -153,7 +153,7 @@ def test_the_comparison_quotes_the_benchmarks() -> None:
     measured = (ROOT / "benchmarks/README.md").read_text().splitlines()
     page = (DOCS / "comparison.md").read_text()
     rows = [row for row in page.splitlines() if row.startswith("|") and re.search(r"\d", row)]
-    assert len(rows) >= 8
+    assert len(rows) >= 5
     assert [row for row in rows if row not in measured] == []
 
 
