@@ -128,8 +128,8 @@ class Printed:
 def machine_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
     """Give a command the options `--json` and `--debug`, which `gate.cli` reads itself.
 
-    Which extra is missing is said in one line: before anything is done where the command can't do
-    without it, else when it turns out.
+    A missing extra is reported in one line: before the work where the command needs it, else where
+    an import fails.
     """
 
     @functools.wraps(command)

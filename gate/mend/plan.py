@@ -249,7 +249,7 @@ class MendPlan:
     def _without_crashes(
         self, disabled: Mapping[str, tuple[str, ...]]
     ) -> Mapping[str, tuple[str, ...]]:
-        """Disable the optimizers as well at which ONNX Runtime crashes."""
+        """Return `disabled` with the optimizers added at which ONNX Runtime crashes."""
         if _OPTIMIZED not in self.search.policy.runtimes:
             return disabled
         names = (*disabled.get(_OPTIMIZED, ()), *_CRASHING)
@@ -336,7 +336,7 @@ class MendPlan:
 
     def _with_functions(self, steps: Steps, trial: Trial) -> Iterator[Steps]:
         """Yield the steps with functions of torch in another form, those of the layer at fault
-        first; where some are, the same by dynamo before others."""
+        first. Steps that replace functions already are tried with the dynamo exporter before."""
         if steps.export is None or steps.edits:
             return
         called = {

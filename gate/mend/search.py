@@ -24,7 +24,9 @@ from gate.onnx_file.reading import read_subject
 from gate.onnx_file.sessions import open_in_child
 from gate.onnx_file.tested_file import load_note
 from gate.policy.policy import Policy
+from gate.policy.runtime_options import OPTIMIZATIONS_OFF, ort_setup
 from gate.records.localization import Localization
+from gate.records.runtime import CPU_PROVIDER
 from gate.sandbox.limits import SandboxLimits
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
@@ -279,12 +281,11 @@ class Search:
     ) -> Trial:
         trial = _untried(candidate, samples, half)
         self.result = None
+        policy = with_disabled(self.policy, candidate.disabled_optimizers)
         try:
             path = candidate.build(folder)
-            if candidate.float32 is not None:  # optimizers crash on some of mixed precision
-                names = {n for some in candidate.disabled_optimizers.values() for n in some}
-                limits = SandboxLimits.of_command(None, None, usual_s=_OPENING_S)
-                open_in_child(path, sorted(names), limits=limits)
+            if candidate.float32 is not None:
+                _open_optimized(path, policy)
         except GateError as error:
             return trial.model_copy(update={"failure": first_line(error)})
         graph = _graph_digest(path)
@@ -298,7 +299,6 @@ class Search:
         trial = trial.model_copy(update={"forwards": len(samples.samples)})
         note = load_note(path)
         reference = self.reference if note is None else replace(self.reference, note=note)
-        policy = with_disabled(self.policy, candidate.disabled_optimizers)
         try:
             result = check(path, reference, samples, policy)
         except GateError as error:
@@ -324,6 +324,22 @@ class Search:
             ),
             None,
         )
+
+
+def _open_optimized(path: Path, policy: Policy) -> None:
+    """Open a file of mixed precision in a child with the optimizers of each CPU runtime: ONNX
+    Runtime crashes on some. Raises LimitExceeded where it does."""
+    setups = [ort_setup(policy, name) for name in policy.runtimes]
+    disabled = {
+        setup.settings.disabled_optimizers
+        for setup in setups
+        if setup is not None
+        and setup.provider == CPU_PROVIDER
+        and setup.optimization != OPTIMIZATIONS_OFF
+    }
+    limits = SandboxLimits.of_command(None, None, usual_s=_OPENING_S)
+    for names in sorted(disabled):
+        open_in_child(path, names, limits=limits)
 
 
 def _untried(

@@ -5,17 +5,23 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from torch import nn
 
 from gate.commands.export import quantize_command
 from gate.errors import LimitExceeded
 from gate.export.quantize import quantized_layers
+from gate.measure.job import EvaluationData, Reference
 from gate.mend.mixed_precision import Float16Conversion, round_as_device
-from gate.mend.search import BudgetSpent
+from gate.mend.recipe import Float32Layers
+from gate.mend.search import BudgetSpent, Candidate, Search
 from gate.mend.sensitivity import OutputError, measure_sensitivity, smallest_set
 from gate.onnx_file.sessions import open_in_child
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.sandbox.limits import SandboxLimits
 
 X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
@@ -110,24 +116,69 @@ def test_the_most_sensitive_layer_is_first_in_units_of_the_bound() -> None:
     assert found[0].ratio == pytest.approx(1.6)
 
 
-def test_a_file_at_which_onnx_runtime_crashes_is_opened_in_a_child(tmp_path) -> None:
-    # ONNX Runtime 1.31.1 fuses Transpose and MatMul of float16, and dies of SIGSEGV. Where a later
-    # version has mended that, take its name out of gate.mend.plan.
+def crashing(folder: Path) -> Path:
+    """Write a file at which ONNX Runtime 1.31.1 dies of SIGSEGV: it fuses Transpose and MatMul of
+    float16. Where a later version has mended that, take its name out of gate.mend.plan."""
     nodes = [
-        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
-        helper.make_node("MatMul", ["t", "w"], ["y"]),
+        helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
+        helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0, 2]),
+        helper.make_node("MatMul", ["t", "w"], ["m"]),
+        helper.make_node("Transpose", ["m"], ["n"], perm=[1, 0, 2]),
+        helper.make_node("Cast", ["n"], ["y"], to=TensorProto.FLOAT),
     ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT16, ["batch", 3, 4])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT16, [3, "batch", 5])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3, 5])
     weight = numpy_helper.from_array(np.ones((4, 5), np.float16), "w")
     graph = helper.make_graph(nodes, "g", [x], [y], [weight])
-    path = tmp_path / "crash.onnx"
+    path = folder / "crash.onnx"
     opsets = [helper.make_opsetid("", 18)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), str(path))
+    return path
+
+
+def test_a_file_at_which_onnx_runtime_crashes_is_opened_in_a_child(tmp_path) -> None:
+    path = crashing(tmp_path)
     limits = SandboxLimits.of_command(None, None, usual_s=120.0)
     with pytest.raises(LimitExceeded):
         open_in_child(path, (), limits=limits)
     open_in_child(path, ("MatmulTransposeFusion",), limits=limits)
+
+
+class Sums(nn.Module):
+    def forward(self, x):
+        return x @ torch.ones(4, 5)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "disabled", "verdict"),
+    [
+        ("ort-cpu", (), "PASS"),
+        ("ort-cpu-optimized", (), "not built"),
+        ("ort-cpu-optimized", ("MatmulTransposeFusion",), "PASS"),
+    ],
+)
+def test_a_crash_refuses_a_file_only_with_the_optimizers_of_the_policy(
+    runtime, disabled, verdict
+) -> None:
+    policy = Policy(
+        task="tensors",
+        precision="reduced",
+        instruments=Instruments(
+            noise_samples=0, stability_samples=0, probes=False, search_inputs=0
+        ),
+        runtimes={runtime: RuntimePolicy(required="always", bounds=Bounds(max_abs_diff=0.1))},
+    )
+    candidate = Candidate(
+        stage="mixed_precision",
+        settings={},
+        cost=1.0,
+        build=crashing,
+        disabled_optimizers={runtime: disabled},
+        float32=Float32Layers(count=0, share=0.0),
+    )
+    data = EvaluationData.of(X[:, :12].reshape(8, 3, 4))
+    trial = Search(Reference.of(Sums().eval()), policy, 100).judge(candidate, data)
+    assert trial.verdict == verdict
 
 
 def test_the_settings_exclude_layers_and_give_the_same_bytes(exact, tmp_path) -> None:
