@@ -73,7 +73,7 @@ class TestHelp:
         assert "\n  Examples:\n" in text  # each on a line of its own
         assert "--json" in text
         found = cli.gate.get_command(click.Context(cli.gate), command)
-        for sub in getattr(found, "commands", {"": found}):
+        for sub in getattr(found, "commands", ["", *getattr(found, "subcommands", ())]):
             self._assert_examples(f"{command} {sub}".split(), capsys)
 
     def _assert_examples(self, command: list[str], capsys) -> None:
