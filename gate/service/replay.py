@@ -32,6 +32,8 @@ class ReplayState:
     """True once every server answered as it should."""
     suspects: dict[RuntimeName, float] = field(default_factory=dict)
     """The servers that answered otherwise or refused, and when that was first observed."""
+    proven: set[RuntimeName] = field(default_factory=set)
+    """The servers that answered as they should, at least once."""
 
 
 class _Refused(EvidenceError):
@@ -51,8 +53,8 @@ def replay_golden(
 
     `state`: of this release; its suspects are updated. One server may be several replicas that load
     the release one after the other, so the second time counts after the pause of the model's
-    `MismatchMemory`. A refusal does not count once the release was answered as it should be: then
-    the server broke, and the release before would be refused, too.
+    `MismatchMemory`. A refusal by a server that answered this release as it should does not count:
+    the server broke, and would refuse the release before, too.
 
     A server that can't be asked, or has not loaded the file yet, is a Failed: nothing is changed,
     and the next reconciliation asks again. Raises StorageError, EvidenceError and DigestMismatch
@@ -74,13 +76,14 @@ def replay_golden(
             problem = _problem(store, slot, policy, name)
         except _Refused as error:
             problem = str(error)
-            if state.is_done:
+            if name in state.proven:
                 done.append(Failed("replay", EvidenceError(_differs(name, problem))))
                 continue
         except GateError as error:
             done.append(Failed("replay", error))
             continue
         if problem is None:
+            state.proven.add(name)
             state.suspects.pop(name, None)
             continue
         reason = _differs(name, problem)

@@ -20,13 +20,15 @@ from tests.runtimes.v2_server import V2Server, serving
 from tests.service.test_reconciler import Service
 
 
-def replaying(url: str, **options: object) -> Policy:
+def replaying(*urls: str, **options: object) -> Policy:
     plain = builders.policy(min_samples=300).to_plain()
-    plain["runtimes"]["server"] = {
-        "required": "never",
-        "bounds": {"max_abs_diff": 2e-4, "batch_invariance_ratio": 16.0},
-        "options": {"url": url, **options},
-    }
+    for name, url in zip(("server", "second"), urls, strict=False):
+        plain["runtimes"][name] = {
+            "kind": "server",
+            "required": "never",
+            "bounds": {"max_abs_diff": 2e-4, "batch_invariance_ratio": 16.0},
+            "options": {"url": url, **options},
+        }
     plain["after_deploy"] = "replay_golden"
     return Policy.from_json(json.dumps(plain))
 
@@ -34,9 +36,9 @@ def replaying(url: str, **options: object) -> Policy:
 class Serving(Service):
     """A service with one model server, which loads what it is told to."""
 
-    def __init__(self, folder: Path, server: V2Server) -> None:
+    def __init__(self, folder: Path, server: V2Server, *others: str) -> None:
         self.now, self.pause_s = 0.0, 0.0
-        super().__init__(folder, replaying(server.url))
+        super().__init__(folder, replaying(server.url, *others))
         self.server = server
 
     def restart(self) -> None:
@@ -146,6 +148,20 @@ def test_a_server_that_breaks_after_right_answers_keeps_its_release(service: Ser
         service.reconcile.report_damage(NAME)  # a thorough look replays again
         assert service.look() == [("replay", "EvidenceError", None)]
     assert service.live == "2"
+
+
+def test_a_server_that_is_away_does_not_blame_one_that_breaks_later(tmp_path: Path) -> None:
+    with serving(onnx_file(tmp_path / "1.onnx", seed=1)) as server:
+        service = Serving(tmp_path, server, "http://127.0.0.1:1/v2/models/net")
+        away = ("replay", "RuntimeUnusable", None)
+        service.promote(1)
+        assert service.look() == [("deploy", "deployed", "1"), away]
+        server.load(service.promote(2))
+        assert service.look() == [("deploy", "deployed", "2"), away]
+        server.fault = "refuses"
+        for _ in range(3):
+            assert service.look() == [("replay", "EvidenceError", None), away]
+        assert service.live == "2"
 
 
 def test_a_server_that_takes_single_samples_only_changes_nothing(service: Serving) -> None:
