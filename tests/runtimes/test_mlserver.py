@@ -247,7 +247,7 @@ def test_a_correct_server_passes_over_grpc(
         ])  # fmt: skip
     assert done.returncode == 0, done.stderr
     runtimes = json.loads(done.stdout)["evidence"]["runtimes"]
-    (stated,) = [each["session_options"] for each in runtimes if each["name"] == "server"]
+    (stated,) = [each["session_options"] for each in runtimes if each["runtime"] == "server"]
     assert (stated["encoding"], stated["file"]) == ("grpc", "sha256 by the metadata")
 
 
