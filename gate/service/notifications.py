@@ -12,7 +12,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from typing import Any, Literal
+from typing import Literal
 
 from gate.errors import EvidenceError, GateError
 from gate.ledger.entry import Action, LedgerEntry, plain
@@ -77,14 +77,18 @@ class NotificationCursor(Record):
     """Of these, the ones that the receiver refused. They are sent again when the service starts."""
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would arrive as a GET without its body."""
-
-    def redirect_request(self, *_arguments: Any) -> None:
-        """Follow none: the answer is an error."""
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect)
+# Without urllib's handler of redirects: a redirected POST would arrive as a GET without its body,
+# and an invalid Location would raise ValueError. So a redirect is an HTTPError like any other.
+_OPENER = urllib.request.OpenerDirector()
+for _handler in (
+    urllib.request.ProxyHandler(),
+    urllib.request.UnknownHandler(),
+    urllib.request.HTTPHandler(),
+    urllib.request.HTTPSHandler(),
+    urllib.request.HTTPDefaultErrorHandler(),
+    urllib.request.HTTPErrorProcessor(),
+):
+    _OPENER.add_handler(_handler)
 
 
 class Notifier:
