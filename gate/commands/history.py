@@ -80,7 +80,7 @@ def accept_ledger_command(
 
 def _accept_ledger_show(lost: Sequence[str], names: Sequence[str], console: Console) -> None:
     if not lost:
-        console.print(f"nothing to accept: the ledger holds all that is kept in {names}")
+        console.print(f"nothing to accept: the ledger holds all that is kept in {', '.join(names)}")
         return
     for line in lost:
         console.print(f"not in the ledger any more: {line}")

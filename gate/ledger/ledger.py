@@ -134,8 +134,8 @@ class StoredHead:
             raise StorageError(f"cannot remove {self.path}: {error.strerror}.") from error
 
 
-def _describe_other_past(chain: HashChain, kept: LedgerHead, keeper: str) -> str:
-    ledger, was = chain.place, f"on {kept.at} {keeper} saw it with {kept.lines} lines"
+def _describe_other_past(chain: HashChain, kept: LedgerHead, location: str) -> str:
+    ledger, was = chain.place, f"on {kept.at} {location} saw it with {kept.lines} lines"
     if chain.lines == 0:
         return f"there is no line in the ledger {ledger}; {was}. It was removed. {_WAY_OUT}"
     if chain.lines < kept.lines:

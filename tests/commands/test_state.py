@@ -147,11 +147,11 @@ def test_the_key_of_the_folder_signs_where_there_is_one(
 ) -> None:
     lost = ("accept-ledger", "--reason", "the disk died")
     head = LedgerHead(lines=9, sha256=Digest.of_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
-    keeper = StoredHead(Path(".gate/store/ledger-head.json"), place="the store")
-    keeper.replace(head)
+    stored = StoredHead(Path(".gate/store/ledger-head.json"), place="the store")
+    stored.replace(head)
     assert as_json(capsys, *lost)[0] == 0
     own = Writers(here / ".gate/keys").key("local")
-    keeper.replace(head)
+    stored.replace(head)
     assert as_json(capsys, *lost)[0] == 0
     signers = [one["signed_by"] for one in as_json(capsys, "history")[1]["entries"]]
     assert signers == [None, own.public.key_id]

@@ -233,7 +233,7 @@ def _no_room(*_: object) -> None:
     raise StorageError("no room")
 
 
-def test_a_line_that_no_keeper_saw_is_written_once(
+def test_a_line_whose_head_was_not_kept_is_written_once(
     kept_ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line is on disk: that must not look as if it were not."""
