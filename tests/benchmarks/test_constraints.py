@@ -19,6 +19,8 @@ PROJECT = tomllib.loads((constraints.ROOT / "pyproject.toml").read_text(encoding
     "project"
 ]
 REMEDY = "make constraints"
+UNPINNED = "server-grpc"
+"""The extra that goes into an environment of its own: it allows no protobuf of the pins."""
 
 
 def _disagreements(project: dict, text: str) -> list[str]:
@@ -28,7 +30,8 @@ def _disagreements(project: dict, text: str) -> list[str]:
         if line and not line.startswith("#")
     )
     pins = {canonicalize_name(name): version for name, version in pins.items()}
-    lines = chain(project["dependencies"], *project["optional-dependencies"].values())
+    extras = {n: lines for n, lines in project["optional-dependencies"].items() if n != UNPINNED}
+    lines = chain(project["dependencies"], *extras.values())
     found = []
     for wanted in map(Requirement, lines):
         name = canonicalize_name(wanted.name)

@@ -280,7 +280,8 @@ def test_who_comes_again_writes_no_conflict(ledger, monkeypatch, quietly):
     assert lines(ledger) == ([] if quietly else [("conflict", None)])
 
 
-def test_a_short_look_of_another_process_is_waited_for(ledger):
+def test_a_short_look_of_another_process_is_waited_for(ledger, monkeypatch):
+    monkeypatch.setattr("gate.registry.alias.PATIENCE_S", 300.0)
     model = model_of(ledger)
     lock = promotion_lock(ledger)
     lock.__enter__()

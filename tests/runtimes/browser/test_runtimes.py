@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import psutil
@@ -129,17 +130,13 @@ def test_what_is_missing_is_said_with_what_brings_it(kind, monkeypatch, tmp_path
     ],
 )
 def test_webgpu_is_absent_without_an_adapter(monkeypatch, tmp_path, adapter, words):
-    from contextlib import nullcontext
-
-    from gate.runtimes import browser_page
-
     class Page:
         def call(self, function):
             assert function == "adapter"
             return adapter
 
     monkeypatch.setattr(browser, "_GPU_DEVICES", (tmp_path,))
-    monkeypatch.setattr(browser_page, "opened_page", lambda *_, **__: nullcontext(Page()))
+    monkeypatch.setattr(browser, "opened_page", lambda *_, **__: nullcontext(Page()))
     reason = browser.BrowserWebGpuRuntime().absent_reason(browser.WebGpuOptions())
     assert (reason is None) if words is None else (words in reason)
     monkeypatch.setattr(browser, "_GPU_DEVICES", (tmp_path / "none",))
