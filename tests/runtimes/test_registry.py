@@ -78,7 +78,7 @@ def test_a_name_that_nobody_has_is_answered_with_the_nearest(site):
     with pytest.raises(PolicyError, match=r"no runtime named 'acne'.*Did you mean 'acme'\?"):
         found("acne")
     with pytest.raises(PolicyError, match=r"Did you mean 'ort-cpu-optimized'\?"):
-        found("ort-cpu-optimized")
+        found("ort-cpu-optimised")
 
 
 def test_a_class_that_is_no_runtime_is_refused():
