@@ -423,8 +423,8 @@ def _errors(outputs: Sequence[OutputArray], part: _Part, replayed: Replayed) -> 
 
 
 def _error(output: OutputArray, expected: OutputArray) -> OutputArray:
-    if output.dtype.kind in "iu":
-        return np.asarray(np.subtract(output, expected))  # float64 does not hold all differences beyond 2^53
+    if output.dtype.kind in "iu":  # float64 does not hold all differences beyond 2^53
+        return np.asarray(np.subtract(output, expected))
     with np.errstate(all="ignore"):
         apart = np.subtract(output, expected, dtype=np.float64)
     return np.where(np.isfinite(apart), apart, output)
