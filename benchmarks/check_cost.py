@@ -52,6 +52,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from benchmarks.cost_nets import FAULTS, NETS, Net
 
@@ -243,13 +245,17 @@ def prepare(folder: Path, samples: int, size: int) -> None:
     np.save(folder / "images.npy", images)
     made: dict[str, Any] = {}
     exec(_FACTORY, made)
-    model = made["build"]()
+    export_logits(made["build"](), images[:4], folder / "model.onnx")
+
+
+def export_logits(model: nn.Module, example: NDArray[np.float32], path: Path) -> None:
+    """Export a model with one input, and logits of any batch size. `example`: some samples."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,
-            (torch.from_numpy(images[:4]),),
-            str(folder / "model.onnx"),
+            (torch.from_numpy(example),),
+            str(path),
             dynamo=False,
             opset_version=17,
             input_names=["input"],

@@ -4,7 +4,7 @@
     python -m benchmarks.metric_cost --width 3000 --rounds 1
 
 CPU time of both commands with all processes that they start, one after the other in each round:
-four metrics, one of them a function of the user's, and five slices by two columns. The network has
+four metrics, one of them a user's function, and five slices by two columns. The network has
 two layers of `--width` units.
 """
 
@@ -16,13 +16,12 @@ import os
 import statistics
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.check_cost import HERE, timed
+from benchmarks.check_cost import HERE, export_logits, timed
 
 RATIO_LIMIT = 1.3
 """CPU time of the check with metrics, in checks without."""
@@ -85,17 +84,7 @@ def prepare(folder: Path, *, samples: int, width: int) -> None:
         json.dumps({"camera": f"c{camera}", "night": bool(night)}) for camera, night in columns
     ]
     (folder / "slices.jsonl").write_text("\n".join(lines) + "\n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model,
-            (torch.from_numpy(inputs[:4]),),
-            str(folder / "model.onnx"),
-            dynamo=False,
-            input_names=["input"],
-            output_names=["logits"],
-            dynamic_axes={"input": {0: "batch"}, "logits": {0: "batch"}},
-        )
+    export_logits(model, inputs[:4], folder / "model.onnx")
 
 
 def cpu_seconds(folder: Path, *, metrics: bool) -> float:

@@ -1,4 +1,4 @@
-"""Other ways to compare an ONNX file with its PyTorch model, beside ours: cost and judgment.
+"""Compare the cost and the judgment of other tools for parity with those of parity-gate.
 
     pip install -c constraints.txt -e '.[peers]'
     python -m benchmarks.peers [--corpus] [--world tune|confirm] [--json FILE]

@@ -133,7 +133,7 @@ class _Signing:
     submission: ReviewSubmission
     key: PublicKey
     trust: tuple[Path, Trust] | None
-    """With its file."""
+    """The trust and the file that it was read from."""
 
     @property
     def tag(self) -> str:

@@ -103,8 +103,8 @@ def _local(place: str) -> list[SourceFile]:
 
 
 _DIGEST_BYTES = 8
-"""Of the digest of a sample, which is kept in a file without a name, so that memory does not grow.
-Enough to notice chance, and no proof against intent."""
+"""Length of the stored digest of a sample. Digests are stored in an unnamed temporary file, so that
+memory does not grow. Eight bytes detect accidents, not attacks."""
 
 
 class RepeatedReadCheck(SampleReader):

@@ -455,7 +455,7 @@ def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...
 
 
 def _with_log(failed: AllStrategiesFailed, path: Path, text: str) -> ExportError:
-    """Write the log beside the output. A full disk must not hide the error."""
+    """Write the log to the folder of the output. A full disk must not hide the error."""
     log: Path | None = None
     if text.strip():
         with contextlib.suppress(StorageError):

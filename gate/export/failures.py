@@ -805,7 +805,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 MOST_LINES = 30
-"""Of the text of a failure; torch writes hundreds."""
+"""Lines of the text of a failure that are shown; torch writes hundreds."""
 
 _MOST_OPERATORS = 12
 

@@ -78,8 +78,8 @@ def quantize(
     settings: QuantizeSettings,
     axes: BatchAxes | None = None,
 ) -> Quantized:
-    """Write the static int8 twin (QDQ) of the ONNX file `exact` to the single file `output`. The
-    twin has other answers, so that a policy of its own judges it.
+    """Write the static int8 twin (QDQ) of the ONNX file `exact` to the single file `output`. Its
+    answers differ from those of `exact`, so it is judged by a policy of its own.
 
     `calibration` gives batches until `settings.samples` are used. `axes`: where the samples are in
     them; None: on axis 0. The same file, samples and

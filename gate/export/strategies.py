@@ -24,7 +24,7 @@ from gate.onnx_file.reading import subgraphs
 from gate.records.export import Strategy
 
 ExporterOptions = dict[str, bool | int | float | str | None]
-"""All settings of an exporter, flat, for the record."""
+"""The settings of an exporter, as a flat dictionary for the record."""
 
 Writer = Callable[..., ExporterOptions]
 """Writes a request to a path in the opset of `symbolics`. Raises RungFailed, and OSError where the
@@ -185,8 +185,8 @@ def _rename(graph: onnx.GraphProto, new: dict[str, str]) -> None:
 def write_dynamo(
     request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
 ) -> ExporterOptions:
-    """Export the module by `torch.export` to `path`, weights of more than 2 GB beside it; return
-    the settings.
+    """Export the module by `torch.export` to `path`, and weights of more than 2 GB to a file in the
+    same folder. Return the settings.
 
     PyTorch writes opset 18 and above and converts the file to lower ones. Where that fails, the
     file stays at 18 without an error, so that the opset has to be read from the file.

@@ -82,8 +82,8 @@ def _of_output(name: str, example: Example, got: Array, want: Array) -> tuple[fl
 
 
 _SHARE = 1e-2
-"""Of the largest value of an output: how far a file may be off. A thousand times the rounding of a
-deep network in float32, so that no correct file is in doubt."""
+"""Largest allowed error, as a share of the largest value of the output. It is a thousand times the
+rounding of a deep network in float32, so that every correct file is within it."""
 
 _TINY = 1e-6
 """For outputs that are zero: no more than the rounding of values of about 1."""

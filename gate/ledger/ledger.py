@@ -234,7 +234,7 @@ class Ledger:
         """Of the promotion lock, while this object holds it (`gate.ledger.lock`)."""
         self._stored_head = stored_head
         self._kept: tuple[int, Digest | None] | None = None
-        """Where it ended when that was kept last; None: it was not yet."""
+        """Number of lines and digest of the head that was stored last; None: none was."""
         self._vouched: tuple[Row, Trust] | None = None
         """The last row whose signature was verified, and by which trust."""
         self._entries: tuple[LedgerEntry, ...] | None = None
@@ -247,7 +247,7 @@ class Ledger:
         return self.state.place
 
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """All entries, oldest first. Where it ends is kept before this returns.
+        """Return all entries, oldest first, after the current head was stored.
 
         Raises EvidenceError where a line is not an entry or the chain is broken; Untrusted where no
         trusted writer signed the last line; PastChanged where the stored head is of another past;

@@ -1,8 +1,8 @@
-"""Whether the code that `torch.jit.is_tracing()` and its like guard may reach an output (TRC014).
+"""Find whether code guarded by `torch.jit.is_tracing()` and the like reaches an output (TRC014).
 
-By names alone, and never hopeful: what is returned, decides a branch or is passed to a call for
-its effect is followed back through all assignments. An attribute counts wherever a function that a
-forward can reach reads one of this name.
+Names alone decide, and doubt counts as yes: what is returned, decides a branch or is passed to a
+call for its effect is followed back through all assignments. An attribute counts wherever a
+function that a forward can reach reads one of this name.
 """
 
 from __future__ import annotations

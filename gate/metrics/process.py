@@ -80,7 +80,7 @@ class _Server:
     """The metrics of one policy, and the batches that they see."""
 
     def __init__(self, outputs: Sequence[str], progress: Callable[[], None]) -> None:
-        """`progress` is called after each batch that a function of the user's evaluated."""
+        """`progress` is called after each batch that a user's function evaluated."""
         self._outputs, self._progress = list(outputs), progress
         self._metrics: dict[str, tuple[MetricPolicy, Metric]] = {}
         self._sides: dict[str, dict[str, Any]] = {}
