@@ -24,6 +24,7 @@ from concurrent.futures import (
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
+from multiprocessing.connection import wait as sentinels_ready
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -126,14 +127,26 @@ class _Process:
         self._process = context.process
 
     def end(self, *, leave_s: float = 0.0) -> int | None:
-        """End the process, after `seconds` to exit by itself. Return its exit code."""
+        """End the process, after `leave_s` seconds to exit by itself. Return its exit code."""
         process = self._process
-        process.join(leave_s)
-        for end in (process.terminate, process.kill):
-            if process.is_alive():
+        if not self._has_exited(leave_s):
+            for end in (process.terminate, process.kill):
                 end()
-                process.join(_END_S)
+                if self._has_exited(_END_S):
+                    break
         return process.exitcode
+
+    def _has_exited(self, timeout_s: float) -> bool:
+        process = self._process
+        process.join(timeout_s)
+        # The executor's thread waits for the process too. Where that one gets the exit code, this
+        # thread sees none until the other has stored it.
+        until = time.monotonic() + _END_S
+        while process.exitcode is None and sentinels_ready([process.sentinel], timeout=0):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.001)
+        return process.exitcode is not None
 
 
 class ProcessPool(WorkerPool):
