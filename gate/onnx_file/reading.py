@@ -88,10 +88,12 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
-def inline_functions(model: onnx.ModelProto, *, convert_version: bool = False) -> onnx.ModelProto:
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy without functions. Raises what onnx raises.
 
     onnx's inliner ignores the defaults of a function's attributes, so each call states them first.
+    It leaves functions of another opset than the model's; ONNX Runtime computes their nodes by the
+    model's opset (measured with Softmax of opset 12 in a model of opset 17), and so does the copy.
     """
     defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions}
     made = onnx.ModelProto()
@@ -100,7 +102,10 @@ def inline_functions(model: onnx.ModelProto, *, convert_version: bool = False) -
         own = {attribute.name for attribute in node.attribute}
         stated = defaults.get((node.domain, node.op_type, node.overload), ())
         node.attribute.extend(each for each in stated if each.name not in own)
-    return inliner.inline_local_functions(made, convert_version=convert_version)
+    versions = {each.domain: each.version for each in made.opset_import}
+    for each in (opset for function in made.functions for opset in function.opset_import):
+        each.version = versions.get(each.domain, each.version)
+    return inliner.inline_local_functions(made)
 
 
 def replace_messages(field: Any, kept: Iterable[Any]) -> None:

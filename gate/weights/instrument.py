@@ -253,7 +253,7 @@ def _parsed(candidate: TestedFile) -> onnx.ModelProto:
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
     """The condensed model without functions, with the types of all its values."""
     if model.functions:
-        model = inline_functions(model, convert_version=True)
+        model = inline_functions(model)
     return shape_inference.infer_shapes(model)
 
 

@@ -206,6 +206,16 @@ def test_attributes_of_functions_have_their_defaults() -> None:
     assert made[0].tolist() == expected[0].tolist() == [-0.5, 0.0, 4.0]
 
 
+def test_functions_of_another_opset_are_computed_by_that_of_the_model() -> None:
+    """As ONNX Runtime does. Softmax of opset 12 would flatten the axes behind the first."""
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+        g (float[2,3,4] x) => (float[2,3,4] y) { y = own.soft (x) }
+        <domain: "own", opset_import: ["" : 12]> soft (a) => (b) { b = Softmax <axis = 1> (a) }""")
+    made, expected = both(proto, floats(2, 3, 4))
+    np.testing.assert_allclose(made[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(made[0].sum(axis=1), 1.0, rtol=1e-6)
+
+
 def test_bits_of_float64_are_those_of_the_stated_type() -> None:
     proto = parser.parse_model("""<ir_version: 14, opset_import: ["" : 26]>
         g (float[3] x) => (int32[3] y) { y = BitCast <to = 6> (x) }""")
