@@ -42,7 +42,7 @@ _SHOWN = 5
 
 
 class LintGuard:
-    """Reads a model's source for each strategy when it is asked for, once."""
+    """Reads the source of a model once for each strategy, on demand."""
 
     def __init__(
         self, model: nn.Module, settings: ExportSettings, replaced: Collection[str] = ()
@@ -53,7 +53,7 @@ class LintGuard:
         self._reports: dict[Strategy, LintReport] = {}
 
     def report(self, strategy: Strategy) -> LintReport:
-        """Return the findings of the rules; those on calls of replaced functions are suppressed."""
+        """Return the findings, without those on calls of replaced functions."""
         if strategy not in self._reports:
             report = lint_model(self._model, strategy=strategy)
             findings = tuple(
@@ -66,7 +66,7 @@ class LintGuard:
         return self._reports[strategy]
 
     def objection(self, strategy: Strategy) -> str | None:
-        """Why the settings forbid this strategy, in one line; None: they don't."""
+        """Return why the settings forbid this strategy, in one line, or None if they allow it."""
         bad = self._forbidden(strategy)
         if not bad:
             return None
@@ -74,7 +74,7 @@ class LintGuard:
         return f"refused by {_line(bad[0])}{more}"
 
     def refusal(self) -> ExportRefused:
-        """The error for a model that no strategy may export; at most ten lines."""
+        """Return the error for a model that no strategy may export, in at most ten lines."""
         bad = self._forbidden(self._settings.rungs[0])
         tried = ", ".join(self._settings.rungs)
         first = f"{bad[0].code} at {bad[0].location}"
@@ -98,7 +98,7 @@ def _line(finding: LintFinding) -> str:
 
 
 def _called(expression: str) -> str | None:
-    """Return the name of the function or method that an expression calls; None: it is no call."""
+    """Return the name of the function or method that an expression calls, or None."""
     try:
         body = ast.parse(expression, mode="eval").body
     except SyntaxError:
@@ -118,19 +118,19 @@ STRATEGIES: dict[Strategy, Writer] = {
 _steps = logging.getLogger("gate.steps")
 
 _LOWEST = {"dynamo": 18}
-"""The first opset that a strategy writes by itself."""
+"""The lowest opset that a strategy writes without a conversion."""
 
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A file that was written: how, and the doubt about it."""
+    """A file that a strategy wrote, with its settings and the doubt about it."""
 
     path: Path
     strategy: Strategy
     opset: int
     options: ExporterOptions
     output: Capture
-    """While it was written."""
+    """What the exporter printed and warned about."""
     doubt: str | None = None
 
 
@@ -141,19 +141,19 @@ class AllStrategiesFailed(Exception):
         super().__init__(refusal.cause)
         self.refusal = refusal
         self.rungs = rungs
-        """One line for each, where there are several."""
+        """One line per strategy if several were tried."""
 
 
 class StrategyRunner:
     """Tries the strategies of the settings in order, below the folder `room`.
 
-    A single strategy succeeds if its file is valid and the one that was requested. In a ladder the
-    file must also compute what the model computes (`gate.export.verify_export`). A file that
-    differs on made-up data only is kept, and used if no later strategy does better.
+    A single strategy succeeds if its file is valid and matches the request. In a ladder the file
+    must also compute what the model computes (`gate.export.verify_export`). A file that differs on
+    generated data only is kept, and used if no later strategy does better.
     """
 
     def __init__(self, request: ExportRequest, room: Path, *, name: str, safety: LintGuard) -> None:
-        """`name`: of the file."""
+        """`name`: the name of the file."""
         self._request = request
         self._room = room
         self._name = name
@@ -162,19 +162,19 @@ class StrategyRunner:
         self._failures: list[RungFailed] = []
         self._notes: dict[str, str] = {}
         self.log = ""
-        """All that the exporters printed."""
+        """The output of all exporters."""
 
     @property
     def rungs(self) -> tuple[str, ...]:
-        """One line for each rung that did not carry, of those that were tried."""
+        """Return one line per strategy that was tried and failed."""
         return tuple(f"{strategy}: {impersonal(why)}" for strategy, why in self._notes.items())
 
     def run(self) -> ExportedFile:
-        """Return the first export that works, else the first that is only in doubt.
+        """Return the first export that works, else the first with nothing but a doubt.
 
-        Raises ExportRefused where the model's source forbids all of them, ExportError where none
-        works or the custom symbolic functions can't be registered, and OSError where a file
-        can't be written.
+        Raises ExportRefused if the model's source forbids all strategies, ExportError if none
+        works or the custom symbolic functions can't be registered, and OSError if a file can't be
+        written.
         """
         doubtful: ExportedFile | None = None
         for strategy in self._request.settings.rungs:
@@ -199,7 +199,7 @@ class StrategyRunner:
         return doubtful
 
     def _no_rung(self) -> AllStrategiesFailed:
-        """Return the error about the failure that a higher opset fixes, else about the first."""
+        """Return the error for the failure that a higher opset fixes, else for the first one."""
         chosen = min(self._failures, key=lambda failed: failed.since is None)
         refusal = chosen.refusal
         if chosen.explain is not None:
@@ -212,14 +212,14 @@ class StrategyRunner:
         return AllStrategiesFailed(refusal.of_all(tried, cause=cause), self.rungs)
 
     def _lowest(self, strategy: Strategy) -> ExportedFile:
-        """Return the model exported by the requested opset, or by the lowest that works."""
+        """Export with the requested opset, or with the lowest one that works."""
         wanted = self._opsets(strategy)
         while True:
             opset = wanted.pop(0)
             try:
                 return self._attempt(strategy, opset)
             except RungFailed as failed:
-                # Where it is not said which opset would do, a higher one seldom does.
+                # If the failure does not name an opset that works, a higher one rarely does.
                 wanted = [one for one in wanted if failed.since and one >= failed.since]
                 if not wanted:
                     raise
@@ -243,14 +243,14 @@ class StrategyRunner:
                 return carried
             return self._sane(carried)
         except RungFailed as failed:
-            shutil.rmtree(folder, ignore_errors=True)  # it may be some gigabytes
+            shutil.rmtree(folder, ignore_errors=True)  # it may have several gigabytes
             if failed.explain is not None:
                 symbolics_spec = self._request.settings.custom_symbolics
                 failed.explain = partial(_explained, failed.explain, symbolics_spec, opset)
             raise
 
     def _written(self, strategy: Strategy, opset: int, path: Path) -> ExportedFile:
-        """The file, if it is valid and the one that was asked for."""
+        """Return the file if it is valid and matches the request."""
         symbolics_spec = self._request.settings.custom_symbolics
         with (
             self._request.state.restored(),
@@ -266,7 +266,7 @@ class StrategyRunner:
         )
 
     def _changed_parameters_text(self, strategy: Strategy) -> str | None:
-        """Parameters that forward changes: TorchScript writes them as the example leaves them."""
+        """Return the parameters that forward changes: TorchScript exports them changed."""
         own = dict(self._request.model.named_parameters())
         changed = [name for name in self._request.state.changed if name in own]
         if strategy == "dynamo" or not changed:
@@ -274,16 +274,16 @@ class StrategyRunner:
         return failure_texts("changed_parameters", names=", ".join(changed[:_SHOWN]))[0]
 
     def _sane(self, carried: ExportedFile) -> ExportedFile:
-        """Return the export with its doubt, if there is one.
+        """Return the export, with its doubt if there is one.
 
-        Raises RungFailed if there is more than a doubt.
+        Raises RungFailed if the file is wrong.
         """
         with self._listening():
             objection = self._sanity.objection(carried.path)
         if objection is None:
             return carried
         if objection.kind != "doubt":
-            # Some operators are written wrongly in lower opsets, such as repeated indices at 13.
+            # In lower opsets some operators are exported wrongly: repeated indices at 13.
             since = carried.opset + 1 if objection.kind == "differs" else None
             raise RungFailed.because("wrong_file", reason=objection.cause, since=since)
         return replace(carried, doubt=objection.cause)
@@ -301,15 +301,14 @@ class StrategyRunner:
 def _explained(
     explain: Callable[[], ExportFailure], symbolics_spec: str | None, opset: int
 ) -> ExportFailure:
-    """Explain a failure with the custom symbolic functions, so that their operators do not count as
-    missing."""
+    """Explain a failure. Operators with a custom symbolic function do not count as missing."""
     with registered(symbolics_spec, opset=opset):
         return explain()
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was exported and verified, and how. `log` is what the exporters printed."""
+    """A file that was exported and verified. `log`: the output of the exporters."""
 
     path: Path
     subject: Subject
@@ -329,21 +328,21 @@ def export_model(
 ) -> Exported:
     """Export `model` to `output`, atomically; the model itself is not touched.
 
-    `example` maps input names (or anything, then by position) to arrays of shape (samples, ...).
-    Works on a deep copy on the CPU in eval mode. The same model, settings and `source` give the
-    same bytes; the file's metadata says the strategy, the opset that was asked for, why earlier
-    rungs did not carry, and from `source` the factory, the checkpoint's digest and that of the
-    preprocessing. One file; weights of more than 2 GB go into one data file beside it, whose name
-    holds its digest.
+    `example` maps names to arrays of shape (samples, ...). Names other than those of the inputs are
+    ignored, and the arrays are taken by position. Exports a deep copy on the CPU in eval mode. The
+    same model, settings and `source` give the same bytes. The file's metadata holds the strategy,
+    the requested opset, why earlier strategies failed, and from `source` the factory and the
+    digests of the checkpoint and the preprocessing. Weights of more than 2 GB go into one external
+    data file in the same folder, whose name holds its digest.
 
-    `replaced`: names of functions of torch that the caller computes in another form meanwhile; what
-    the lint finds on calls of these does not count.
+    `replaced`: names of torch functions that the caller currently computes in another form. Lint
+    findings on calls of these are ignored.
 
-    Raises ExportRefused where its own source forbids every strategy (`settings.lint`), ExportError
-    if the model can't be copied or run, or if no strategy writes the file that
-    was asked for (names, opset, dynamic axes); what the exporters printed is then kept as
-    `<output>.export.log`. Raises StorageError if the file can't be written. In both cases an older
-    `output` stays as it was. With `settings.verbose` the log is kept after a success, too.
+    Raises ExportRefused if the model's source forbids every strategy (`settings.lint`), ExportError
+    if the model can't be copied or run, or if no strategy writes the requested file (names, opset,
+    dynamic axes), and StorageError if the file can't be written. An existing `output` then stays
+    unchanged. The output of the exporters is kept in `<output>.export.log` after an ExportError,
+    and with `settings.verbose` after a success.
     """
     with staged(
         model, example, settings=settings, output=output, source=source, replaced=replaced
@@ -362,10 +361,10 @@ def staged(
     source: Source | None = None,
     replaced: Collection[str] = (),
 ) -> Iterator[Exported]:
-    """The same, with a look at the file before it becomes `output`.
+    """Export like `export_model`, but let the caller inspect the file before it becomes `output`.
 
-    Yields the export with the path of the finished file in a folder of its own. It takes its place
-    when the `with` block ends well; else an older `output` stays.
+    Yields the export with the path of the finished file in a temporary folder. The file moves to
+    `output` when the `with` block ends without an exception; else an existing `output` stays.
     """
     bound = Example.bind(example, settings.input_names, settings)
     copied = export_copy(model)
@@ -373,7 +372,7 @@ def staged(
     with files.replacing(output) as temporary, files.scratch(output) as room:
         log_path = log_of(output)
         with neutral(copied):
-            with captured():  # what the model itself says in Python is not the export's
+            with captured():  # output of the model itself does not belong to the export
                 request = ExportRequest.from_example(copied, bound, settings, original=model)
             safety = LintGuard(model, settings, replaced)
             ladder = StrategyRunner(request, room, name=output.name, safety=safety)
@@ -405,7 +404,9 @@ def staged(
             }
         )
         yield Exported(carried.path, subject, record, ladder.log, settings)
-        for name in subject.external_data:  # first, so that no model is there without its weights
+        for (
+            name
+        ) in subject.external_data:  # first, so that a model never exists without its weights
             files.sync(carried.path.with_name(name))
             carried.path.with_name(name).replace(output.with_name(name))
         carried.path.replace(temporary)
@@ -419,8 +420,7 @@ def staged(
 
 
 def log_of(output: Path) -> Path:
-    """Return the path where the output of the exporters is kept: after a failure, and with
-    `verbose`."""
+    """Return the path of the exporters' output, which is kept after a failure or with `verbose`."""
     return output.with_name(f"{output.name}.export.log")
 
 
@@ -467,14 +467,15 @@ def _with_log(failed: AllStrategiesFailed, path: Path, text: str) -> ExportError
 def self_check(
     model: nn.Module, exported: Exported, example: Mapping[str, NDArray[Any]]
 ) -> dict[str, float]:
-    """Return the largest absolute difference between `model` (eval, a copy) and the file on the
-    CPU. It catches files that can't be right; `gate check` measures parity.
+    """Return the largest absolute difference between a copy of `model` in eval mode and the file.
+
+    Computed on the CPU. This catches files that can't be right; `gate check` measures parity.
 
     Returns `max_abs_diff_export_batch` and, for each dynamic axis, `max_abs_diff_other_<label>`
     (`batch`: an odd number of samples, unlike the export batch), over all outputs, in float64.
     Raises ExportError if the file does not run, returns other shapes or values that are not
     finite, or differs by more than a hundredth of the largest value of an output. Empty for a file
-    that is no plain ONNX because that was asked for: nothing runs it.
+    with operators outside of ONNX that the settings allow, because no runtime runs it.
     """
     settings = exported.settings
     if not settings.export_params:

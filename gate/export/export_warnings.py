@@ -22,7 +22,7 @@ _STANDARD_DESCRIPTORS = (1, 2)
 
 @dataclass
 class Capture:
-    """The captured output. Filled when the `with` block of `captured` ends, however it ends."""
+    """The captured output, filled when the `with` block of `captured` ends."""
 
     text: str = ""
     warnings: list[warnings.WarningMessage] = field(default_factory=list)
@@ -30,10 +30,10 @@ class Capture:
 
 @contextlib.contextmanager
 def captured() -> Iterator[Capture]:
-    """Keep warnings, `print`s and C-level output from the user; nothing is filtered.
+    """Capture warnings, `print` and C-level output without any filter.
 
-    Works on the process's file descriptors 1 and 2: output of other threads is captured too, so
-    hold it for the call that needs it only.
+    Redirects the file descriptors 1 and 2 of the process, so the output of other threads is
+    captured too: keep the block short.
     """
     capture = Capture()
     with tempfile.TemporaryFile() as sink, warnings.catch_warnings(record=True) as caught:
@@ -48,7 +48,7 @@ def captured() -> Iterator[Capture]:
 
 
 def warning_location(warning: warnings.WarningMessage) -> str:
-    """`torchvision/models/x.py:12`: below the import path, so the same on every machine."""
+    """Return text such as `torchvision/models/x.py:12`, relative to the import path."""
     return source_location(warning.filename, warning.lineno)
 
 
@@ -71,7 +71,7 @@ def _descriptors_into(sink: IO[bytes]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _python_streams_into(sink: IO[bytes]) -> Iterator[None]:
-    # Line buffering keeps Python's lines in order with those of C code.
+    # Line buffering keeps the order of lines from Python and C.
     with (
         os.fdopen(os.dup(sink.fileno()), "w", buffering=1, errors="replace") as stream,
         contextlib.redirect_stdout(stream),
@@ -81,7 +81,7 @@ def _python_streams_into(sink: IO[bytes]) -> Iterator[None]:
 
 
 def _flush_c() -> None:
-    """Flush Python's own and C's buffers, so that no line lands on the wrong side."""
+    """Flush the buffers of Python and C, so that each line goes to the right stream."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
@@ -90,11 +90,11 @@ def _flush_c() -> None:
 
 
 _WIDEST = 240
-"""Characters of what others wrote: messages, notes, places, reasons."""
+"""Longest part of a foreign text that is shown, in characters."""
 
 
 def shorten_message(error: BaseException) -> str:
-    """Type and first line of an error, without the graph that torch appends."""
+    """Return type and first line of an error, without the graph that torch appends."""
     line = first_line(error).partition("  [Caused by")[0].rstrip(".: ")
     return clipped(f"{type(error).__name__}: {line}")
 
@@ -117,9 +117,9 @@ _HARMLESS = (
 
 
 def tracer_warnings(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
-    """`place: message` of each TracerWarning, once, in order; torch's own library code left out.
+    """Return `location: message` of each TracerWarning outside of torch, once, in order.
 
-    torch's own modules cause the same warnings, and are written to be traced.
+    Modules of torch cause the same warnings but are written to be traced.
     """
     return _unique(
         f"{warning_location(warning)}: {_message_text(warning)}"
@@ -141,7 +141,7 @@ def hazards(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
 
 
 def _in_torch_library(where: str) -> bool:
-    # The tracer reports differing outputs of its own check from torch/jit: these do mean something.
+    # Warnings from torch/jit about differing outputs come from the tracer's check: keep these.
     return where.startswith(_IN_TORCH) and not where.startswith("torch/jit/")
 
 

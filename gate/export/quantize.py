@@ -32,22 +32,22 @@ from gate.storage.yaml_section import load_section
 
 
 class QuantizeSettings(Record):
-    """Every choice of the quantizer."""
+    """All settings of the quantizer."""
 
     samples: Annotated[int, Field(ge=1)] = 128
-    """Calibration samples: the ranges of the activations are taken from them."""
+    """Number of calibration samples, which determine the ranges of the activations."""
     batch_size: Annotated[int, Field(ge=1)] = 16
     method: Literal["minmax", "entropy", "percentile"] = "minmax"
-    """How a range is taken from the values that were seen."""
+    """The calibration method: how a range follows from the observed values."""
     per_channel: bool = True
     """A scale for each output channel of a weight, instead of one for the tensor."""
     reduce_range: bool = True
-    """Seven bits for weights: processors without VNNI saturate products of eight, so that the same
-    file would answer otherwise there."""
+    """Use seven bits for weights: processors without VNNI saturate sums of products of eight bits,
+    so the same file would return other values there."""
     activation: Literal["uint8", "int8"] = "uint8"
     weight: Literal["uint8", "int8"] = "int8"
     symmetric_activations: bool = added_field(False)
-    """Ranges of activations that are symmetric about zero."""
+    """Use activation ranges that are symmetric about zero."""
     exclude: tuple[str, ...] = added_field(())
     """Names of nodes that stay in float32."""
 
@@ -63,7 +63,7 @@ Batches = Iterator[Mapping[str, NDArray[Any]]]
 
 @dataclass(frozen=True)
 class Quantized:
-    """A file that was quantized, and how."""
+    """A quantized file with its settings."""
 
     path: Path
     subject: Subject
@@ -78,19 +78,18 @@ def quantize(
     settings: QuantizeSettings,
     axes: BatchAxes | None = None,
 ) -> Quantized:
-    """Write the static int8 twin (QDQ) of the ONNX file `exact` to the single file `output`. Its
-    answers differ from those of `exact`, so it is judged by a policy of its own.
+    """Write the static int8 twin (QDQ) of the ONNX file `exact` to the single file `output`.
 
-    `calibration` gives batches until `settings.samples` are used. `axes`: where the samples are in
-    them; None: on axis 0. The same file, samples and
-    settings give the same bytes. Raises OnnxFileError for a file that is none, ExportError where
-    nothing can be calibrated or `settings.exclude` names a node that the file lacks,
-    NothingQuantized, PackageBroken, StorageError; an older `output` stays then.
+    The outputs differ from those of `exact`, so the twin has a separate policy. Takes batches from
+    `calibration` until `settings.samples` are used. `axes`: the batch axis of each input, None for
+    axis 0. The same file, samples and settings give the same bytes. Raises OnnxFileError for an
+    invalid file, ExportError if calibration fails or `settings.exclude` names an unknown node,
+    NothingQuantized, PackageBroken, StorageError; an existing `output` stays unchanged then.
     """
-    onnx_runtime()  # or the file would be blamed for it
+    onnx_runtime()  # a broken package must not look like an invalid file
     subject = read_subject(exact)
     if _is_quantized(onnx.load(str(exact), load_external_data=False)):
-        raise ExportError(f"{exact} is quantized already. Give the exact file.")
+        raise ExportError(f"{exact} is already quantized. Pass the exact file.")
     used = _Used(calibration, settings, subject, axes)
     with temporary_folder() as folder:
         prepared, made = Path(folder, "prepared.onnx"), Path(folder, "quantized.onnx")
@@ -109,11 +108,11 @@ def quantize(
         onnx.helper.set_model_props(proto, properties | {QUANTIZED_FROM: str(subject.sha256)})
         data = proto.SerializeToString(deterministic=True)
         made.write_bytes(data)
-        twin = read_subject(made)  # valid, before it takes the place of an older one
+        twin = read_subject(made)  # validated before it replaces an older file
         files.write_bytes(output, data)
     stated = settings.to_plain()
     if "exclude" in stated:
-        stated["exclude"] = json.dumps(stated["exclude"])  # the record has no lists
+        stated["exclude"] = json.dumps(stated["exclude"])  # the record holds no lists
     recorded = {
         **stated,
         "format": "QDQ",
@@ -125,16 +124,16 @@ def quantize(
 
 
 class QuantizerTrials:
-    """An exact file, prepared and calibrated once, to be quantized with many settings.
+    """An exact file that is prepared and calibrated once, then quantized with many settings.
 
-    The files carry no digest of the exact file: make the one to keep with `quantize`.
+    These files do not hold the digest of the exact file: create the final one with `quantize`.
     """
 
     def __init__(
         self, exact: Path, calibration: Sequence[Mapping[str, NDArray[Any]]], folder: Path
     ) -> None:
-        """`calibration`: batches as `quantize` takes them. `folder`: where the prepared file and
-        the ranges are kept. Raises ExportError."""
+        """`calibration`: batches as in `quantize`. `folder`: the folder for the prepared file and
+        the ranges. Raises ExportError."""
         onnx_runtime()
         self._exact, self._calibration, self._folder = exact, calibration, folder
         self._subject, self._prepared = read_subject(exact), folder / "prepared.onnx"
@@ -144,8 +143,8 @@ class QuantizerTrials:
     def write(
         self, output: Path, settings: QuantizeSettings, *, only: Collection[str] = ()
     ) -> Path:
-        """Write the int8 file and return its path. `only`: quantize these nodes alone; empty: all
-        but `settings.exclude`. Raises ExportError."""
+        """Write the int8 file and return its path. `only`: the nodes to quantize; empty for all but
+        `settings.exclude`. Raises ExportError."""
         used = _Used(iter(self._calibration), settings, self._subject, None)
         ranges = self._folder / f"{settings.method}-{settings.samples}.json"
         with _refusing(self._exact):
@@ -181,7 +180,7 @@ class _Used:
         self.count = 0
 
     def get_next(self) -> dict[str, NDArray[Any]] | None:
-        """One batch by input names; None after the last."""
+        """Return the next batch by input name, None after the last one."""
         batch = next(self._batches, None) if self.count < self._limit else None
         if batch is None:
             if self.count == 0:
@@ -220,8 +219,8 @@ def _prepare(exact: Path, prepared: Path) -> None:
 
 
 def name_nodes(graph: onnx.GraphProto) -> bool:
-    """Give each node without a name, or with that of another node, a name of its operator and
-    place. Return whether there was one."""
+    """Name each node without a unique name after its operator and position. Return whether there
+    was one."""
     uses = Counter(node.name for node in graph.node)
     unnamed = [at for at, node in enumerate(graph.node) if not node.name or uses[node.name] > 1]
     for at in unnamed:
@@ -247,7 +246,7 @@ def _check_names(names: Collection[str], prepared: Path, exact: Path) -> None:
 
 @contextlib.contextmanager
 def _refusing(exact: Path) -> Iterator[None]:
-    """Raise ExportError for whatever the quantizer raises, and keep it quiet."""
+    """Raise ExportError for any exception of the quantizer, and suppress its output."""
     try:
         with _quiet():
             yield
@@ -267,13 +266,13 @@ def _quantize(
     only: Collection[str] = (),
     ranges: Path | None = None,
 ) -> None:
-    """Run the quantizer. `ranges`: a file that keeps the calibrated ranges for further calls,
-    where this version of ONNX Runtime has such files."""
+    """Run the quantizer. `ranges`: a file that stores the calibrated ranges for further calls, if
+    this version of ONNX Runtime supports it."""
     from onnxruntime import quantization
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyped
-        """The quantizer asks for this very class."""
+        """The quantizer requires a subclass of CalibrationDataReader."""
 
         def get_next(self) -> dict[str, NDArray[Any]] | None:
             return used.get_next()
@@ -314,8 +313,8 @@ def _is_quantized(proto: onnx.ModelProto) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The quantizer prints what it does, and warns that shapes may be missing, which we have seen
-    to. Not `captured`: it would swallow the caller's progress bar."""
+    """Suppress the quantizer's output and its warning about missing shapes, which were inferred
+    before. `captured` would also suppress the caller's progress bar."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

@@ -37,7 +37,7 @@ class Example:
 
     arrays: dict[str, NDArray[Any]]
     axes: Mapping[str, int | None] = field(default_factory=dict)
-    """The batch axis of each; None: it has none. Axis 0 of those that are not named."""
+    """The batch axis of each input, None for none. Inputs that are not listed have axis 0."""
 
     @classmethod
     def bind(
@@ -46,19 +46,18 @@ class Example:
         names: tuple[str, ...] | None,
         settings: ExportSettings | None = None,
     ) -> Example:
-        """Give `arrays` the names of the inputs: by name where all are the same, else by position.
+        """Name `arrays` after the inputs: by name if all names match, else by position.
 
-        Without `names` the arrays keep their own. `settings`: say which axis is the batch where
-        it is not axis 0 of all. Raises ExportError for another number of arrays,
-        no samples, unequal numbers of samples, dtypes that are not numbers, and values that are
-        not finite.
+        Without `names` the arrays keep their names. `settings` may state batch axes other than 0.
+        Raises ExportError for a wrong number of arrays, no samples, unequal numbers of samples,
+        dtypes that are not numbers, and values that are not finite.
         """
         names = tuple(arrays) if names is None else names
         if not names or len(arrays) != len(names):
             raise ExportError(
                 f"the example has {len(arrays)} array(s) ({', '.join(arrays) or 'none'}), "
                 f"export.input_names has {len(names)} ({', '.join(names)}). "
-                "Give one array for each argument of forward, in its order."
+                "Pass one array for each argument of forward, in the same order."
             )
         ordered = arrays if set(arrays) == set(names) else dict(zip(names, arrays.values()))  # noqa: B905
         bound = {name: np.asarray(ordered[name]) for name in names}
@@ -79,7 +78,7 @@ class Example:
 
     @property
     def batched(self) -> dict[str, int]:
-        """The batch axis of each input that has one."""
+        """Return the batch axis of each input that has one."""
         axes = {name: self.axes.get(name, 0) for name in self.arrays}
         return {name: axis for name, axis in axes.items() if axis is not None}
 
@@ -90,11 +89,11 @@ class Example:
         return ("one call is one sample: no batch axis is dynamic (--batch-axis NAME=AXIS)",)
 
     def batch(self, size: int) -> Example:
-        """Exactly `size` samples: the first ones, repeated where there are too few."""
+        """Return exactly `size` samples: the first ones, repeated if there are too few."""
         return self.resized({name: {axis: size} for name, axis in self.batched.items()})
 
     def resized(self, sizes: Mapping[str, Mapping[int, int]]) -> Example:
-        """The same with other sizes of some axes, by input: cut off, or repeated from the start."""
+        """Return a copy with other sizes of some axes, by input: truncated, or repeated."""
         arrays = dict(self.arrays)
         for name, axes in sizes.items():
             for axis, size in axes.items():
@@ -102,11 +101,11 @@ class Example:
         return Example({name: np.array(a, order="C") for name, a in arrays.items()}, self.axes)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The arrays as CPU tensors that own their memory."""
+        """Return the arrays as CPU tensors that own their memory."""
         return tuple(torch.from_numpy(np.array(array)) for array in self.arrays.values())
 
     def describe(self) -> str:
-        """Names, dtypes and shapes, for messages."""
+        """Return names, dtypes and shapes for messages."""
         return ", ".join(
             f"{name}: {array.dtype}{list(array.shape)}" for name, array in self.arrays.items()
         )
@@ -115,8 +114,10 @@ class Example:
 def _batch_axes(
     arrays: Mapping[str, NDArray[Any]], settings: ExportSettings
 ) -> dict[str, int | None]:
-    """The batch axis of each input: as stated, as the axis that is called batch, or axis 0; none
-    where the arrays have no length in common, so that one call is one sample."""
+    """Return the batch axis of each input: the stated one, the axis named batch, or axis 0.
+
+    Empty if the arrays have no length in common: then one call is one sample.
+    """
     stated: dict[str, int | None] = {
         name: axis
         for name, labels in settings.dynamic_axes.items()
@@ -164,16 +165,16 @@ def _check(name: str, array: NDArray[Any], *, alone: bool) -> None:
 
 
 Axes = dict[str, dict[int, str]]
-"""By input or output: axis to label. Axes of one label have one size."""
+"""By input or output: axis to label. Axes with the same label have the same size."""
 
 BATCH = "batch"
 
 
 def input_axes(example: Example, settings: ExportSettings, *, outputs: Iterable[str] = ()) -> Axes:
-    """The dynamic axes of the inputs of `example`.
+    """Return the dynamic axes of the inputs of `example`.
 
-    Raises ExportError for an input or axis that is not there (nor one of `outputs`), and for a
-    label of two sizes.
+    Raises ExportError for an unknown input or axis that is not one of `outputs` either, and for a
+    label with two sizes.
     """
     strange = sorted(set(settings.dynamic_axes) - {*example.arrays, *outputs})
     if strange:
@@ -197,14 +198,14 @@ def input_axes(example: Example, settings: ExportSettings, *, outputs: Iterable[
         sizes = {example.arrays[name].shape[axis] for name, axis in places}
         if len(sizes) > 1:
             raise ExportError(
-                f"the dynamic axes that are called {label} have the sizes {sorted(sizes)} in the "
-                "example. Axes of one label have one size: give others another label."
+                f"the dynamic axes with the label {label} have the sizes {sorted(sizes)} in the "
+                "example. Axes with one label must have one size: use different labels."
             )
     return axes
 
 
 def axes_by_label(axes: Axes) -> dict[str, list[tuple[str, int]]]:
-    """Each label with the inputs and axes that have it."""
+    """Return each label with the inputs and axes that have it."""
     places: dict[str, list[tuple[str, int]]] = {}
     for name, labels in axes.items():
         for axis, label in labels.items():
@@ -215,10 +216,10 @@ def axes_by_label(axes: Axes) -> dict[str, list[tuple[str, int]]]:
 def resized_batches(
     batch: Example, places: list[tuple[str, int]], *, samples: Example
 ) -> Iterator[Example]:
-    """The batch at other sizes of one label, the likely ones first.
+    """Yield the batch at other sizes of one label, the most likely sizes first.
 
-    An odd number of samples, taken from all `samples`; of other axes an odd step, the strides and
-    patches that networks usually want, twice and half the size.
+    For the batch an odd number of samples, taken from all `samples`. For other axes an odd step,
+    common strides and patch sizes, twice and half the size.
     """
     name, axis = places[0]
     size = batch.arrays[name].shape[axis]
@@ -235,19 +236,19 @@ def resized_batches(
 
 
 def axes_text(axes: Mapping[str, Mapping[int, str]]) -> str:
-    """`input:0=batch;input:2=height`, for records."""
+    """Return text such as `input:0=batch;input:2=height`, for records."""
     return ";".join(
         f"{name}:{axis}={label}" for name, labels in axes.items() for axis, label in labels.items()
     )
 
 
 def output_axis_label(name: str, axis: int) -> str:
-    """A label for an axis of an output that moves with the inputs, but is none of theirs."""
+    """Return a label for an output axis that changes with the inputs but matches none of theirs."""
     return f"{re.sub(r'[^0-9A-Za-z_]', '_', name)}_{axis}"
 
 
 Shapes = dict[str, torch.Size]
-"""Of the outputs, by name."""
+"""Shapes of the outputs, by name."""
 
 
 @dataclass(frozen=True)
@@ -263,22 +264,22 @@ class OutputShapes:
         return int(self.batch.arrays[name].shape[axis])
 
     def same(self, name: str, axis: int, *, as_in: OutputShapes) -> bool:
-        """Whether an output's axis has the size that it has there."""
+        """Return whether an output's axis has the size of this axis of an input."""
         mine, other = self.shapes.get(name, ()), as_in.shapes[name]
         return axis >= len(mine) or mine[axis] == other[axis]
 
 
 @dataclass(frozen=True)
 class OutputAxes:
-    """The outputs of `first` when a labeled axis of the inputs has another size."""
+    """How the output shapes of `first` change when a labeled input axis has another size."""
 
     first: OutputShapes
     moved: Mapping[str, OutputShapes]
-    """By the label of the inputs' axes that had another size."""
+    """Output shapes by the label of the input axes that had another size."""
     inputs: Axes
 
     def detect(self) -> Axes:
-        """Axes that moved, by the label that they moved with if they have its size."""
+        """Return the output axes that changed, with the label of the same size if there is one."""
         axes: Axes = {}
         for label, other in self.moved.items():
             place = axes_by_label(self.inputs)[label][0]
@@ -291,11 +292,11 @@ class OutputAxes:
         return {name: dict(sorted(labels.items())) for name, labels in axes.items()}
 
     def declared(self, settings: ExportSettings, *, other_data: Iterable[OutputShapes]) -> Axes:
-        """Axes of outputs that `settings.dynamic_axes` names.
+        """Return the axes of outputs that `settings.dynamic_axes` names.
 
-        `other_data`: shapes for other data of the sizes of `first`; only taken where sizes move
-        nothing. Raises ExportError for an axis that is not there, one that never moves, and a
-        label whose axes have several sizes.
+        `other_data`: output shapes for other data of the same sizes as `first`, used only if no
+        size changes the axis. Raises ExportError for an unknown axis, one that never changes, and
+        a label whose axes have several sizes.
         """
         wanted = {
             name: labels
@@ -350,16 +351,16 @@ class OutputAxes:
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"{place} is {size}" for place, size in sizes.items())
             raise ExportError(
-                f"the dynamic axes that are called {label} have several sizes: {listed}. Axes of "
-                "one label have one size: give others another label."
+                f"the dynamic axes with the label {label} have several sizes: {listed}. Axes with "
+                "one label must have one size: use different labels."
             )
 
 
 def notices(subject: Subject, axes: Axes, settings: ExportSettings) -> tuple[str, ...]:
     """Return the axes without a fixed size in the file that the settings do not name, as text.
 
-    `axes`: of inputs and outputs, as the model itself has them. What follows from the axes of the
-    inputs was asked for, but for outputs whose axes were declared.
+    `axes`: axes of inputs and outputs that change in the model itself. Output axes that follow from
+    the input axes count as requested, except for outputs whose axes were declared.
     """
     return tuple(
         f"axis {axis} of {spec.name} has no fixed size in the file ({size}), and the settings do "
@@ -400,22 +401,22 @@ class ExportRequest:
     """A private copy, in eval mode."""
     settings: ExportSettings
     example: Example
-    """All samples that were given."""
+    """All samples of the example."""
     batch: Example
-    """The samples that are traced, in the order of the file's inputs."""
+    """The samples for the trace, in the order of the file's inputs."""
     call: ForwardSignature
     output_names: tuple[str, ...]
     axes: Axes
-    """Of inputs and outputs."""
+    """Dynamic axes of inputs and outputs."""
     other_sizes: dict[str, Example]
-    """For each label of a dynamic axis, the batch at another size of it."""
+    """By label of a dynamic axis: the batch at another size of this axis."""
     plain: bool
-    """True if forward takes tensors by position and returns tensors in tuples."""
+    """True if forward takes positional tensors and returns tensors in tuples."""
     hazards: tuple[str, ...]
     declared: Axes
-    """Of outputs, as `settings.dynamic_axes` has them; each of them moved."""
+    """Axes of outputs in `settings.dynamic_axes`. All of them changed in the model."""
     state: ModelState
-    """Of the model: restored after each forward."""
+    """The state of the model, which is restored after each forward."""
 
     @classmethod
     def from_example(
@@ -428,9 +429,9 @@ class ExportRequest:
     ) -> ExportRequest:
         """Run `model` on the example, and once more at another size of each dynamic axis.
 
-        `original`: what `model` was copied from; None: its state is cloned. Raises ExportError
-        where the model does not compute them, returns what is no tensor, or another number of
-        tensors than there are names.
+        `original`: the model that `model` is a copy of. None: clone the state of `model`. Raises
+        ExportError if the model fails on the example, returns anything but tensors, or returns a
+        number of tensors that differs from the number of names.
         """
         call = ForwardSignature(model, tuple(example.arrays))
         if settings.input_names is None:
@@ -487,7 +488,7 @@ class ExportRequest:
 
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:
-        """The batch as tensors of their own."""
+        """Return the batch as new tensors."""
         return self.batch.tensors()
 
     def answers(self, example: Example) -> list[Array]:
@@ -500,15 +501,15 @@ class ExportRequest:
 
     @contextlib.contextmanager
     def flat(self) -> Iterator[nn.Module]:
-        """The model, for a while with a forward that takes and returns flat tensors.
+        """Yield the model with a temporary forward that takes and returns flat tensors.
 
-        The model itself rather than one around it: names of nodes stay those of its parts.
+        Patching the model instead of wrapping it keeps the names of nodes equal to its submodules'.
         """
         if self.plain:
             yield self.model
             return
         hooked = self.model._forward_hooks or self.model._forward_pre_hooks
-        if hooked:  # they would see the flat tensors
+        if hooked:  # hooks would see the flat tensors
             yield PositionalModel(self.model, self.call)
             return
         before, original = vars(self.model).get("forward"), self.model.forward
@@ -529,7 +530,7 @@ def _forward(call: ForwardSignature, model: nn.Module, state: ModelState, batch:
     try:
         with state.restored():
             returned = call(model, batch.tensors())
-            if state.find_changes():  # an output may be a view of what is restored
+            if state.find_changes():  # an output may be a view of restored state
                 returned = tree_map_only(torch.Tensor, torch.clone, returned)
             return returned
     except Exception as error:
@@ -565,7 +566,7 @@ def _names(found: list[Leaf], settings: ExportSettings) -> tuple[str, ...]:
 def _other(
     run: Run, examples: tuple[Example, Example], label: str, places: list[tuple[str, int]]
 ) -> tuple[Example, list[Leaf]]:
-    """The batch at the first other size of the label that the model itself computes."""
+    """Return the batch at the first other size of the label that the model accepts."""
     batch, samples = examples
     failure: ExportError | None = None
     for other in resized_batches(batch, places, samples=samples):
@@ -575,13 +576,13 @@ def _other(
             failure = failure or error
     off = "export.dynamic_batch: false" if label == BATCH else "leave it out of export.dynamic_axes"
     raise ExportError(
-        f"the model itself does not compute another size of the dynamic axis {label}: {failure} "
+        f"the model itself fails at every other size of the dynamic axis {label}: {failure} "
         f"If it has only one size: {off}."
     ) from failure
 
 
 def _other_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[OutputShapes]:
-    """Shapes for data that was made up, which the model may refuse."""
+    """Yield output shapes for generated data that the model accepts."""
     for change in (np.zeros_like, np.negative):
         arrays = {
             name: change(array) if array.dtype.kind == "f" or change is np.zeros_like else array
@@ -593,7 +594,7 @@ def _other_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[Ou
 
 
 def _shapes(names: tuple[str, ...], found: list[Leaf]) -> Shapes:
-    """Return the shapes by name; if another number of tensors is returned, by position."""
+    """Return the shapes by name, or by position if the number of tensors differs."""
     return {name: leaf.tensor.shape for name, leaf in zip(names, found, strict=False)}
 
 

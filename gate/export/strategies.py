@@ -27,12 +27,12 @@ ExporterOptions = dict[str, bool | int | float | str | None]
 """The settings of an exporter, as a flat dictionary for the record."""
 
 Writer = Callable[..., ExporterOptions]
-"""Writes a request to a path in the opset of `symbolics`. Raises RungFailed, and OSError where the
+"""Writes a request to a path in the opset of `symbolics`. Raises RungFailed, and OSError if the
 file can't be written."""
 
 
 class RungFailed(Exception):
-    """One strategy wrote no file, or a wrong one; another may."""
+    """Raised when a strategy wrote no file or a wrong one. Another strategy may work."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class RungFailed(Exception):
         since: int | None = None,
         explain: Callable[[], ExportFailure] | None = None,
     ) -> None:
-        """`since`: the opset that would do, where that is known. `explain` finds more to tell,
-        at the cost of several exports."""
+        """`since`: the lowest opset that works, if known. `explain` finds more details at the cost
+        of several exports."""
         super().__init__(refusal.cause)
         self.refusal = refusal
         self.since = since
@@ -50,7 +50,7 @@ class RungFailed(Exception):
 
     @classmethod
     def because(cls, code: str, *, since: int | None = None, **params: Any) -> RungFailed:
-        """A failure that the gate found itself: a code of `FAILURES`."""
+        """Create a failure that the gate found itself, from a code of `FAILURES`."""
         return cls(ExportFailure.from_code(code, **params), since=since)
 
     @classmethod
@@ -69,11 +69,11 @@ class RungFailed(Exception):
 
 
 def export_copy(model: nn.Module) -> nn.Module:
-    """A deep copy on the CPU without gradients. Raises ExportError if it can't be copied."""
+    """Return a deep copy on the CPU without gradients. Raises ExportError if that fails."""
     try:
-        with torch.no_grad():  # else copies of TorchScript's parameters are computed tensors
+        with torch.no_grad():  # else copies of TorchScript parameters are not leaf tensors
             copied = copy.deepcopy(model).cpu()
-        for parameter in copied.parameters():  # not at once: a ScriptModule refuses that
+        for parameter in copied.parameters():  # one by one: a ScriptModule refuses requires_grad_()
             parameter.requires_grad_(False)
         return copied
     except Exception as error:
@@ -86,11 +86,10 @@ def export_copy(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def neutral(model: nn.Module) -> Iterator[None]:
-    """`model` in eval mode, no gradients; multi-head attention by its ordinary operators; all
-    switches set back.
+    """Set eval mode, disable gradients and the fast path of attention; restore all switches after.
 
-    The fused attention that torch takes without gradients can't be exported; what is computed is
-    the same.
+    The fused attention of torch's fast path can't be exported. The ordinary operators compute the
+    same.
     """
     from torch.onnx import (  # type: ignore[attr-defined]  # deprecated, not in __all__
         TrainingMode,
@@ -108,26 +107,26 @@ def neutral(model: nn.Module) -> Iterator[None]:
 
 
 def settings_of(request: ExportRequest, keywords: dict[str, Any]) -> ExporterOptions:
-    """Return the settings that an exporter received, common ones included."""
+    """Return the settings that an exporter received, including the common ones."""
     names = {"input_names": request.input_names, "output_names": request.output_names}
     flat: ExporterOptions = {**keywords, **{key: ",".join(value) for key, value in names.items()}}
     return {**flat, "fused_attention": False, "grad": False}
 
 
 _STAND_IN = "parity_gate_value_"
-"""Begins the names under which plain numbers are exported, which torch's exporter refuses as names:
-detector backbones return `{"0": …, "1": …}`."""
+"""Prefix of temporary names for outputs whose names are numbers, which torch's exporter refuses.
+Detector backbones return `{"0": …, "1": …}`."""
 
 
 def accepted(names: Sequence[str]) -> list[str]:
-    """The names, with a stand-in for each that is a plain number."""
+    """Return the names with a temporary name for each number."""
     return [f"{_STAND_IN}{name}" if name.isdecimal() else name for name in names]
 
 
 def rename(path: Path, names: Sequence[str]) -> None:
-    """Exchange the stand-ins of `names` in the file `path`. Raises OSError.
+    """Replace the temporary names of `names` in the file `path`. Raises OSError.
 
-    What the exporter itself called so, deep in the graph, makes way.
+    Inner values that the exporter gave one of these names are renamed.
     """
     wanted = [name for name in names if name.isdecimal()]
     if not wanted:
@@ -140,10 +139,10 @@ def rename(path: Path, names: Sequence[str]) -> None:
 
 
 def rename_outputs(path: Path, names: Sequence[str]) -> None:
-    """Give the outputs of the file `path` these names, by position, where it has others: the
-    exporter loses the name of an output that a function of the file computes.
+    """Rename the outputs of the file `path` by position. Raises OSError.
 
-    Raises OSError. Another number of outputs is left to whoever verifies the file.
+    The exporter loses the name of an output that a function of the file computes. A wrong number of
+    outputs is left to the verification of the file.
     """
     model = onnx.ModelProto.FromString(path.read_bytes())
     pairs = zip((value.name for value in model.graph.output), names, strict=False)
@@ -157,9 +156,10 @@ def rename_outputs(path: Path, names: Sequence[str]) -> None:
 
 
 def name_axes(path: Path, axes: Axes) -> None:
-    """Label these axes of the outputs of the file `path`, where they have no fixed size.
+    """Label these axes of the outputs of the file `path` if they have no fixed size.
 
-    `dynamo` finds expressions for them (`2*height`), and takes no names. Raises OSError.
+    The dynamo exporter derives expressions such as `2*height` and accepts no names for outputs.
+    Raises OSError.
     """
     if not axes:
         return
@@ -188,10 +188,10 @@ def write_dynamo(
     """Export the module by `torch.export` to `path`, and weights of more than 2 GB to a file in the
     same folder. Return the settings.
 
-    PyTorch writes opset 18 and above and converts the file to lower ones. Where that fails, the
-    file stays at 18 without an error, so that the opset has to be read from the file.
+    PyTorch writes opset 18 and above and converts the file to lower opsets. If that fails, the file
+    stays at 18 without an error, so the opset has to be read from the file.
 
-    Raises RungFailed, and OSError where the file can't be written.
+    Raises RungFailed, and OSError if the file can't be written.
     """
     if not installation.is_installed("onnxscript"):
         needs, _, install = installation.remedy("export").partition(": ")
@@ -239,8 +239,8 @@ def _explain(
     keywords: dict[str, Any],
     module: nn.Module | None = None,
 ) -> ExportFailure:
-    """Explain an error after the export. `module`: what was exported; None: the model itself, which
-    is flat no more by then."""
+    """Explain an error after the export. `module`: the exported module. None: the model itself,
+    whose flat forward has been removed by then."""
     with request.flat() if module is None else contextlib.nullcontext(module) as exported:
         return refused(
             error, exported, request.arguments, strategy=strategy, exporter_keywords=keywords
@@ -248,8 +248,8 @@ def _explain(
 
 
 def _uncompiled(request: ExportRequest, code: str, error: Exception) -> RungFailed:
-    """Explain why TorchScript refuses a model, in place of messages about its internals; `code` if
-    no reason is recognized."""
+    """Explain why TorchScript refuses a model, instead of torch's messages about internals. Uses
+    `code` if no reason is recognized."""
     for name in request.call.keyword_only:
         return RungFailed.because("keyword_only", name=name)
     for name, hint in request.call.structured.items():
@@ -263,7 +263,7 @@ def _uncompiled(request: ExportRequest, code: str, error: Exception) -> RungFail
 
 
 def _mixed(value: Any, place: str) -> dict[str, Any] | None:
-    """The first dict or list with values of several types in it: TorchScript has none."""
+    """Find the first dict or list with values of several types, which TorchScript lacks."""
     if isinstance(value, Mapping):
         items, what = {f"{place}[{key!r}]": item for key, item in value.items()}, "dict"
     elif isinstance(value, list | tuple):
@@ -278,7 +278,7 @@ def _mixed(value: Any, place: str) -> dict[str, Any] | None:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, tuple):  # by its items, in their order
+    if isinstance(value, tuple):  # described by its items in order
         return f"tuple of {', '.join(_kind(item) for item in value)}"
     return "dict" if isinstance(value, Mapping) else type(value).__name__
 
@@ -318,8 +318,8 @@ def write_direct(
 ) -> ExporterOptions:
     """Export the module to `path` by the exporter's own trace; return the settings.
 
-    That resolves some fused operators (multi-head attention, `swapaxes`) that the exporter can't
-    write in a traced module. Raises RungFailed, and OSError where the file can't be written.
+    This resolves some fused operators (multi-head attention, `swapaxes`) that the exporter can't
+    write from a traced module. Raises RungFailed, and OSError if the file can't be written.
     """
     with request.flat() as module:
         return _write(request, module, path, strategy="direct", opset=symbolics.opset)
@@ -328,12 +328,11 @@ def write_direct(
 def write_scripted(
     request: ExportRequest, path: Path, *, symbolics: CustomSymbolics
 ) -> ExporterOptions:
-    """Compile the model, which keeps `if`, `for` and `while` on data, and export it to `path`;
-    return the settings.
+    """Compile the model by `torch.jit.script` and export it to `path`; return the settings.
 
-    Structured inputs and outputs, and tensors that may be None, are flattened by a trace around the
-    compiled model, which keeps what is compiled. Raises RungFailed, and OSError where the file
-    can't be written.
+    Keeps `if`, `for` and `while` on data. A trace around the compiled model flattens structured
+    inputs and outputs and optional tensors. Raises RungFailed, and OSError if the file can't be
+    written.
     """
     try:
         scripted = torch.jit.script(request.model)
@@ -354,7 +353,7 @@ def _write(
 ) -> ExporterOptions:
     """Export `module`, which takes and returns flat tensors, to `path`; return the settings.
 
-    `strategy` is the one that made the module. Raises RungFailed, and OSError where the file
+    `strategy`: the strategy that created the module. Raises RungFailed, and OSError if the file
     can't be written.
     """
     from torch.onnx import TrainingMode

@@ -39,8 +39,8 @@ class CustomSymbolics:
         self.symbolics: dict[str, Function] = {}
 
     def legacy(self, name: str, function: Function) -> None:
-        """Write the operator `namespace::name` by `function(g, *inputs)` in the strategies
-        traced, direct and scripted. Raises ExportError for a name that torch has no operator of.
+        """Export the operator `namespace::name` by `function(g, *inputs)` in the strategies traced,
+        direct and scripted. Raises ExportError if torch has no operator of this name.
         """
         _demand_callable(function, name)
         namespace, _, operator = name.partition("::") if isinstance(name, str) else ("", "", "")
@@ -52,29 +52,29 @@ class CustomSymbolics:
         if not hasattr(getattr(torch.ops, namespace), operator):
             raise ExportError(
                 f"torch has no operator {name}. Check the spelling, and import the module that "
-                "defines it before it is registered."
+                "defines it before you register the function."
             )
         self.symbolics[name] = function
 
     def dynamo(self, target: Target, function: Function) -> None:
-        """Write the operator `torch.ops.namespace.name.default` by the onnxscript function
-        `function(*inputs)` in the strategy dynamo. Raises ExportError for another target."""
+        """Export the operator `torch.ops.namespace.name.default` by the onnxscript function
+        `function(*inputs)` in the strategy dynamo. Raises ExportError for any other target."""
         if not isinstance(target, Target):
             description = f"an operator, expected one overload of it: {target}.default"
             other = f"{target!r}, expected an operator such as torch.ops.mine.hard_swish.default"
             packet = isinstance(target, torch._ops.OpOverloadPacket)
-            raise ExportError(f"dynamo() was given {description if packet else other}.")
+            raise ExportError(f"dynamo() got {description if packet else other}.")
         _demand_callable(function, str(target))
         self.translations[target] = function
 
 
 @contextlib.contextmanager
 def registered(spec: str | None, *, opset: int) -> Iterator[CustomSymbolics]:
-    """Call `package.module:register`, and keep what it registers for the `with` block only.
+    """Call `package.module:register`, and keep its registrations for the `with` block only.
 
-    Yields what was registered, nothing if `spec` is None. torch's own functions, and those that
-    were registered before, are back afterwards, after errors too. Raises ExportError if there is
-    no such function, or if it fails or registers nothing.
+    Yields the registered functions, none if `spec` is None. Restores the functions of torch and
+    earlier registrations afterwards, also after an exception. Raises ExportError if the function
+    does not exist, fails or registers nothing.
     """
     symbolics = CustomSymbolics(opset)
     if spec is not None:
@@ -89,9 +89,9 @@ def registered(spec: str | None, *, opset: int) -> Iterator[CustomSymbolics]:
 def overriding(name: str, function: Function, *, opset: int) -> Iterator[None]:
     """Let the TorchScript-based exporter write the operator `name` by `function` at `opset`.
 
-    torch's own way back (`unregister_custom_op_symbolic`) leaves an empty entry, on which the
-    next export fails with "min() arg is an empty sequence" in the place of the operator's name,
-    and drops what was registered before. So the entry itself is put aside.
+    `unregister_custom_op_symbolic` of torch leaves an empty entry, on which the next export fails
+    with "min() arg is an empty sequence" instead of the operator's name, and drops earlier
+    registrations. So this function saves and restores the entry.
     """
     from torch.onnx._internal.torchscript_exporter import registration
 
@@ -166,19 +166,19 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class TorchScriptSettings:
-    """Those of one export."""
+    """TorchScript settings of one export."""
 
     settings: ExportSettings
 
     def check(self, model: nn.Module) -> None:
-        """Before anything is exported. Raises ExportError for a switch that is set and that this
-        PyTorch lacks, and for a class that no module of `model` has."""
+        """Check the settings before the export. Raises ExportError for a switch that this version
+        of PyTorch lacks, and for a class without an instance in `model`."""
         for field in _FIELDS:
             default = ExportSettings.model_fields[field].default
             if getattr(self.settings, field) != default and field not in _parameters():
                 raise ExportError(
                     f"export.{field} is set, and the exporter of the installed PyTorch "
-                    f"{torch.__version__} has no such setting. Leave it out."
+                    f"{torch.__version__} does not support it. Remove the setting."
                 )
         self._functions(model)
 
@@ -197,7 +197,7 @@ class TorchScriptSettings:
         return {name: value for name, value in given.items() if name in _parameters()}
 
     def described(self) -> dict[str, bool | str | None]:
-        """The same, flat, for the record."""
+        """Return the settings as a flat dictionary for the record."""
         settings = self.settings
         opsets = ",".join(f"{domain}={v}" for domain, v in settings.custom_opsets.items())
         functions = settings.export_modules_as_functions

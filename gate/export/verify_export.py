@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 
 class File:
-    """A file in a session. Raises ExportError where ONNX Runtime can't load it."""
+    """A file in an ONNX Runtime session. Raises ExportError if it can't be loaded."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -36,7 +36,7 @@ class File:
         self.outputs: tuple[str, ...] = tuple(out.name for out in self._session.get_outputs())
 
     def answers(self, example: Example) -> list[Array]:
-        """All outputs. Raises ExportError where the file does not compute them."""
+        """Return all outputs. Raises ExportError if the session fails."""
         try:
             returned = self._session.run(None, example.arrays)
         except Exception as error:
@@ -50,8 +50,8 @@ def difference(
 ) -> dict[str, tuple[float, float]]:
     """Return, by output, the largest absolute difference to `expected` and the largest value there.
 
-    In float64; both are 0 for an empty output. Raises ExportError for another shape, and for values
-    that are not finite.
+    Computed in float64; both are 0 for an empty output. Raises ExportError for a wrong shape and
+    for values that are not finite.
     """
     returned = file.answers(example)
     return {
@@ -61,7 +61,7 @@ def difference(
 
 
 def sizes(example: Example) -> str:
-    """`5 samples`, or all shapes where more than the number of samples tells them apart."""
+    """Return text such as `5 samples`, or all shapes if other axes differ too."""
     shapes = {name: list(array.shape) for name, array in example.arrays.items()}
     counts = [example.arrays[name].shape[axis] for name, axis in example.batched.items()]
     count = next(iter(counts), 1)
@@ -108,12 +108,12 @@ and stay between the smallest and the largest of them."""
 
 @dataclass(frozen=True)
 class CheckFailure:
-    """The objections to a file."""
+    """The reasons against a file."""
 
     cause: str
-    """As in "the file ..."."""
+    """Text that continues "the file ..."."""
     kind: Literal["fails", "differs", "doubt"]
-    """doubt: it differs on data that was made up."""
+    """doubt: the file differs on generated data."""
 
 
 def _cause(code: str, **params: Any) -> str:
@@ -121,11 +121,10 @@ def _cause(code: str, **params: Any) -> str:
 
 
 class NumericalCheck:
-    """Compares files with the model's own answers, computed once for all rungs, inside of
-    `neutral`.
+    """Compares files with the model's outputs, which are computed once for all strategies.
 
-    On the example the file must compute what the model computes, at every size that is to be
-    dynamic. On changed data it should: a difference there is a doubt, for which a later rung is
+    Use it inside `neutral`. On the example the file must agree with the model at every size of a
+    dynamic axis. A difference on changed data is a doubt: a later strategy without one is
     preferred.
     """
 
@@ -134,7 +133,7 @@ class NumericalCheck:
         self._expected: dict[str, list[Array]] = {}
 
     def objection(self, path: Path) -> CheckFailure | None:
-        """The first one against the file `path`."""
+        """Return the first reason against the file `path`."""
         try:
             file = File(path)
             cause = self.difference(file)
@@ -145,15 +144,15 @@ class NumericalCheck:
         for title, batch in self._changed():
             try:
                 cause = self._compare(file, title, batch, exact_integers=False)
-            except ExportError as error:  # what the model itself can't compute proves nothing
+            except ExportError as error:  # if the model itself fails, nothing is proven
                 cause = _cause("unusable", reason=error) if title in self._expected else None
             if cause and self._repeatable(title, batch):
                 return CheckFailure(_cause("differs_on", reason=cause, title=title), "doubt")
         return None
 
     def difference(self, file: File) -> str | None:
-        """How far the file is off on the example, if it is too far. Raises ExportError where it
-        can't compute it."""
+        """Return the error on the example if it is too large. Raises ExportError if the file
+        fails on it."""
         for title, batch in self._sizes():
             cause = self._compare(file, title, batch, exact_integers=True)
             if cause and self._repeatable(title, batch):
@@ -185,7 +184,7 @@ class NumericalCheck:
     def _compare(
         self, file: File, title: str, batch: Example, *, exact_integers: bool
     ) -> str | None:
-        """How far the file is off, if it is too far."""
+        """Return the error of the file if it is too large."""
         if title not in self._expected:
             expected = self._request.answers(batch)
             if not exact_integers and not all(np.isfinite(one).all() for one in expected):
@@ -202,14 +201,14 @@ class NumericalCheck:
         return None
 
     def _repeatable(self, title: str, batch: Example) -> bool:
-        """False for a model that gives another answer each time: nothing can be compared."""
+        """Return False for a model whose output changes with each call: nothing can be compared."""
         again = self._request.answers(batch)
         expected = self._expected.get(title, again)
         return all(np.array_equal(one, other) for one, other in zip(expected, again, strict=True))
 
 
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
-"""Those that every build of ONNX Runtime carries."""
+"""Domains that every build of ONNX Runtime supports."""
 
 _MOST = 8
 
@@ -242,8 +241,8 @@ def verified(path: Path, request: ExportRequest, *, opset: int) -> None:
 
 
 def foreign_operators(model: onnx.ModelProto) -> tuple[str, ...]:
-    """`domain::operator at node` for each node that no runtime brings and no function of the file
-    defines, subgraphs and the file's own functions included."""
+    """Return `domain::operator at node` for each node that neither a runtime nor a function of the
+    file defines. Includes nodes of subgraphs and functions."""
     defined = {(function.domain, function.name) for function in model.functions}
     bodies = [model.graph.node, *(function.node for function in model.functions)]
     return tuple(
@@ -260,7 +259,7 @@ def foreign_in(path: Path) -> tuple[str, ...]:
 
 
 def unplain(path: Path, settings: ExportSettings) -> tuple[str, ...]:
-    """A hazard in words, where another `operator_export_type` than ONNX was asked for."""
+    """Describe the hazard if the settings have an `operator_export_type` other than ONNX."""
     chosen = settings.operator_export_type
     if chosen == "ONNX":
         return ()
@@ -271,8 +270,8 @@ def unplain(path: Path, settings: ExportSettings) -> tuple[str, ...]:
             "Leave it out",
         )
     return (
-        f"the file is no plain ONNX, as operator_export_type {chosen} allows: {_listed(found)}. No "
-        "runtime of the gate runs it, and nothing of it was checked",
+        f"the file has operators outside of ONNX, as operator_export_type {chosen} allows: "
+        f"{_listed(found)}. No runtime of the gate runs it, so it was not verified",
     )
 
 
@@ -282,7 +281,7 @@ def _listed(found: Sequence[str]) -> str:
 
 
 def _check_domains(path: Path, wanted: Mapping[str, int]) -> None:
-    """The exporter leaves out what the file does not use, in silence."""
+    """The exporter silently omits opsets that the file does not use."""
     if not wanted:
         return
     model = onnx.load(path, load_external_data=False)

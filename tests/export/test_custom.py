@@ -211,7 +211,7 @@ def test_says_what_is_wrong_with_the_setting(spec: str, says: str) -> None:
         ("s.legacy('example::swish', abs)", "torch has no operator example::swish. Check the"),
         (f"s.legacy('{NAME}', 'swish')", "is 'swish', expected a function"),
         ("s.dynamo(torch.ops.aten.relu, abs)", "expected one overload of it: aten.relu.default"),
-        (f"s.dynamo('{NAME}', abs)", f"dynamo() was given '{NAME}', expected an operator such as"),
+        (f"s.dynamo('{NAME}', abs)", f"dynamo() got '{NAME}', expected an operator such as"),
         ("s.dynamo(torch.ops.aten.relu.default, None)", "aten.relu.default is None, expected"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_file_without_anything_to_quantize_is_refused(tmp_path) -> None:
 def test_what_is_quantized_already_is_refused_and_the_old_file_stays(twin, tmp_path) -> None:
     old = tmp_path / "old.onnx"
     old.write_bytes(b"old")
-    with pytest.raises(ExportError, match="quantized already"):
+    with pytest.raises(ExportError, match="already quantized"):
         quantize(twin, batches(images()), old, settings=SETTINGS)
     assert old.read_bytes() == b"old"
 

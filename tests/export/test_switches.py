@@ -147,7 +147,9 @@ def test_what_is_no_plain_onnx_is_a_hazard(tmp_path: Path) -> None:
     exported = export(tmp_path, operator_export_type="ONNX_ATEN")
     assert set(operators(graph_of(exported))) == {"org.pytorch.aten::ATen"}
     (hazard,) = exported.record.hazards
-    assert hazard.startswith("the file is no plain ONNX, as operator_export_type ONNX_ATEN allows")
+    assert hazard.startswith(
+        "the file has operators outside of ONNX, as operator_export_type ONNX_ATEN allows"
+    )
     assert "org.pytorch.aten::ATen at /first/" in hazard
     assert exported.record.settings["operator_export_type"] == "ONNX_ATEN"
     assert self_check(Twice(), exported, EXAMPLE) == {}
@@ -206,7 +208,7 @@ def test_a_pytorch_without_the_switch(
 
     monkeypatch.setattr(torch.onnx, "export", export)
     settings = ExportSettings(strategy="direct", opset=15, **asked)
-    with pytest.raises(ExportError, match=f"export.{next(iter(asked))} is set, and .* has no such"):
+    with pytest.raises(ExportError, match=f"export.{next(iter(asked))} is set"):
         TorchScriptSettings(settings).check(Twice())
     plain = TorchScriptSettings(ExportSettings())
     plain.check(Twice())
