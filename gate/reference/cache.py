@@ -11,25 +11,25 @@ from gate.errors import GateError
 from gate.runtimes.recording_format import Rows, row_digests
 from gate.storage.arrays import Batch, OutputArray
 
-# Batches of other sizes are made of samples that were computed before, and a forward in float64 is
-# the slowest of all. That an output belongs to the sample alone holds only where the rest of the
-# batch does not matter to the model; the model's float32 outputs show whether it does.
+# Batches of other sizes consist of samples that were computed before, and a float64 forward is the
+# slowest of all. Outputs of single samples may be reused only if the rest of the batch does not
+# affect them. The model's float32 outputs show whether it does.
 
 
 _AGREES = 1e-5
-"""max|a - b| / max|b| of a sample in one batch and in another: rounding, and no other answer."""
+"""Largest max|a - b| / max|b| of a sample between two batches that counts as rounding."""
 
 
 class _Answer(NamedTuple):
-    """All outputs of one sample, each of shape (1, ...)."""
+    """The outputs of one sample, each of shape (1, ...)."""
 
     single: list[OutputArray]
-    """float32, of the batch in which `double` was computed."""
+    """float32 outputs, from the batch in which `double` was computed."""
     double: list[OutputArray]
 
 
 class SampleTruths:
-    """Float64 outputs by the content of a sample."""
+    """Float64 outputs by the content of the sample."""
 
     def __init__(self, *, room: int) -> None:
         """`room`: bytes of outputs that are kept."""
@@ -39,8 +39,8 @@ class SampleTruths:
     def note(
         self, digests: Rows, reference: Sequence[OutputArray], truth: Sequence[OutputArray]
     ) -> None:
-        """Keep what both made of each sample; nothing of outputs that have no row for each.
-        `digests`: of the samples (`row_digests`)."""
+        """Store both outputs of each sample, unless some output does not have one row per sample.
+        `digests`: digests of the samples (`row_digests`)."""
         if not _by_row(reference, truth, count=len(digests)):
             return
         for row, digest in enumerate(digests):
@@ -52,12 +52,12 @@ class SampleTruths:
             self._by_sample[digest.tobytes()] = answer
 
     def holds(self, digests: Rows) -> bool:
-        """True if every one of the samples was noted."""
+        """Return True if all of these samples are stored."""
         return all(digest.tobytes() in self._by_sample for digest in digests)
 
     def of(self, digests: Rows, reference: Sequence[OutputArray]) -> list[OutputArray] | None:
-        """The float64 outputs of a batch whose samples it holds, by its float32 outputs; None
-        where these are others than the samples had when they were noted."""
+        """Return the float64 outputs of a batch of stored samples. None if the batch's float32
+        outputs `reference` differ from the stored ones."""
         answers = [self._by_sample[digest.tobytes()] for digest in digests]
         first = [r.shape for r in answers[0].single]
         if any([r.shape for r in answer.single] != first for answer in answers):
@@ -76,7 +76,7 @@ def _by_row(reference: Sequence[OutputArray], truth: Sequence[OutputArray], *, c
 
 
 def agree(one: OutputArray, other: OutputArray) -> bool:
-    """True if two answers of one kind and shape differ by rounding alone."""
+    """Return True if two outputs of the same dtype and shape differ by rounding only."""
     if one.shape != other.shape or one.dtype.kind != other.dtype.kind:
         return False
     if one.dtype.kind != "f":
@@ -90,11 +90,11 @@ def agree(one: OutputArray, other: OutputArray) -> bool:
 
 
 Answer = list[OutputArray] | None
-"""All outputs; None where a batch can't be computed."""
+"""Returns all outputs, or None if the batch can't be computed."""
 
 
 class OutputCache:
-    """A cache of outputs of one side by the ordered samples of a batch, of limited size."""
+    """A cache of the outputs of one side by the ordered samples of a batch, with limited size."""
 
     def __init__(self, *, room: int) -> None:
         """`room`: bytes of outputs that are kept."""
@@ -102,9 +102,9 @@ class OutputCache:
         self._room = room
 
     def get_or_compute(self, digests: Rows, compute: Callable[[], Answer]) -> Answer:
-        """Return the kept outputs of these samples, else those of `compute`, which are then kept.
+        """Return the cached outputs of these samples, else call `compute` and cache its outputs.
 
-        All are read-only. `digests`: of the samples (`row_digests`).
+        All arrays are read-only. `digests`: digests of the samples (`row_digests`).
         """
         key = digests.tobytes()
         if key in self._by_batch:
@@ -120,17 +120,17 @@ class OutputCache:
 
 
 _ROOM = 2**26
-"""Bytes of answers that are kept of each kind."""
+"""Bytes of cached outputs, for float32 and for float64."""
 
 
 Forward = Callable[[Batch], Answer]
 
 
 class ReferenceCache:
-    """A cache of the outputs of the model in float32, and in float64 if it runs so."""
+    """A cache of the outputs of the model in float32, and in float64 if it can run in float64."""
 
     def __init__(self, reference: Forward, truth: Forward) -> None:
-        """`reference` may raise EvidenceError, `truth` returns None instead."""
+        """`reference` may raise EvidenceError; `truth` returns None instead."""
         self._reference, self._truth = reference, truth
         self._single, self._double = OutputCache(room=_ROOM), OutputCache(room=_ROOM)
         self._samples = SampleTruths(room=_ROOM)
@@ -140,10 +140,9 @@ class ReferenceCache:
         return self._single_of(batch, row_digests(batch))
 
     def truth(self, batch: Batch) -> Answer:
-        """Return the outputs in float64; None where the model can't run so.
+        """Return the outputs in float64, or None if the model can't run in float64.
 
-        It joins the kept results of single samples where an output does not depend on the rest of
-        the batch.
+        Joins stored outputs of single samples if they do not depend on the rest of the batch.
         """
         digests = row_digests(batch)
         return self._double.get_or_compute(digests, lambda: self._joined(batch, digests))
@@ -151,22 +150,22 @@ class ReferenceCache:
     def note(
         self, batch: Batch, reference: Sequence[OutputArray], truth: Sequence[OutputArray]
     ) -> None:
-        """Keep the results of both for a batch computed for another purpose; read-only now."""
+        """Store both outputs of a batch that was computed elsewhere, and make them read-only."""
         digests = row_digests(batch)
         self._single.get_or_compute(digests, lambda: list(reference))
         self._samples.note(digests, reference, truth)
 
     def forget_truth(self) -> None:
-        """Drop the answers in float64: another mode computes others."""
+        """Drop the float64 outputs, because another mode computes other ones."""
         self._double, self._samples = OutputCache(room=_ROOM), SampleTruths(room=_ROOM)
 
     def note_reference(self, batch: Batch, reference: Sequence[OutputArray]) -> None:
-        """Keep the result in float32 alone."""
+        """Store the float32 outputs only."""
         self._single.get_or_compute(row_digests(batch), lambda: list(reference))
 
     def ask_together(self, singles: Sequence[Batch], *, most: int) -> None:
-        """Compute batches of one sample and of one shape in float64, up to `most` at a time, which
-        costs half. Kept is what agrees with the float32 answer to the sample alone."""
+        """Compute single samples of one shape in float64, up to `most` at a time, which costs half.
+        Stores those that agree with the float32 output of the single sample."""
         digests = ((row_digests(batch), batch) for batch in singles)
         by_digest = {own.tobytes(): batch for own, batch in digests if not self._samples.holds(own)}
         missing = list(by_digest.values())

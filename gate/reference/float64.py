@@ -23,28 +23,28 @@ from gate.reference.torch_session import DispatchMode, TorchSession, copy_model,
 from gate.reference.validity import UNRESTRICTED, Validity
 from gate.storage.arrays import Batch, OutputArray
 
-# PyTorch has no fast one on the CPU: it unfolds each sample and multiplies it by the weights, which
-# are read anew for each. Of a small picture that costs more than the arithmetic: resnet18 on 32
-# samples of 64 x 64 took twice the CPU time.
+# PyTorch has no fast float64 convolution on the CPU: it unfolds each sample and multiplies it by
+# the weights, which it reads again for each sample. For small pictures this costs more than the
+# arithmetic: resnet18 on 32 samples of 64 x 64 took twice the CPU time.
 
 
 _MOST_PLACES = 4096
-"""Of a larger output a sample alone is work enough for one product, and is computed by rows."""
+"""With a larger output one sample is enough work for a product, and is computed by rows."""
 
 _MOST_ELEMENTS = 2**20
-"""Of what is unfolded at a time: 8 MiB, as much as caches hold."""
+"""Size of the unfolded inputs that are held at a time: 8 MiB fit into the caches."""
 
 _DEFAULTS = (None, 1, 0, 1, 1)
-"""Of `conv2d`: bias, stride, padding, dilation, groups."""
+"""Defaults of `conv2d`: bias, stride, padding, dilation, groups."""
 
 
 Pair = tuple[int, int]
-"""Along the rows and along the columns."""
+"""Values for the rows and for the columns."""
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """One call, of several pictures or a large one, without groups and not transposed."""
+    """A convolution of several pictures or of a large one, without groups and not transposed."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -55,7 +55,7 @@ class Convolution:
 
     @classmethod
     def of(cls, func: Any, args: Sequence[Any]) -> Convolution | None:
-        """The call of an ATen operator in float64, unless it is of one small picture."""
+        """Return the call of an ATen operator in float64, None for a single small picture."""
         aten = torch.ops.aten
         if func is aten.convolution.default:
             *call, transposed, _output_padding, groups = args
@@ -76,7 +76,7 @@ class Convolution:
 
     @property
     def sizes(self) -> Pair:
-        """Rows and columns of the output."""
+        """Return the rows and columns of the output."""
         rows, columns = (
             (size + 2 * pad - dilation * (kernel - 1) - 1) // step + 1
             for size, kernel, step, pad, dilation in zip(
@@ -91,7 +91,7 @@ class Convolution:
         return rows, columns
 
     def run(self) -> torch.Tensor:
-        """Return the result of PyTorch except for the order of the sums.
+        """Return PyTorch's result up to the order of summation.
 
         Shape (samples, channels, rows, columns), float64.
         """
@@ -100,7 +100,7 @@ class Convolution:
         flat = self.weight.reshape(channels, -1)
         rows, columns = self.sizes
         samples = max(1, _MOST_ELEMENTS // (flat.shape[1] * rows * columns))
-        # Unfolded as a whole, a large picture takes pages that the kernel has to clear each time.
+        # Unfolding a large picture at once allocates pages that the system has to clear each time.
         height = rows if samples > 1 else max(1, _MOST_ELEMENTS // (flat.shape[1] * columns))
         whole = self.x.new_empty(len(self.x), channels, rows, columns)
         for start in range(0, len(padded), samples):
@@ -113,7 +113,7 @@ class Convolution:
         return whole if self.bias is None else whole.add_(self.bias.view(1, -1, 1, 1))
 
     def _unfolded(self, x: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return the inputs that each element of the kernel meets in the first rows of the output.
+        """Return the inputs by which each kernel element is multiplied in the first output rows.
 
         A view of shape (channels, kernel's rows, kernel's columns, samples, rows, columns).
         """
@@ -127,8 +127,11 @@ class Convolution:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Stored row by row: of others (channels_last) PyTorch returns others, and views tell them
-    apart. `is_contiguous` takes a lone channel for either."""
+    """Return whether the strides are those of row-major storage.
+
+    PyTorch returns channels_last for channels_last inputs, which views can detect. `is_contiguous`
+    is true in both formats for a single channel.
+    """
     return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
 
@@ -143,24 +146,24 @@ _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 class Float64Reference:
-    """Computes batches in float64. The model it is made of stays as it is."""
+    """Computes batches in float64 with a copy of the model."""
 
     def __init__(self, model: nn.Module, binding: InputBinding) -> None:
-        """Raises ModelError if `model` can't be copied."""
+        """Copy the model. Raises ModelError if that fails."""
         self.model = double_copy(model)
         self._runner = TorchSession(
             self.model, binding, device="cpu", dtype=torch.float64, original=model
         )
 
     def run(self, batch: Batch, *, mode: DispatchMode | None = None) -> list[OutputArray]:
-        """All outputs, those of floats in float64. `mode`: what sees the operators.
+        """Return all outputs, floats in float64. `mode`: a dispatch mode around the forward.
 
-        Raises ModelError, with the reason, where the model can't run in float64.
+        Raises ModelError with the reason if the model can't run in float64.
         """
         try:
             with in_double(), mode or nullcontext():
                 outputs = self._runner.run(batch)
-        except ModelError as error:  # with a remedy of its own
+        except ModelError as error:  # which has its own remedy
             raise ModelError(f"the model can't run in float64: {error}") from error
         except Exception as error:
             raise ModelError(
@@ -177,7 +180,7 @@ class Float64Reference:
 
 
 def double_copy(model: nn.Module) -> nn.Module:
-    """A deep copy on the CPU, in eval mode and float64. Raises ModelError."""
+    """Return a deep copy on the CPU in eval mode and float64. Raises ModelError."""
     duplicate = copy_model(model, device="cpu", double=True)
     with torch.inference_mode(False):
         duplicate.double()
@@ -186,7 +189,7 @@ def double_copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def in_double() -> Iterator[None]:
-    """Create new tensors in float64 inside; casts of `forward` to float32 stay float64, too."""
+    """Create new tensors in float64, and let casts of `forward` to float32 yield float64."""
     with default_dtype(torch.float64), _Wide():  # type: ignore[no-untyped-call]
         yield
 
@@ -206,8 +209,8 @@ class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _in_steps(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Return the result of fake quantization by channel, which PyTorch has with scales in float32
-    only."""
+    """Return the result of fake quantization by channel, for which PyTorch accepts only float32
+    scales."""
     names = (argument.name for argument in func._schema.arguments)
     stated = dict(zip(names, args, strict=False)) | kwargs
     step = discretization_of("fake_quantize_per_channel_affine", stated)
@@ -218,26 +221,26 @@ def _in_steps(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.T
 
 
 def _wider(value: Any, narrow: torch.dtype | None) -> Any:
-    """The dtype to ask for. What is `narrow` already is moved, not cast, and stays as it is."""
+    """Return the dtype to request. A `narrow` tensor is moved, not cast, so it keeps its dtype."""
     if not isinstance(value, torch.dtype) or value == narrow:
         return value
     return _WIDER.get(value, value)
 
 
 class Truth:
-    """The float64 reference as far as it goes: `unmeasured` says why it stopped, if it did."""
+    """The float64 reference. `unmeasured` says why it stopped, if it did."""
 
     def __init__(self, model: ReferenceModel, binding: InputBinding, *, samples: int) -> None:
-        """`samples`: how many of the first samples `of_first` computes; 0 for none at all."""
+        """`samples`: number of first samples that `first_outputs` computes; 0 for none."""
         self._samples, self._done = samples, 0
         self._float64: Float64Reference | None = None
         self.unmeasured: str | None = None
         self.validity: Validity = UNRESTRICTED
-        """Whether what it computes is the model's function; known after the first unit."""
+        """Whether float64 computes the function of the model. Set after the first unit."""
         self.decisions: Callable[[Batch], DispatchMode | None] = lambda _: None
-        """Makes the mode in which a batch is computed."""
+        """Creates the dispatch mode for a batch."""
         self.part_size: Callable[[Batch], int] = length
-        """Says how many samples of a batch are computed at a time."""
+        """Returns the number of samples to compute at a time."""
         if not samples:
             self.unmeasured = "the policy asks for no noise floor (instruments.noise_samples: 0)"
             return
@@ -247,11 +250,11 @@ class Truth:
             self.unmeasured = str(error)
 
     def extend(self, samples: int) -> None:
-        """Let `of_first` compute `samples` more."""
+        """Let `first_outputs` compute `samples` more."""
         self._samples += samples
 
     def of(self, batch: Batch) -> list[OutputArray] | None:
-        """All outputs in float64, None where the model can't run in float64."""
+        """Return all outputs in float64, or None if the model can't run in float64."""
         if self._float64 is None:
             return None
         try:
@@ -263,8 +266,8 @@ class Truth:
     def where_it_parts(
         self, model: ReferenceModel, run: Forward, batch: Batch
     ) -> CodeLocation | None:
-        """Return the first operator of `model` that computes something else in float64; None where
-        it is not found. `run`: the forward of `model`."""
+        """Return the first operator of `model` that computes another function in float64, or None.
+        `run`: the forward of `model`."""
         if self._float64 is None:
             return None
         double = self._float64
@@ -273,13 +276,13 @@ class Truth:
                 (model.module, lambda: run(batch)),
                 (double.model, lambda mode: double.run(batch, mode=mode)),
             )
-        except Exception:  # a recorded operator may be none that can be compared
+        except Exception:  # some recorded operators can't be compared
             return None
 
     def aside(self, batch: Batch, *, mode: DispatchMode | None = None) -> list[OutputArray] | None:
         """Return the outputs in float64 for inputs that are not samples.
 
-        A failure there does not affect the samples. `mode`: as in `Float64Reference.run`.
+        A failure does not affect the samples. `mode`: as in `Float64Reference.run`.
         """
         if self._float64 is None:
             return None
@@ -291,18 +294,18 @@ class Truth:
     def _run(
         self, double: Float64Reference, batch: Batch, mode: DispatchMode | None
     ) -> list[OutputArray]:
-        """All outputs. A `mode` sees the whole batch at once."""
+        """Return all outputs. With a `mode` the batch is computed at once."""
         if mode is not None:
             return double.run(batch, mode=mode)
         return run_in_parts(double.run, batch, size=self.part_size(batch))
 
     @property
     def is_done(self) -> bool:
-        """True once `of_first` has computed all first samples."""
+        """True after `first_outputs` has computed all first samples."""
         return self._done >= self._samples
 
     def rewind(self) -> None:
-        """Begin with the first sample again."""
+        """Start again with the first sample."""
         self._done = 0
 
     def of_first(self, batch: Batch) -> list[OutputArray] | None:

@@ -30,44 +30,44 @@ from gate.reference.summation_error import (
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import Batch, OutputArray
 
-# A network has millions of results, and to draw a number for each costs more than its operators do.
-# So a draw is a stretch of a store that begins at a random place; a long one is made of several. Of
-# two stretches that overlap, the errors of one would come again in the other. That adds nothing up:
-# the second half of a store is its first half negated, so that they are as often opposed as alike.
+# A network has millions of results, and drawing a number for each costs more than its operators. So
+# a draw is a slice of a store of random numbers that starts at a random position; a long draw joins
+# several slices. Two overlapping slices share errors. These do not accumulate: the second half of a
+# store is its first half negated, so shared errors have equal and opposite signs equally often.
 
 
 _NUMBERS = 1 << 20
 
 _STRETCH = 1 << 18
-"""A quarter of the numbers: no number comes twice within it, with either sign."""
+"""A quarter of the store: a slice of this length holds no number twice, with either sign."""
 
 _LAST_START = 2 * _NUMBERS - _STRETCH
 """A store holds each of its numbers with both signs."""
 
 
 class Draws:
-    """Reproducible by the seed. Normal and uniform numbers are shared: they are never written."""
+    """Random numbers, reproducible by the seed. Callers must not write into shared draws."""
 
     def __init__(self, seed: int) -> None:
         self._random = torch.Generator().manual_seed(seed)
 
     def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Standard normal float32 numbers of a shape."""
+        """Return standard normal float32 numbers (shared)."""
         return self._taken(_normal(), shape)
 
     def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Float32 numbers of a shape, spread evenly between -1 and 1."""
+        """Return uniform float32 numbers between -1 and 1 (shared)."""
         return self._taken(_uniform(), shape)
 
     def shares(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Float32 numbers of a shape, spread evenly between 0 and 1, and drawn: not shared."""
+        """Return new uniform float32 numbers between 0 and 1 (not shared)."""
         return torch.rand(shape, generator=self._random)
 
     def _taken(self, store: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         count = math.prod(shape)
         pieces = -(-count // _STRETCH)
         starts = torch.randint(_LAST_START, (pieces,), generator=self._random).tolist()
-        if pieces == 1:  # nearly always: dispatching is what costs time here
+        if pieces == 1:  # the usual case: most of the time here is dispatching
             return store.narrow(0, starts[0], count).view(shape)
         taken = [store.narrow(0, start, _STRETCH) for start in starts]
         return torch.cat(taken)[:count].view(shape) if taken else store[:0].view(shape)
@@ -84,29 +84,29 @@ def _uniform() -> torch.Tensor:
 
 
 def _both_signs(numbers: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
-    with torch.inference_mode(False):  # the first caller may be inside, others are not
+    with torch.inference_mode(False):  # the store outlives the inference mode of its first caller
         return torch.from_numpy(np.concatenate([numbers, -numbers]))
 
 
-# Every output of a transform is a sum of all inputs, and its butterflies mix their roundings: the
-# error has the same size in every bin, log2(n) roundings of the row's rms (N. Higham, Accuracy and
-# Stability of Numerical Algorithms, 2002, section 24.1). A bin that is zero is so up to that. Of a
-# length that is no power of two a transform may be a convolution with a chirp exp(-i pi k^2 / n)
-# (L. Bluestein, A linear filtering approach to the computation of discrete Fourier transform,
-# 1970). The angles of it go up to pi n, so that in float32 they are off by n roundings.
+# Every output of a Fourier transform is a sum of all inputs, and its butterflies mix their rounding
+# errors: the error has the same size in every bin, log2(n) roundings of the row's rms (N. Higham,
+# Accuracy and Stability of Numerical Algorithms, 2002, section 24.1). This holds for bins that are
+# zero, too. If the length is not a power of two, the transform may be a convolution with a chirp
+# exp(-i pi k^2 / n) (L. Bluestein, A linear filtering approach to the computation of discrete
+# Fourier transform, 1970). Its angles reach pi n, so their float32 error is n roundings.
 
 
 _WIDTH = 5.0
-"""Measured: ONNX Runtime's DFT is off by 2.3 sqrt(log2 n) units of the rms on average over bins, by
-twice that in some bins next to a tone."""
+"""Measured: the error of ONNX Runtime's DFT is 2.3 sqrt(log2 n) roundings of the rms on average,
+and twice that in some bins next to a tone."""
 
 _CHIRP = 2.0
-"""Measured: its DFT of 400 is off by 1.25 n, of 16 000 by 1.35 n, in single bins by 1.8 n."""
+"""Measured: the error of its DFT is 1.25 n for n = 400, 1.35 n for 16 000, 1.8 n in single bins."""
 
 
 def transformed(y: torch.Tensor, operation: Operation, *, unit: float, draw: Draw) -> torch.Tensor:
-    """The result `y` of `_fft_r2c`, `_fft_c2c` or `_fft_c2r`, off by as much at random. `unit`: of
-    one rounding."""
+    """Return the result `y` of `_fft_r2c`, `_fft_c2c` or `_fft_c2r` with a random error of that
+    size. `unit`: the size of one rounding."""
     if y.dtype not in (torch.complex64, torch.float32) or not y.numel():
         return y
     axes = list(operation.arguments["dim"])
@@ -127,33 +127,33 @@ def transformed(y: torch.Tensor, operation: Operation, *, unit: float, draw: Dra
 
 _JUMPS = frozenset({"floor", "ceil", "round", "trunc", "fix", "sign", "frac", "fmod", "remainder",
                     "floor_divide", "topk", "sort", "argsort"})  # fmt: skip
-"""Operators that give floats and yet decide: the least change of an argument may move them far."""
+"""Operators with float results that decide: a tiny change of an argument may change them a lot."""
 
 _LITERAL = "lift_fresh"
-"""How a number that is written in the code becomes a tensor, and an array that is given: only the
-number has no axis."""
+"""Operators that turn a number in the code, or an array, into a tensor: only the number has no
+axes."""
 
 
 @dataclass(frozen=True)
 class _Overload:
     """The properties of an operator's schema.
 
-    They are kept because reading a schema takes longer than many operators.
+    They are cached because reading a schema takes longer than many operators.
     """
 
     name: str
-    """Bare, as the error models have it."""
+    """The name without namespace and overload, as in the error models."""
     aliases: bool
-    """True if a result shares memory with an argument."""
+    """True if a result is a view of an argument."""
     writes: bool
-    """True if it overwrites an argument."""
+    """True if the operator writes into an argument."""
     draws: bool
-    """True if it draws random numbers."""
+    """True if the operator draws random numbers."""
 
     @classmethod
     @cache
     def from_operator(cls, operator: Any) -> _Overload:
-        """Read it from an operator of `torch.ops`."""
+        """Read the properties of an operator of `torch.ops`."""
         schema = operator._schema
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
         return cls(
@@ -165,16 +165,16 @@ class _Overload:
 
 
 class _DependsOnInput(Exception):
-    """An argument comes from elsewhere: an input, or a weight."""
+    """Raised for an argument that is an input or a weight."""
 
 
 class InputIndependentValues:
-    """The values, without random rounding, of tensors that do not depend on the input."""
+    """The values, without random rounding, of tensors that do not depend on the inputs."""
 
     def __init__(self) -> None:
         self._still: Any = WeakIdKeyDictionary()
         self._literal: torch.Tensor | None = None
-        """The last one: in inference mode what comes next gets it as another object."""
+        """The last result: in inference mode the next operator gets it as another object."""
 
     def run(
         self,
@@ -185,7 +185,8 @@ class InputIndependentValues:
     ) -> Any:
         """Return the result of an operator on its arguments without random rounding.
 
-        None where one of them is not known, or the operator draws or overwrites.
+        None if an argument depends on the inputs, or if the operator draws random numbers or writes
+        into an argument.
         """
         if overload.writes:
             self._forget(args)
@@ -196,7 +197,9 @@ class InputIndependentValues:
             self._literal = args[0]
             return func(*args, **kwargs)
         try:
-            for value in args:  # most operators stop here; tree_map takes as long as all the rest
+            for (
+                value
+            ) in args:  # most operators return here; tree_map takes as long as everything else
                 self._of(value)
             given, named = tree_map(self._of, (args, kwargs))
         except _DependsOnInput:
@@ -204,7 +207,7 @@ class InputIndependentValues:
         return func(*given, **named)
 
     def is_discrete(self, name: str, kwargs: dict[str, Any], still: Any) -> bool:
-        """Return whether the result is discrete: no floats, or floats in steps."""
+        """Return whether the result is discrete: not floats, or floats in steps."""
         return (
             name in _JUMPS
             or kwargs.get("rounding_mode") is not None
@@ -212,7 +215,7 @@ class InputIndependentValues:
         )
 
     def note(self, returned: Any, still: Any) -> None:
-        """Keep `still` beside what was returned in its place."""
+        """Store the unrounded result `still` for the result that was returned instead."""
         for one, other in zip(_tensors(returned), _tensors(still), strict=True):
             self._still[one] = other
 
@@ -228,7 +231,7 @@ class InputIndependentValues:
         return still
 
     def _forget(self, args: tuple[Any, ...]) -> None:
-        """All that shares memory with what is overwritten."""
+        """Yield all tensors that share memory with the overwritten one."""
         written = {one.untyped_storage().data_ptr() for one in _tensors(args[:1])}
         gone = [t for t in self._still if t.untyped_storage().data_ptr() in written]
         for tensor in gone:
@@ -240,29 +243,29 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 # Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic: exploiting randomness in
-# floating-point arithmetic", UCLA CSD-970002, 1997): a model runs while the result of every
-# operator is moved at random, as far as a correct implementation of that operator may be off.
+# floating-point arithmetic", UCLA CSD-970002, 1997): the model runs with a random error added to
+# the result of every operator, as large as the error of a correct implementation may be.
 
 
 EXACT = 2.0**20
-"""Integers below it are counts, indices, or sums that every implementation gets exactly."""
+"""Integers below it are counts, indices, or sums that every implementation computes exactly."""
 
 _LEAST = 0.125
-"""The share of a result that stays where an absolute error is larger than it: what is not zero
-here is never zero there, or else the logarithm behind it is infinite and says nothing."""
+"""The share of a result that remains if an absolute error is larger than the result: a nonzero
+value must not become zero, or a following logarithm would be infinite."""
 
 _BIAS = 0.25
-"""The share of an approximation's error that is the same for arguments that are near each other:
-it does not vanish in a mean (ONNX Runtime's sigmoid: 0.2 of 2.6 units, measured)."""
+"""The share of an approximation's error that neighboring arguments have in common. It does not
+vanish in a mean (measured for ONNX Runtime's sigmoid: 0.2 of 2.6 units)."""
 
 
 _UNORDERED = frozenset({"topk", "sort"})
-"""Operators that promise no order of what is equal."""
+"""Operators that do not define the order of equal values."""
 
 _TINY = 2.0**-120
 
 _ROUNDED_ONCE = frozenset({"add", "sub", "rsub", "mul", "div"})
-"""Operators whose result IEEE 754 fixes: a half that is exact is one everywhere."""
+"""Operators with a correctly rounded result: an exact half is the same everywhere."""
 
 
 _PRODUCTS = {
@@ -274,20 +277,19 @@ _PRODUCTS = {
 """Operators that add a bias to products, with the axis of their channels."""
 
 _ENDS = 1.0 - ULP
-"""A saturating function that is nearer to 1 has reached the end of its range."""
+"""A saturating function that is closer than this to 1 has reached the end of its range."""
 
 _FAR = 1e4
-"""Beyond it an argument has no neighbors in float32 that are much less than 1 away."""
+"""Beyond it the distance between neighboring float32 numbers is not much less than 1."""
 
 
 class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, what operators return in float32 is moved at random, reproducibly by the seed.
+    """Adds a random error to each float32 result of an operator, reproducibly by the seed.
 
-    How far, says the operator's error model (`gate.reference.error_models`). In-place results
-    move as well. Views, zeros and small integers stay, and so does what operators only move or
-    choose (cat, relu, max pooling, ...); the ends of a function that saturates (tanh) may move
-    inwards. What is decided on shapes and numbers alone stays as it is
-    (`gate.reference.random_rounding`).
+    The operator's error model determines its size (`gate.reference.error_models`). In-place results
+    change as well. Views, zeros, small integers and the results of operators that only move or
+    select values (cat, relu, max pooling, ...) stay exact. The limits of a saturating function
+    (tanh) may move inwards. Decisions on shapes and constants do not change.
     """
 
     def __init__(
@@ -299,10 +301,10 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         fast_path: bool = False,
         by_squares: Callable[[], bool] = never,
     ) -> None:
-        """`scale`: all of that so many times as far; 0: nothing moves (a null run). `ties`: what
-        IEEE 754 does not round stays, so that only what rounding decides is a tie; a floor of
-        errors is not to be so narrow. `fast_path`: keep the fused path of `nn.TransformerEncoder`,
-        where it is another function than the layers one by one. `by_squares`: as of `Operation`."""
+        """`scale`: factor on all errors; 0 adds none (a null run). `ties`: keep results that IEEE
+        754 computes exactly, so that only decisions by rounding are ties; a noise floor must not be
+        so narrow. `fast_path`: keep the fused path of `nn.TransformerEncoder`, for models where it
+        computes another function than the separate layers. `by_squares`: as in `Operation`."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = Draws(seed)
         self._unit = scale * EPSILON
@@ -313,11 +315,11 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         self._inside = ""
         self._undisturbed = InputIndependentValues()
         self._steps: Any = WeakIdKeyDictionary()
-        """The scale of tensors that are rounded to steps."""
+        """The scales of tensors that are rounded to steps."""
 
     def __enter__(self) -> Any:
-        """The fast path of attention is one operator for a whole layer: it is not taken inside,
-        unless it is asked for."""
+        """Disable the fast path of attention, which is one operator for a whole layer, unless
+        requested."""
         enabled = torch.backends.mha.get_fastpath_enabled()
         self._fast_paths.append(enabled)
         torch.backends.mha.set_fastpath_enabled(enabled and self._fast_path)
@@ -380,8 +382,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _with_scale_of(self, moved: tuple[Any, ...], returned: Any) -> Any:
-        """Return the result of an operator that only moves numbers, with the scale of what it
-        moves."""
+        """Return the result of an operator that only moves values, and pass on their scale."""
         if self._steps and moved and isinstance(returned, torch.Tensor):
             scale = self._scale_of(moved[0])
             if scale is not None and scale.numel() == 1:
@@ -389,13 +390,13 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _scale_of(self, value: Any) -> torch.Tensor | None:
-        """Return the scale of a tensor that is rounded to steps; None for others."""
+        """Return the scale of a tensor that is rounded to steps, or None."""
         return self._steps.get(value) if isinstance(value, torch.Tensor) else None
 
     def _in_integers(self, y: torch.Tensor, operation: Operation) -> torch.Tensor:
-        """Return a result with the error of computing it in integers.
+        """Return a result with the error of integer arithmetic.
 
-        ONNX Runtime rounds the bias to the steps of the products, for all results of a channel.
+        ONNX Runtime rounds the bias to the step of the products, for all results of a channel.
         """
         named = operation.arguments
         if operation.name in FAKE_QUANTIZERS:
@@ -419,7 +420,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             self._inside = outside
 
     def _ordered(self, operation: Operation) -> Any:
-        """Sort with equal numbers, zeros too, in any order, because no runtime guarantees one."""
+        """Sort with equal numbers, also zeros, in random order: runtimes guarantee none."""
         x = operation.argument
         if x.dtype != torch.float32 or operation.arguments.get("stable"):
             return operation.again(x)
@@ -450,7 +451,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             moves = tensor != 0.0
         tossed = _where(moves, share).add_(1.0).mul_(tensor)
         if error is not None:
-            # A variance that is zero here need not be so elsewhere, nor what is normalized by it.
+            # A variance that is zero here may be nonzero elsewhere, and so may the normalized values.
             still = model.terms not in ("squares", "normalized")
             tossed.add_(_where(moves, error) if still else error, alpha=self._unit)
         return tossed.clamp_(*model.range) if model.bounded else tossed
@@ -458,7 +459,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
     def _approximated(
         self, share: torch.Tensor, still: torch.Tensor, model: ErrorModel, operation: Operation
     ) -> torch.Tensor:
-        """Add the error of an approximation, which keeps the sign and a part of the result."""
+        """Add the error of an approximation. It keeps the sign and a part of the result."""
         x = operation.factor(still)
         free = 1.0 - _BIAS
         error = self._draws.normal(still.shape).mul(free / 3.0).clamp_(-free, free)
@@ -471,32 +472,32 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         if model.below_zero:
             error.mul_(still < 0.0)
         share.addcdiv_(error, still, value=self._unit)
-        # Zeros and infinities divide into nothing, and stay.
+        # Zeros and infinities have no relative error and stay unchanged.
         return share.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=_LEAST - 1.0)
 
 
 def _moves(tensor: torch.Tensor, *, saturates: bool) -> torch.Tensor | None:
-    """Return where values are rounded: not zero, and not a small integer. None: everywhere.
+    """Return a mask of rounded values: neither zero nor a small integer. None: all are rounded.
 
-    Where a function `saturates`, small integers are rounded, too. None is the case for most results
-    of a network, and spares looking at magnitudes.
+    If the function `saturates`, small integers are rounded, too. None is the usual case and saves
+    the comparison of magnitudes.
     """
     distances = tensor.abs() if saturates else tensor.frac().abs_()
-    if tensor.numel() and distances.amin().item() > 0.0:  # not so where there is a NaN
+    if tensor.numel() and distances.amin().item() > 0.0:  # false with a NaN
         return None
     moves = tensor != 0.0 if saturates else tensor.round() != tensor
     return moves if saturates else moves.logical_or_(tensor.abs() >= EXACT)
 
 
 def _where(moves: torch.Tensor | None, error: torch.Tensor) -> torch.Tensor:
-    """`error`, overwritten, but 0 where nothing moves."""
+    """Set `error` to 0 in place for values that are not rounded, and return it."""
     return error if moves is None else error.mul_(moves)
 
 
 def _exact(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], y: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return where the result is exact, so that every runtime has the same; None: not computed."""
+    """Return a mask of exact results, which are equal in every runtime. None: not computed."""
     if y.dtype != torch.float32 or kwargs.get("rounding_mode") is not None:
         return None
     wide = [
@@ -507,7 +508,7 @@ def _exact(
 
 
 _SCORES = 1 << 22
-"""Scores of attention that are computed at once: PyTorch's fused operator never holds all."""
+"""Attention scores that are computed at once: PyTorch's fused operator never holds all."""
 
 
 def _attention(
@@ -519,9 +520,9 @@ def _attention(
     is_causal: bool = False,
     **settings: Any,
 ) -> torch.Tensor:
-    """The parts of `scaled_dot_product_attention`, some queries at a time.
+    """Compute `scaled_dot_product_attention` by its parts, some queries at a time.
 
-    Exporters write a product, a softmax and a product. The sums over many keys round as in these.
+    Exporters write a product, a softmax and a product, so sums over many keys round as in these.
     """
     count, keys = query.shape[-2], key.shape[-2]
     if is_causal:
@@ -545,7 +546,7 @@ def _attention(
 
 @contextmanager
 def _without_mkldnn() -> Iterator[None]:
-    """Else one operator is a whole layer of an LSTM. (The public switch warns of TF32.)"""
+    """Disable oneDNN, where one operator is a whole LSTM. (The public switch warns about TF32.)"""
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -555,21 +556,21 @@ def _without_mkldnn() -> Iterator[None]:
 
 
 _SMALL = 2**18
-"""Elements of a batch up to which a second thread saves no time: what moves the results is many
-operators on little (measured: resnet18, 16 samples of 64 x 64)."""
+"""Elements of a batch up to which a second thread saves no time: random rounding is many operators
+on little data (measured: resnet18, 16 samples of 64 x 64)."""
 
 _SEEDS = 2**63
-"""A policy may have a negative seed, a generator may not."""
+"""The range of seeds: a policy may have a negative seed, a generator may not."""
 
 
 def seed(determinism: DeterminismPolicy, draw: int) -> int:
-    """A seed that any generator takes."""
+    """Return a seed that every generator accepts."""
     return determinism.seed % _SEEDS + draw
 
 
 @dataclass(frozen=True)
 class RoundingRun:
-    """One run: what `RandomRounding` takes, with the number of the run in place of a seed."""
+    """The arguments of `RandomRounding` for one run, with the run's number instead of a seed."""
 
     draw: int = 0
     scale: float = 1.0
@@ -584,8 +585,8 @@ def run_rounded(
     batch: Batch,
     rounding: RoundingRun,
 ) -> list[OutputArray]:
-    """All outputs of one run, reproducible by its number. Raises EvidenceError where the model
-    can't be computed so."""
+    """Return all outputs of one run, reproducible by its number. Raises EvidenceError if the model
+    fails under random rounding."""
     mode = RandomRounding(
         seed(determinism, rounding.draw),
         scale=rounding.scale,

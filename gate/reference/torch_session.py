@@ -26,11 +26,11 @@ from gate.reference.reference import ReferenceSession
 from gate.runtimes.runtime import Proof
 from gate.storage.arrays import Batch, OutputArray
 
-# PyTorch's own is not taken as it is, because its first operator costs an import of 1.5 s.
+# PyTorch's own class imports torch._dynamo (1.5 s) at its first operator.
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """PyTorch's own, without the import of torch._dynamo at its first operator (1.5 s)."""
+    """PyTorch's `TorchDispatchMode` without the import of torch._dynamo."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -43,7 +43,7 @@ def is_dispatched() -> bool:
 
 
 class ActivationSizes(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the bytes of what each operator returns."""
+    """Records the bytes of each operator's results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -56,22 +56,22 @@ class ActivationSizes(DispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def each(self, larger: ActivationSizes, *, samples: int) -> int:
-        """Return the bytes that a sample adds to the largest result. `larger`: of a forward of
-        `samples` more."""
-        if len(self.sizes) != len(larger.sizes):  # another way through the model
+        """Return the bytes that one sample adds to the largest result. `larger`: sizes of a forward
+        with `samples` more."""
+        if len(self.sizes) != len(larger.sizes):  # the forward took another path
             return max(larger.sizes, default=0) // samples
         pairs = zip(self.sizes, larger.sizes, strict=True)
         return max((more - less for less, more in pairs), default=0) // samples
 
 
 def copy_model(model: nn.Module, *, device: str, double: bool = False) -> nn.Module:
-    """A deep copy in float32 and eval mode on `device`; `model` stays as it is.
+    """Return a deep copy of `model` in float32 and eval mode on `device`.
 
-    `double`: what is in float64 stays so (`gate.measure.job`). Raises ModelError if it
+    `double`: keep float64 tensors in float64 (`gate.measure.job`). Raises ModelError if the model
     can't be copied.
     """
     try:
-        # no_grad: else copies of TorchScript's parameters are computed tensors
+        # no_grad: else copies of TorchScript parameters are not leaf tensors
         with torch.inference_mode(False), torch.no_grad(), _computed_apart(model):
             duplicate = copy.deepcopy(model)
     except Exception as error:
@@ -83,15 +83,15 @@ def copy_model(model: nn.Module, *, device: str, double: bool = False) -> nn.Mod
         duplicate.to(device=device)
         # `to(dtype=…)` would also make complex numbers real
         duplicate._apply(_wide if double else _single)  # type: ignore[no-untyped-call]
-    duplicate.eval()  # not chained: models that override `train` often forget to return themselves
+    duplicate.eval()  # not chained: models that override `train` often forget to return self
     return duplicate
 
 
 @contextmanager
 def _computed_apart(model: nn.Module) -> Iterator[None]:
-    """Replace tensors that a hook computes of parameters (`weight_norm`, `prune`) by plain ones.
+    """Replace tensors that a hook computes from parameters (`weight_norm`, `prune`) by plain ones.
 
-    torch copies no others. Every forward computes them anew.
+    torch can't deep-copy computed tensors. Every forward computes them again.
     """
     computed = [
         (module, name, value)
@@ -117,10 +117,10 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class TorchSession(ReferenceSession):
-    """Runs a module on one device; the module is the runner's own from then on.
+    """Runs a module on one device. The session owns the module.
 
-    Parameters and buffers that forward changes are restored after each run, so every run begins
-    with the state of the original.
+    Parameters and buffers that forward changes are restored after each run, so every run starts
+    with the original state.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class TorchSession(ReferenceSession):
         dtype: torch.dtype = torch.float32,
         original: nn.Module | None = None,
     ) -> None:
-        """`original`: what `model` was copied from; None: its state is cloned
+        """`original`: the model that `model` is a copy of. None: clone the state
         (`gate.model.model_state`)."""
         self._model = model
         self.state = ModelState(model, original)
@@ -144,11 +144,11 @@ class TorchSession(ReferenceSession):
         self._uses_autograd = False
 
     def run(self, batch: Batch) -> list[OutputArray]:
-        """Forward a copy of the batch; floats go in as `dtype`, those of float64 as they are where
-        the binding says so. None among outputs is dropped.
+        """Run forward on a copy of the batch and return the outputs in the model's order.
 
-        The outputs come in the model's order. Gradients are off unless forward itself enables
-        them, as models do that return forces.
+        Floats are cast to `dtype`, except for float64 inputs that the binding keeps. Outputs that
+        are None are dropped. Gradients are off unless forward enables them, as in models that
+        return forces.
         """
         own = self._binding.double and self._dtype == torch.float32
         with torch.no_grad(), default_dtype(callers_dtype()) if own else nullcontext():
@@ -165,14 +165,14 @@ class TorchSession(ReferenceSession):
         with self.state.restored():
             found = leaves(self._call(self._model, tensors))
             outputs = [_to_numpy(leaf.tensor) for leaf in found]
-            if self.state.find_changes():  # an output may be a view of what is restored
+            if self.state.find_changes():  # an output may be a view of restored state
                 outputs = [output.copy() for output in outputs]
         self.keys = tuple(leaf.name if leaf.stated else None for leaf in found)
         self._devices |= {leaf.tensor.device.type for leaf in found}
         return self._binding.from_call(outputs)
 
     def proof(self) -> Proof:
-        """The devices of the outputs, as providers; CPU first if any output was there."""
+        """Return the devices of the outputs as providers, CPU first if any output is there."""
         names = {"cpu": CPU_PROVIDER, "cuda": CUDA_PROVIDER}
         return Proof(
             providers_active=tuple(names.get(device, device) for device in sorted(self._devices)),
@@ -186,7 +186,7 @@ class TorchSession(ReferenceSession):
     def _tensor(self, array: OutputArray) -> Any:
         if array.dtype.kind == "U":
             return array.tolist()
-        # The copy keeps in-place models from changing what the other runtimes get.
+        # A copy, because models that work in place would change the inputs of other runtimes.
         tensor = torch.from_numpy(array.copy())
         kept = self._binding.double and tensor.dtype == torch.float64
         dtype = self._dtype if tensor.is_floating_point() and not kept else tensor.dtype
@@ -196,8 +196,8 @@ class TorchSession(ReferenceSession):
 def run_in_parts(
     run: Callable[[Batch], list[OutputArray]], batch: Batch, *, size: int
 ) -> list[OutputArray]:
-    """Return all outputs, computed for `size` samples at a time and joined along axis 0; of the
-    whole batch where the parts have no outputs that can be joined."""
+    """Return all outputs, computed for `size` samples at a time and joined along axis 0. If the
+    outputs of the parts can't be joined, the batch is computed at once."""
     count = length(batch)
     if count <= size:
         return run(batch)
@@ -214,7 +214,7 @@ def run_in_parts(
 
 
 class _AutogradEnabled(BaseException):
-    """Forward enables gradients. No Exception, so that no handler in a forward catches it."""
+    """Raised if forward enables gradients. Not an Exception, so that forward can't catch it."""
 
 
 _SWITCHES: tuple[tuple[Any, str], ...] = (
@@ -222,15 +222,16 @@ _SWITCHES: tuple[tuple[Any, str], ...] = (
     (torch._C, "_set_fwd_grad_enabled"),
     (forward_ad, "enter_dual_level"),
 )
-"""Functions by which Python code turns autograd on: `enable_grad` and `torch.func` call them."""
+"""Functions that enable autograd: `enable_grad` and `torch.func` call them."""
 
 
 @contextmanager
 def _below_autograd() -> Iterator[None]:
-    """Inside, modes see composite operators (linear, lstm) whole, as their error models
-    (`gate.reference.error_models`) expect. Raises _AutogradEnabled where autograd is turned on.
+    """Let dispatch modes receive composite operators (linear, lstm) as one call, as their error
+    models (`gate.reference.error_models`) expect. Raises _AutogradEnabled if forward enables
+    autograd.
 
-    A `TorchFunctionMode` would see that, too, but it also turns off fast paths of PyTorch.
+    A `TorchFunctionMode` would detect that, too, but it disables fast paths of PyTorch.
     """
     switches = [(owner, name, getattr(owner, name)) for owner, name in _SWITCHES]
 
@@ -253,9 +254,9 @@ def _below_autograd() -> Iterator[None]:
 
 
 def call_of(model: nn.Module, binding: InputBinding) -> ForwardSignature:
-    """Return how `model` takes the inputs.
+    """Return how inputs map to the arguments of `model`.
 
-    By the names of the file, else of the samples, else in the file's order.
+    By the names of the file, else by the names of the samples, else in the order of the file.
     """
     named = binding.given or tuple(name for name, _ in binding.pairs)
     return ForwardSignature(model, named, binding.arguments)
