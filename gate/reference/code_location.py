@@ -29,22 +29,22 @@ _HALF: dict[torch.dtype, Literal["float16", "bfloat16"]] = {
 }
 
 _CASTS = frozenset({"to", "_to_copy", "lift_fresh", "clone", "detach", "alias", "contiguous"})
-"""Operators that one of two dtypes may do without."""
+"""Operators that may occur in the run of only one of the two dtypes."""
 
 _KEPT = 1 << 12
-"""Elements of a result that are compared."""
+"""Number of compared elements of a result."""
 
 _PARTED = 1e-4
-"""A relative difference (rms) of results that no rounding of one operator makes."""
+"""A relative rms difference of results beyond the rounding of one operator."""
 
 _LINE = 200
-"""Characters of a line of source."""
+"""Longest shown line of source, in characters."""
 
 
 def locate_code(operator: str, model: nn.Module) -> CodeLocation:
-    """Return where the forward of `model` calls the operator that is being dispatched: of an ONNX
-    file the node, which has no line of source."""
-    from gate.reference.onnx_reference import OnnxNode, OnnxReference  # few checks come here
+    """Return where the forward of `model` calls the operator that is being dispatched. For an ONNX
+    file this is the node."""
+    from gate.reference.onnx_reference import OnnxNode, OnnxReference  # rarely needed
 
     paths = {id(module): path for path, module in model.named_modules()}
     if isinstance(model, OnnxReference):
@@ -68,8 +68,8 @@ def locate_code(operator: str, model: nn.Module) -> CodeLocation:
 
 
 def _forward_frames() -> Iterator[FrameType]:
-    """Yield the frames of the forward, the innermost first: between the gate's frames that
-    dispatch, and those that called the model."""
+    """Yield the frames of the forward, innermost first: those between the gate's dispatch modes and
+    the gate's call of the model."""
     inside = False
     for frame in _frames():
         name = frame.f_code.co_filename
@@ -89,7 +89,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 class HalfPrecisionFinder(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operator inside that returns float16 or bfloat16."""
+    """Records the first operator that returns float16 or bfloat16."""
 
     def __init__(self, reference: ReferenceModel) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -117,7 +117,7 @@ class _Step:
 
 
 class _StepRecorder(DispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps what each operator returns in floats; views and casts are no steps."""
+    """Records the float results of each operator except for views and casts."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -148,10 +148,10 @@ def where_they_part(
     in_float32: tuple[nn.Module, Callable[[], object]],
     in_float64: tuple[nn.Module, Callable[[DispatchMode], object]],
 ) -> CodeLocation | None:
-    """Return the first operator of the float32 model that computes something else in float64.
+    """Return the first operator of the float32 model that computes another function in float64.
 
-    Each side is a model and what runs it; that of float64 enters the mode that it gets. None where
-    the two compute the same operators with the same numbers, up to rounding.
+    Each side is a model and a function that runs it; the float64 one enters the mode that it
+    receives. None if both run the same operators with equal results up to rounding.
     """
     single, double = _StepRecorder(in_float32[0]), _StepRecorder(in_float64[0])
     with single:

@@ -1,4 +1,4 @@
-"""Operators that make a float whole, or put it into a bucket."""
+"""Operators that round floats to whole numbers, or assign them to buckets."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ _NODES: Mapping[Callable[[Floats], Floats], tuple[str, ...]] = {
     np.ceil: ("Ceil",),
     np.rint: ("Round",),
     np.sign: ("Sign",),
-    # The exporters write a conversion to integers and back, or Sign(x) * Floor(Abs(x)).
+    # Exporters write a cast to integers and back, or Sign(x) * Floor(Abs(x)).
     np.trunc: ("Cast", "Floor"),
 }
-"""What the exporters make of each."""
+"""ONNX operators that the exporters write for each ATen operator."""
 
 FAKE_QUANTIZERS = frozenset({"fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine"})
-"""Operators of ATen that round floats to the steps of a quantized type, and return floats."""
+"""ATen operators that round floats to the steps of a quantized type and return floats."""
 
 _NEAR = 1e-3
-"""A node whose operand differs by more, of the largest value, is no counterpart of a call."""
+"""Largest difference between the operands of a call and its node, as a share of the largest
+value."""
 
 STEPS = frozenset(
     {
@@ -47,11 +48,11 @@ STEPS = frozenset(
         "searchsorted",
     }
 )  # fmt: skip
-"""Names of ATen. `div`: with a rounding mode."""
+"""Names of ATen operators. `div`: with a rounding mode."""
 
 
 class FakeQuantization(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether the model rounds floats to the steps of a quantized type."""
+    """Records whether the model rounds floats to the steps of a quantized type."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -73,31 +74,31 @@ def bare_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Discretization:
-    """One call of an operator that is constant but for jumps of its operand."""
+    """One call of an operator that is a step function of its operand."""
 
     operand: Floats
-    """The float that is made whole: an argument, a scaled one, or a quotient."""
+    """The float that is rounded: an argument, a scaled argument, or a quotient."""
     decide: Callable[[Floats], Floats]
-    """Returns the whole numbers of operands; it is monotonic."""
+    """Returns the whole numbers for operands; monotonic."""
     nodes: tuple[str, ...]
-    """ONNX operators that may be the counterpart."""
+    """ONNX operators that may compute this call."""
     whole_of: Callable[[Floats], Floats] = _unchanged
-    """Returns the whole numbers in a result of the operator."""
+    """Returns the whole numbers from a result of the operator."""
     result_of: Callable[[Floats], Floats] = _unchanged
-    """Returns the result of the operator for whole numbers."""
+    """Returns the result of the operator from whole numbers."""
     edges: Floats | None = None
-    """Boundaries, in their order, that the operand is compared with; None: it is made whole."""
+    """Sorted boundaries of the buckets. None: the operand is rounded."""
     is_quantized: bool = False
-    """True for `FAKE_QUANTIZERS`. A runtime that computes in integers does not show the operand."""
+    """True for `FAKE_QUANTIZERS`. A runtime with integer arithmetic does not expose the operand."""
 
     @property
     def buckets(self) -> int | None:
-        """Return the number of boundaries; None where the operand is made whole."""
+        """Return the number of boundaries, or None if the operand is rounded."""
         return None if self.edges is None else len(self.edges)
 
     def chosen_by(self, operator: str, chosen: NDArray[Any]) -> NDArray[Any] | None:
-        """Return the whole numbers that a node of the file decides, in the shape of the operand;
-        None if it cannot be the counterpart."""
+        """Return the whole numbers of a node of the file in the shape of the operand, or None if
+        the node can't compute this call."""
         if self.buckets is not None:
             if chosen.shape != (self.buckets, *self.operand.shape):
                 return None
@@ -109,7 +110,7 @@ class Discretization:
         return np.copysign(whole, self.operand) if self.decide is np.trunc else whole
 
     def is_near(self, operand: NDArray[Any]) -> bool:
-        """Return True if a node may have this operand in place of the model's."""
+        """Return True if the operand of a node may correspond to the model's."""
         if bare_shape(operand.shape) != bare_shape(self.operand.shape):
             return False
         x, y = self.operand, operand.astype(np.float64).reshape(self.operand.shape)
@@ -120,9 +121,9 @@ class Discretization:
 
 
 def discretization_of(name: str, stated: Mapping[str, Any]) -> Discretization | None:
-    """Return what a call decides; None if it decides nothing.
+    """Return the discretization of a call, or None if it is no step function.
 
-    `name`: in ATen, bare; `stated`: arguments by their names in the schema.
+    `name`: name in ATen without namespace; `stated`: arguments by their names in the schema.
     """
     if name in FAKE_QUANTIZERS or name in ("bucketize", "searchsorted"):
         return _quantized(stated) if name in FAKE_QUANTIZERS else _bucket_of(stated)

@@ -20,9 +20,9 @@ from gate.records.evidence import Determinism, Environment
 # Sessions of ONNX Runtime take the number of threads and the deterministic algorithms from PyTorch
 # (`gate.onnx_file.sessions`), so that both sides run under the same switches.
 #
-# PyTorch has two interfaces for TF32: flags (`allow_tf32`) and precisions (`fp32_precision`), and
-# raises where they contradict each other. Both are set alike here if they agreed before; if the
-# caller has set only precisions, the flags are left alone.
+# PyTorch has two interfaces for TF32, flags (`allow_tf32`) and precisions (`fp32_precision`), and
+# raises if they contradict each other. Both are set to the same value here if they agreed before.
+# If the caller has set only precisions, the flags stay unchanged.
 
 
 _WORKSPACES = (":4096:8", ":16:8")
@@ -34,17 +34,17 @@ _OPERATIONS = (
     ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
 )  # fmt: skip
 
-# The general settings come before the ones that inherit from them.
+# General settings first, then those that inherit from them.
 _LEVELS = (("generic", "all"), ("cuda", "all"), ("mkldnn", "all"), *_OPERATIONS)
 
 
 @contextmanager
 def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
-    """Set the switches of `policy`, yield them as read back, and restore all of them.
+    """Set the switches of `policy`, yield the values that are read back, and restore the old ones.
 
-    They are restored after an error, too. Inside, gradients and autocast are off, new tensors are
-    float32, and the CPU computes float32 in float32 regardless of the caller's settings. The
-    caller's random states are untouched.
+    Also restores them after an exception. Inside the block gradients and autocast are off, new
+    tensors are float32, and the CPU computes float32 in float32. The caller's random states do not
+    change.
     """
     with ExitStack() as restored:
         restored.enter_context(threads_set(policy.threads))
@@ -60,7 +60,7 @@ def deterministic(policy: DeterminismPolicy) -> Iterator[Determinism]:
 
 
 _callers_dtypes: list[torch.dtype] = []
-"""The default dtypes outside of each `deterministic` that is open."""
+"""The caller's default dtypes, one for each active `deterministic` block."""
 
 
 @contextmanager
@@ -74,13 +74,13 @@ def _float32_by_default() -> Iterator[None]:
 
 
 def callers_dtype() -> torch.dtype:
-    """Return the default dtype outside of `deterministic`, which a module of the user may set."""
+    """Return the default dtype outside of `deterministic`, which user code may set."""
     return _callers_dtypes[0] if _callers_dtypes else torch.get_default_dtype()
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Create new tensors of floats with this dtype inside."""
+    """Create new float tensors with this dtype inside the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -90,7 +90,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def read_determinism() -> Determinism:
-    """Return the switches that are in force now."""
+    """Return the current switches."""
     return Determinism(
         tf32_matmul=_precision("cuda", "matmul") == "tf32",
         tf32_cudnn="tf32" in (_precision("cuda", "conv"), _precision("cuda", "rnn")),
@@ -105,9 +105,9 @@ def read_determinism() -> Determinism:
 
 
 def cublas_reason(policy: DeterminismPolicy) -> str | None:
-    """Return why deterministic algorithms can't run on CUDA; None: they can, or are not requested.
+    """Return why deterministic algorithms can't run on CUDA, or None.
 
-    cuBLAS reads the variable when CUDA starts in a process, so it is too late to set it here.
+    cuBLAS reads the variable when CUDA starts in the process, so the gate can't set it later.
     """
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     if not policy.algorithms or workspace in _WORKSPACES:
@@ -122,7 +122,7 @@ def cublas_reason(policy: DeterminismPolicy) -> str | None:
 
 @contextmanager
 def threads_set(threads: int | None) -> Iterator[None]:
-    """Run PyTorch with `threads` threads inside; None: as many as before."""
+    """Run PyTorch with `threads` threads inside the block. None: do not change the number."""
     before = torch.get_num_threads()
     try:
         if threads is not None:
@@ -136,7 +136,7 @@ def threads_set(threads: int | None) -> Iterator[None]:
 def _algorithms(*, deterministic: bool) -> Iterator[None]:
     """Set deterministic algorithms on or off, and restore the setting at the end.
 
-    PyTorch also fills memory that forward leaves unset, so that reading it shows.
+    PyTorch then also fills uninitialized memory, so that reading it changes the outputs.
     """
     before = (
         torch.are_deterministic_algorithms_enabled(),
@@ -153,7 +153,7 @@ def _algorithms(*, deterministic: bool) -> Iterator[None]:
 
 
 def _set_algorithms(mode: bool, *, warn_only: bool) -> None:
-    # `torch.use_deterministic_algorithms` would also overwrite a switch of the compiler's.
+    # `torch.use_deterministic_algorithms` would also overwrite a switch of the compiler.
     torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)
 
 
@@ -189,7 +189,7 @@ def _tf32(*, allowed: bool) -> Iterator[None]:
 
 
 def _flags() -> tuple[bool, str] | None:
-    """The flags; None where they contradict the precisions, which makes reading them raise."""
+    """Return the flags, or None if they contradict the precisions: then reading them raises."""
     try:
         return (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision())
     except RuntimeError:
@@ -197,10 +197,10 @@ def _flags() -> tuple[bool, str] | None:
 
 
 def _read_precisions() -> dict[tuple[str, str], str]:
-    """The precision set on each level itself: reading gives the inherited one where none is set.
+    """Return the precision that is set on each level itself.
 
-    So the general levels are cleared one after the other while reading; `_tf32` sets what is
-    needed afterwards and restores everything at its end.
+    A level without a value returns the inherited one, so the general levels are cleared one after
+    the other while reading. `_tf32` sets the needed values afterwards and restores all at its end.
     """
     own = {}
     for backend, operation in _LEVELS:
@@ -224,12 +224,12 @@ _OF_INTEREST = re.compile(
     r"avx2|avx512\w*|avx10\w*|avx_vnni\w*|amx_\w+"  # x86
     r"|neon|asimd|asimdhp|asimddp|asimdfhm|sve\w*|sme2?|smei\w+|smef\w+|i8mm|bf16"  # ARM
 )
-"""Of the hundred that a kernel lists. Without AVX-512, or with AMX, other kernels round otherwise,
-and take other times."""
+"""The relevant flags among the hundred that Linux lists. Without AVX-512, or with AMX, other
+kernels run, with other rounding and speed."""
 
 
 def describe_processor() -> tuple[str, tuple[str, ...] | None]:
-    """Its model, and its flags of interest by name; None where the kernel does not list them."""
+    """Return the CPU's model and relevant flags by name, None if the system does not list them."""
     try:
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -244,7 +244,7 @@ def describe_processor() -> tuple[str, tuple[str, ...] | None]:
 
 
 def _field(text: str, name: str) -> str | None:
-    """Return the first field of this name, because the cores of one machine are alike."""
+    """Return the first field of this name: all cores of a machine have the same."""
     found = re.search(rf"^{name}[ \t]*:[ \t]*(\S.*)$", text, flags=re.MULTILINE)
     return found.group(1).strip() if found else None
 
@@ -261,7 +261,7 @@ _DRIVER = Path("/proc/driver/nvidia")
 
 
 def describe_environment(determinism: Determinism) -> Environment:
-    """Versions and hardware, with the switches that were in force."""
+    """Return versions and hardware, with the switches of the run."""
     cpu, flags = describe_processor()
     device = torch.cuda.device_count() > 0
     cudnn = torch.backends.cudnn.version() if device else None  # type: ignore[no-untyped-call]
@@ -290,13 +290,13 @@ def _versions() -> dict[str, str]:
                 continue
             break
     versions["torch"] = str(torch.__version__)
-    if "onnxruntime" in versions:  # several builds may be installed, of which one is imported
+    if "onnxruntime" in versions:  # several builds may be installed, but only one is imported
         versions["onnxruntime"] = str(onnx_runtime().__version__)
     return versions
 
 
 def _cores() -> int | None:
-    """Those that the process may use, else all."""
+    """Return the number of cores that the process may use, else of all."""
     import psutil
 
     try:

@@ -1,4 +1,4 @@
-"""Another ONNX file as the reference."""
+"""An ONNX file as the reference."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gate.storage.arrays import Batch, OutputArray
 
 @dataclass(frozen=True)
 class OnnxFileReference(TorchReference):
-    """A file that ONNX Runtime computes in float32, without optimizations.
+    """An ONNX file that ONNX Runtime runs in float32 without optimizations.
 
-    In float64 and under random rounding its nodes are modules of PyTorch.
+    In float64 and under random rounding its nodes run as PyTorch modules.
     """
 
     module: OnnxReference
@@ -32,32 +32,32 @@ class OnnxFileReference(TorchReference):
         return cls(OnnxReference.from_file(file))
 
     def for_file(self, file: TestedFile) -> OnnxFileReference:
-        """Return the reference with the inputs and outputs of a file in its order. Raises
-        ModelError for a copy of the reference, and for names of which only some are the same."""
+        """Return the reference with inputs and outputs in the order of the judged file. Raises
+        ModelError for a copy of the reference, and if only some of the names match."""
         subject = file.subject
         own = self.module.file
         if own is not None and file.is_copy_of(own):
             raise ModelError(
-                f"the reference {own.path} is the very file that is judged, or a copy "
-                "of it, so the check would prove nothing. Name the file that it was made from."
+                f"the reference {own.path} is identical to the judged file, so the check would "
+                "prove nothing. Pass the file that it was made from."
             )
         inputs, outputs = ([s.name for s in each] for each in (subject.inputs, subject.outputs))
         return OnnxFileReference(self.module.arranged(inputs, outputs), device=self.device)
 
     @property
     def file(self) -> Path | None:
-        """The path of the file; None: it was read from memory."""
+        """The path of the file, None if it was read from memory."""
         return None if self.module.file is None else self.module.file.path
 
     def session(self, binding: InputBinding) -> ReferenceSession:
-        """Return a session of ONNX Runtime on the CPU, of PyTorch on another device."""
+        """Return an ONNX Runtime session on the CPU, or a PyTorch session on another device."""
         if self.device != "cpu" or self.module.loaded is None:
             return super().session(binding)
         return _FileSession(self.module, binding, device=self.device, original=self.original)
 
 
 class _FileSession(TorchSession):
-    """Runs the file in ONNX Runtime, and inside of a dispatch mode in PyTorch."""
+    """Runs the file in ONNX Runtime, or in PyTorch inside of a dispatch mode."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class _FileSession(TorchSession):
         self._file = RuntimeReference(model, binding)
 
     def run(self, batch: Batch) -> list[OutputArray]:
-        """Return all outputs, those of 16 bits as float32. Raises what ONNX Runtime raises."""
+        """Return all outputs, 16-bit floats as float32. Raises what ONNX Runtime raises."""
         return super().run(batch) if is_dispatched() else self._file.run(batch)
 
     def run_operators(self, batch: Batch, outputs: list[OutputArray]) -> list[OutputArray]:
-        """Return the outputs of the modules."""
+        """Return the outputs of the PyTorch modules."""
         del outputs
         return super().run(batch)

@@ -451,7 +451,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             moves = tensor != 0.0
         tossed = _where(moves, share).add_(1.0).mul_(tensor)
         if error is not None:
-            # A variance that is zero here may be nonzero elsewhere, and so may the normalized values.
+            # A variance that is zero here, and values normalized by it, may be nonzero elsewhere.
             still = model.terms not in ("squares", "normalized")
             tossed.add_(_where(moves, error) if still else error, alpha=self._unit)
         return tossed.clamp_(*model.range) if model.bounded else tossed

@@ -1,4 +1,4 @@
-"""The interface of a reference: the model that a file must compute like."""
+"""The interface of a reference: the model that defines the expected outputs of a file."""
 
 from __future__ import annotations
 
@@ -21,67 +21,66 @@ if TYPE_CHECKING:
 
 
 class ReferenceSession(Session):
-    """A reference that computes the inputs of one file.
+    """A reference that runs on the inputs of one file.
 
-    Outside of a dispatch mode `run` computes in float32, but for what the model keeps in float64.
-    Inside of one (`gate.reference.random_rounding`, `gate.reference.choices`) it computes with
-    PyTorch's operators, which the mode sees and may change.
+    Outside of a dispatch mode `run` computes in float32, except for what the model keeps in
+    float64. Inside of one (`gate.reference.random_rounding`, `gate.reference.choices`) it computes
+    with PyTorch operators, which the mode intercepts.
     """
 
     state: ModelState
-    """Parameters and buffers that a run changes; they are restored after each run."""
+    """Parameters and buffers that a run changes. They are restored after each run."""
     keys: tuple[str | None, ...] = ()
-    """Under which name of its own the model returned each output of the last run, or None."""
+    """The model's name of each output of the last run, or None."""
 
     @abstractmethod
     def run(self, batch: Batch) -> list[OutputArray]:
-        """Return all outputs for a batch, in the model's order. Raises anything."""
+        """Return all outputs for a batch in the model's order. May raise any exception."""
 
     def run_operators(self, batch: Batch, outputs: list[OutputArray]) -> list[OutputArray]:
-        """Return the outputs by PyTorch's operators. `outputs`: what `run` returned."""
+        """Return the outputs as computed by PyTorch operators. `outputs`: the result of `run`."""
         del batch
         return outputs
 
 
 class ReferenceModel(ABC):
-    """The model that a file must compute like: in eval mode, without gradients.
+    """The model that defines the expected outputs, in eval mode and without gradients.
 
-    `gate.reference.torch_reference.TorchReference` is an nn.Module,
-    `gate.reference.onnx_file_reference.OnnxFileReference` another ONNX file. Only the packages
+    `gate.reference.torch_reference.TorchReference` wraps an nn.Module,
+    `gate.reference.onnx_file_reference.OnnxFileReference` an ONNX file. Only the packages
     reference, model, weights and localize may use `module`.
     """
 
     module: nn.Module
-    """Its named inner values (outputs of submodules) and its weights."""
+    """The module with its named inner values (outputs of submodules) and weights."""
 
     @property
     def file(self) -> Path | None:
-        """The ONNX file that it was read from; None: it is a model of PyTorch."""
+        """The ONNX file of the reference, None for a PyTorch model."""
         return None
 
     @abstractmethod
     def for_file(self, file: TestedFile) -> ReferenceModel:
-        """Return the reference with the inputs and outputs of a file under its names. Raises
-        ModelError for a reference that is that very file, or shares only some of its names."""
+        """Return the reference with the names of the file's inputs and outputs. Raises ModelError
+        if the reference is the same file, or if only some of the names match."""
 
     @abstractmethod
     def parameters(self) -> frozenset[str] | None:
-        """Return the names of its inputs; None where it takes any."""
+        """Return the names of the inputs, or None if it accepts any names."""
 
     @abstractmethod
     def keeps_double(self, subject: Subject) -> bool:
-        """Return True if what is in float64 stays so when a file is measured, else it becomes
+        """Return True if float64 tensors stay float64 in a measurement. Otherwise they become
         float32."""
 
     @abstractmethod
     def copy(self, *, device: str = "cpu", double: bool = False) -> Self:
-        """Return a deep copy in float32 on a device. `double`: as `keeps_double`. Raises
+        """Return a deep copy in float32 on a device. `double`: see `keeps_double`. Raises
         ModelError."""
 
     @abstractmethod
     def session(self, binding: InputBinding) -> ReferenceSession:
-        """Return a session on the device of the reference, which may not be used otherwise from
-        then on."""
+        """Return a session on the device of the reference. The session then owns the reference."""
 
     @abstractmethod
     def float64(self, binding: InputBinding) -> Float64Reference:
@@ -89,7 +88,7 @@ class ReferenceModel(ABC):
 
     @abstractmethod
     def flat(self, binding: InputBinding, *, own_tensors: bool) -> nn.Module:
-        """Return a module that takes the inputs by position and returns a tuple of tensors, for
+        """Return a module that takes positional inputs and returns a tuple of tensors, for
         `torch.jit.trace`. `own_tensors`: without submodules, which traces faster."""
 
     @abstractmethod
@@ -99,4 +98,4 @@ class ReferenceModel(ABC):
 
     @abstractmethod
     def collect_code(self, factory: str = "", *, chain: str = "") -> ModelCode:
-        """Return the digests of its source files and the versions of its packages."""
+        """Return the digests of the source files and the versions of the packages."""

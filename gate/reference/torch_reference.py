@@ -26,28 +26,28 @@ _DOUBLE = "float64"
 
 @dataclass(frozen=True)
 class TorchReference(ReferenceModel):
-    """A module of PyTorch."""
+    """A reference that is a PyTorch module."""
 
     module: nn.Module
     original: nn.Module | None = None
-    """What `module` was copied from; None: its state is cloned."""
+    """The module that `module` is a copy of. None: the state is cloned."""
     device: str = "cpu"
 
     def for_file(self, file: TestedFile) -> ReferenceModel:
-        """Return itself: `ForwardSignature` pairs names and positions."""
+        """Return self: `ForwardSignature` pairs names and positions."""
         del file
         return self
 
     def parameters(self) -> frozenset[str] | None:
-        """Return the names that forward takes by keyword; None where it takes any."""
+        """Return the keyword names of forward, or None if it accepts any."""
         return parameters(self.module)
 
     def keeps_double(self, subject: Subject) -> bool:
-        """Return True where the model itself is in float64 in parts, or the file takes or gives
-        float64 because the whole model is.
+        """Return True if parts of the model are float64, or if the whole model and inputs or
+        outputs of the file are.
 
-        Else it becomes float32, as the file has it: a model that was built in float64 and exported
-        as a copy in float32, or one of float32 that casts inputs of float64.
+        Otherwise the measurement uses float32, like the file: the model was built in float64 and
+        exported as a float32 copy, or it is float32 and casts float64 inputs.
         """
         tensors = itertools.chain(self.module.parameters(), self.module.buffers())
         own = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
@@ -78,8 +78,8 @@ class TorchReference(ReferenceModel):
         return _WithoutModules(whole) if own_tensors else whole
 
     def weights_digest(self) -> Digest:
-        """Return the SHA-256 over all parameters and buffers. Raises PolicyError where they have no
-        bytes to compare: several processes can't be held together."""
+        """Return the SHA-256 over all parameters and buffers. Raises PolicyError for tensors
+        without bytes, which can't be compared between processes."""
         sha256 = hashlib.sha256()
         named = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
         try:
@@ -101,19 +101,19 @@ class TorchReference(ReferenceModel):
 
 
 def as_reference(model: nn.Module | ReferenceModel) -> ReferenceModel:
-    """Return a module of PyTorch as a reference; a reference as it is."""
+    """Return a PyTorch module as a reference, and a reference unchanged."""
     return model if isinstance(model, ReferenceModel) else TorchReference(model)
 
 
 class _WithoutModules(nn.Module):
-    """The model with all tensors as its own.
+    """The model with all tensors as its own attributes.
 
-    Otherwise the tracer would build every module below anew, which takes longer than to run them.
+    Otherwise the tracer would rebuild every submodule, which takes longer than the forward.
     """
 
     def __init__(self, whole: PositionalModel) -> None:
         super().__init__()
-        self._answer = whole.forward  # no module of this one
+        self._answer = whole.forward  # not registered as a submodule
         own: set[int] = set()
         for kept, parts in (("_parameters", self._parameters), ("_buffers", self._buffers)):
             for part in whole.model.modules():

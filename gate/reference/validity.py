@@ -15,9 +15,9 @@ from gate.records.instruments import EPSILON, UNDERFLOW, ReferenceValidity
 from gate.statistics.error_groups import representable
 from gate.storage.arrays import OutputArray
 
-# The rule and its measurement: docs/metrics.md, "Valid references". Notation as there: `run` is a
-# random-rounding run of the model, `null` the same with scale 0, q the error r32 - r64 of a sample
-# in units of run - null.
+# docs/metrics.md, "Valid references", has the rule and its measurement. Notation: `run` is a
+# random-rounding run of the model, `null` a run with scale 0, q the error r32 - r64 of a sample in
+# units of run - null.
 
 
 MOST_ERROR = 28.0
@@ -25,16 +25,16 @@ MOST_ERROR = 28.0
 99.9th percentile of the largest q of 231 correct models (`python -m benchmarks.validity`)."""
 
 NULL_UNITS = 8.0
-"""A null run may be so many roundings away from the reference."""
+"""Largest distance of a null run from the reference, in roundings."""
 
 WIDE_FLOOR = 1e-4
-"""Share of an output's spread from which on a floor is measured by more draws."""
+"""Share of an output's spread above which more draws measure the floor."""
 
 _FEW = 0.01
-"""Share of the samples, or one, that may exceed Q where a correct run explains them."""
+"""Share of the samples (at least one) that may exceed Q if a correct run explains them."""
 
 _CHUNK = 1 << 22
-"""Elements that are looked at together."""
+"""Elements that are processed at a time."""
 
 Floats = NDArray[np.float64]
 
@@ -49,11 +49,11 @@ class GroupedSquares:
     """
 
     sums: tuple[Floats, ...]
-    """By kind of group, shape (samples, groups)."""
+    """Sums by kind of group, shape (samples, groups)."""
 
     @classmethod
     def between(cls, one: OutputArray, other: OutputArray, *, samples: int) -> GroupedSquares:
-        """Return those of the difference of two arrays of equal shape, one batch."""
+        """Return the sums for the difference of two arrays of equal shape, one batch."""
         parts = [
             grouped(
                 difference(np.atleast_1d(one)[rows], np.atleast_1d(other)[rows]),
@@ -64,8 +64,8 @@ class GroupedSquares:
         return functools.reduce(cls.joined, parts)
 
     def joined(self, later: GroupedSquares) -> GroupedSquares:
-        """Return those of both; `later`: of samples that follow. Kinds whose groups have another
-        number there are left out."""
+        """Return the sums of both. `later`: sums of the following samples. Kinds with a different
+        number of groups are dropped."""
         pairs = zip(self.sums, later.sums, strict=False)
         alike = itertools.takewhile(lambda pair: pair[0].shape[1:] == pair[1].shape[1:], pairs)
         return GroupedSquares(tuple(np.concatenate(pair) for pair in alike))
@@ -76,15 +76,15 @@ class OutputErrors:
     """Errors of the float64 reference on some samples of one output of floats."""
 
     errors: GroupedSquares
-    """Of r32 - r64; infinite where r64 is not finite and r32 is."""
+    """Sums for r32 - r64; infinite where r32 is finite and r64 is not."""
     values: GroupedSquares
-    """Of r32, over the elements that have an error."""
+    """Sums for r32, over the elements with an error."""
     counts: GroupedSquares
-    """Number of elements that have an error."""
+    """Number of elements with an error."""
     total: float
     """Sum of r32 over all finite elements."""
     squares: float
-    """Sum of its squares."""
+    """Sum of the squares of r32 over all finite elements."""
     elements: int
 
     @classmethod
@@ -116,7 +116,7 @@ class OutputErrors:
         )
 
     def joined(self, later: OutputErrors) -> OutputErrors:
-        """Return those of both; `later`: of samples that follow."""
+        """Return the errors of both. `later`: errors of the following samples."""
         return OutputErrors(
             self.errors.joined(later.errors),
             self.values.joined(later.values),
@@ -128,8 +128,8 @@ class OutputErrors:
 
     @property
     def share(self) -> float:
-        """The error as a share of the spread of the output, or of the size of a channel or column;
-        the largest of them. Errors of up to 8 roundings count as 0."""
+        """The largest error as a share of the spread of the output, or of the rms of a channel or
+        column. Errors of up to 8 roundings count as 0."""
         spread = max(self.squares - self.total**2 / max(self.elements, 1), 0.0)
         scales = [np.array([spread]), *(values.sum(axis=0) for values in self.values.sums[1:])]
         shares = [0.0]
@@ -142,21 +142,21 @@ class OutputErrors:
 
     @property
     def is_wide(self) -> bool:
-        """Return True if the error exceeds 1e-4 of the spread of the output, or of the size of a
+        """Return True if the error exceeds 1e-4 of the spread of the output, or of the rms of a
         channel or column."""
         return self.share > WIDE_FLOOR
 
     def ratios(self, draws: Sequence[GroupedSquares]) -> list[Floats]:
-        """Return q by kind of group, shape (samples, groups). `draws`: of run - null on the same
+        """Return q by kind of group, shape (samples, groups). `draws`: run - null on the same
         samples.
 
-        The unit is the larger of what rounding does to this sample, to the sample in the middle,
-        and of one rounding of the sample: a group may be a single element.
+        The unit is the maximum of the rounding error of this sample, the median over the samples,
+        and one rounding of the sample, because a group may be a single element.
         """
         return self._ratios(draws, lambda several: np.median(several, axis=0))
 
     def explained(self, draws: Sequence[GroupedSquares]) -> list[Mask]:
-        """Return where one of the runs moves the sample as far as float64 does."""
+        """Return a mask of samples that one of the runs changes as much as float64 does."""
         ratios = self._ratios(draws, lambda several: several.max(axis=0))
         return [q <= MOST_ERROR for q in ratios]
 
@@ -176,14 +176,14 @@ class OutputErrors:
         return ratios
 
     def _least(self) -> list[Floats]:
-        """Return what one rounding of the whole sample makes of each group."""
+        """Return the effect of one rounding of the whole sample on each group."""
         count = np.maximum(self.counts.sums[0], 1.0)
         each = EPSILON**2 * self.values.sums[0] / count
         return [each * counts for counts in self.counts.sums]
 
 
 def difference(one: OutputArray, other: OutputArray) -> Floats:
-    """Return one - other in float64: 0 where `one` is not finite, infinite where `other` alone is
+    """Return one - other in float64: 0 where `one` is not finite, infinite where only `other` is
     not."""
     a, b = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -192,8 +192,8 @@ def difference(one: OutputArray, other: OutputArray) -> Floats:
 
 
 def _rows(array: OutputArray, samples: int) -> Iterator[slice]:
-    """Yield slices of axis 0 whose copies in float64 fit; all of an output whose axis 0 is not the
-    batch."""
+    """Yield slices of axis 0 whose float64 copies fit into memory, or one slice with everything if
+    axis 0 is not the batch."""
     if not array.ndim or len(array) != samples or not samples:
         yield slice(None)
         return
@@ -202,7 +202,7 @@ def _rows(array: OutputArray, samples: int) -> Iterator[slice]:
 
 
 def grouped(values: Floats, *, batched: bool) -> GroupedSquares:
-    """Return the sums of squares by sample and group; an output without a batch axis is one
+    """Return the sums of squares by sample and group. An output without a batch axis counts as one
     sample."""
     rows = values if batched else values[None]
     with np.errstate(all="ignore"):
@@ -215,7 +215,7 @@ def grouped(values: Floats, *, batched: bool) -> GroupedSquares:
 
 
 def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Channels and columns of an output with the samples on axis 0."""
+    """Return channels and columns of an output with the samples on axis 0."""
     return tuple(dict.fromkeys([1, len(shape) - 1])) if len(shape) > 1 else ()
 
 
@@ -232,7 +232,7 @@ def exceeding(ratios: Sequence[Floats], rank: int) -> Mask | None:
 
 
 def most_flips(samples: int) -> int:
-    """Return how many samples a correct run may decide otherwise: 1 %, or one."""
+    """Return how many samples a correct run may decide differently: 1 %, or one."""
     return max(1, math.floor(_FEW * samples))
 
 
@@ -242,9 +242,9 @@ def are_few(ratios: Sequence[Floats]) -> bool:
 
 
 def is_near(truth: OutputArray, reference: OutputArray) -> bool:
-    """Return True if the error of float64 is small relative to the output; integers: always.
+    """Return True if the error of float64 is small relative to the output, always for integers.
 
-    Integers are left to the rules for ties.
+    The rules for ties cover integers.
     """
     if reference.dtype.kind != "f" or truth.shape != reference.shape:
         return True
@@ -255,8 +255,8 @@ def is_near(truth: OutputArray, reference: OutputArray) -> bool:
 def is_valid(truth: OutputArray, reference: OutputArray, runs: Sequence[OutputArray]) -> bool:
     """Return True if float64 is valid for one output on inputs other than the first samples.
 
-    Its error is small relative to the output, or one of `runs` moves each group as far; of
-    integers, one of the runs has each that differs.
+    Its error is small relative to the output, or one of `runs` changes each group as much. For
+    integers, one of the runs has each integer that differs.
     """
     if truth.shape != reference.shape:
         return False
@@ -276,25 +276,25 @@ def is_valid(truth: OutputArray, reference: OutputArray, runs: Sequence[OutputAr
 
 @dataclass(frozen=True)
 class Validity:
-    """The permitted uses of the float64 reference and of random rounding."""
+    """The valid uses of the float64 reference and of random rounding."""
 
     record: ReferenceValidity = field(default_factory=ReferenceValidity)
     flipped: Mapping[int, Mask] = field(default_factory=dict)
-    """By output, the elements of the first samples that float64 decides otherwise than float32 does
-    (a clamp, an argmax), as a correct run may: they do not count toward a floor."""
+    """By output, the elements of the first samples that float64 decides differently from float32 (a
+    clamp, an argmax), as a correct run may. They do not count toward a floor."""
 
     @property
     def is_restricted(self) -> bool:
-        """Return True if float64 is no truth for some of the first samples."""
+        """Return True if float64 is invalid for some of the first samples."""
         return bool(self.record.float64_differs or self.flipped)
 
     @property
     def needs_rounding(self) -> bool:
-        """Return True if random rounding alone is the floor of an output."""
+        """Return True if the floor of an output comes from random rounding only."""
         return bool(self.record.float64_differs) and self.record.rounding == "valid"
 
     def evidence(self) -> ReferenceValidity | None:
-        """Return the record; None if there are no limits."""
+        """Return the record, or None if there are no limits."""
         if self.record in (ReferenceValidity(), ReferenceValidity(rounding="failed")):
             return None
         return self.record
@@ -302,8 +302,8 @@ class Validity:
     def baseline(
         self, truth: Sequence[OutputArray], reference: Sequence[OutputArray]
     ) -> list[OutputArray]:
-        """Return what the errors of each output are measured against: r64, or r32 where r64 is
-        another function."""
+        """Return the reference for the errors of each output: r64, or r32 if r64 computes another
+        function."""
         if not self.record.float64_differs or len(truth) != len(reference):
             return list(truth)
         pairs = enumerate(zip(truth, reference, strict=True))
@@ -315,8 +315,8 @@ class Validity:
         reference: Sequence[OutputArray],
         runs: Sequence[Sequence[OutputArray]],
     ) -> list[OutputArray]:
-        """Return the same for inputs of which no q was measured, by random-rounding runs on them:
-        the function may part there alone. Without runs nothing is known of them."""
+        """Return the validity on inputs without a measured q, by random-rounding runs on them: the
+        functions may differ only there. Without runs nothing is known about them."""
         baseline = self.baseline(truth, reference)
         if len(truth) != len(reference) or not runs:
             return baseline
@@ -331,11 +331,11 @@ class Validity:
         null: Sequence[OutputArray],
         reference: Sequence[OutputArray],
     ) -> list[OutputArray]:
-        """Return a run with r32 + sqrt(2) (run - null) in place of each output whose float64
-        reference is another function."""
+        """Return a run in which r32 + sqrt(2) (run - null) replaces each output whose float64
+        reference computes another function."""
         if [o.shape for o in run] != [o.shape for o in reference]:
             return list(run)
-        # The bounds of reduced files are those of float16, and bfloat16 has 3 bits less.
+        # Bounds for reduced precision are those of float16; bfloat16 has 3 bits less.
         factor = math.sqrt(2.0) * (8.0 if self.record.half_dtype == "bfloat16" else 1.0)
         outputs = enumerate(zip(run, null, reference, strict=True))
         return [
@@ -354,9 +354,9 @@ class Validity:
         *,
         start: int,
     ) -> tuple[OutputArray, OutputArray]:
-        """Return truth and reference of a batch of the first samples with, in place of what float64
-        decides otherwise, the one of both that the runtime is nearer to. `start`: the first
-        sample."""
+        """Return truth and reference of a batch of the first samples. Where float64 decides
+        differently, both have the value that is closer to the runtime's. `start`: the index of the
+        first sample."""
         mask = self.flipped.get(output)
         if mask is None or not (flips := mask[start : start + len(truth)]).any():
             return truth, reference
@@ -366,7 +366,7 @@ class Validity:
 
 
 UNRESTRICTED = Validity()
-"""Float64 is the truth of every output, as far as is known."""
+"""Float64 is assumed to be valid for every output."""
 
 
 def _wide(array: OutputArray) -> OutputArray:
