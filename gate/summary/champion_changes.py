@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def machines_sentence(old: Environment, new: Environment, *, other: str) -> str | None:
-    """Describe how the two machines differ, apart from libraries; None: they do not.
+    """Describe how the two machines differ, apart from libraries, or return None.
 
     `other`: the label of the old one.
     """
@@ -37,8 +37,8 @@ def _worded(difference: Difference, text: str) -> str:
     return text if plain else f"{difference.name} {text}"
 
 
-# Nothing is decided here. A number is better or worse only where its sense is beyond doubt; how the
-# files were made is only shown.
+# This module decides nothing. A number counts as better or worse only if its direction is certain.
+# Rows on how the files were made are informative.
 
 
 Sense = Literal["better", "worse"]
@@ -50,10 +50,10 @@ _UNASKED = "not asked"
 _OF_THE_FILE = ("probe_", "graph_", "near_ties")
 
 _SAME_LATENCY = 0.05
-"""By as much do medians of one file differ from run to run."""
+"""Relative difference of medians between runs of the same file."""
 
 _SHOWN = 200
-"""Characters of one value at most: settings may be whole lists."""
+"""Longest value in characters: settings may be lists."""
 
 
 def unasked() -> Change:
@@ -66,8 +66,7 @@ def compare_with_champion(
 ) -> Change:
     """Return the changes from the champion.
 
-    `champion`: None where it was not requested; its `incumbent` has the result of running both
-    files.
+    `champion`: None if not requested. Its `incumbent` holds the result of running both files.
     """
     if champion is None:
         return unasked()
@@ -102,9 +101,9 @@ def compare_with_champion(
 def change_between(
     before: tuple[Decision, Evidence], decision: Decision, evidence: Evidence
 ) -> Change:
-    """Return the changes from one judgment to another according to their records.
+    """Return the changes between two judgments according to their records.
 
-    The two files were not run side by side.
+    The two files were not run together.
     """
     old_decision, old = before
     rows = [
@@ -121,7 +120,7 @@ def change_between(
 
 
 def _compared(incumbent: ChampionComparison | None) -> Iterator[ChangeRow]:
-    """Yield the rows on the answers of the two files to the same samples."""
+    """Yield the rows on the outputs of both files for the same samples."""
     if incumbent is None or incumbent.state != "compared":
         why = incumbent.absent if incumbent is not None else None
         yield ChangeRow(
@@ -158,7 +157,7 @@ def _compared(incumbent: ChampionComparison | None) -> Iterator[ChangeRow]:
 def _measured(
     old: Evidence, new: Evidence, incumbent: ChampionComparison | None
 ) -> Iterator[ChangeRow]:
-    """Yield the rows on what each evidence records by itself."""
+    """Yield the rows on numbers that each evidence holds."""
     before, now = TrendRow.from_evidence(old), TrendRow.from_evidence(new)
     rows = (
         _numbers("noise ratio", before.noise_ratio, now.noise_ratio, more_is="worse"),
@@ -167,7 +166,7 @@ def _measured(
     for row in rows:
         yield row if old.dataset.sha256 == new.dataset.sha256 else _incomparable(row)
     if incumbent is None or incumbent.latency is None:
-        # Measured on two machines, or at two times on one: neither better nor worse.
+        # Measured on different machines or at different times: neither better nor worse.
         yield _numbers(
             "latency", before.latency_ms, now.latency_ms, more_is=None, unit="ms, measured apart"
         )
@@ -220,7 +219,7 @@ def _machines(old: Environment, new: Environment) -> Iterator[ChangeRow]:
 
 
 def _bounds(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:
-    """Yield the bounds of the policy that changed, are new or are gone, as they were applied."""
+    """Yield the applied bounds of the policy that were changed, added or removed."""
     yield _texts(
         "policy", _short(None if old is None else old.policy_sha256), _short(new.policy_sha256)
     )
@@ -234,7 +233,7 @@ def _bounds(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:
 
 
 def _applied(decision: Decision) -> dict[str, str]:
-    """Bounds by their checks; not of probes and of the graph, which depend on the file."""
+    """Return bounds by check, without those of probes and the graph, which depend on the file."""
     return {
         check.title: allowed(check)
         for check in decision.checks
@@ -257,7 +256,7 @@ def _numbers(
     texts = [
         UNRECORDED if x is None else f"{format_number(x)} {unit}".strip() for x in (before, now)
     ]
-    changed = texts[0] != texts[1]  # what is the same to four digits is the same to a reader
+    changed = texts[0] != texts[1]  # values that agree in four digits look the same to a reader
     sense = None
     if changed and before is not None and now is not None and more_is is not None:
         sense = _sense(before, now, more_is)
@@ -265,13 +264,13 @@ def _numbers(
 
 
 def _incomparable(row: ChangeRow) -> ChangeRow:
-    """The row of a number that each file has of samples of its own: neither better nor worse."""
+    """Return the row of a number from different samples: neither better nor worse."""
     before = f"{row.before} (not comparable: other samples)"
     return row.model_copy(update={"before": before, "changed": True, "sense": None})
 
 
 def _sense(before: float, now: float, more_is: Sense) -> Sense | None:
-    """NaN is worse than every number."""
+    """Return a sort key in which NaN is worse than every number."""
     if math.isnan(before) and math.isnan(now):
         return None
     if math.isnan(before) or math.isnan(now):

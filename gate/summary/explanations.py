@@ -27,7 +27,7 @@ from gate.summary.render import (
 from gate.summary.summary import Finding
 
 _WHOLE = 1000
-"""Characters of a sentence at most."""
+"""Longest sentence, in characters."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class GroupExplanation:
     remedy: str | None
 
     def printable(self) -> GroupExplanation:
-        """Return the same on one line each, with a limited length, whatever names it contains."""
+        """Return a copy with each text on one line and with a limited length."""
         return GroupExplanation(
             self.blamed and short(self.blamed),
             clean(self.sentence)[:_WHOLE],
@@ -49,7 +49,7 @@ class GroupExplanation:
 
 @dataclass(frozen=True)
 class Scene:
-    """The records from which an explanation of a group is written."""
+    """The group and the records for its explanation."""
 
     group: CheckGroup
     evidence: Evidence
@@ -57,24 +57,24 @@ class Scene:
 
     @property
     def shown(self) -> CheckResult:
-        """The check that shows the cause best."""
+        """The check that represents the cause."""
         return self.group.ordered[0]
 
     @property
     def number(self) -> str:
-        """The number of the group's headline check, named where its unit does not identify it."""
+        """The number of the headline check, with its name if the unit does not identify it."""
         best = self.group.headline_check
         text = format_bound_usage(best)
         return text if not text or best.name.startswith("noise_") else f"{best.name} {text}"
 
     @property
     def where(self) -> str:
-        """The runtimes on which it shows."""
+        """The affected runtimes."""
         return ", ".join(dict.fromkeys(c.runtime for c in self.group.ordered if c.runtime))
 
 
 def with_number(text: str, number: str) -> str:
-    """The sentence with its number at the end, where there is one."""
+    """Return the sentence with the number at its end, if there is one."""
     return clean(f"{text.rstrip('.')}: {number}" if number else text)
 
 
@@ -88,7 +88,7 @@ def explain_fault(scene: Scene, found: Localization) -> GroupExplanation:
         )
     blamed, text = _fault(found, found.fault)
     if found.probe is not None:
-        # Code that is right on the samples: what only shows beyond them is a limit of it.
+        # The code is right on the samples: a difference beyond them is a limit of the code.
         remedy = LIMITS if found.fault_code == "code" else found.remedy
         text = render_account("on_probe", text=text, probe=found.probe)
         usage = format_bound_usage(scene.group.headline_check)
@@ -137,16 +137,16 @@ def nonfinite(scene: Scene) -> GroupExplanation:
 
 
 def _account(check: CheckResult, blamed: str | None, text: str | None = None) -> GroupExplanation:
-    """Return the account of one check: its sentence, or `text`, and its remedy."""
+    """Return the explanation of one check: its sentence, or `text`, and its remedy."""
     sentence = render_check(check, "headline") if text is None else text
     return GroupExplanation(blamed, clean(sentence), render_check(check, "remedy"))
 
 
-# Its numbers are those of the check that shows it best.
+# The numbers are those of the representative check.
 
 
 def account_of(group: CheckGroup, evidence: Evidence, explanation: Explanation) -> GroupExplanation:
-    """Explain a group of checks. A fault in a part of a release is named with that part."""
+    """Explain a group of checks. A fault in a part of a release includes the name of the part."""
     named = () if group.verdict is Verdict.WAIVED else group.ordered
     parts = tuple(dict.fromkeys(check.part for check in named if check.part))
     of_part = evidence.parts.get(parts[0]) if parts else None
@@ -210,7 +210,7 @@ def _batch(scene: Scene) -> GroupExplanation:
 
 
 def _off_by(check: CheckResult) -> str:
-    """Return how far the file is off on a probe, or why it has no number."""
+    """Return the error of the file on a probe, or why there is no number."""
     usage = format_bound_usage(check)
     if usage:
         return render_account("off_by", usage=usage)
@@ -243,7 +243,7 @@ def _beyond(scene: Scene) -> GroupExplanation:
 
 
 def _with_warning(text: str, evidence: Evidence) -> str:
-    """The text with what the exporter or the lint said beforehand, where it did."""
+    """Return the text with an earlier warning of the exporter or the lint, if there was one."""
     export = evidence.export
     lint = [f for f in export.lint if f.level == "error" and not f.suppressed] if export else []
     if lint:
@@ -261,7 +261,7 @@ def _with_warning(text: str, evidence: Evidence) -> str:
 def _explained_by(
     *names: str, blames: Callable[[CheckResult], str | None]
 ) -> Callable[[Scene], GroupExplanation]:
-    """Return the account of the worst check of these names, else of the first one."""
+    """Return the explanation of the worst check of these names, else of the first check."""
 
     def account(scene: Scene) -> GroupExplanation:
         worst = (worst_of(scene.group.checks, name) for name in names)
@@ -323,8 +323,7 @@ def _export(scene: Scene) -> GroupExplanation:
 def _waived(scene: Scene) -> GroupExplanation:
     """Explain what was not measured and does not reject the file.
 
-    One sentence stands for the checks with the same text, and one for the probes with the same
-    code.
+    Checks with the same text share one sentence, and so do probes with the same code.
     """
     groups: dict[tuple[str | None, str], tuple[str, dict[str | None, None]]] = {}
     for check in scene.group.checks:

@@ -16,33 +16,33 @@ from gate.summary.render import bound_usage
 
 @dataclass
 class CheckGroup:
-    """Checks with one cause, while they are put together."""
+    """Checks with the same cause, while the groups are built."""
 
     cause: Cause
     checks: list[CheckResult] = field(default_factory=list)
     localisation: Localization | None = None
-    """The layer, where one is at fault."""
+    """The layer at fault, if there is one."""
     cpu_agrees: bool = False
-    """Whether ONNX Runtime passed on the CPU: then the file is right."""
+    """Whether ONNX Runtime passed on the CPU, which means that the file is right."""
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its checks."""
+        """The worst verdict of its checks."""
         verdicts = {check.verdict for check in self.checks}
         order = (Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED)
         return next(verdict for verdict in order if verdict in verdicts)
 
     @property
     def ordered(self) -> tuple[CheckResult, ...]:
-        """The checks: failures first, then those not judged; the farthest off first."""
+        """The checks: failures, then those not judged; each with the largest excess first."""
         return tuple(sorted(self.checks, key=_sort_key))
 
     @property
     def headline_check(self) -> CheckResult:
-        """The check whose number the sentence about this group shows.
+        """The check whose number appears in the sentence about this group.
 
-        For a probe it is that of the probe; for a layer, weights, an optimizer or a device the
-        noise ratio farthest beyond its bound; else the first check.
+        For a probe this is its check. For a layer, weights, an optimizer or a device it is the
+        noise ratio that exceeds its bound most. Otherwise it is the first check.
         """
         first, found = self.ordered[0], self.localisation
         if found is not None and found.probe is not None:
@@ -55,7 +55,7 @@ class CheckGroup:
         return worst_of(failed, "noise_ratio") or worst_of(failed, "noise_") or first
 
     def on_runtime(self, name: RuntimeName) -> CheckGroup | None:
-        """Return the part of the group that one runtime shows; None: it shows nothing of it."""
+        """Return the checks of the group for one runtime, or None if it has none."""
         checks = [check for check in self.checks if check.runtime == name]
         return replace(self, checks=checks) if checks else None
 
@@ -73,26 +73,26 @@ def _sort_key(check: CheckResult) -> tuple[int, int, float]:
 
 
 def worst_of(checks: Iterable[CheckResult], beginning: str) -> CheckResult | None:
-    """The check of this name that is farthest beyond its bound, or None."""
+    """Return the check of this name that exceeds its bound most, or None."""
     named = [check for check in checks if check.name.startswith(beginning)]
     return max(named, key=lambda check: bound_usage(check) or 0.0, default=None)
 
 
-# A cause that is known takes its symptoms with it: the numbers, probes and graph findings that it
-# explains, on every runtime that computes the same file.
+# A known cause absorbs its symptoms: the numbers, probes and graph findings that it explains, on
+# every runtime of the same file.
 
 
 _WEIGHT_CAUSES: frozenset[Cause] = frozenset({"weights", "training_mode", "nonfinite"})
-"""Findings in the graph that are the same fault as the layer that diverges."""
+"""Findings in the graph that describe the same fault as the diverging layer."""
 
 _ROOTS: tuple[Cause, ...] = ("outputs", "training_mode", "weights", "model")
-"""What explains numbers where no layer is known, the most certain first."""
+"""Causes that explain numbers if no layer is known, the most certain first."""
 
 _ANSWERS = ("top1_", "top5_", "accuracy_drop", "threshold_crossing")
-"""Checks of answers, by how they begin: all that near-ties explain."""
+"""Prefixes of checks of answers, which near-ties explain."""
 
 _ALONE = ("runtime", "graph_fixed_batch")
-"""What is no symptom of another fault: it would be there without it."""
+"""Checks that are not symptoms of another fault: they would fail without it, too."""
 
 
 _BY_FAULT: dict[str, Cause] = {
@@ -101,11 +101,11 @@ _BY_FAULT: dict[str, Cause] = {
     "not_returned": "outputs",
     "tf32": "device",
 }
-"""Causes of faults that are none of a single layer."""
+"""Causes that do not belong to a single layer."""
 
 
 def groups_of(decision: Decision, explanation: Explanation) -> list[CheckGroup]:
-    """The groups: what explains most first, what is waived last."""
+    """Return the groups: the one that explains most first, waived checks last."""
     alone: dict[Cause, CheckGroup] = {}
     for check in (*decision.problems, *decision.waived):
         cause = cause_for(check)
@@ -117,7 +117,7 @@ def groups_of(decision: Decision, explanation: Explanation) -> list[CheckGroup]:
 def _rooted(
     alone: dict[Cause, CheckGroup], decision: Decision, found: Localization | None
 ) -> Iterator[CheckGroup]:
-    """The groups after each root has taken the symptoms that it explains."""
+    """Return the groups after each root cause has absorbed the symptoms that it explains."""
     root = _root(alone, decision, found)
     if root is not None:
         _take(root, alone, decision)
@@ -126,7 +126,7 @@ def _rooted(
         if group is not root:
             runtimes = [check.runtime for check in group.checks]
             on_cuda = all(name is not None and traits_of(name).cuda for name in runtimes)
-            # The file's fault is reported already: these moved with the device.
+            # The fault of the file is already reported; these checks differ because of the device.
             numbers = group.cause == "numbers" and on_cuda
             yield _on_device(group.checks, decision) if numbers else group
 
@@ -134,12 +134,12 @@ def _rooted(
 def _root(
     alone: dict[Cause, CheckGroup], decision: Decision, found: Localization | None
 ) -> CheckGroup | None:
-    """The cause that explains what else is wrong, or None."""
+    """Return the root cause of the other failures, or None."""
     if "model" in alone and _draws(alone["model"]):
         return alone["model"]
     if "samples" in alone and any(
         check.name == "reference" and check.output is None for check in alone["samples"].checks
-    ):  # no output varies: then none can be one of classes either
+    ):  # if no output varies, none can be an output of classes
         return alone["samples"]
     if found is not None and found.diverges and found.probe is None:
         nonfinite = alone.get("nonfinite", CheckGroup("nonfinite")).checks
@@ -153,14 +153,14 @@ def _root(
 
 
 def _probed(alone: dict[Cause, CheckGroup], found: Localization) -> CheckGroup:
-    """The layer that only a probe shows. Code that is another may be what the trace kept of it."""
+    """Return the layer that only a probe reveals. Different code may come from the trace."""
     if found.fault_code == "code" and "baked_in" in alone and "beyond" not in alone:
         return alone["baked_in"]
     return CheckGroup("beyond", localisation=found)
 
 
 def _suspect(alone: dict[Cause, CheckGroup], decision: Decision) -> CheckGroup | None:
-    """The cause that the pattern of what fails points at, or None."""
+    """Return the cause that follows from the pattern of failures, or None."""
     if not _measured(decision):
         return alone.get("runtime") or alone.get("batch")
     by_runtime = _only_on(decision)
@@ -187,15 +187,15 @@ def _lowered(alone: dict[Cause, CheckGroup], numbers: list[CheckResult]) -> list
 
 
 def _draws(group: CheckGroup) -> bool:
-    """Return whether the fault lies in the reference, so that its numbers prove nothing else.
+    """Return whether the fault is in the reference, so that its numbers prove nothing else.
 
-    It does not repeat itself, or its fused path returns other numbers than its layers.
+    The reference is not repeatable, or its fused path and its layers return different numbers.
     """
     return any(check.name in ("repeats", "fast_path") for check in group.checks)
 
 
 def _located(found: Localization, decision: Decision) -> Cause:
-    """Return the cause that a localization found."""
+    """Return the cause in a localization."""
     cause = _BY_FAULT.get(found.fault_code or "")
     if cause is not None:
         return cause
@@ -205,7 +205,7 @@ def _located(found: Localization, decision: Decision) -> Cause:
 
 
 def _take(root: CheckGroup, alone: dict[Cause, CheckGroup], decision: Decision) -> None:
-    """Move what the root explains into it."""
+    """Move the checks that the root cause explains into its group."""
     explained: set[Cause] = {"outputs"} if root.cause == "samples" else set(SYMPTOMS)
     if root.localisation is not None or root.cause == "weights":
         explained |= _WEIGHT_CAUSES
@@ -213,7 +213,7 @@ def _take(root: CheckGroup, alone: dict[Cause, CheckGroup], decision: Decision) 
         explained.add("evidence")
     if root.cause == "optimiser":
         explained.add("runtime")
-    for cause, group in alone.items():  # in the order of the decision, so that ties are, too
+    for cause, group in alone.items():  # in the order of the decision, which then breaks ties
         if group is root or cause not in explained:
             continue
         taken = [check for check in group.checks if _explains(root, check)]
@@ -222,11 +222,11 @@ def _take(root: CheckGroup, alone: dict[Cause, CheckGroup], decision: Decision) 
 
 
 def _explains(root: CheckGroup, check: CheckResult) -> bool:
-    """Return whether a check fails because of the root."""
+    """Return whether a check fails because of the root cause."""
     if check.verdict is Verdict.WAIVED:
         return False
     if check.name in _ALONE:
-        # An optimizer may break the session instead of its answer.
+        # An optimizer may break the session instead of the outputs.
         return root.cause == "optimiser" and _breaks(root, check)
     if root.cause == "model":
         return _draws(root) or check.name.startswith(_ANSWERS)
@@ -242,10 +242,10 @@ def _breaks(root: CheckGroup, check: CheckResult) -> bool:
 
 
 def _shows_on(root: CheckGroup, runtime: RuntimeName) -> bool:
-    """Return whether the root's fault shows on a runtime.
+    """Return whether the root cause affects a runtime.
 
-    A fault of the file shows everywhere but in PyTorch itself, one of the optimizer where
-    optimizations are on, one of a device there.
+    A fault of the file affects all runtimes except PyTorch, one of the optimizer those with
+    optimizations, one of a device those on the device.
     """
     traits = traits_of(runtime)
     if traits.engine == "torch":
@@ -277,7 +277,7 @@ def _only_on(decision: Decision) -> Cause | None:
 
 
 def _on_device(checks: list[CheckResult], decision: Decision) -> CheckGroup:
-    """Numbers that fail on CUDA, or in a runtime of others."""
+    """Return the cause of numbers that fail on CUDA or in a third-party runtime."""
     passed = [traits_of(name) for name in decision.runtimes]
     agrees = any(traits.engine == "onnxruntime" and not traits.cuda for traits in passed)
     return CheckGroup("device", checks, cpu_agrees=agrees)
@@ -289,7 +289,7 @@ def _measured(decision: Decision) -> bool:
 
 def _rank(group: CheckGroup) -> tuple[int, int, int]:
     order = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.WAIVED: 2}
-    # A model that draws random numbers explains the failures that it makes.
+    # A model that draws random numbers explains its own failures.
     certain = group.cause not in ("numbers", "evidence")
     first = -1 if group.cause == "model" and _draws(group) else order[group.verdict]
     return first, -len(group.checks) if certain else 0, 0 if certain else 1

@@ -19,13 +19,13 @@ from gate.decision.catalog import CheckSpec, row_of, spec_texts
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, PolicyRecord
 
-# Taken from the pydantic models that read the policy (types, defaults, the text below each field)
-# and from the table of the checks: what `gate policy explain` prints, what `gate init` writes as
-# comments and what the site's reference lists is this, and nothing else.
+# The only source is the pydantic models of the policy (types, defaults, the docstring of each
+# field) and the catalog of checks. `gate policy explain` prints it, `gate init` writes it as
+# comments, and the site's reference lists it.
 
 
 RUNTIME = "<runtime>"
-"""Stands in places for the name of a runtime."""
+"""Placeholder for the name of a runtime."""
 
 _BOUNDS = f"runtimes.{RUNTIME}.bounds."
 
@@ -41,7 +41,7 @@ _CHECKS = {
     f"{_BOUNDS}confidence_bands.over_5_percent": "confidence_over_",
     f"{_BOUNDS}confidence_bands.over_10_percent": "confidence_over_",
 }
-"""Fields whose check has another name. A bound's check has its own."""
+"""Fields whose check has a different name."""
 
 _WORDS = {"integer": "integer", "number": "number", "boolean": "true or false", "string": "text"}
 
@@ -55,27 +55,27 @@ class PolicyField:
     """One field."""
 
     place: str
-    """Dotted, as `--set` takes it; `<runtime>` and `<name>` stand for names of the user's."""
+    """Dotted name as in `--set`. `<runtime>` and `<name>` are placeholders."""
     takes: str
-    """Which values, in words."""
+    """Description of the valid values."""
     default: JsonValue
-    """None also of a section, and where somebody has to say it (`required`)."""
+    """The default. None for a section and for a required field."""
     required: bool
     text: str
-    """What the model says of it; empty for bounds whose check says all."""
+    """The docstring of the field; empty for bounds that their check explains."""
     check: CheckSpec | None
-    """What it is the bound of."""
+    """The meaning of the bounded quantity."""
     built_in: Mapping[str, JsonValue] = field(default_factory=dict)
     """Of a bound: what the built-in policies allow, by where."""
 
     @property
     def name(self) -> str:
-        """The last part of its place."""
+        """The last part of the dotted name."""
         return self.place.rpartition(".")[2]
 
     @property
     def sentence(self) -> str:
-        """The meaning of the field, in one paragraph."""
+        """Return the meaning of the field in one paragraph."""
         return " ".join(part for part in (self.check and self.check.meaning, self.text) if part)
 
     def to_plain(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class PolicyField:
 def policy_fields() -> tuple[PolicyField, ...]:
     """Return all fields, in the order of the models.
 
-    Those of the twin's policy are the same, and are not repeated.
+    The fields of the twin's policy are the same and are not repeated.
     """
     models = Policy.model_json_schema()["$defs"]
     for part in PolicyRecord.__subclasses__():
@@ -121,8 +121,8 @@ def fields_named(name: str, fields: tuple[PolicyField, ...]) -> tuple[PolicyFiel
 def _texts(part: type[PolicyRecord]) -> dict[str, str]:
     """Return the docstrings of the fields of a model, by name.
 
-    They are read here and not by pydantic, which would read the source of every model wherever a
-    policy is imported.
+    They are read here because pydantic would read the source of every model whenever a policy is
+    imported.
     """
     (model,) = ast.parse(inspect.getsource(part)).body
     assert isinstance(model, ast.ClassDef)
@@ -163,8 +163,8 @@ def _check(place: str, name: str) -> CheckSpec | None:
 def _within(
     schema: Mapping[str, Any], models: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any] | None, str]:
-    """The model that a field holds, and what stands between their names: `<runtime>.` where it
-    holds several by name, `[].` where it holds a list."""
+    """Return the model of a field and the text between their names: `<runtime>.` for a mapping,
+    `[].` for a list."""
     items = schema.get("items", {})
     if "$ref" in items and "properties" in models[items["$ref"].rpartition("/")[2]]:
         return models[items["$ref"].rpartition("/")[2]], "[]."
@@ -179,7 +179,7 @@ def _within(
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any]:
-    """Schemas of the values of an object whose names are the user's."""
+    """Return the schemas of the values of an object with user-defined names."""
     by_pattern = list(schema.get("patternProperties", {}).values())
     more = schema.get("additionalProperties")
     return by_pattern + ([more] if isinstance(more, dict) else [])
@@ -224,7 +224,7 @@ def _built_in(name: str) -> dict[str, JsonValue]:
     return found
 
 
-# Law: what reads the text gets the same policy.
+# Invariant: reading this text yields the same policy.
 
 
 _WIDTH = 92
@@ -243,14 +243,14 @@ gate:
 """
 
 _NO_TEXT = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
-"""Words that some reader of YAML takes for something else."""
+"""Words that some YAML parsers do not read as strings."""
 
 _UNSET = "Not bounded here, because they depend on the model or cost something:"
 
 
 def policy_text(policy: Policy, *, name: str) -> str:
-    """The policy as YAML with a section `gate:`, each field under what it means. `name`: of the
-    file that it is for. Bounds that several runtimes have alike are written once."""
+    """Return the policy as YAML with a section `gate:` and a comment above each field. `name`: the
+    name of the file. Bounds that several runtimes share are written once."""
     fields = {field.place: field for field in policy_fields()}
     lines = [*_section(policy, "", fields, "  ")]
     return _HEAD.format(name=name) + "\n".join(lines) + "\n"

@@ -28,7 +28,7 @@ from gate.storage.record import Record
 from gate.storage.safe_text import make_printable
 
 _LONGEST = 240
-"""Characters of a part of a sentence: what libraries say of a failure has no end."""
+"""Longest part of a sentence, in characters: messages of libraries can be very long."""
 
 
 def broken(failure: str) -> str:
@@ -38,23 +38,23 @@ def broken(failure: str) -> str:
 
 
 def capital(text: str) -> str:
-    """The text with a capital letter at its beginning."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def clean(text: str) -> str:
-    """One line without control characters or a full stop at its end."""
+    """Return one line without control characters and without a final full stop."""
     return make_printable(text).replace("<=", "≤").replace(">=", "≥").rstrip(". ")
 
 
 def short(text: str) -> str:
-    """One line, cut where it is too long."""
+    """Return one line, truncated if it is too long."""
     line = make_printable(text).rstrip(".")
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
 def beginning(text: str, mark: str = ": ") -> str:
-    """Return a text without its details, which follow the mark."""
+    """Return a text without the details after the mark."""
     return text.partition(mark)[0]
 
 
@@ -62,23 +62,23 @@ def beginning(text: str, mark: str = ": ") -> str:
 
 
 _LISTED = 3
-"""Items of a list in a sentence."""
+"""Most items of a list in a sentence."""
 
 
 _SOME = 4
-"""Names of weights, operators or versions in a sentence about the graph."""
+"""Most names of weights, operators or versions in a sentence about the graph."""
 
 
 _MOST_NAMES = 6
-"""Modules, tensors or operators in a sentence about a fault."""
+"""Most modules, tensors or operators in a sentence about a fault."""
 
 
 _SAMPLES = 5
-"""Numbers of samples in a sentence."""
+"""Most sample numbers in a sentence."""
 
 
 class _Template(Formatter):
-    """Formats a text of the catalog. Beyond Python's format specifications it has `FORMATS`."""
+    """Formats a text of the catalog. Supports Python's format specifications and `FORMATS`."""
 
     def get_value(self, key: int | str, _: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs.get(str(key), "unknown")  # of a record that was edited
@@ -103,7 +103,7 @@ def _sample_numbers(numbers: Sequence[int]) -> str:
 
 
 def _nodes(nodes: Sequence[str]) -> str:
-    """The operators of nodes, those that come several times with their number."""
+    """Return the operator types of nodes, with their number if there are several of a type."""
     counted = Counter(node.partition(" ")[0] for node in nodes)
     names = [name if count == 1 else f"{count} {name}" for name, count in counted.items()]
     return listed(names, most=_MOST_NAMES) or "nothing"
@@ -129,8 +129,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "samples": _sample_numbers,
     "alone": str.strip,
 }
-"""`short` cuts what a library says, `brief` leaves out its details, `samples` lists the numbers of
-samples after a comma, `alone` is for notes that are the whole text."""
+"""`short` truncates the message of a library, `brief` drops its details, `samples` lists sample
+numbers after a comma, `alone` is for notes that are the whole text."""
 
 _OF_TEXTS = (
     "short",
@@ -161,7 +161,8 @@ def _problems(
 
 
 def _beginning(text: str, problems: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of problems as the beginning of a sentence, which a name is as it is."""
+    """Return the text of problems as the beginning of a sentence. A leading name stays
+    unchanged."""
     is_name = not problems or catalog.PROBLEMS.get(problems[0]["code"], "{").startswith("{")
     return text if is_name else capital(text)
 
@@ -174,8 +175,8 @@ def render_check(
 ) -> str:
     """Return the text of a check from `gate.decision.catalog`, without control characters.
 
-    It is one line. `headline`: the sentence of a finding, without a full stop at its end.
-    `onnx_reference`: the remedy is for a file whose reference is an ONNX file.
+    One line. `headline`: the sentence of a finding, without a final full stop. `onnx_reference`:
+    the remedy is for a file whose reference is an ONNX file.
     """
     code = catalog.code_for(check)
     if code is None:  # of a record before codes, or of a newer version
@@ -201,7 +202,7 @@ def render_check(
 
 
 def _values(check: CheckResult) -> dict[str, Any]:
-    """Return the fields that a text may have."""
+    """Return the fields that a text may use."""
     relation = "at least" if check.relation == ">=" else "at most"
     bound = f"{check.bound:.6g}" if isinstance(check.bound, float) else str(check.bound)
     notes, problems = check.params.get("notes", []), check.params.get("problems", [])
@@ -245,7 +246,7 @@ def location_of(finding: str | Mapping[str, Any]) -> str:
 
 
 def render_finding(finding: Mapping[str, Any]) -> str:
-    """Return the text of a finding in the graph, without its place and a full stop."""
+    """Return the text of a finding in the graph, without its location and final full stop."""
     text = _problems([finding], faults.FINDINGS).rstrip(".")
     if "more" in finding:
         text = _TEMPLATE.vformat(
@@ -255,7 +256,7 @@ def render_finding(finding: Mapping[str, Any]) -> str:
 
 
 def render_weights(report: Any) -> str:
-    """Return how many weights of the file are the model's, from a `WeightsReport` as JSON."""
+    """Return how many weights of the file match the model, from a `WeightsReport` as JSON."""
     if not isinstance(report, Mapping):  # of a decision without codes
         return str(report)
     matched = report.get("matched", {})
@@ -318,10 +319,10 @@ _OF_EXPORT: frozenset[Cause] = frozenset(
         "nonfinite", "cpu_optimized", "export", "numbers",
     }
 )  # fmt: skip
-"""Causes whose remedies only help a user who exports a PyTorch model."""
+"""Causes with remedies that only apply to the export of a PyTorch model."""
 
 _OF_PRECISION: frozenset[FaultCode] = frozenset({"precision_cast", "int8", "tf32"})
-"""Faults whose remedies hold for any reference."""
+"""Faults with remedies for any reference."""
 
 
 _Remedy = TypeVar("_Remedy", str, str | None)
@@ -334,7 +335,7 @@ def remedy_for(
     onnx_reference: bool,
     fault: FaultCode | None = None,
 ) -> _Remedy:
-    """Return the remedy; of an ONNX file as the reference, one that needs no PyTorch model."""
+    """Return the remedy. With an ONNX file as the reference it must not need a PyTorch model."""
     if not onnx_reference or not remedy or fault in _OF_PRECISION:
         return remedy
     if cause == "model":
@@ -348,13 +349,13 @@ def render_account(code: str, /, **values: Any) -> str:
 
 
 def led_by(name: str, text: str) -> str:
-    """Return a sentence with a name in front, unless it begins with the name."""
+    """Return a sentence with the name in front, unless it begins with it."""
     return text if text.startswith(name) else render_account("about", who=name, text=text)
 
 
 def render_optimizer(blame: OptimizerFault) -> FaultSpec:
     """Return which optimizers of ONNX Runtime change the result, without a full stop, and how to
-    serve the file without them; a remedy only if it was tried."""
+    serve the file without them. The remedy is given only if it was tried."""
     values = blame.model_dump() | {"reason": _reason(blame)}
     codes = ["fails" if blame.raises else "changes"] if blame.names else ["none"]
     if blame.names:
@@ -384,8 +385,8 @@ def _located(found: Localization) -> Iterator[FaultSpec]:
 
 
 def with_fault_texts(found: Localization) -> Localization:
-    """Return a localization with its texts rendered; of version 1.0, which has no codes, with
-    those that are stored."""
+    """Return a localization with rendered texts. Records of version 1.0 have no codes and keep
+    their stored texts."""
     try:
         return _rendered(found) if found.outcome else found
     except (AttributeError, KeyError, TypeError, ValueError):  # of a record that was edited
@@ -437,7 +438,7 @@ def _with_reasons(blame: OptimizerFault) -> OptimizerFault:
 
 
 def _reason(blame: OptimizerFault, name: str = "reason") -> str | None:
-    """Return the text of a field that has a code; of a record without codes, the stored one."""
+    """Return the text of a field with a code, or the stored text of a record without codes."""
     code, params = (getattr(blame, f"{name}_{part}") for part in ("code", "params"))
     if code is None:
         stored: str | None = getattr(blame, name)
@@ -446,7 +447,7 @@ def _reason(blame: OptimizerFault, name: str = "reason") -> str | None:
 
 
 def explained(explanation: Explanation) -> Explanation:
-    """Return an explanation with the texts of its localization."""
+    """Return an explanation with the rendered texts of its localization."""
     found = explanation.localisation
     return explanation.model_copy(update={"localisation": found and with_fault_texts(found)})
 
@@ -455,17 +456,18 @@ _SYMBOLS = {"<=": "≤", ">=": "≥", "==": "="}
 
 
 def format_number(value: float | None) -> str:
-    """A number with four significant digits; empty for none."""
+    """Return a number with four significant digits, an empty text for None."""
     return "" if value is None else f"{value:.4g}"
 
 
 def nan_as_infinite(value: float | None) -> float:
-    """Return a number by which the worst can be sorted: 0 for none, infinity for NaN."""
+    """Return a sort key for numbers: 0 for None, infinity for NaN."""
     return math.inf if value is not None and math.isnan(value) else value or 0.0
 
 
 def observed(check: CheckResult) -> str:
-    """Return the observed value as text; in full if it only rounds to its bound."""
+    """Return the observed value as text, with all digits if rounding makes it equal to its
+    bound."""
     if not isinstance(check.observed, float):
         code = catalog.code_for(check)
         return make_printable(check.observed or (code and code.observed) or "")
@@ -477,7 +479,7 @@ def observed(check: CheckResult) -> str:
 
 
 def allowed(check: CheckResult) -> str:
-    """The bound with its direction, or nothing for a check without a bound."""
+    """Return the bound with its direction, or an empty text for a check without a bound."""
     if check.bound is None:
         return ""
     bound = (
@@ -489,28 +491,28 @@ def allowed(check: CheckResult) -> str:
 
 
 def has_several_outputs(checks: Iterable[CheckResult]) -> bool:
-    """Return whether the checks are of more than one output."""
+    """Return whether the checks refer to more than one output."""
     return len({check.output for check in checks if check.output}) > 1
 
 
 def short_name(check: CheckResult, *, several_outputs: bool) -> str:
-    """The name of a check, with its part of a release, and its output where there are several."""
+    """Return the name of a check with the part of its release, and with its output if several."""
     places = (check.part, check.output if several_outputs else None, check.label)
     return make_printable(" / ".join(place for place in places if place))
 
 
 def cells(check: CheckResult) -> tuple[str, str, str, str]:
-    """Name with the output, observed, allowed, number of samples."""
+    """Return name with output, observed value, bound and number of samples."""
     name = f"{check.output} / {check.label}" if check.output else check.label
     samples = "" if check.samples is None else str(check.samples)
     return make_printable(name), observed(check), allowed(check), samples
 
 
 def bound_usage(check: CheckResult) -> float | None:
-    """Return how much of its bound a check has used: 1 at the bound, infinite for NaN.
+    """Return the used share of a check's bound: 1 at the bound, infinite for NaN.
 
-    For a share that must be large enough, it is its shortfall relative to the allowed one. None:
-    the check has no number, or no bound.
+    For a value with a lower bound, the shortfall relative to the allowed one. None if the check has
+    no number or no bound.
     """
     value, bound = check.observed, check.bound
     if not isinstance(value, float) or not isinstance(bound, float):

@@ -83,10 +83,10 @@ State = Literal["passed", "failed", "not judged", "waived", "not measured"]
 def proof_of(
     decision: Decision, evidence: Evidence, first: CheckGroup | None = None
 ) -> tuple[RuntimeProof, ...]:
-    """One row for each runtime that was judged or measured, in the order of their names.
+    """Return one row for each judged or measured runtime, in the order of their names.
 
-    `first`: the group that the headline is about. Its runtime comes first, with the number of the
-    headline; of a file that passed that is the runtime with the number nearest to its bound.
+    `first`: the group of the headline. Its runtime comes first, with the number of the headline.
+    For a file that passes, the runtime with the number nearest to its bound comes first.
     """
     shown = {check.runtime for check in decision.checks if check.runtime}
     shown |= {runtime.runtime for runtime in evidence.runtimes}
@@ -128,7 +128,7 @@ def _worst(
 ) -> tuple[float | None, CheckResult | None]:
     """Return the check that a row shows, with the used share of its bound.
 
-    It is the headline check of this runtime, else a failure, else the check nearest to its bound.
+    This is the headline check of the runtime, else a failure, else the check nearest to its bound.
     """
     if first is not None and bound_usage(first.headline_check) is not None:
         return bound_usage(first.headline_check), first.headline_check
@@ -143,7 +143,7 @@ def _worst(
 
 
 def _is_about_samples(check: CheckResult) -> bool:
-    """Return whether a check that holds only proves that there are enough samples."""
+    """Return whether a passing check only proves that there are enough samples."""
     return check.verdict is Verdict.PASS and check.name in ("samples", "top1_lower_bound")
 
 
@@ -197,8 +197,7 @@ _OF_EXPORT = (
 
 
 def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[Step]:
-    """Yield commands: to promote what passed; to look closer at what did not, and to judge it
-    again."""
+    """Yield commands: promote a file that passes; inspect and judge again one that does not."""
     release = bool(evidence.subject.parts)
     exported = not evidence.source.is_onnx
     factory = shlex.quote(make_printable(evidence.source.factory))
@@ -213,7 +212,7 @@ def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[S
     findings = evidence.graph.findings if evidence.graph is not None else ()
     if decision.verdict is Verdict.PASS and any(one.code == "quantized" for one in findings):
         yield Step(
-            label="Put it into service beside the exact file",
+            label="Put it into service with the exact file",
             command="gate promote EXACT.onnx --name NAME --report EXACT_DIR --policy EXACT_POLICY "
             f"--twin {_MODEL} --twin-report DIR",
         )
@@ -251,8 +250,8 @@ def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[S
 
 
 def _runtime(decision: Decision, cause: Cause) -> str:
-    """The option for the first runtime of ONNX Runtime whose numbers fail, or that an optimizer
-    breaks; without it, `ort-cpu` is looked at."""
+    """Return the option for the first ONNX Runtime runtime whose numbers fail, or that an optimizer
+    breaks. Without it, the command uses `ort-cpu`."""
     broken = cause == "optimiser"
     failed = [
         check.runtime
@@ -278,7 +277,7 @@ def check_row(check: CheckResult, evidence: Evidence) -> CheckRow:
 
 
 def _why(check: CheckResult, evidence: Evidence, why: str) -> str:
-    """The reason of the bound, with its widening for few elements in records of before."""
+    """Return the reason for the bound, with its widening for few elements in older records."""
     if check.name != "noise_ratio" or check.runtime is None:
         return why
     runtime = evidence.runtime(check.runtime)
@@ -308,8 +307,8 @@ def summarize(
 ) -> Summary:
     """Return the summary.
 
-    `explanation`: the localization; `change`: against the champion; `confidence`: of the agreement
-    that is proven.
+    `explanation`: the localization; `change`: the changes from the champion; `confidence`: the
+    level of the proven agreement.
     """
     explanation = explained(explanation or Explanation())
     groups = groups_of(decision, explanation)
@@ -416,10 +415,9 @@ def _notes(decision: Decision, evidence: Evidence, *, confidence: float) -> Iter
 def agreement_sentences(
     decision: Decision, evidence: Evidence, *, confidence: float
 ) -> Iterator[str]:
-    """Yield the top-1 agreement that is proven for each judged runtime and output.
+    """Yield the proven top-1 agreement of each judged runtime and output, with the samples.
 
-    The text has the number of samples. Yield once for an output that no agreement is claimed where
-    its role would have to be guessed.
+    For an output whose role would have to be guessed, yield once that no agreement is claimed.
     """
     judged = {
         (c.runtime, c.output)
@@ -453,13 +451,13 @@ def check_sentences(decision: Decision, *names: str) -> Iterator[str]:
 
 
 _IMPRECISE = 1e-5
-"""Relative error of a runtime, within what its operators are allowed, that a user should know."""
+"""Relative error of a runtime above which a user is warned, though its operators allow it."""
 
 _OWN_ROUNDING = 8.0
-"""So many times PyTorch's own error: below it, the model itself is that sensitive."""
+"""Smallest multiple of PyTorch's error for a warning: below it the model itself is sensitive."""
 
 _EXACT_BOUND = 64.0
-"""Bounds of noise_ratio for reduced precision lie above it."""
+"""Bounds of noise_ratio above it are for reduced precision."""
 
 
 def imprecision_sentences(decision: Decision, evidence: Evidence) -> Iterator[str]:
@@ -489,14 +487,14 @@ def imprecision_sentences(decision: Decision, evidence: Evidence) -> Iterator[st
 
 
 def code_sentences(evidence: Evidence) -> Iterator[str]:
-    """Yield how the model's code differs from the code at export, and what could not be read."""
+    """Yield changes of the model's code since the export, and code that could not be read."""
     code, exported = evidence.source.code, evidence.export.code if evidence.export else None
     if code is None:
         return
     changes = () if exported is None else code.changes_since(exported)
     if changes:
         yield (
-            f"exported from other code of the model than it was measured against: "
+            f"the model's code changed between the export and the measurement: "
             f"{make_printable(', '.join(changes))}."
         )
     for name, reason in code.unread.items():
@@ -504,7 +502,7 @@ def code_sentences(evidence: Evidence) -> Iterator[str]:
 
 
 def _metric_sentences(evidence: Evidence) -> Iterator[str]:
-    """One sentence for each metric of the policy: the values on all samples, and the bounds."""
+    """Yield one sentence for each metric of the policy: values on all samples, and bounds."""
     for metric in evidence.metrics:
         for group in metric.groups[:1]:
             sides = (
@@ -523,20 +521,20 @@ def _metric_sentences(evidence: Evidence) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SummaryInputs:
-    """A decision with all that it was made of, and its story."""
+    """A decision with the records it is based on, and its summary."""
 
     decision: Decision
     evidence: Evidence
     policy: Policy
     explanation: Explanation = field(default_factory=Explanation)
     change: Change | None = None
-    """The changes from the champion, where the two were compared."""
+    """The changes from the champion, if they were compared."""
     model_name: str | None = None
     """Of the registered model."""
     steps: tuple[Step, ...] = ()
-    """What to do next, where that is not what follows from the decision alone."""
+    """Next steps that replace those that follow from the decision."""
     signed_by: str | None = None
-    """Name and short id of the key that signed the verdict; None: not signed."""
+    """Name and short id of the key that signed the verdict, None if it is not signed."""
 
     @cached_property
     def story(self) -> Summary:

@@ -26,11 +26,11 @@ class CostRow(Record):
     single: Latency | None = None
     batch: Latency | None = None
     latency_ratio: Measured | None = None
-    """Of the median times, by PyTorch's; of two batch sizes the larger one."""
+    """The median time divided by PyTorch's, for the larger of two batch sizes."""
     memory_bytes: Count | None = None
-    """Growth at its peak, of a browser at the end."""
+    """Peak growth of memory; for a browser the growth at the end."""
     peak_bytes: Count | None = None
-    """Of its whole process."""
+    """Memory of the whole process."""
     cuda_bytes: Count | None = None
 
     def cells(self) -> tuple[str, ...]:
@@ -71,31 +71,31 @@ def _memory(size: int | None) -> str:
     return f"{size / _MB:.3g} MB" if size < 999.5 * _MB else f"{size / _MB / 1e3:.3g} GB"
 
 
-# A `Story` is made by `gate.summary.summarize.summarize` of decision, evidence, explanation and
-# champion; it holds plain texts only: names that come from a judged file went through `printable`.
+# `gate.summary.summarize.summarize` builds a `Summary` from decision, evidence, explanation and
+# champion. It holds plain text only: names from a judged file have passed `make_printable`.
 
 
 class Headline(Record):
-    """The answer in one look."""
+    """The verdict and its cause in one sentence each."""
 
     verdict: Verdict
     cause: Cause
     blamed: str | None = None
-    """The name of the faulty part: `layer3.0.conv1.weight`, `ort-cpu-optimized`; None: no part, or
-    one without a name."""
+    """The name of the faulty part: `layer3.0.conv1.weight`, `ort-cpu-optimized`. None if there is
+    none or it has no name."""
     sentence: str
-    """One sentence: the cause, with its number and the number that is allowed."""
+    """One sentence: the cause, with its number and the allowed one."""
     remedy: str | None = None
-    """What to do; None: nothing."""
+    """What to do, None if there is nothing to do."""
 
 
 class Finding(Record):
-    """Checks that fail, or are waived, for one cause. The first check shows it best, the others
-    are folded under it."""
+    """Checks that fail or are waived for one cause. The first check represents it, the others are
+    folded under it."""
 
     cause: Cause
     verdict: Verdict
-    """FAIL, ERROR or WAIVED: the worst of its checks."""
+    """FAIL, ERROR or WAIVED: the worst verdict of its checks."""
     title: str
     """What is wrong, in a few words of the field."""
     sentence: str
@@ -108,63 +108,63 @@ class CheckRow(Record):
 
     check: CheckResult
     meaning: str
-    """One sentence: what it asks."""
+    """One sentence: what the check requires."""
     formula: str | None = None
     unit: str | None = None
     why: str
-    """Why this bound, with its widening."""
+    """The reason for the bound, including its widening."""
     strain: Measured | None = None
-    """observed / bound, 1 at the bound; for shares (unequal + tiny) likewise; None: no number."""
+    """observed / bound, 1 at the bound; shares (unequal + tiny) likewise. None: no number."""
 
 
 class RuntimeProof(Record):
-    """One row of the matrix of runtimes: what ran where, and how that is proven."""
+    """One row of the table of runtimes: what ran where, and the proof of it."""
 
     runtime: str
     state: Literal["passed", "failed", "not judged", "waived", "not measured"]
     provider: str | None = None
-    """The provider that was active, as proven."""
+    """The proven active provider."""
     nodes: str | None = None
-    """Nodes by provider: `CPU 42`; of PyTorch the device."""
+    """Nodes by provider, `CPU 42`; for PyTorch the device."""
     worst: CheckResult | None = None
-    """The check that has used most of its bound."""
+    """The check with the largest used share of its bound."""
     strain: Measured | None = None
-    """Of that check: observed / bound."""
+    """observed / bound of that check."""
     agreement: Measured | None = None
-    """Lowest top-1 agreement that was judged."""
+    """The lowest judged top-1 agreement."""
     latency_ms: Measured | None = None
-    """Median of a batch."""
+    """Median time of a batch."""
     reason: str | None = None
-    """Why it was not measured, or is waived."""
+    """Why the runtime was not measured, or is waived."""
 
 
 class ChangeRow(Record):
-    """One value, compared with the champion's."""
+    """One value compared with the champion's."""
 
     name: str
     before: str
     now: str
     changed: bool
     sense: Literal["better", "worse"] | None = None
-    """None: neither, or not known."""
+    """None: neither better nor worse, or unknown."""
 
 
 class Change(Record):
-    """Against the version that serves now. `absent`: why there is nothing to compare with."""
+    """Changes from the serving version. `absent`: why there is nothing to compare with."""
 
     version: str | None = None
     sha256: Sha256 | None = None
     rows: tuple[ChangeRow, ...] = ()
-    """What changed first."""
+    """The rows, changed ones first."""
     absent: str | None = None
     machines: str | None = added_field(None)
-    """Where the two were measured, by what of the machines differs; None: nothing does."""
+    """How the machines of the two measurements differ, or None."""
     trend: tuple[TrendRow, ...] = ()
-    """Of the versions before and this one, the oldest first."""
+    """Numbers of the earlier versions and this one, the oldest first."""
 
     @property
     def unmoved(self) -> str:
-        """The sentence on the serving version for a comparison in which no row changed."""
+        """The sentence about the serving version if no row changed."""
         if self.absent is not None:
             return f"not compared: {self.absent.rstrip('.')}"
         return (
@@ -182,31 +182,31 @@ class Step(Record):
 
 
 class SummarySubject(Record):
-    """The judged file, and when, where and by which key it was judged."""
+    """The judged file, with time, machine and key of the verdict."""
 
     name: str | None = None
-    """Of the registered model."""
+    """Name of the registered model."""
     version: str | None = None
     sha256: Sha256
     size_bytes: int
     opset: int
     producer: str
     factory: str
-    """The callable that returns the PyTorch model, or the ONNX file that is the reference."""
+    """The factory of the PyTorch model, or the ONNX file that is the reference."""
     samples: int
     measured_at: str
     decided_at: str
     machine: str
-    """Processor, and the graphics card where there is one."""
+    """The processor, and the GPU if there is one."""
     signed_by: str | None = None
-    """Name and short id of the key that signed the verdict; None: no key that the reader trusts."""
+    """Name and short id of the key that signed the verdict. None: no trusted key signed it."""
     policy_sha256: Sha256 | None = None
     evidence_sha256: Sha256 | None = None
     data_sha256: Sha256 | None = None
     checkpoint_sha256: Sha256 | None = None
-    """None: the model was built by code alone."""
+    """Digest of the checkpoint. None: the code alone built the model."""
     reference_sha256: Sha256 | None = added_field(None)
-    """Of the ONNX file that is the reference; None: it is a PyTorch model."""
+    """Digest of the ONNX file that is the reference. None: the reference is a PyTorch model."""
 
     @property
     def is_onnx_reference(self) -> bool:
@@ -215,35 +215,34 @@ class SummarySubject(Record):
 
     @property
     def title(self) -> str:
-        """The registered model, else what was judged against which reference."""
+        """The registered model, else the judged file and its reference."""
         if self.name or self.reference_sha256 is None:
             return self.name or self.factory
         return f"file compared with {PurePath(self.factory).name}"
 
 
 class Summary(Record):
-    """All that a reviewer needs, in the order of need."""
+    """All that a reviewer needs, most important first."""
 
     schema_version: Literal[1] = 1
     headline: Headline
     subject: SummarySubject
     findings: tuple[Finding, ...]
-    """Those that decide first; what is waived last."""
+    """The findings, deciding ones first, waived ones last."""
     proof: tuple[RuntimeProof, ...]
     costs: tuple[CostRow, ...] = ()
     change: Change
     steps: tuple[Step, ...]
     warnings: tuple[str, ...] = ()
-    """Notices that a reader must not miss with any verdict: code that changed, a layer not
-    found."""
+    """Notices for any verdict: changed code, a layer that was not found."""
     notes: tuple[str, ...] = ()
-    """What else is to be known: what agreement proves, weights."""
+    """Further facts: the proven agreement, the weights."""
     words: tuple[CheckRow, ...] = ()
-    """Every check, in the order of the decision."""
+    """All checks in the order of the decision."""
 
     @property
     def has_several_outputs(self) -> bool:
-        """Return whether names of checks need their output."""
+        """Return whether names of checks must include their output."""
         return has_several_outputs(word.check for word in self.words)
 
     def about(self, *, name: str | None, version: str | None = None) -> Self:
