@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# One unit is one CSS pixel at 360 pixels, so texts can be read there. Colors are those of Okabe
-# and Ito, which color-blind readers can distinguish, each with a marker of its own. Text and lines
-# have the color of the text around the chart, and colors are CSS variables, so that the same
-# drawing is right on a light page, a dark one, and paper. The same input gives the same bytes.
+# One unit is one CSS pixel at a width of 360 pixels, so texts are legible on a phone. The colors of
+# Okabe and Ito can be distinguished by color-blind readers, and each has its own marker. Text and
+# lines have the page's text color, and colors are CSS variables, so the same drawing works on light
+# and dark pages and on paper. The same input gives the same bytes.
 
 
 WIDTH = 360
@@ -33,10 +33,10 @@ BLUE, ORANGE, GREEN, RED, PINK, GREY = (
 
 SERIES = ((BLUE, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", "-."), (PINK, "D", ":"),
           (GREY, "v", "-"))  # fmt: skip
-"""Color, marker and line of each of several runtimes."""
+"""Color, marker and line style of each runtime."""
 
 TEXT = "#010203"
-"""Stands for the color of the text around; nothing else is drawn in it."""
+"""Placeholder for the text color of the page. Nothing else is drawn in it."""
 
 SMALL, NORMAL = 9.5, 10.5
 
@@ -52,7 +52,7 @@ _FONT = "system-ui, 'DejaVu Sans', sans-serif"
 _PIXELS_PER_INCH = 72.0
 
 _LETTERS, _LINE, _MOST_LINES = 68, 14, 12
-"""Of a chart in words: what fits side by side, pixels from line to line, and how many there are."""
+"""For a chart as text: characters per line, pixels per line, and number of lines."""
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -85,15 +85,15 @@ class Chart:
     """A drawing and its description."""
 
     name: str
-    """Unique on a page: its ids begin with it."""
+    """The name, unique on a page: prefix of all ids."""
     title: str
     alternative: str
-    """What it shows, for those who can't see it."""
+    """Alternative text."""
     svg: str
-    """The element, to stand within a page."""
+    """The element to embed in a page."""
 
     def file(self) -> bytes:
-        """Return the chart as a separate file, on white."""
+        """Return the chart as a standalone file with a white background."""
         white = '<svg style="background: #fff; color: #1b1b1b" '
         return f"{self.svg.replace('<svg ', white, 1)}\n".encode()
 
@@ -103,7 +103,7 @@ def chart(
 ) -> Chart:
     """Return the chart that `paint` draws on an empty figure of this height in pixels.
 
-    Where matplotlib is missing, it has the description only.
+    Without matplotlib, the chart holds the description only.
     """
     words = make_printable(title), make_printable(alternative)
     here = installation.is_installed("matplotlib")
@@ -112,7 +112,7 @@ def chart(
 
 
 def _written(alternative: str) -> str:
-    """Return a document with the description instead of the drawing, and how to get the drawing."""
+    """Return a document with the description, and how to install matplotlib for the drawing."""
     lines = textwrap.wrap(alternative, _LETTERS, max_lines=_MOST_LINES, placeholder=" …")
     lines.append(f"Drawn with matplotlib: {installation.remedy('charts').partition(': ')[2]}")
     root = ElementTree.Element(f"{{{_SVG}}}svg", viewBox=f"0 0 {WIDTH} {_LINE * len(lines) + 6}")
@@ -124,7 +124,7 @@ def _written(alternative: str) -> str:
 
 
 def _painted(name: str, paint: Callable[[Figure], None], *, height: float) -> str:
-    """The document that matplotlib makes of it."""
+    """Return the figure as an SVG document."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -132,7 +132,7 @@ def _painted(name: str, paint: Callable[[Figure], None], *, height: float) -> st
 
     stream = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
-        # The browser has other fonts than the one that texts are measured with.
+        # The fonts of the browser differ from the one that matplotlib measures with.
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
         size = (WIDTH / _PIXELS_PER_INCH, height / _PIXELS_PER_INCH)
         layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03)
@@ -144,14 +144,14 @@ def _painted(name: str, paint: Callable[[Figure], None], *, height: float) -> st
 
 
 def literal(text: str, most: int = 46) -> str:
-    """`text` as a chart shows it: cut to what fits."""
+    """Return `text` truncated to what fits."""
     clean = make_printable(text)
     head = max(most - 15, 1)
     return clean if len(clean) <= most else f"{clean[:head]}…{clean[-14:]}"
 
 
 def decimal(value: float, _place: int | None = None) -> str:
-    """A number at an axis, without a formula in it: 0.01, 1, 100, 10⁶."""
+    """Return the label of a number at an axis: 0.01, 1, 100, 10⁶."""
     if value <= 0.0 or 1e-3 < value < 1e5:
         return f"{value:g}"
     power = round(math.log10(value))
@@ -182,7 +182,7 @@ def clamped(value: float | None, least: float, most: float) -> float:
 
 
 def logarithmic(axes: Axes, low: float, high: float) -> None:
-    """A logarithmic x axis with few, plain marks."""
+    """Set a logarithmic x axis with few plain ticks."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
@@ -194,8 +194,8 @@ def logarithmic(axes: Axes, low: float, high: float) -> None:
 
 
 def _inlined(text: str, name: str, words: tuple[str, str]) -> str:
-    """The `svg` element of a document: with its words, with ids of its own, and without anything
-    that would reach beyond it."""
+    """Return the `svg` element of a document with its texts and unique ids, and without references
+    to anything outside."""
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(text)
     used = {value for e in root.iter() for key, value in e.attrib.items() if key == _HREF}
@@ -235,7 +235,7 @@ def _tidy(element: ElementTree.Element, name: str, used: set[str]) -> None:
 
 
 def _themed(style: str) -> str:
-    """Declarations with the colors of the page, and fonts of the reader."""
+    """Return CSS declarations with the colors of the page and the fonts of the reader."""
     made = []
     for declaration in style.split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))

@@ -33,21 +33,21 @@ _OUTCOMES: dict[int, Outcome] = {0: "passed", 1: "rejected"}
 
 @dataclass(frozen=True, kw_only=True)
 class CiResult:
-    """How the command ended, and the story of the decision that it is about."""
+    """How the command ended, and the summary of its decision."""
 
     command: str
-    """`check`, `merge`, `promote`; of a pipeline, the stage."""
+    """`check`, `merge`, `promote`, or the stage of a pipeline."""
     is_stage: bool = False
     exit_code: int
     model: str = ""
-    """The registered model or the factory, as given."""
+    """The registered model or the factory."""
     sentence: str = ""
-    """The result in addition to the verdict: why nothing could be judged, why it was promoted or
-    not. Without a password in it; empty: nothing."""
+    """The reason in addition to the verdict: why nothing could be judged, or why the file was
+    promoted or not. Must not contain passwords. May be empty."""
     story: Summary | None = None
-    """None: nothing was decided."""
+    """None if there is no decision."""
     links: Mapping[str, str] = field(default_factory=dict)
-    """Label to address."""
+    """Labels with their addresses."""
 
     @property
     def title(self) -> str:
@@ -56,7 +56,7 @@ class CiResult:
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of the build: without a pass or a rejection it is "not judged"."""
+        """The outcome of the build: a pass, a rejection or "not judged"."""
         return _OUTCOMES.get(self.exit_code, "not judged")
 
     @property
@@ -66,7 +66,7 @@ class CiResult:
 
     @property
     def subject(self) -> str:
-        """The registered model, else the factory; empty where neither is known."""
+        """The registered model, else the factory; empty if both are unknown."""
         if self.story is None:
             return self.model
         return self.story.subject.name or self.model or self.story.subject.title
@@ -88,25 +88,25 @@ class CiResult:
         return self.outcome == "passed" or wanted in verdicts
 
 
-# One suite a runtime, one case a check. A build that is not green has a case with the reason, also
-# where no check has one: a refused promotion, a file that could not be read.
+# One suite per runtime, one case per check. A red build always has a case with the reason, even if
+# no check failed: a refused promotion, a file that could not be read.
 
 
 _ELEMENTS = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.WAIVED: "skipped"}
 
 _COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error"}
-"""Of a suite and of the whole. Jenkins' plug-in xUnit refuses a file that counts what was skipped,
-too, in the whole: its schema knows that count in a suite alone."""
+"""Counts of a suite and of the whole file. The schema of Jenkins' xUnit plug-in allows a count of
+skipped cases in suites only."""
 
 _SECONDS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 MEASUREMENT = "measurement"
-"""The suite of checks that are about no runtime; the report calls them so, too."""
+"""The suite of checks without a runtime, named as in the report."""
 
 
 def junit_xml(result: CiResult) -> str:
-    """The XML text: suites `parity-gate.<runtime>`, cases `<part> / <output> / <check>`; a FAIL
-    is a `failure`, an ERROR an `error`, a WAIVED check is `skipped`."""
+    """Return the XML text: suites `parity-gate.<runtime>`, cases `<part> / <output> / <check>`. A
+    FAIL is a `failure`, an ERROR an `error`, a WAIVED check is `skipped`."""
     root = ElementTree.Element("testsuites", name="parity-gate")
     suites = [] if result.story is None else list(_suites(result.story))
     if not result.shown_by_a_check:
@@ -138,7 +138,7 @@ def _suites(story: Summary) -> Iterator[ElementTree.Element]:
 
 
 def _suite(name: str, cases: Iterable[ElementTree.Element]) -> ElementTree.Element:
-    """A suite whose cases have names of their own: GitLab takes equal ones for one test."""
+    """Add a suite with unique names of cases: GitLab merges cases with equal names."""
     suite = ElementTree.Element("testsuite", name=f"parity-gate.{make_printable(name)}")
     names: Counter[str] = Counter()
     for case in cases:
@@ -194,7 +194,7 @@ def _case(
 
 
 def _sentences(word: CheckRow, cause: str | None, *, onnx_reference: bool) -> Iterator[str]:
-    """Yield the details of one case: first the cause, which several cases may share."""
+    """Yield the details of one case, beginning with the cause, which several cases may share."""
     check = word.check
     if cause is not None:
         yield make_printable(cause)
@@ -216,22 +216,22 @@ def _unexplained_case(result: CiResult) -> ElementTree.Element:
     return case
 
 
-# All are gauges with names that older readers take too, such as node_exporter's textfile collector.
+# All are gauges, with names that node_exporter's textfile collector accepts, too.
 
 
 _CHECK = ("part", "runtime", "output", "check", "point")
 
 _CHECK_GAUGES = (
-    ("check_observed", "What a check saw, in its own unit.", ""),
-    ("check_bound", "What is allowed, in the same unit.", ""),
-    ("check_used", "How much of its bound a check has used: 1 at it.", "ratio"),
+    ("check_observed", "Observed value of a check, in its unit.", ""),
+    ("check_bound", "Bound of a check, in the same unit.", ""),
+    ("check_used", "Used share of the bound of a check: 1 at the bound.", "ratio"),
 )
 
 _DECISIVE = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR)
 
 
 def openmetrics_text(result: CiResult) -> str:
-    """The text, ending with `# EOF`. Every series has the label `model`; docs/ci.md lists them."""
+    """Return the text, which ends with `# EOF`. Every series has the label `model` (docs/ci.md)."""
     model = make_printable(result.subject)
     gauges = list(_result_gauges(result, model))
     if result.story is not None:
@@ -251,7 +251,7 @@ def _gauge(
     *labels: str,
     unit: str = "",
 ) -> GaugeMetricFamily:
-    """`values`: by tuples of the words for `labels`."""
+    """Format a gauge. `values`: by tuples of values for `labels`."""
     made = GaugeMetricFamily(f"parity_gate_{name}", help_text, labels=("model", *labels), unit=unit)
     for words, value in values.items():
         made.add_metric((model, *words), value)
@@ -260,7 +260,7 @@ def _gauge(
 
 def _result_gauges(result: CiResult, model: str) -> Iterator[GaugeMetricFamily]:
     code = {(result.command,): result.exit_code}
-    meaning = "Of the command: 0 passed, 1 rejected, 2 could not judge."
+    meaning = "Exit code of the command: 0 passed, 1 rejected, 2 could not judge."
     yield _gauge(model, "exit_code", meaning, code, "command")
     verdicts = {(each.value,): float(each is result.verdict) for each in _DECISIVE}
     meaning = "1 for the verdict on the file, 0 for the others."
@@ -270,25 +270,25 @@ def _result_gauges(result: CiResult, model: str) -> Iterator[GaugeMetricFamily]:
 def _file_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     subject = story.subject
     file = {(str(subject.sha256), str(subject.policy_sha256 or "")): 1}
-    meaning = "1; which file was judged, by which policy."
+    meaning = "Always 1; the labels are the judged file and its policy."
     yield _gauge(model, "file", meaning, file, "sha256", "policy")
-    yield _gauge(model, "samples", "Samples that it was judged on.", {(): subject.samples})
-    size, meaning = {(): subject.size_bytes}, "Of the file with its external data."
+    yield _gauge(model, "samples", "Number of samples of the measurement.", {(): subject.samples})
+    size, meaning = {(): subject.size_bytes}, "Size of the file with its external data."
     yield _gauge(model, "file_size", meaning, size, unit="bytes")
     for name, text in (("measured", subject.measured_at), ("decided", subject.decided_at)):
         seconds = _seconds(text)
         if seconds is not None:
-            meaning = f"When it was {name}, since 1970."
+            meaning = f"Time at which the file was {name}, since 1970."
             yield _gauge(model, f"{name}_timestamp", meaning, {(): seconds}, unit="seconds")
 
 
 def _runtime_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     rows = [(make_printable(row.runtime), row) for row in story.proof]
     passed = {(name, row.state): float(row.state == "passed") for name, row in rows}
-    meaning = "1 where every check of the runtime held."
+    meaning = "1 if every check of the runtime passed."
     yield _gauge(model, "runtime_passed", meaning, passed, "runtime", "state")
     agreement = {(name,): row.agreement for name, row in rows if row.agreement is not None}
-    meaning = "Lowest judged agreement of classes."
+    meaning = "Lowest judged top-1 agreement."
     yield _gauge(model, "top1_agreement", meaning, agreement, "runtime", unit="ratio")
     latency = {(name,): row.latency_ms / 1e3 for name, row in rows if row.latency_ms is not None}
     meaning = "Median time of a batch."
@@ -300,7 +300,7 @@ def _check_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
         (make_printable(word.check.runtime or MEASUREMENT), word.check.verdict.value)
         for word in story.words
     )
-    yield _gauge(model, "checks", "Checks by their verdict.", counts, "runtime", "verdict")
+    yield _gauge(model, "checks", "Number of checks by verdict.", counts, "runtime", "verdict")
     rows = {
         labels: (word.check.observed, word.check.bound, word.strain)
         for labels, word in _once(story).items()
@@ -312,8 +312,8 @@ def _check_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
 
 
 def _once(story: Summary) -> dict[tuple[str, ...], CheckRow]:
-    """The checks by their labels, of equal ones the first that does not hold: a series may be there
-    once."""
+    """Return the checks by their labels. Of checks with equal labels, the first one that does not
+    pass: a series must be unique."""
     found: dict[tuple[str, ...], CheckRow] = {}
     for word in sorted(story.words, key=lambda word: word.check.verdict is Verdict.PASS):
         check = word.check
@@ -344,12 +344,12 @@ def sarif_log(
     failure: str = "",
     file_of: Callable[[str], str] = str,
 ) -> str:
-    """The JSON text: every rule with its help, every finding with file and line.
+    """Return the JSON text: every rule with its help, every finding with file and line.
 
-    `report`: None where nothing could be read, for the reason `failure`; whoever shows it must not
-    take that for a model without findings. `file_of`: the path of a finding's file below the root
-    of the repository, by its path below the import path. A silenced finding is there, as suppressed
-    in its source.
+    `report`: None if the source could not be read, with the reason in `failure`. A viewer then
+    shows an error instead of a model without findings. `file_of`: maps the path of a finding's file
+    below the import path to its path in the repository. Silenced findings are included as
+    suppressed in source.
     """
     rules = [
         {
@@ -440,11 +440,11 @@ def _fingerprint(finding: LintFinding) -> str:
 
 
 def check_sarif_log(result: CiResult, *, file: str, source: tuple[str, int] | None) -> str:
-    """Return the JSON text of a verdict: a result for each finding that fails or could not be
+    """Return the JSON text of a verdict: one result for each finding that fails or could not be
     judged, none for a file that passes.
 
-    file: the ONNX file, below the root of the repository; source: file and line of the module that
-    diverges, to which the first finding points.
+    file: path of the ONNX file in the repository; source: file and line of the diverging module, to
+    which the first finding points.
     """
     findings = [] if result.story is None else list(result.story.findings)
     findings = [each for each in findings if each.verdict in (Verdict.FAIL, Verdict.ERROR)]

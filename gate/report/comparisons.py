@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _ROWS = 12
 
 _ZOOM = 24
-"""Pixels of a side that are shown enlarged, around the largest difference."""
+"""Side in pixels of the enlarged part around the largest difference."""
 
 _PREPROCESSING_HEADINGS = ("consumer", "max", "mean", "> 1 step", "channels max", "flips",
              "confidence", "verdict")  # fmt: skip
 
 
 def print_comparison(parity: PreprocessingParity, console: Console, *, bound: float) -> None:
-    """The table of consumers in steps, then causes, then the values of both sides."""
+    """Yield the table of consumers in steps, then causes, then the values of both sides."""
     about = (
         f"{parity.images} pictures, against {parity.reference}; differences in 1/255 of the "
         f"value range before normalization, {bound:g} allowed"
@@ -51,7 +51,8 @@ def print_comparison(parity: PreprocessingParity, console: Console, *, bound: fl
 
 
 def preprocessing_sentences(parity: PreprocessingParity) -> Iterator[str]:
-    """One line for each consumer that has a cause, a wrong shape, a failure or is not here."""
+    """Yield one line for each consumer with a cause, a wrong shape or a failure, or that is
+    missing."""
     for consumer in parity.consumers:
         if consumer.causes:
             share = f"{100 * (consumer.explained or 0.0):.3g} %"
@@ -66,8 +67,8 @@ def preprocessing_sentences(parity: PreprocessingParity) -> Iterator[str]:
 
 
 def side_by_side(exhibits: Mapping[str, Exhibit], spec: PreprocessSpec) -> bytes:
-    """PNG: for each consumer its worst picture, as the reference and as the consumer made it, their
-    difference enlarged, and both once more around the largest difference."""
+    """Return a PNG: for each consumer its worst picture by the reference and by the consumer, their
+    amplified difference, and details of both around the largest difference."""
     from matplotlib.figure import Figure
 
     shown = list(exhibits.items())[:_ROWS]
@@ -79,7 +80,7 @@ def side_by_side(exhibits: Mapping[str, Exhibit], spec: PreprocessSpec) -> bytes
 
 
 def _literal(text: str) -> str:
-    """`text`, cut to what fits, without the dollar signs that would make it a formula."""
+    """Return `text` truncated to what fits, without dollar signs, which would start a formula."""
     fits = text if len(text) <= 72 else f"{text[:40]}…{text[-31:]}"
     return fits.replace("$", r"\$")
 
@@ -87,14 +88,14 @@ def _literal(text: str) -> str:
 def _png(drawn: Figure) -> bytes:
     """Return a figure as PNG; the same figure gives the same bytes.
 
-    Not SVG, as charts are: these are pictures.
+    PNG instead of SVG as for charts, because these are pictures.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     stream = io.BytesIO()
     FigureCanvasAgg(drawn)
     with warnings.catch_warnings():
-        # A name in a script that the font lacks is drawn as boxes; the tables have it in full.
+        # Characters that the font lacks are drawn as boxes; the tables show the full names.
         warnings.filterwarnings(
             "ignore", message="Glyph .* missing from font", category=UserWarning
         )
@@ -152,7 +153,7 @@ def _short(consumer: ConsumerParity) -> str:
 
 
 def _sides(parity: PreprocessingParity) -> Iterator[str]:
-    """Shape, smallest, largest, mean and first values of each side."""
+    """Yield shape, minimum, maximum, mean and first values of each side."""
     yield f"{parity.reference}: {_described(parity.reference_values)}"
     for consumer in parity.consumers:
         if consumer.values is not None:
@@ -171,14 +172,14 @@ _TRIALS_HEADINGS = ("strategy", "opset", "folding", "seconds", "nodes", "MB", "r
 
 _SHORT = ("strategy", "opset", "fold", "s", "nodes", "MB", "runtime", "max diff", "L2", "L2 prob",
           "noise", "top-1", "ms", "verdict")  # fmt: skip
-"""The same for a terminal, which is narrow."""
+"""Headings for a narrow terminal."""
 
 _LEFT = ("strategy", "folding", "runtime", "verdict")
 
 _STYLES = {"PASS": "green", "FAIL": "bold red", "ERROR": "bold red", "not exported": "yellow"}
 
 _FROM = 0.1
-"""Where the axis begins, unless something is smaller."""
+"""Start of the axis, unless a value is smaller."""
 
 _LEAST, _MOST = 1e-3, 1e12
 
@@ -186,7 +187,7 @@ _PITCH, _REST = 14, 70
 
 
 def print_trials(found: Trials, console: Console) -> None:
-    """The table, then what it means."""
+    """Yield the table, then its meaning."""
     shown = print_table(_SHORT, right=set(_SHORT) - {"fold", *_LEFT})
     shown.columns[_SHORT.index("runtime")].no_wrap = True
     for verdict, cells in _rows(found):
@@ -196,7 +197,7 @@ def print_trials(found: Trials, console: Console) -> None:
 
 
 def trials_sentences(found: Trials) -> Iterator[str]:
-    """Yield which exports are wrong, which are best, and why some gave no file."""
+    """Yield which exports are wrong, which are best, and why some failed."""
     good = [trial for trial in found.trials if trial.verdict == "PASS"]
     bad = [trial for trial in found.trials if trial.verdict in ("FAIL", "ERROR")]
     yield (
@@ -229,7 +230,8 @@ def markdown(found: Trials) -> str:
 
 
 def trials_chart(found: Trials) -> Chart | None:
-    """Noise ratio of every export in every runtime, with the bound; None: there was no export."""
+    """Draw the noise ratio of every export in every runtime, with the bound. None without
+    exports."""
     exported = [trial for trial in found.trials if trial.parities]
     if not exported:
         return None
@@ -240,7 +242,7 @@ def trials_chart(found: Trials) -> Chart | None:
         height = 1.0 / (len(runtimes) + 1)
         measured = [parity for trial in exported for parity in trial.parities]
         heights = [clamped(parity.noise_ratio, _LEAST, _MOST) for parity in measured]
-        # Not from the smallest value on, which would make a tenth look like a multiple.
+        # Starting at the smallest value would make small differences look large.
         logarithmic(axes, min([_FROM, *heights]), 2.0 * max([found.bound, *heights]))
         for place, (runtime, look) in enumerate(zip(runtimes, SERIES, strict=False)):
             rows = [row + height * (place + 0.5) for row in range(len(exported))]
@@ -267,7 +269,7 @@ def trials_chart(found: Trials) -> Chart | None:
 
 
 class CostPoint(NamedTuple):
-    """A file that was measured: its error and what it costs."""
+    """A measured file with its error and costs."""
 
     title: str
     ratio: float
@@ -281,7 +283,7 @@ _WORST_SHOWN = 1e6
 
 
 def cost_chart(points: Sequence[CostPoint]) -> Chart | None:
-    """Error against latency and against size, with the bound; None: no file was measured."""
+    """Draw error against latency and size, with the bound. None if no file was measured."""
     if not points:
         return None
 
@@ -313,7 +315,7 @@ def cost_chart(points: Sequence[CostPoint]) -> Chart | None:
 
 
 def _rows(found: Trials) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Verdict and cells: one row for each runtime of each export."""
+    """Yield verdict and cells, one row for each runtime of each export."""
     for trial in found.trials:
         about = _about(trial)
         if not trial.parities:

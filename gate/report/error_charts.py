@@ -60,8 +60,8 @@ class _Row(NamedTuple):
 
 
 def agreement_chart(evidence: Evidence, decision: Decision | None = None) -> Chart | None:
-    """Top-1 agreement of each runtime and output with its Clopper-Pearson interval; None: no
-    output of classes. With the decision: the bounds."""
+    """Draw top-1 agreement of each runtime and output with its Clopper-Pearson interval, and the
+    bounds of the decision. None without an output of classes."""
     rows = list(_rows(evidence, decision))[:_MOST_ROWS]
     if not rows:
         return None
@@ -72,7 +72,7 @@ def agreement_chart(evidence: Evidence, decision: Decision | None = None) -> Cha
             _agreement_draw(axes, place, row)
         least = min([row.low for row in rows] + [row.bound for row in rows if row.bound])
         axes.set_xlim(least - 0.12 * (1.0 - least) - 1e-4, 1.0 + 0.04 * (1.0 - least) + 1e-5)
-        answers = "share of samples with the same answer; | its bound"
+        answers = "share of samples with the same top-1 class; | its bound"
         list_rows(axes, len(rows), xlabel=answers, bottom=-0.8)
         axes.spines["left"].set_visible(False)
         axes.ticklabel_format(axis="x", useOffset=False)
@@ -81,7 +81,7 @@ def agreement_chart(evidence: Evidence, decision: Decision | None = None) -> Cha
     return chart(
         "agreement",
         paint,
-        title="Same answer as the reference, and what the samples prove",
+        title="Top-1 agreement with the reference, and what the samples prove",
         alternative="; ".join(
             f"{row.name}: {row.counted}, with 95 % confidence at least {row.low:.4f}"
             + (f", allowed from {row.bound:g}" if row.bound is not None else "")
@@ -147,11 +147,12 @@ MOST_CLASSES = 20
 _CONFIDENCE_PITCH, _CONFIDENCE_REST = 15, 78
 
 _FEWEST, _NARROWEST = 6, 1e-3
-"""Rows that the chart has room for, and what its axis of confidence spans at least."""
+"""Most rows of the chart, and the smallest range of its confidence axis."""
 
 
 def confidence_chart(evidence: Evidence) -> Chart | None:
-    """The classes that moved most, in the runtime that moved most; None: no output of classes."""
+    """Draw the classes that changed most, in the runtime with the largest changes. None without an
+    output of classes."""
     outputs = ((name, output.classification) for name, _, output in _outputs(evidence))
     rows = [(name, each) for name, each in outputs if each and each.confidence.per_class]
     if not rows:
@@ -170,7 +171,9 @@ def confidence_chart(evidence: Evidence) -> Chart | None:
             drawn.legend(loc="outside lower center", ncols=3, handletextpad=0.3)
 
     of = (
-        f", the {len(shown)} of {len(classes)} that moved most" if len(classes) > len(shown) else ""
+        f", the {len(shown)} of {len(classes)} that changed most"
+        if len(classes) > len(shown)
+        else ""
     )
     words = "; ".join(f"class {one.label} {_moved(one):+.2g}" for one in shown[:5])
     return chart(
@@ -202,7 +205,7 @@ def _changes(axes: Axes, shown: list[ConfidenceOfClass], *, signed: bool) -> Non
 
 
 def _change(value: float, _place: int | None = None) -> str:
-    """A change at the axis: 0.01, -8·10⁻⁶."""
+    """Return the label of a change at the axis: 0.01, -8·10⁻⁶."""
     if value == 0.0 or abs(value) >= 1e-3:
         return f"{value:.2g}"
     digits, power = f"{value:.1e}".split("e")
@@ -241,13 +244,13 @@ def _finite(value: float | None) -> float:
 _HEIGHT = 230
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
-"""What an axis of differences can show."""
+"""The range of an axis of differences."""
 
 
 def differences_chart(evidence: Evidence, decision: Decision | None = None) -> Chart | None:
-    """Return the chart of |file - reference| of the output that is farthest off, by runtime.
+    """Draw |file - reference| of the output with the largest error, by runtime.
 
-    None: the sizes were not recorded, or nothing differs. With a decision it shows the bounds, too.
+    Includes the bounds of the decision. None if no histogram was recorded, or nothing differs.
     """
     rows = [
         (runtime, output, output.differences)
@@ -340,27 +343,27 @@ def _equal(spread: Histogram) -> str:
 
 
 MOST_ROWS = 25
-"""The largest number of rows of a chart; the table has all."""
+"""Most rows of a chart. The table has all."""
 
 _STRAIN_PITCH, _AXIS, _LEGEND_PITCH = 27, 50, 15
 
 _MOST_LETTERS = 32
-"""Of a label at the left of the axis, which leaves half of the width for the marks."""
+"""Longest label at the left of the axis, which leaves half of the width for the marks."""
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-"""By the runtimes of a chart, in the order in which the checks name them."""
+"""Markers of runtimes, in the order of the checks."""
 
 _LEAST, _MOST = 1e-4, 1e7
-"""Where the axis ends; what is beyond is drawn at its end with an arrow."""
+"""Ends of the axis. Values beyond are drawn at the end with an arrow."""
 
 _COLORS = {Verdict.PASS: BLUE, Verdict.FAIL: RED, Verdict.ERROR: PINK, Verdict.WAIVED: GREY}
 
 
 def worst_first(words: Iterable[CheckRow]) -> list[CheckRow]:
-    """Sort the rows that have a bound; NaN is the worst.
+    """Sort the rows with a bound, worst first; NaN is the worst.
 
-    What is counted in the graph comes after what fails by measure, because its bound is 0 and has
-    no factor.
+    Counts of graph findings come after measured failures, because their bound is 0 and the used
+    share is undefined.
     """
     bounded = [word for word in words if word.strain is not None]
     return sorted(bounded, key=lambda word: (_kind(word), -nan_as_infinite(word.strain)))
@@ -373,8 +376,8 @@ def bound_usage_chart(
     most: int = MOST_ROWS,
     several_outputs: bool = False,
 ) -> Chart | None:
-    """The chart of the worst `most` checks, a row each with a mark per runtime; None: nothing has a
-    bound. A filled mark failed, a hollow one did not."""
+    """Draw the worst `most` checks, one row each with a mark per runtime. None without bounds.
+    Filled marks failed, hollow ones did not."""
     words, by_check = list(words), dict[str, list[CheckRow]]()
     for word in worst_first(words):
         label = short_name(word.check, several_outputs=several_outputs)
@@ -397,7 +400,7 @@ def bound_usage_chart(
             for word in row:
                 _mark(axes, at, word, runtimes)
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        # the name of a check, below it its worst number and the bound
+        # the name of the check, with its worst number and the bound below
         labels = [(label, format_bound_usage(row[0].check, unit=False)) for label, row in rows]
         axes.set_yticks(
             range(len(rows)),
@@ -415,7 +418,7 @@ def bound_usage_chart(
     return chart(
         name,
         paint,
-        title=f"How much of its bound each number has used{more}",
+        title=f"Used share of each bound{more}",
         alternative=f"{len(rows)} checks, {beyond} beyond their bound. The worst: "
         + "; ".join(f"{label} {_usage_text(row[0])}" for label, row in rows[:5]),
         height=_AXIS + _STRAIN_PITCH * len(rows) + _LEGEND_PITCH * -(-len(runtimes) // columns),
@@ -423,7 +426,7 @@ def bound_usage_chart(
 
 
 _FILE = "the file"
-"""Instead of a runtime, of a check that is of none."""
+"""Label of checks without a runtime."""
 
 
 def _mark(axes: Axes, row: int, word: CheckRow, runtimes: list[str]) -> None:

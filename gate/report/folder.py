@@ -40,11 +40,10 @@ def write_report(
     story: Summary,
     explanation: Explanation | None = None,
 ) -> None:
-    """Write `evidence.json`, `decision.json`, `report.md`, `report.html` and `plots/<name>.svg`,
-    and where the file diverges also `localisation.json`, each atomically.
+    """Write `evidence.json`, `decision.json`, `report.md`, `report.html`, `plots/<name>.svg`, and
+    for a diverging file `localisation.json`, each atomically.
 
-    `story`: what the page shows. Thumbnails that are in the folder go into the page. Raises
-    StorageError.
+    `story`: the content of the page. Includes thumbnails in the folder. Raises StorageError.
     """
     explanation = explanation or Explanation()
     report = Report(story, evidence, decision, explanation=explanation, pictures=pictures(folder))
@@ -64,12 +63,12 @@ def write_report(
 
 
 _SAMPLES_LIMIT = 1 << 30
-"""Bytes of the table of samples at most."""
+"""Largest table of samples, in bytes."""
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise EvidenceError if a part of the report in `folder` is a symbolic link: what it points
-    to would be published as a part of the report."""
+    """Raise EvidenceError if a part of the report in `folder` is a symbolic link: its target would
+    be published as a part of the report."""
     for name in layout.OF_REPORTS:
         path = folder / name
         inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
@@ -77,7 +76,7 @@ def refuse_links(folder: Path) -> None:
             if each.is_symlink():
                 raise EvidenceError(
                     f"{each} is a symbolic link, expected a part of the report itself. Copy what "
-                    "it points to in its place, or write the report anew: gate check --report."
+                    "it points to in its place, or write the report again: gate check --report."
                 )
 
 
@@ -90,9 +89,11 @@ def write_again(
     explanation: Explanation,
     report: Path,
 ) -> None:
-    """Write the report of these records into the folder `target`. Only what no record holds is
-    copied from the folder `report`: statements, thumbnails, and the table of samples. What is no
-    plain file there is left out. Raises StorageError."""
+    """Write the report of these records into the folder `target`.
+
+    Copies statements, thumbnails and the table of samples from the folder `report`, because no
+    record holds them, and skips anything that is not a regular file. Raises StorageError.
+    """
     shown = sorted((report / layout.PICTURES).glob("*.png"))[:_MOST_PICTURES]
     limits = {layout.EVIDENCE_STATEMENT: RECORD_LIMIT, layout.DECISION_STATEMENT: RECORD_LIMIT}
     limits |= {layout.SAMPLES: _SAMPLES_LIMIT, layout.METRICS: _SAMPLES_LIMIT}
@@ -117,8 +118,7 @@ def write_again(
 def write_charts(folder: Path, charts: tuple[Chart, ...]) -> None:
     """Write `<name>.svg` for each chart. Raises StorageError.
 
-    Charts of an earlier report in this folder are deleted, so that they are not mistaken for new
-    ones.
+    Deletes the charts of an earlier report in this folder.
     """
     names = {chart.name for chart in charts}
     for chart in charts:
@@ -131,8 +131,7 @@ def write_charts(folder: Path, charts: tuple[Chart, ...]) -> None:
 def pictures(folder: Path) -> dict[int, bytes]:
     """Return the thumbnails of a report, by the index of their sample.
 
-    Those that can't be read or are too large are left out: a page without a picture is still
-    useful.
+    Skips unreadable and too large files: a page without a picture is still useful.
     """
     found: dict[int, bytes] = {}
     for path in sorted((folder / layout.PICTURES).glob("*.png"))[:_MOST_PICTURES]:
@@ -147,16 +146,16 @@ def pictures(folder: Path) -> dict[int, bytes]:
 
 @dataclass(frozen=True)
 class RecordFiles:
-    """Files that replace those next to the evidence, and another policy."""
+    """Files that replace those next to the evidence, and a replacement policy."""
 
     decision: Path | None = None
     explanation: Path | None = None
     policy: Policy | None = None
-    """Judge anew by it, at `now`."""
+    """A policy to judge by again, at `now`."""
     now: str = ""
     """UTC, ISO 8601."""
     trust: Trust | None = None
-    """The keys whose signatures count; None: no signature counts."""
+    """The trusted keys. None: no signature is trusted."""
 
 
 def read_report(
@@ -164,9 +163,9 @@ def read_report(
 ) -> Report:
     """Read an evidence file, or the folder that contains one, with the records next to it.
 
-    `before`: an earlier report, from which the changes are shown; else those from the champion are,
-    where the two were compared. Raises EvidenceError where a record is missing or incomplete,
-    DigestMismatch where the decision is on other evidence.
+    `before`: an earlier report to compare with. Otherwise the changes are those from the champion,
+    if it was compared. Raises EvidenceError if a record is missing or incomplete, DigestMismatch if
+    the decision belongs to other evidence.
     """
     given = given or RecordFiles()
     file = place / layout.EVIDENCE if place.is_dir() else place
@@ -174,7 +173,7 @@ def read_report(
     path, policy = given.decision or folder / layout.DECISION, given.policy
     if policy is not None:
         compared = None
-        with suppress(GateError):  # another policy judges the same comparison
+        with suppress(GateError):  # a replacement policy judges the same comparison
             compared = _decision(path, evidence).incumbent
         decision = decide(policy, evidence, incumbent=compared, decided_at=given.now)
     else:
@@ -196,8 +195,7 @@ def read_report(
 def load_change(folder: Path, evidence: Evidence) -> Change | None:
     """Return the changes from the champion, read from the folder of the evidence.
 
-    None where the file is missing, unreadable or of another measurement, since it is only
-    displayed.
+    None if the file is missing, unreadable or from another measurement: it is only displayed.
     """
     try:
         change = Change.load(folder / layout.CHANGE)
@@ -221,7 +219,7 @@ def load_explanation(folder: Path, evidence: Evidence) -> Explanation:
 def _signed_by(folder: Path, evidence: Evidence, decision: Decision, trust: Trust) -> str | None:
     """Return the labels of the trusted keys that signed exactly these records, or None.
 
-    The keys are checked as of the time that the verdict itself states.
+    The keys must be valid at the time that the verdict states.
     """
     with suppress(GateError):
         statements = StatementPair.from_folder(folder)
@@ -233,15 +231,15 @@ def _signed_by(folder: Path, evidence: Evidence, decision: Decision, trust: Trus
 def _decision(path: Path, evidence: Evidence) -> Decision:
     if not path.is_file():
         raise EvidenceError(
-            f"{path} is not there, so there is no verdict on this evidence. Give the decision "
-            "(--decision), or judge anew by a policy (--policy)."
+            f"{path} does not exist, so there is no verdict on this evidence. Pass the decision "
+            "(--decision), or judge again by a policy (--policy)."
         )
     decision = Decision.load(path)
     if decision.evidence_sha256 != evidence.digest():
         raise DigestMismatch(
             f"{path} decides on the evidence {decision.evidence_sha256}, this one is "
             f"{evidence.digest()}. Give the decision that belongs to it (--decision), or judge "
-            "anew by a policy (--policy)."
+            "again by a policy (--policy)."
         )
     return decision
 
@@ -249,22 +247,22 @@ def _decision(path: Path, evidence: Evidence) -> Decision:
 def _explanation(folder: Path, given: Path | None, evidence: Evidence) -> Explanation:
     """Return the localization of this file: the specified one, else the one next to the evidence.
 
-    One next to the evidence that is of another file or unreadable counts as empty. Raises
-    DigestMismatch where the specified one is of another file.
+    An unreadable one next to the evidence, or one of another file, counts as empty. Raises
+    DigestMismatch if the specified one belongs to another file.
     """
     if given is not None:
         found = _read(given)
         if not _is_of(found, evidence):
             raise DigestMismatch(
-                f"{given} explains another file than {evidence.subject.sha256}. Give that of this "
-                "one, or leave --explanation away."
+                f"{given} does not explain {evidence.subject.sha256}. Pass the localization of "
+                "this file, or omit --explanation."
             )
         return found
     return load_explanation(folder, evidence)
 
 
 def _read(path: Path) -> Explanation:
-    """`gate locate` writes the layers alone, the pipeline the explanation around them."""
+    """Read a localization of `gate locate`, or an explanation of the pipeline that holds one."""
     if path.name == layout.EXPLANATION:
         return Explanation.load(path)
     try:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 NAMES = ("strain", "differences", "confidence", "agreement", "localisation", "latency", "memory")
 
 _CAUSE_ROWS, _CAUSE_HEIGHT = 5, 195
-"""Of the first chart, which has to fit on a telephone's first screen."""
+"""Most rows of the first chart, which has to fit on the first screen of a phone."""
 
 
 def evidence_charts(evidence: Evidence, decision: Decision | None = None) -> tuple[Chart, ...]:
@@ -82,8 +82,8 @@ def report_charts(
 def cause_chart(story: Summary, explanation: Explanation) -> Chart | None:
     """Return the one chart that shows the cause.
 
-    It is the depth where a layer is at fault, else the numbers of the first finding and their
-    bounds, else all that were measured. None: nothing could be drawn.
+    If a layer is at fault, the errors along the depth; else the numbers of the first finding with
+    their bounds; else all measured numbers. None if nothing can be drawn.
     """
     found = explanation.localisation
     if found is not None and found.first_divergence is not None:
@@ -100,7 +100,7 @@ def cause_chart(story: Summary, explanation: Explanation) -> Chart | None:
 
 
 _GRAPHICS = ("GPU", "driver", "CUDA", "cuDNN")
-"""In one line, because most machines have none; versions and threads are in lines of others."""
+"""Fields in one line, because most machines lack them. Versions and threads have other lines."""
 
 _CREWS = {
     "processes": "processes of this machine",
@@ -112,7 +112,7 @@ Facts = dict[str, tuple[tuple[str, str], ...]]
 
 
 def report_facts(evidence: Evidence, decision: Decision) -> Facts:
-    """Heading to its facts, each a name and a text."""
+    """Return facts by heading, each a name and a text."""
     return {
         "What was judged": tuple(_subject(evidence)),
         "Environment": tuple(_environment(evidence)),
@@ -121,7 +121,7 @@ def report_facts(evidence: Evidence, decision: Decision) -> Facts:
 
 
 def reproduce_commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
-    """Return pairs of a purpose and its command. Words in capitals are the reader's files."""
+    """Return pairs of purpose and command. Words in capitals are placeholders for files."""
     source = evidence.source
     model = "release.yaml" if evidence.subject.parts else "MODEL.onnx"
     parts = [f"gate check {model} --reference", shlex.quote(source.factory)]
@@ -135,7 +135,7 @@ def reproduce_commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     parts.append("--policy POLICY.yaml --report report")
     return (
         ("Measure and judge again; the digests above say which files these are", " ".join(parts)),
-        ("Make this page again from the records", f"gate report {EVIDENCE}"),
+        ("Render this page again from the records", f"gate report {EVIDENCE}"),
     )
 
 
@@ -149,7 +149,7 @@ def _subject(evidence: Evidence) -> Iterator[tuple[str, str]]:
     if source.onnx_sha256 is not None:
         yield "reference file", str(source.onnx_sha256)
     else:
-        yield "checkpoint", str(source.checkpoint_sha256 or "none: built by code alone")
+        yield "checkpoint", str(source.checkpoint_sha256 or "none: the code alone built the model")
     if source.code is not None and source.onnx_sha256 is None:
         names = ", ".join(source.code.files) or "packages only"
         yield "model's code", f"{source.code.digest()}, of {names}"
@@ -239,11 +239,11 @@ class Report:
     decision: Decision
     explanation: Explanation = field(default_factory=Explanation)
     pictures: Mapping[int, bytes] = field(default_factory=dict)
-    """PNG bytes of samples, by their index."""
+    """PNG bytes of samples by index."""
 
     @cached_property
     def charts(self) -> tuple[Chart, ...]:
-        """The charts of the evidence; what has no data is left out."""
+        """The charts of the evidence that have data."""
         return report_charts(self.story, self.evidence, self.decision, self.explanation)
 
 
@@ -251,7 +251,7 @@ MOST_CHECKS, MOST_LAYERS = 1000, 400
 """A page of more is too large to open; the records have all."""
 
 LARGEST_PICTURE = 100_000
-"""Bytes of a thumbnail."""
+"""Largest thumbnail in bytes."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -264,7 +264,7 @@ class SampleRow:
 
     sample: WorstSample
     picture: str | None
-    """A `data:` address."""
+    """A `data:` URL."""
 
 
 @dataclass(frozen=True)
@@ -277,14 +277,14 @@ class ShownSamples:
 
 
 def _sorted(words: Iterable[CheckRow]) -> list[CheckRow]:
-    """Return every check, what fails first, then what has used most of its bound."""
+    """Return all checks: failures first, then by the used share of the bound."""
     return sorted(
         words, key=lambda word: (_ORDER.index(word.check.verdict), -nan_as_infinite(word.strain))
     )
 
 
 def layers(found: Localization | None) -> tuple[LayerRow, ...]:
-    """The layers that a table shows: all, or of too many those that are not right."""
+    """Return the layers of the table: all, or only the wrong ones if there are too many."""
     if found is None:
         return ()
     if len(found.layers) <= MOST_LAYERS:
@@ -293,8 +293,8 @@ def layers(found: Localization | None) -> tuple[LayerRow, ...]:
 
 
 def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> ShownSamples | None:
-    """The samples with the largest differences, of the runtime and output that is farthest off.
-    None: they were not recorded."""
+    """Return the samples with the largest differences, for the runtime and output with the largest
+    error. None if they were not recorded."""
     recorded = [
         (runtime.runtime, output)
         for runtime in evidence.runtimes
@@ -309,15 +309,15 @@ def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> ShownSam
 
 
 def _address(picture: bytes | None) -> str | None:
-    """Return the data URL of a picture; None: missing, no PNG, or too large for the page."""
+    """Return the data URL of a picture, or None if it is missing, not a PNG, or too large."""
     if picture is None or not picture.startswith(_PNG) or len(picture) > LARGEST_PICTURE:
         return None
     return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
 
 
-# It sends no requests, stores nothing and works in a frame that allows scripts only, as
-# MLflow shows it. Every text is escaped by the template engine and goes through `printable`; a
-# content security policy lets nothing but our own script run, whatever a name contains.
+# The page sends no requests, stores nothing and works in a frame that allows scripts only, as in
+# MLflow. The template engine escapes every text, `printable` removes control characters, and a
+# content security policy allows only our own script.
 
 
 _JOINT = re.compile(r"([._/])(?=[A-Za-z])")
@@ -326,7 +326,7 @@ _RUNTIME = re.compile(rf"\b({'|'.join(sorted(RUNTIMES, key=len, reverse=True))})
 
 
 def render_page(report: Report) -> str:
-    """The whole page."""
+    """Return the whole page."""
     story, evidence, decision = report.story, report.evidence, report.decision
     script = _source("script.js")
     cause = cause_chart(story, report.explanation)
@@ -357,13 +357,13 @@ def render_page(report: Report) -> str:
 
 def render_screen(report: Report) -> str:
     """Return the first screen of the page as an element for a notebook or another page: a frame
-    that needs neither files nor scripts, and follows the reader's light or dark colors."""
+    without files and scripts that follows the light or dark color scheme."""
     cause = cause_chart(report.story, report.explanation)
     return _frame(story=report.story, decision=report.decision, cause=cause)
 
 
 def render_depth(layers: Localization) -> str | None:
-    """Return the errors along the depth as such an element. None: no layer was compared."""
+    """Return the errors along the depth as such an element, or None without compared layers."""
     drawn = depth_chart(layers)
     return None if drawn is None else _frame(story=None, decision=None, cause=drawn)
 
@@ -410,14 +410,14 @@ def _templates() -> Environment:
 
 
 def _source(name: str) -> Any:
-    """A file of ours that stands in the page as it is."""
+    """Return one of our files as markup that is embedded in the page."""
     environment = _templates()
     assert environment.loader is not None
     return Markup(environment.loader.get_source(environment, name)[0])
 
 
 def _shown(value: Any) -> Any:
-    """Return the value that a template prints: empty for None, text without control characters."""
+    """Return the printed value: empty for None, text without control characters."""
     if value is None:
         return ""
     return (
@@ -428,22 +428,22 @@ def _shown(value: Any) -> Any:
 
 
 def _lines(command: str) -> Any:
-    """A command of several lines, each of them printable. Words stay whole where they fit: a line
-    must not end after the hyphens of an option."""
+    """Return a command of several printable lines. A line must not break after the hyphens of an
+    option, so words stay whole if they fit."""
     word = Markup('<span class="word">{}</span>')
     lines = (make_printable(line).split(" ") for line in command.splitlines())
     return Markup("\n").join(Markup(" ").join(map(word.format, line)) for line in lines)
 
 
 def _breakable(text: str) -> Any:
-    """A text whose long names, `layer3.0.conv1.weight`, may be broken between their parts; those of
-    runtimes stay whole."""
+    """Return a text in which long names, `layer3.0.conv1.weight`, may break between their parts.
+    Names of runtimes stay whole."""
     jointed = _JOINT.sub(r"\1<wbr>", str(escape(make_printable(text))))
     return Markup(_RUNTIME.sub(r'<span class="name">\1</span>', jointed))
 
 
 def _when(time: str) -> str:
-    """An ISO time to the minute; what is none, as it is."""
+    """Return an ISO time to the minute, and any other text unchanged."""
     try:
         moment = datetime.fromisoformat(time)
     except ValueError:
@@ -453,7 +453,7 @@ def _when(time: str) -> str:
 
 
 def _times(strain: float) -> str:
-    """Return the used part of a bound as text; empty for a bound that allows no difference."""
+    """Return the used share of a bound as text, empty for a bound that allows no difference."""
     if not math.isfinite(strain):
         return ""
     if strain < 0.01:

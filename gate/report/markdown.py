@@ -29,7 +29,7 @@ _GAP = "\N{NO-BREAK SPACE}"
 def _table(
     title: str, headings: Sequence[str], rows: Iterable[Iterable[str]], *, left: int = 1
 ) -> Iterator[str]:
-    """Yield a table below its title; all columns but the first `left` are numbers."""
+    """Yield a table below its title. All columns after the first `left` hold numbers."""
     yield from (title, "", _table_row(headings))
     yield f"|{'---|' * left}{'---:|' * (len(headings) - left)}"
     yield from map(_table_row, rows)
@@ -45,12 +45,12 @@ _COLUMNS = ("runtime", "state", "worst", "observed", "allowed", "top-1", "latenc
 _CHANGES, _CHECKS, _RELEASES = 8, 3, 5
 
 _MARKUP = re.compile(r"[\\|`*\[\]<>#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-"""What Markdown could take for markup; an underscore within a word is none."""
+"""Characters that Markdown may interpret as markup. An underscore within a word is safe."""
 
 
 def summary_markdown(story: Summary, links: Mapping[str, str]) -> str:
-    """Markdown text: headline, findings, change, runtimes, next steps, what it is bound to, `links`
-    (label to address)."""
+    """Return Markdown: headline, findings, changes, runtimes, next steps, digests, `links` (label
+    to address)."""
     lines = [_plain(sentence(story)), ""]
     if story.headline.remedy:
         lines += [f"**Try:** {literal(story.headline.remedy)}", ""]
@@ -72,7 +72,7 @@ def summary_markdown(story: Summary, links: Mapping[str, str]) -> str:
 
 
 def describe_twin(story: Summary) -> str:
-    """Markdown text about the quantized twin, to stand below that of its exact file."""
+    """Return Markdown about the quantized twin, for the end of the text about the exact file."""
     subject = story.subject
     lines = ["", f"**Quantized twin.** {_plain(sentence(story))}", "", *_findings(story)]
     lines += [f"- {literal(note)}" for note in story.notes]
@@ -81,12 +81,12 @@ def describe_twin(story: Summary) -> str:
 
 
 def sentence(story: Summary) -> str:
-    """The verdict and its cause, one plain sentence."""
+    """Return the verdict and its cause in one plain sentence."""
     return f"{story.headline.verdict}: {story.headline.sentence}."
 
 
 def _listed(title: str, entries: Iterable[str]) -> Iterator[str]:
-    """A list below a line of its own: MLflow draws no space between a table and what follows."""
+    """Yield a list below a title line: MLflow draws no space below a table."""
     lines = [f"- {entry}" for entry in entries]
     if lines:
         yield from (title, "", *lines, "")
@@ -131,7 +131,7 @@ def _change(story: Summary) -> Iterator[str]:
 
 
 def _trend(rows: Sequence[TrendRow]) -> Iterator[str]:
-    """A few numbers over the releases, the newest last: MLflow shows none across versions."""
+    """Yield a few numbers over the versions, which MLflow does not show, the newest last."""
     headings = ("file", "noise ratio", "agreement", "accuracy", "latency, ms")
     cells = []
     for row in rows:
@@ -172,14 +172,14 @@ def _bound_to(story: Summary) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """`text` without any Markdown in it, still readable raw."""
+    """Return `text` without Markdown markup, readable as plain text."""
     for relation, symbol in (("<=", "≤"), (">=", "≥")):
         text = text.replace(relation, symbol)
     return _MARKUP.sub("'", make_printable(text))
 
 
 def literal(text: str) -> str:
-    """`text` as literal Markdown within a table cell or a list item."""
+    """Return `text` escaped for a Markdown table cell or list item."""
     return _MARKUP.sub(lambda found: f"\\{found[0]}", make_printable(text))
 
 
@@ -203,14 +203,14 @@ _NOTHING: dict[Outcome, str] = {
     "rejected": "It was rejected before anything was measured (exit code 1).",
     "not judged": "Nothing was decided (exit code 2): this is neither a pass nor a rejection.",
 }
-"""What there is to say where there is no story."""
+"""Texts for results without a summary."""
 
-_CUT = "\n(What does not fit is left out here.)\n"
+_CUT = "\n(Truncated: the report has the rest.)\n"
 
 
 def pull_request_comment(result: CiResult) -> str:
-    """Markdown text of at most `LIMIT` bytes: the verdict, what came of it, then the story: cause,
-    findings, what changed against the champion, runtimes, next steps."""
+    """Return Markdown of at most `LIMIT` bytes: the verdict, the outcome of the command, then the
+    summary: cause, findings, changes from the champion, runtimes, next steps."""
     about = f" ({literal(result.subject)})" if result.subject else ""
     lines = [f"## {_MARKS[result.outcome]} parity-gate: {_verdict_text(result)}{about}", ""]
     if result.story is None:
@@ -222,7 +222,7 @@ def pull_request_comment(result: CiResult) -> str:
 
 
 def _verdict_text(result: CiResult) -> str:
-    """The verdict; of a passed file that was refused all the same, that first."""
+    """Return the verdict. If a file that passes was refused, the refusal comes first."""
     if result.story is None:
         return "could not judge" if result.outcome == "not judged" else result.outcome
     as_decided = result.verdict is _VERDICTS[result.outcome]
@@ -230,7 +230,7 @@ def _verdict_text(result: CiResult) -> str:
 
 
 def _cut(text: str) -> str:
-    """Whole lines from the beginning, as many as there is room for."""
+    """Return as many whole lines from the beginning as fit."""
     if len(text.encode()) <= LIMIT:
         return text
     room = LIMIT - len(_CUT.encode())

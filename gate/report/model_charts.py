@@ -38,18 +38,19 @@ _LOOKS = {"ok": (BLUE, "o", 4.5), "propagated": (ORANGE, "s", 4.5), "source": (R
 _LABELS = {"ok": "as the model", "propagated": "follows from it", "source": "wrong here"}
 
 _MOST_POINTS = 300
-"""Of more layers the worst of each stretch is drawn: a chart has no more pixels."""
+"""Most drawn layers: of more, the chart shows the worst layer of each range."""
 
 _LEAST, _MOST = 1e-3, 1e12
 
 _LETTER, _ACROSS = 6.0, 290
-"""Pixels of a letter of the name, and of the axis."""
+"""Width of a letter and of the axis, in pixels."""
 
 
 def depth_chart(
     found: Localization, *, name: str = "localisation", height: float = 260
 ) -> Chart | None:
-    """Noise ratio of each layer in the order of execution; None: no layer was compared."""
+    """Draw the noise ratio of each layer in the order of execution. None without compared
+    layers."""
     mapped = [row for row in found.layers if row.noise_ratio is not None]
     if not mapped:
         return None
@@ -92,7 +93,7 @@ def _draw(axes: Axes, rows: list[LayerRow], *, samples: int) -> None:
         if places:
             at = [heights[place] for place in places]
             axes.plot(places, at, marker, color=color, markersize=size, label=_LABELS[verdict])
-    # One name is read, forty are not; the table below the chart has all.
+    # Only a few names are legible; the table below the chart has all.
     first = next((place for place, row in enumerate(rows) if row.verdict == "source"), None)
     if first is not None:
         right = first > len(rows) / 2
@@ -133,7 +134,7 @@ _LATENCY_PITCH, _LATENCY_REST = 34, 66
 
 
 def latency(evidence: Evidence) -> Chart | None:
-    """Median and 95th percentile of one batch; None: not measured."""
+    """Draw median and 95th percentile of one batch. None if not measured."""
     measured = [(reference_runtime(evidence), evidence.reference_latency)]
     measured += [(runtime.runtime, runtime.latency) for runtime in evidence.runtimes]
     rows = [(name, one) for name, one in measured if one is not None]
@@ -175,7 +176,7 @@ _MB = 1e6
 
 
 def memory(evidence: Evidence) -> Chart | None:
-    """Return the chart of the growth of the process at its peak, by runtime; None: not measured."""
+    """Draw the peak growth of the process by runtime. None if not measured."""
     measured = [(one.runtime, one.memory_bytes) for one in evidence.runtimes]
     grown = [(str(name), size / _MB) for name, size in measured if size is not None]
     if not grown:
@@ -214,7 +215,7 @@ _HEIGHT = 120
 
 
 def trend_charts(trend: Sequence[TrendRow]) -> tuple[Chart, ...]:
-    """A chart for each number that at least two releases have; the oldest first."""
+    """Yield a chart for each number of at least two versions, the oldest first."""
     made = []
     for name in _TITLES:
         values = [(one.sha256.hex[:6], getattr(one, name)) for one in trend[-_MOST_RELEASES:]]
@@ -251,10 +252,10 @@ def _trend_chart(name: str, points: list[tuple[str, float]]) -> Chart:
 
 
 MOST_GROUPS = 24
-"""Slices that a chart shows; the records have all."""
+"""Most slices of a chart. The records have all."""
 
 _ROW, _FRAME = 24, 76
-"""Pixels of a group, and of axis and legend."""
+"""Height of a group, and of axis and legend, in pixels."""
 
 _SERVED = ("ort-cpu-optimized", "ort-cpu")
 

@@ -218,7 +218,7 @@ def large_page() -> str:
 
 def test_fifty_thousand_samples_and_a_thousand_classes_are_small(large_page: str) -> None:
     assert len(large_page.encode()) < 2_000_000
-    assert "the 20 of 1000 that moved most" in large_page
+    assert "the 20 of 1000 that changed most" in large_page
 
 
 def test_what_must_not_be_missed_is_before_the_findings() -> None:

@@ -64,5 +64,5 @@ def test_what_is_too_long_is_cut_after_a_whole_line(letter: str) -> None:
     text = pull_request_comment(CiResult(command="check", exit_code=0, story=long))
     assert 0.9 * LIMIT < len(text.encode()) <= LIMIT
     *lines, last = text.rstrip().splitlines()
-    assert last == "(What does not fit is left out here.)"
+    assert last == "(Truncated: the report has the rest.)"
     assert lines[-2:] == [f"- {note}", ""]

@@ -150,7 +150,7 @@ def test_a_check_is_one_row_with_a_mark_per_runtime() -> None:
     assert [shown.count(name) for name in ("ort-cpu", "ort-cpu-optimized", "ort-cuda")] == [1, 1, 1]
     red = f"fill: var(--red, {RED}); stroke: var(--red, {RED})"
     assert drawn.svg.count(red) >= len(words)
-    assert drawn.title == "How much of its bound each number has used"
+    assert drawn.title == "Used share of each bound"
 
 
 def test_the_worst_is_first_and_no_number_is_the_worst_of_all() -> None:
