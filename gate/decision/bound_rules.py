@@ -19,10 +19,10 @@ _AGREEMENTS = ("top1_agreement", "top1_lower_bound", "top5_agreement")
 
 
 class BoundedMetric(NamedTuple):
-    """A measured number against its bound; None: not measured, not bounded.
+    """A measured number and its bound. None: not measured, not bounded.
 
-    `<=` is for differences, `>=` for shares; numbers that no measurement can give
-    (a negative difference, a share above 1) do not hold either.
+    `<=` is for differences, `>=` for shares. Impossible numbers (a negative difference, a share
+    above 1) do not hold.
     """
 
     name: str
@@ -30,10 +30,10 @@ class BoundedMetric(NamedTuple):
     relation: Literal["<=", ">="]
     bound: float | None
     least: float = 0.0
-    """The smallest value that the difference can have."""
+    """The smallest possible value."""
 
     def holds(self) -> bool:
-        """True only for finite numbers within the bound."""
+        """Return True only for finite numbers within the bound."""
         if self.observed is None or self.bound is None or not math.isfinite(self.observed):
             return False
         if self.relation == "<=":
@@ -42,7 +42,7 @@ class BoundedMetric(NamedTuple):
 
 
 def numeric(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
-    """The metrics that every output has."""
+    """Return the metrics that every output has."""
     return [
         BoundedMetric("max_abs_diff", output.max_abs_diff, "<=", bounds.max_abs_diff),
         BoundedMetric("mean_abs_diff", output.mean_abs_diff, "<=", bounds.mean_abs_diff),
@@ -54,12 +54,12 @@ def numeric(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
 _NUMERIC = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits")
 
 _OF_FIRST = ("noise_ratio", "noise_peak")
-"""Metrics that the first samples settle."""
+"""Metrics that the first samples determine."""
 
 _CLEAR = 3.0
-"""Times `noise_ratio`, and times 1, from which on the error of a whole output is no chance of few
-runs under random rounding. Measured: of three runs the ratio of a correct runtime is up to 2.4 in
-900 outputs with one to 320 errors that count, of fifteen up to 1.2."""
+"""Factors on `noise_ratio` and on 1 above which the error of a whole output can't be a random
+effect of few runs under random rounding. Measured on 900 outputs with 1 to 320 effective errors:
+the ratio of a correct runtime is at most 2.4 with three runs, and 1.2 with fifteen."""
 
 
 def is_refused(
@@ -70,9 +70,9 @@ def is_refused(
     times: float = 1.0,
     few_draws: bool = False,
 ) -> bool:
-    """Return True if an output is beyond a bound on its noise, `times` as far: no second look at a
-    sample or a probe changes that. `noise`: by output. `few_draws`: no further run under random
-    rounding does either."""
+    """Return True if an output exceeds a bound on its noise `times` times, so that examining
+    samples or probes again can't change the verdict. `noise`: by output. `few_draws`: neither can
+    further runs under random rounding."""
     for name, measured in noise.items():
         if measured is None or not measured.elements:
             continue
@@ -80,7 +80,7 @@ def is_refused(
             continue
         bounds = policy.bounds_for(runtime, name)
         allowed = bounds.noise_ratio
-        if allowed is not None:  # which operator the output ends in is not known yet
+        if allowed is not None:  # the operator that computes the output is not known yet
             allowed = max((allowed, *(bounds.noise_ratio_by_operator or {}).values()))
         if _exceeds(measured.settled or 0.0, bounds.noise_diff, times=times):
             return True
@@ -101,9 +101,9 @@ def _exceeds(observed: float, bound: float | None, *, times: float) -> bool:
 
 
 def not_looked_at(check: CheckResult, *, unexamined: bool, few_draws: bool) -> CheckResult:
-    """The check as an ERROR where it is a FAIL that a second look at samples may turn, or a PASS of
-    `noise_diff`, which an `unexamined` sample may exceed. `few_draws`: or further runs under random
-    rounding."""
+    """Turn a FAIL into an ERROR if examining samples again may change it, and a PASS of
+    `noise_diff` if an `unexamined` sample may exceed the bound. `few_draws`: also if further runs
+    under random rounding may change the FAIL."""
     settled = _NUMERIC if few_draws else (*_NUMERIC, *_OF_FIRST)
     if unexamined and check.name == "noise_diff" and check.verdict is Verdict.PASS:
         return check.with_code("unexamined", Verdict.ERROR)
@@ -123,13 +123,13 @@ def _scaled_diff(output: OutputParity) -> float:
 def classification(
     policy: Policy, bounds: Bounds, output: OutputParity, logits: ClassParity
 ) -> list[BoundedMetric]:
-    """The metrics of logits, over the samples that have an answer."""
+    """Return the metrics of logits over the samples that have an answer."""
     answered = max(output.samples - logits.nan_rows, 0)
     n = max(answered - logits.top1_ties, 0)
     lower: float | None
     agreement: float | None
     lower = agreement_lower_bound(logits.top1_disagreements, n, confidence=policy.confidence)
-    # A count and a share that contradict each other must not pass by the better of the two.
+    # If count and share contradict each other, the worse one counts.
     agreement = min(logits.top1_agreement, 1.0 - logits.top1_disagreements / n if n else 0.0)
     if not math.isfinite(logits.top1_agreement):
         agreement = lower = math.nan
@@ -166,7 +166,7 @@ def classification(
 def near_ties(
     policy: Policy, runtime: RuntimeEvidence, output: OutputParity
 ) -> Iterator[CheckResult]:
-    """Yield a check that the excused differences, which rounding explains, are rare."""
+    """Yield a check that differences excused by rounding are rare."""
     logits = class_metrics_for(policy, output)
     for what, count, total in (
         ("integers", output.near_ties, output.elements),
@@ -189,10 +189,10 @@ def near_ties(
 
 
 def too_few(policy: Policy, result: CheckResult, output: OutputParity) -> CheckResult:
-    """Turn a FAIL into an ERROR where a lower bound is too low for lack of samples only.
+    """Turn a FAIL into an ERROR if a lower bound is too low only because there are too few samples.
 
-    That is so where no answer differs: more of the same samples would pass. Every other result is
-    returned unchanged.
+    This is the case if no answer differs: more of the same samples would pass. Other results stay
+    unchanged.
     """
     logits = output.classification
     lower = result.observed
@@ -210,8 +210,8 @@ def too_few(policy: Policy, result: CheckResult, output: OutputParity) -> CheckR
 
 
 def unsure(result: CheckResult, output: OutputParity) -> CheckResult:
-    """A disagreement is no verdict on the file where PyTorch's own rounding changes answers as
-    often: what can't be judged is an ERROR, with that reason."""
+    """Turn a disagreement into an ERROR if PyTorch's own rounding changes as many answers: then it
+    proves nothing about the file."""
     logits = output.classification
     if logits is None or result.verdict is not Verdict.FAIL or result.name not in _AGREEMENTS:
         return result
@@ -222,9 +222,9 @@ def unsure(result: CheckResult, output: OutputParity) -> CheckResult:
 
 
 def compared(metric: BoundedMetric, *, samples: int | None, **place: Any) -> CheckResult:
-    """Return the check of one comparison: ERROR if it was not measured, FAIL if it does not hold or
-    there are no samples. `samples`: None for a number that is of no samples. `place`: runtime,
-    output, params of the check."""
+    """Return the check of one comparison: ERROR if not measured, FAIL if it does not hold or there
+    are no samples. `samples`: None for a number that is not about samples. `place`: runtime, output
+    and params of the check."""
     if metric.observed is None:
         verdict, code = Verdict.ERROR, "unmeasured"
     else:
@@ -244,13 +244,13 @@ def compared(metric: BoundedMetric, *, samples: int | None, **place: Any) -> Che
 
 
 def check(comparison: BoundedMetric, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
-    """The check of one comparison: ERROR if it was not measured, FAIL if it does not hold."""
+    """Return the check of one comparison: ERROR if not measured, FAIL if it does not hold."""
     place = {"runtime": runtime.runtime, "output": output.name}
     return compared(comparison, samples=output.samples, **place)
 
 
 def agreement_lower_bound(disagreements: int, samples: int, *, confidence: float) -> float:
-    """One-sided Clopper-Pearson lower bound of the agreement, in [0, 1].
+    """Return the one-sided Clopper-Pearson lower bound of the agreement, in [0, 1].
 
     The exact binomial bound (Clopper and Pearson, Biometrika 26, 1934): the
     `1 - confidence` quantile of Beta(agreements, disagreements + 1); 0.0 without agreements.
@@ -264,7 +264,8 @@ def agreement_lower_bound(disagreements: int, samples: int, *, confidence: float
 
 
 def samples_needed(bound: float, *, confidence: float) -> int | None:
-    """The fewest samples whose lower bound, without a disagreement, reaches `bound`; None: none do.
+    """Return the smallest number of samples whose lower bound reaches `bound` without a
+    disagreement. None if no number does.
 
     Without disagreements the bound is `(1 - confidence) ** (1 / samples)`.
     """
@@ -278,16 +279,17 @@ def samples_needed(bound: float, *, confidence: float) -> int | None:
     return samples
 
 
-# Where it was not measured, or on fewer samples than the policy requires, that is an ERROR; it can
-# be waived by name.
+# A missing measurement, or one on fewer samples than the policy requires, is an ERROR. It can be
+# waived by name.
 
 
 _ROUNDING = 1e-9
-"""Of float64 sums: two ways to the same ratio."""
+"""Relative difference of float64 sums between two ways to compute the same ratio."""
 
 
 def noise_metrics(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
-    """The metrics in units of rounding; none for integers and bools, which have no rounding."""
+    """Return the metrics in units of rounding; none for integers and bools, which are not
+    rounded."""
     if not output.dtype.startswith("float"):
         return []
     measured = output.noise
@@ -304,7 +306,8 @@ def noise_metrics(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
 
 
 def with_exceptions(bounds: Bounds, evidence: Evidence, output: str) -> Bounds:
-    """The bounds with `noise_ratio` of an operator in which the output ends, where it is more."""
+    """Return the bounds, with a larger `noise_ratio` if the operator that computes the output has
+    one."""
     exceptions = bounds.noise_ratio_by_operator or {}
     reports = [evidence.graph, *(part.graph for part in evidence.parts.values())]
     allowed = [
@@ -322,7 +325,7 @@ def with_exceptions(bounds: Bounds, evidence: Evidence, output: str) -> Bounds:
 def noise(
     policy: Policy, bounds: Bounds, evidence: Evidence, place: tuple[RuntimeEvidence, OutputParity]
 ) -> Iterator[CheckResult]:
-    """`noise_ratio`, `noise_peak` and `noise_diff` of an output of floats."""
+    """Yield `noise_ratio`, `noise_peak` and `noise_diff` of a float output."""
     runtime, output = place
     measured = output.noise
     lacking = _lacking(policy, evidence, measured)
@@ -332,7 +335,7 @@ def noise(
         if metric.bound is None:
             continue
         result = check(metric, runtime, output)
-        # What was measured of a bad one is enough to refuse it, waived or not.
+        # The measured part of a bad output is enough to refuse it, waived or not.
         if lacking is not None and (not _compared(measured) or metric.holds()):
             waived = policy.waives(cast(Waivable, metric.name), output.name)
             verdict = Verdict.WAIVED if waived else Verdict.ERROR
@@ -344,8 +347,8 @@ def noise(
 
 
 def _noise_notes(name: str, measured: NoiseParity) -> Iterator[Problem]:
-    """Yield where the ratio is largest, if that is not the whole output, and which side is closer
-    to the float64 reference."""
+    """Yield the location of the largest ratio, unless it is the whole output, and which side is
+    closer to the float64 reference."""
     if measured.group and name == "noise_ratio":
         yield {"code": "in_group", "group": measured.group}
     by_float64 = measured.baseline == "float64"
@@ -353,15 +356,15 @@ def _noise_notes(name: str, measured: NoiseParity) -> Iterator[Problem]:
 
 
 _SAME_IN_FLOAT64 = 1e-4
-"""Largest `Evidence.float64_differences` of a file that computes the model's function."""
+"""Largest `Evidence.float64_differences` of a file that computes the function of the model."""
 
 
 def not_measurable(
     policy: Policy, bounds: Bounds, evidence: Evidence, place: tuple[RuntimeEvidence, OutputParity]
 ) -> Iterator[CheckResult]:
-    """An output of floats whose noise floor hides faults, or that has none.
+    """Yield a check for a float output whose noise floor may hide faults or is missing.
 
-    A floor hides no fault of the file if file and model agree in float64.
+    The floor hides no fault if file and model agree in float64.
     """
     runtime, output = place
     if not any(metric.bound is not None for metric in noise_metrics(bounds, output)):
@@ -401,12 +404,12 @@ _OF_CHOICES = {
     "noise_ratio", "noise_peak", "noise_diff", "unequal_share", "near_ties", "top1_agreement",
     "batch_invariance", "batch_invariance_ratio",
 }  # fmt: skip
-"""Checks whose numbers are large where two sides choose differently, as are those of probes."""
+"""Checks with large numbers if the two sides choose differently. Probes have such numbers, too."""
 
 
 def left_to_rounding(evidence: Evidence, checks: Sequence[CheckResult]) -> list[CheckResult]:
-    """Return the checks of a runtime with an ERROR in place of a FAIL that compares choices, where
-    rounding changes the choices of the model and an output is `not_measurable`."""
+    """Turn each FAIL of a runtime that compares choices into an ERROR if rounding changes the
+    choices of the model and an output is `not_measurable`."""
     changes = evidence.validity is not None and evidence.validity.own_choices
     hidden = any(c.name == "not_measurable" and c.verdict is Verdict.ERROR for c in checks)
     return [_undetermined(check) if changes and hidden else check for check in checks]
@@ -420,12 +423,12 @@ def _undetermined(check: CheckResult) -> CheckResult:
 
 
 _DIGITS = 8.0
-"""Roundings of its largest value up to which a floor is no wider than the numbers themselves."""
+"""Largest floor, in roundings of the largest value, that is due to the float format itself."""
 
 
 def floor_share(output: OutputParity) -> float:
-    """Return the noise floor in units of the spread of the output (its standard deviation; of a
-    constant its size); 0 where it is a few roundings of the largest value, or unknown."""
+    """Return the noise floor in units of the spread of the output (its standard deviation, for a
+    constant its magnitude). 0 if the floor is a few roundings of the largest value, or unknown."""
     noise = output.noise
     if noise is None or not math.isfinite(noise.floor_rms):
         return 0.0
@@ -443,14 +446,14 @@ def _is_measurable(evidence: Evidence, output: OutputParity) -> bool:
 
 
 def _widened(bound: float | None, elements: int) -> float | None:
-    """The bound for a ratio that was not divided by its scatter, of records of before: 2 allows
+    """Return the bound for a ratio of older records, which was not divided by its scatter: 2 allows
     2.02 on 32 000 elements, 2.2 on 320, 3.4 on 8."""
     return bound if bound is None or not elements else bound * (1.0 + 2.0 / math.sqrt(elements))
 
 
 def _noise_ratio(measured: NoiseParity) -> float:
-    """The recorded ratio, or that of the recorded errors where it is larger: numbers that
-    contradict each other must not pass by the better of them."""
+    """Return the recorded ratio, or the ratio of the recorded errors if it is larger: if they
+    contradict each other, the worse one counts."""
     if not (math.isfinite(measured.ratio) and measured.ratio >= 0.0):
         return measured.ratio
     floor = measured.floor_rms
@@ -463,8 +466,8 @@ def _noise_ratio(measured: NoiseParity) -> float:
 
 
 def _noise_peak(output: OutputParity) -> float:
-    """The recorded peak; of a constant twice its error in units of the floor: that is no largest of
-    many but one error, however often it is repeated, and no scatter excuses it."""
+    """Return the recorded peak. For a constant, twice its error in units of the floor: this is one
+    error, not the largest of many, so no scatter excuses it."""
     measured = output.noise
     assert measured is not None
     constant = output.reference_constant and output.samples > 1
@@ -474,8 +477,7 @@ def _noise_peak(output: OutputParity) -> float:
 
 
 def _lacking(policy: Policy, evidence: Evidence, measured: NoiseParity | None) -> Problem | None:
-    """Return why the noise floor is not measured, or not on all samples that the policy asks
-    for."""
+    """Return why the noise floor is not measured on all samples that the policy requires."""
     reason = (evidence.noise_unmeasured or "no reason is recorded").rstrip(".")
     required = min(policy.instruments.noise_samples, evidence.dataset.samples)
     if measured is None:
@@ -492,15 +494,15 @@ def _compared(measured: NoiseParity | None) -> bool:
     return measured is not None and measured.samples > 0 and measured.elements > 0
 
 
-# Only counts that fit each other and the samples are judged: from any others nothing is concluded.
+# Only counts that are consistent with each other and with the samples are judged.
 
 
 def crossings(
     policy: Policy, bounds: Bounds, runtime: RuntimeEvidence, output: OutputParity
 ) -> Iterator[CheckResult]:
-    """The share of crossing samples and its upper bound, at each point that the output has.
+    """Yield the share of crossing samples and its upper bound at each point of the output.
 
-    A point of a class that no output has is judged on each, and so is an ERROR.
+    A point of a class that no output has is an ERROR on each output.
     """
     classes = class_metrics_for(policy, output)
     if classes is None or infer_role(policy, output):
@@ -509,7 +511,7 @@ def crossings(
     for point in policy.points:
         label = point.label
         if label is not None and classes.classes <= label < largest:
-            continue  # it is another output's
+            continue  # the point belongs to another output
         problem, crossing = _crossing(policy, output, classes, point)
         share = upper = None
         if crossing is not None:
@@ -531,10 +533,10 @@ def crossings(
 
 
 def crossing_upper_bound(crossed: int, samples: int, *, confidence: float) -> float:
-    """One-sided Clopper-Pearson upper bound of the share that crosses, in [0, 1].
+    """Return the one-sided Clopper-Pearson upper bound of the share that crosses, in [0, 1].
 
-    The `confidence` quantile of Beta(crossed + 1, samples - crossed); 1.0 where all cross, and
-    without samples.
+    The `confidence` quantile of Beta(crossed + 1, samples - crossed); 1.0 if all cross, and without
+    samples.
     """
     if crossed >= samples:
         return 1.0
@@ -544,7 +546,7 @@ def crossing_upper_bound(crossed: int, samples: int, *, confidence: float) -> fl
 
 
 def _class_counts(policy: Policy, runtime: RuntimeEvidence) -> Iterator[int]:
-    """Numbers of classes of the outputs that operating points are for."""
+    """Return the numbers of classes of the outputs with operating points."""
     for output in runtime.outputs:
         classes = class_metrics_for(policy, output)
         if classes is not None and not infer_role(policy, output):
@@ -554,7 +556,7 @@ def _class_counts(policy: Policy, runtime: RuntimeEvidence) -> Iterator[int]:
 def _crossing(
     policy: Policy, output: OutputParity, classes: ClassParity, point: OperatingPoint
 ) -> tuple[Problem | None, Crossing | None]:
-    """Return the record of a point; or why it cannot be judged."""
+    """Return the record of a point, or why it can't be judged."""
     if point.label is not None and point.label >= classes.classes:
         return {"code": "no_class", "label": point.label, "classes": classes.classes}, None
     found = [c for c in classes.crossings if (c.threshold, c.label) == tuple(point)]
@@ -574,7 +576,7 @@ def _crossing(
 def _contradiction(
     crossing: Crossing, output: OutputParity, classes: ClassParity
 ) -> Problem | None:
-    """Return which of the counts cannot be true; None: all can."""
+    """Return which of the counts is impossible, or None."""
     n, crossed = crossing.samples, crossing.crossed
     most = output.samples - classes.nan_rows
     least = most - classes.top1_ties if crossing.label is None else 0

@@ -13,36 +13,36 @@ from gate.records.evidence import Evidence
 from gate.storage.digest import Digest
 
 ChampionState = Literal["proven", "first", "unvouched", "unrecorded", "unavailable"]
-"""`first`: no version serves; `unvouched`: neither a line of the ledger says that the gate passed
-what serves, nor a statement that is believed here; `unrecorded`: it has no evidence; `unavailable`:
-the registry does not give it now."""
+"""`first`: no version serves; `unvouched`: neither a ledger entry nor a trusted statement shows
+that the serving file passed the gate; `unrecorded`: it has no evidence; `unavailable`: the registry
+can't provide it now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Champion:
-    """The version that serves now. `state`: whether it is complete; `absent`: why not."""
+    """The serving version. `state`: whether it is complete; `absent`: why not."""
 
     state: ChampionState
     absent: str | None = None
     version: str | None = None
     sha256: Digest | None = None
-    """Of the file, by the ledger."""
+    """Digest of the file in the ledger."""
     onnx_path: Path | None = None
-    """The file, which has this digest, as long as its folder is there."""
+    """The file with this digest, while its folder exists."""
     evidence: Evidence | None = None
-    """With the digest that the ledger has."""
+    """The evidence with the digest in the ledger."""
     decision: Decision | None = None
-    """The decision on that evidence, by the policy that the ledger names, as stored with the file.
-    It is only displayed. None: there is none."""
+    """The decision on that evidence by the policy in the ledger, as stored with the file. Only
+    displayed. None if there is none."""
     trend: Trend = field(default_factory=Trend)
-    """Up to and with this version, as stored with the file."""
+    """The trend up to this version, as stored with the file."""
     incumbent: ChampionComparison | None = None
-    """The result of running it and the new file on the same samples; None: not run."""
+    """The result of running both files on the same samples. None if not run."""
 
     def compared_by(self, policy: Policy) -> ChampionComparison | None:
         """Return the comparison that a decision by this policy uses.
 
-        None if the state is "unvouched" and the service is going to make the comparison itself.
+        None if the state is "unvouched" and the service will compare the files itself.
         """
         if self.state == "unvouched" and policy.promotion == "by_service":
             return None
@@ -50,7 +50,7 @@ class Champion:
 
     @property
     def incomparable(self) -> IncumbentState:
-        """The state to record where no comparison is possible."""
+        """The state to record if no comparison is possible."""
         if self.state in ("first", "unvouched", "unrecorded"):
             return self.state
         return "incomparable"
@@ -74,5 +74,5 @@ class Champion:
 
     @classmethod
     def unavailable(cls, reason: str) -> Champion:
-        """Return a champion that can't be compared at the moment; `reason`: why."""
+        """Return a champion that can't be compared now, with the reason."""
         return cls(state="unavailable", absent=reason)

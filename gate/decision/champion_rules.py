@@ -17,9 +17,9 @@ from gate.records.evidence import Evidence
 def check_champion(
     policy: Policy, evidence: Evidence, incumbent: ChampionComparison | None
 ) -> Iterator[CheckResult]:
-    """Yield the checks against the champion; nothing where the policy does not require them.
+    """Yield the checks against the champion if the policy requires them.
 
-    The first check is whether a comparison is possible; the results follow.
+    The first check is whether a comparison is possible.
     """
     section = policy.incumbent
     if section is None:
@@ -82,8 +82,8 @@ def _standing(
 
 
 def _problem(evidence: Evidence, incumbent: ChampionComparison) -> str | None:
-    """Return the code of why the comparison proves nothing about this file on these samples; None
-    where it does."""
+    """Return the code of the reason why the comparison is not about this file and these samples, or
+    None."""
     if incumbent.state != "compared":
         return "not_compared"
     if incumbent.subject_sha256 != evidence.subject.sha256:
@@ -98,10 +98,9 @@ def _problem(evidence: Evidence, incumbent: ChampionComparison) -> str | None:
 def _answers(
     policy: Policy, section: ChampionPolicy, evidence: Evidence, incumbent: ChampionComparison
 ) -> Iterator[CheckResult]:
-    """Yield two checks for each output that is judged as one of classes.
+    """Yield two checks for each output of classes.
 
-    They are an ERROR where nothing was measured, and where the policy bounds answers but no output
-    has any.
+    ERROR if nothing was measured, and if the policy bounds answers but no output has any.
     """
     outputs = [output for runtime in evidence.runtimes for output in runtime.outputs]
     names = dict.fromkeys(o.name for o in outputs if class_metrics_for(policy, o) is not None)

@@ -22,7 +22,7 @@ class Verdict(StrEnum):
 
 
 def _as_number(value: Any) -> Any:
-    """Return the float that JSON has as a word (`NaN`, `Infinity`), else the value."""
+    """Return the float of a JSON string (`NaN`, `Infinity`), else the value unchanged."""
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
@@ -30,28 +30,28 @@ Observed = Annotated[Measured | str | None, BeforeValidator(_as_number)]
 
 
 class CheckResult(Record):
-    """The result of one check. It has no sentence: `gate.summary.render` renders `code`."""
+    """The result of one check. It holds no text: `gate.summary.render` renders `code`."""
 
     name: str
     part: str | None = added_field(None)
-    """Part of a release of several files; None: the check is about the whole release."""
+    """Part of a release of several files. None: the whole release."""
     runtime: RuntimeName | None = None
     output: str | None = None
     point: str | None = added_field(None)
-    """The operating point that it is for: `0.5`, or `0.7 of class 3`. Of a metric its name, and its
-    slice: `map50, camera=front`."""
+    """The operating point: `0.5`, or `0.7 of class 3`. For a metric its name and slice: `map50,
+    camera=front`."""
     observed: Observed = None
     bound: Observed = None
-    """With its direction in `relation`."""
+    """The bound; `relation` is its direction."""
     relation: Literal["<=", ">=", "=="] | None = None
     samples: int | None = None
     verdict: Verdict
     code: str | None = added_field(None)
-    """What was found: a key of `CheckSpec.codes` in `gate.decision.catalog`. None: a record of
-    version 1.0 or older, which has `explanation` and `remedy` instead."""
+    """The finding: a key of `CheckSpec.codes` in `gate.decision.catalog`. None in records up to
+    version 1.0, which have `explanation` and `remedy` instead."""
     params: Params = added_field({})
-    """The values that the text of `code` names. `problems` and `notes` are lists of
-    `{"code": ..., ...}`."""
+    """The values for the text of `code`. `problems` and `notes` are lists of `{"code": ...,
+    ...}`."""
     explanation: str | None = added_field(None)
     remedy: str | None = added_field(None)
 
@@ -67,18 +67,18 @@ class CheckResult(Record):
 
     @property
     def title(self) -> str:
-        """`part / runtime / output / label`, without what does not apply."""
+        """`part / runtime / output / label`, without the parts that do not apply."""
         places = (self.part, self.runtime, self.output, self.label)
         return " / ".join(place for place in places if place)
 
     def with_code(self, code: str, verdict: Verdict | None = None, **params: Any) -> CheckResult:
-        """Return the check with another code, and more parameters."""
+        """Return the check with another code and more parameters."""
         update = {"code": code, "verdict": verdict or self.verdict}
         return self.model_copy(update=update | {"params": as_json({**self.params, **params})})
 
 
 Problem = dict[str, Any]
-"""One of several things that are wrong: `{"code": ..., parameters}`."""
+"""One of several problems: `{"code": ..., parameters}`."""
 
 
 def statement(
@@ -91,8 +91,8 @@ def statement(
     holds: str = "holds",
     **params: Any,
 ) -> CheckResult:
-    """Return a check without a number. It holds if there are no problems, with the code `holds`
-    and these parameters. `place`: runtime and output."""
+    """Return a check without a number. Without problems it passes, with the code `holds` and these
+    parameters. `place`: runtime and output."""
     return CheckResult(
         name=name,
         runtime=place[0],

@@ -16,7 +16,7 @@ _MB = 1e6
 
 
 def costs(bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """Yield one check for each bound: the time relative to PyTorch's, and the memory."""
+    """Yield one check per bound: the time relative to PyTorch's, and the memory."""
     if bounds.latency_ratio is not None:
         yield _latency(bounds.latency_ratio, evidence, runtime)
     if bounds.memory_mb is not None:
@@ -34,11 +34,11 @@ def costs(bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence) -> Itera
 def latency_ratios(
     evidence: Evidence, runtime: RuntimeEvidence
 ) -> tuple[dict[int, float], Problem | None]:
-    """Median time of a batch, the runtime's by PyTorch's, by batch size: NaN for what is no time.
-    And why that is not all that can be measured; None: it is.
+    """Return the median time of a batch divided by PyTorch's, by batch size (NaN for invalid
+    times), and why the measurement is incomplete, or None.
 
-    Both sides took turns under the same threads, or the runtime's own. A batch that was the first
-    and the only one has no time that counts.
+    Both sides took turns with the same number of threads, or the runtime's own. The time of a
+    single first batch does not count.
     """
     one, other = runtime.cost, evidence.reference_cost
     if one is None or other is None:
@@ -122,7 +122,7 @@ def _samples(size: int) -> str:
 
 
 def _threads(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[Problem]:
-    """Yield that the runtime had another number of threads than PyTorch."""
+    """Yield a note if the runtime and PyTorch had different numbers of threads."""
     own = runtime.session_options.get("intra_op_num_threads")
     threads = evidence.environment.determinism.threads
     if own not in (None, str(threads)):

@@ -21,15 +21,15 @@ _NUMBER = re.compile(r"(\d+)\.(\d+)")
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A range of versions of an operator, and the types that it takes."""
+    """A range of versions of an operator with the supported types."""
 
     first: int
     last: int
     types: Mapping[str, frozenset[str]]
-    """By input (`i0`) or output (`o0`)."""
+    """Types by input (`i0`) or output (`o0`)."""
 
     def runs(self, since_version: int, inputs: tuple[str, ...]) -> bool:
-        """Return whether the kernel may run this version and types; an unknown type fits."""
+        """Return whether the kernel may run this version and types. An unknown type matches."""
         return self.first <= since_version <= self.last and all(
             not kind or kind in self.types.get(f"i{place}", (kind,))
             for place, kind in enumerate(inputs)
@@ -42,7 +42,7 @@ class KernelTable:
 
     version: str
     kernels: Mapping[str, list[_Kernel]]
-    """By operator: `ArgMax`, `com.microsoft::Attention`."""
+    """Kernels by operator: `ArgMax`, `com.microsoft::Attention`."""
 
     def lacks_kernel(self, node: CpuNode, version: str | None) -> bool:
         """Return whether ONNX Runtime `version` lacks a CUDA kernel for a node's type and opset.
@@ -66,7 +66,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 @functools.cache
 def cuda_kernels() -> KernelTable:
-    """The committed table."""
+    """Return the table of the package."""
     head, *lines = _TABLE.read_text(encoding="utf-8").splitlines()
     kernels = defaultdict[str, list[_Kernel]](list)
     for line in lines:
@@ -77,6 +77,6 @@ def cuda_kernels() -> KernelTable:
             for slots, _, kinds in (each.partition("=") for each in allowed)
             for slot in slots.split(",")
         }
-        # An open range holds for the first version of the operator alone.
+        # An open range covers only the first version of the operator.
         kernels[operator].append(_Kernel(int(first), int(last or first), types))
     return KernelTable(head.split()[-1], kernels)

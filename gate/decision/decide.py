@@ -32,9 +32,9 @@ from gate.storage.record import Record, Sha256, added_field
 def iter_checks(
     policy: Policy, evidence: Evidence, compared: ChampionComparison | None = None
 ) -> Iterator[CheckResult]:
-    """Yield all checks, in the order in which people should read them.
+    """Yield all checks in reading order.
 
-    It does not follow the order in the policy's file, which is no part of the policy's digest.
+    The order does not depend on the policy's file, whose order is not part of the policy's digest.
     """
     stated, policy = policy, policy.for_file(evidence.subject)
     yield evidence_rules.samples(policy, evidence)
@@ -47,7 +47,7 @@ def iter_checks(
     yield from evidence_rules.inputs(evidence)
     yield from provenance_rules.export_checks(policy, evidence)
     yield from output_rules.named(policy, evidence)
-    if evidence.subject.parts:  # each has a graph of its own
+    if evidence.subject.parts:  # each part has its own graph
         yield from _part_checks(stated, evidence)
     else:
         yield from instrument_rules.graph(policy, evidence)
@@ -150,7 +150,7 @@ def _runtime_checks(
 
 
 class Conclusion(NamedTuple):
-    """The conclusion of a decision without its wording; equal decisions have equal conclusions."""
+    """The conclusion of a decision without its texts."""
 
     subject_sha256: Digest
     policy_sha256: Digest
@@ -158,8 +158,8 @@ class Conclusion(NamedTuple):
     verdict: Verdict
     runtimes: tuple[RuntimeName, ...]
     checks: tuple[tuple[str, ...], ...]
-    """Of each check: name, part, runtime, output, point, observed, bound, relation, samples,
-    verdict. Numbers are words, because NaN does not equal itself."""
+    """Name, part, runtime, output, point, observed, bound, relation, samples and verdict of each
+    check. Numbers are strings, because NaN does not equal itself."""
     incumbent: str
     tried: str
 
@@ -168,7 +168,7 @@ _PROVEN = ("name", "part", "runtime", "output", "point", "observed", "bound", "r
 
 
 class Decision(Record):
-    """The verdict with all that led to it, bound to the digests of file, policy and evidence."""
+    """The verdict with its checks, bound to the digests of file, policy and evidence."""
 
     schema_version: Literal[1] = 1
     subject_sha256: Sha256
@@ -177,16 +177,16 @@ class Decision(Record):
     verdict: Verdict
     checks: tuple[CheckResult, ...]
     runtimes: tuple[RuntimeName, ...]
-    """The runtimes that were measured and passed every check that is not waived."""
+    """The measured runtimes that passed every check that is not waived."""
     incumbent: ChampionComparison | None = added_field(None)
-    """The version that served, where the policy asks for it."""
+    """The serving version, if the policy requires a comparison."""
     tried: dict[str, JsonValue] = added_field({})
-    """Values that were tried out in the place of the policy's: such a verdict promotes nothing."""
+    """Values that replaced those of the policy for a trial. Such a verdict can't promote a file."""
     decided_at: str
-    """UTC, ISO 8601, passed in by the caller."""
+    """UTC, ISO 8601, set by the caller."""
 
     def conclusion(self) -> Conclusion:
-        """Return what it concludes; equal for two decisions that differ in their wording alone."""
+        """Return the conclusion, which is equal for decisions that differ in their texts only."""
         return Conclusion(
             subject_sha256=self.subject_sha256,
             policy_sha256=self.policy_sha256,
@@ -205,12 +205,12 @@ class Decision(Record):
 
     @property
     def problems(self) -> tuple[CheckResult, ...]:
-        """The checks that are FAIL or ERROR."""
+        """The checks with the verdict FAIL or ERROR."""
         return tuple(c for c in self.checks if c.verdict in (Verdict.FAIL, Verdict.ERROR))
 
     @property
     def waived(self) -> tuple[CheckResult, ...]:
-        """The checks that are WAIVED; shown wherever a pass is shown."""
+        """The waived checks, which are shown with every pass."""
         return tuple(c for c in self.checks if c.verdict is Verdict.WAIVED)
 
 
@@ -227,7 +227,7 @@ _WORDS = (
     "not claimed",
     "left to the probes",
 )
-"""In the place of a number in records of version 1.0; now they are the text of a code."""
+"""Texts that replace a number in records of version 1.0. Newer records have codes."""
 
 
 def decide(
@@ -237,10 +237,10 @@ def decide(
     incumbent: ChampionComparison | None = None,
     decided_at: str,
 ) -> Decision:
-    """Judge the evidence by the policy. `incumbent`: the version that serves now; a policy that
-    does not ask for it takes no notice.
+    """Judge the evidence by the policy. `incumbent`: the serving version, which is ignored unless
+    the policy requires a comparison.
 
-    Total: never raises on bad evidence; what can't be judged is an ERROR check.
+    Total: never raises on bad evidence; a check that can't be judged is an ERROR.
     Monotone: making any metric worse never turns a FAIL into a PASS.
     PASS only if every check is PASS or WAIVED and at least one measured runtime passed.
     """
@@ -263,7 +263,7 @@ def decide(
 def _passed_runtimes(
     policy: Policy, evidence: Evidence, checks: tuple[CheckResult, ...]
 ) -> tuple[RuntimeName, ...]:
-    """Measured runtimes of the policy without any check that is FAIL or ERROR."""
+    """Return the measured runtimes of the policy without a check that is FAIL or ERROR."""
     refused = (Verdict.FAIL, Verdict.ERROR)
     spoiled = {check.runtime for check in checks if check.verdict in refused}
     return tuple(

@@ -12,12 +12,12 @@ from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.runtime import CUDA_PROVIDER, RUNTIMES, RuntimeName
 
-# A difference on CUDA that is far beyond its bound is mostly taken for a fallback. Where both sides
-# are proven to have run on CUDA it is something else, and the evidence shows which side moved.
+# A large difference on CUDA usually comes from a fallback. If both sides are proven to have run on
+# CUDA, the cause is another one, and the evidence shows which side changed.
 
 
 LARGE = 10.0
-"""From so many times its bound on, a difference is no rounding."""
+"""Multiple of its bound above which a difference is not due to rounding."""
 
 
 _ON_CPU: dict[RuntimeName, RuntimeName] = {
@@ -34,10 +34,10 @@ _OTHER_LEVEL: dict[RuntimeName, RuntimeName] = {
 def device(
     policy: Policy, bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence
 ) -> Iterator[CheckResult]:
-    """Yield both devices, and the explanation of a large difference, for ONNX Runtime on CUDA.
+    """Yield a check of both devices and the explanation of a large difference on CUDA.
 
-    FAIL where a side is not on the device of its name, and where a difference is `LARGE`: that
-    one fails its own check too, so this adds no bound. Worse numbers never make it pass.
+    FAIL if a side is not on its device, or if a difference is `LARGE`. Such a difference fails its
+    own check, too, so this adds no bound. Worse numbers never make it pass.
     """
     if runtime.runtime not in _ON_CPU:
         return
@@ -85,7 +85,7 @@ def _explained(
 
 
 def _moved(policy: Policy, evidence: Evidence, name: RuntimeName) -> str:
-    """Return which side is off: the file, the device, or the file on the device."""
+    """Return which side is wrong: the file, the device, or the file on the device."""
     if _far_off(policy, evidence, _ON_CPU[name]):
         return "moved_file"
     by_torch = _far_off(policy, evidence, "torch-cuda")
@@ -129,7 +129,7 @@ def _runtime_side(runtime: RuntimeEvidence) -> Problem:
 
 
 def _measured(evidence: Evidence, name: RuntimeName) -> RuntimeEvidence | None:
-    """The evidence of a runtime that has numbers."""
+    """Return the evidence of a runtime with numbers, or None."""
     runtime = evidence.runtime(name)
     return runtime if runtime is not None and runtime.measured else None
 
@@ -139,7 +139,7 @@ def _on_cuda(runtime: RuntimeEvidence) -> bool:
 
 
 def _far_off(policy: Policy, evidence: Evidence, name: RuntimeName) -> bool | None:
-    """Return whether another runtime is far off by its own bounds; None: not measured."""
+    """Return whether another runtime exceeds its bounds by far, or None if not measured."""
     runtime, wanted = _measured(evidence, name), policy.runtimes.get(name)
     if runtime is None or wanted is None:
         return None
@@ -147,7 +147,7 @@ def _far_off(policy: Policy, evidence: Evidence, name: RuntimeName) -> bool | No
 
 
 def _large(bounds: Bounds, runtime: RuntimeEvidence) -> dict[str, float]:
-    """`output / metric` to how many times its bound it is, where that is `LARGE` or no number."""
+    """Return the multiple of the bound by `output / metric`, if it is `LARGE` or NaN."""
     factors = {}
     for output in runtime.outputs:
         for metric in (*numeric(bounds, output), *noise_metrics(bounds, output)):
@@ -158,7 +158,7 @@ def _large(bounds: Bounds, runtime: RuntimeEvidence) -> dict[str, float]:
 
 
 def _times(metric: BoundedMetric) -> float | None:
-    """The observed number in units of its bound; None where there is no bound or no number."""
+    """Return the observed number in units of its bound, or None without bound or number."""
     if metric.observed is None or metric.bound is None:
         return None
     if not math.isfinite(metric.observed):

@@ -33,7 +33,7 @@ from gate.records.runtime import (
 
 
 def whole(part: SubjectPart, measured: Evidence | None, name: str) -> CheckResult:
-    """Check that the evidence of a part is there, and about its file."""
+    """Check that the evidence of a part exists and is about its file."""
     if measured is None:
         code = "unmeasured"
     elif measured.subject.sha256 != part.sha256:
@@ -54,12 +54,12 @@ def whole(part: SubjectPart, measured: Evidence | None, name: str) -> CheckResul
 
 
 _SPREAD = 1e-4
-"""Of the largest output: far above what two runs of one batch differ by in rounding, if at all."""
+"""Share of the largest output: far above the rounding difference of two runs of one batch."""
 
 
 def samples(policy: Policy, evidence: Evidence) -> CheckResult:
-    """Enough samples; fewer prove nothing, for or against the file. Of a single one the probes must
-    have been computed: they are the second one."""
+    """Check that there are enough samples. Fewer prove nothing. With a single sample the probes
+    must have run: they are a second one."""
     n = evidence.dataset.samples
     unprobed = [r.runtime for r in evidence.runtimes if r.outputs and not _probed(r)]
     code = "enough" if n >= policy.min_samples else "too_few"
@@ -78,13 +78,13 @@ def samples(policy: Policy, evidence: Evidence) -> CheckResult:
 
 
 def _probed(runtime: RuntimeEvidence) -> bool:
-    """Return True if the runtime computed a probe with new values; a batch-size probe repeats the
+    """Return True if the runtime computed a probe with new values. A batch-size probe repeats the
     samples."""
     return any(p.kind != "batch" and p.relative_diff is not None for p in runtime.probes)
 
 
 def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
-    """Check that the switches in force were the policy's."""
+    """Check that the switches of the run were those of the policy."""
     want, got = policy.determinism, evidence.environment.determinism
     differences = [
         {"code": "switch_differs", "switch": switch, "actual": actual, "wanted": wanted}
@@ -94,7 +94,7 @@ def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
             ("cudnn_deterministic", got.cudnn_deterministic, want.cudnn_deterministic),
             ("cudnn_benchmark", got.cudnn_benchmark, want.cudnn_benchmark),
             ("grad", got.grad, False),
-            ("seed", got.seed, want.seed % 2**64),  # which PyTorch makes of a negative one
+            ("seed", got.seed, want.seed % 2**64),  # as PyTorch does with a negative seed
             ("threads", got.threads, want.threads or got.threads),
             ("algorithms", got.algorithms, want.algorithms),
         )
@@ -104,7 +104,7 @@ def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
 
 
 def measured_once(evidence: Evidence) -> CheckResult:
-    """Each runtime is recorded once, and at least one was measured."""
+    """Check that each runtime is recorded once, and that at least one was measured."""
     names = [runtime.runtime for runtime in evidence.runtimes]
     twice = sorted({name for name in names if names.count(name) > 1})
     problems: list[Problem] = [{"code": "recorded_twice", "runtime": name} for name in twice]
@@ -121,9 +121,12 @@ def missing(
     evidence: Evidence,
     served: RuntimeName | None,
 ) -> CheckResult:
-    """The only check of a runtime without outputs: absent may be waived, failed never, but where
-    the file does not open with optimizations off; what could run no file at all is no fault of this
-    one. `served`: as by `served`."""
+    """Return the only check of a runtime without outputs.
+
+    An absent runtime may be waived, a failed one never, unless the file does not open with
+    optimizations off. A runtime that can't run any file is not a fault of this one. `served`: the
+    result of `served`.
+    """
     verdict = Verdict.ERROR
     params: Problem = {}
     if runtime is None:
@@ -164,8 +167,8 @@ def served(policy: Policy, evidence: Evidence, name: RuntimeName) -> RuntimeName
 
 
 def session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
-    """The session options were the policy's and those that the runtime's name promises, but for a
-    file that does not open with optimizations off."""
+    """Check that the session options were those of the policy and of the runtime's name, except for
+    a file that does not open with optimizations off."""
     want: dict[str, str] = {}
     setup = ort_setup(policy, runtime.runtime)
     if setup is not None:
@@ -204,7 +207,7 @@ def session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Che
 
 
 def _identity_problems(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Problem]:
-    """Yield in what it is another runtime than the policy's of this name."""
+    """Yield the differences from the policy's runtime of this name."""
     wanted, identity = policy.runtimes[runtime.runtime], runtime.identity
     kind = runtime.runtime if runtime.runtime in OWN else wanted.kind or runtime.runtime
     if identity is None and runtime.runtime not in RUNTIMES:
@@ -218,8 +221,8 @@ def _identity_problems(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Pro
 
 
 def provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
-    """The provider is proven: active, first, and it ran the compute nodes, but for those that ONNX
-    Runtime has no CUDA kernel for."""
+    """Check that the provider is active, comes first and ran the compute nodes, except for those
+    without a CUDA kernel in ONNX Runtime."""
     setup = ort_setup(policy, runtime.runtime)
     wanted = setup.provider if setup else _promised(policy, runtime)
     problems: list[Problem] = []
@@ -254,8 +257,8 @@ def provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Ch
 def _without_kernel(
     setup: OrtSetup, evidence: Evidence, runtime: RuntimeEvidence
 ) -> tuple[CpuNode, ...]:
-    """The nodes on the CPU that this ONNX Runtime has no CUDA kernel for; none where a node on the
-    CPU does the work of the model, such as a convolution."""
+    """Return the nodes on the CPU without a CUDA kernel in this ONNX Runtime. Empty if a node on
+    the CPU does main work of the model, such as a convolution."""
     if CUDA_PROVIDER not in setup.providers or any(map(HEAVY.search, _operators(runtime))):
         return ()
     version = evidence.environment.versions.get("onnxruntime")
@@ -264,14 +267,14 @@ def _without_kernel(
 
 
 def _operators(runtime: RuntimeEvidence) -> Iterator[str]:
-    """Yield the operator of each node on the CPU; the name of a node is chosen by the user."""
+    """Yield the operator of each node on the CPU. Users choose the names of nodes."""
     described = {node.name: node.operator for node in runtime.cpu_nodes}
     for name in runtime.fallback_nodes:
         yield described.get(name, name)
 
 
 def _on_cpu(runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]) -> Iterator[Problem]:
-    """Yield what ran on the CPU and is no fallback."""
+    """Yield the nodes that belong on the CPU."""
     if runtime.cpu_time_share is None:
         return
     share = 100.0 * runtime.cpu_time_share
@@ -289,7 +292,7 @@ def _typed(node: CpuNode) -> str:
 
 
 def _optimized_for_cpu(evidence: Evidence, runtime: RuntimeEvidence) -> bool:
-    """Return whether the file has operators from ONNX Runtime's optimizations for the CPU."""
+    """Return whether the file holds operators of ONNX Runtime's CPU optimizations."""
     made = {node.operator for node in runtime.cpu_nodes if _CPU_FUSED.match(node.operator)}
     if evidence.graph is not None:
         return not made.isdisjoint(evidence.graph.operators)
@@ -301,14 +304,14 @@ _CPU_FUSED = re.compile(
     r"com\.microsoft\.nchwc::"
     r"|com\.microsoft::(FusedConv|FusedGemm|DynamicQuantize(MatMul|LSTM)|MatMulIntegerToFloat)$"
 )
-"""Layouts and fusions for the CPU. ONNX Runtime makes the same of nodes that fell back, so they
-count only where the file has them."""
+"""Layouts and fusions for the CPU. ONNX Runtime also creates them for nodes that fell back, so they
+are excused only if the file holds them."""
 
 
 def _promised(policy: Policy, runtime: RuntimeEvidence) -> str:
     """Return the provider on which a runtime must run.
 
-    It comes from the gate's own tables where they have the kind, so that no evidence can change it.
+    The gate's own tables come first, so that evidence can't change it.
     """
     own = RUNTIMES.get(runtime.runtime)
     if own is not None:
@@ -322,7 +325,7 @@ def _promised(policy: Policy, runtime: RuntimeEvidence) -> str:
 def _misplaced(
     setup: OrtSetup, runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]
 ) -> Iterator[Problem]:
-    """Yield the nodes that ran on a provider that the policy does not name."""
+    """Yield the nodes that ran on a provider that is not in the policy."""
     ran = runtime.nodes_per_provider
     if not ran.get(setup.provider):
         yield {"code": "nothing_on", "provider": setup.provider}
@@ -335,7 +338,7 @@ def _misplaced(
             yield {"code": "on_cpu", **count}
         else:
             yield {"code": "on_cpu_share", **count, "share": 100.0 * share}
-    # Shapes are computed on the CPU, wherever the rest is.
+    # Shapes are always computed on the CPU.
     allowed = {*setup.providers} if setup.on_cpu else {*setup.providers, CPU_PROVIDER}
     if (setup.several or setup.on_cpu) and set(ran) - allowed:
         yield {"code": "other_providers", "providers": sorted(ran)}
@@ -344,7 +347,7 @@ def _misplaced(
 def precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     """Yield a check that a runtime without a built-in name computed in float32.
 
-    Only where the policy asks for exact numbers. Providers of ONNX Runtime that do not report their
+    Only if the policy requires exact numbers. Providers of ONNX Runtime that do not report their
     precision are judged by their numbers.
     """
     if runtime.runtime in RUNTIMES or policy.precision != "exact":
