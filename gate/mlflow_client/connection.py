@@ -41,13 +41,13 @@ _STORAGE_WORDS = ("disk is full", "no space left", "readonly database", "read-on
 _DENIED_CODES = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 
 _NO_WORKSPACE = ("RESOURCE_DOES_NOT_EXIST", "FEATURE_DISABLED")
-"""What a server answers to each request that names a workspace which it does not have."""
+"""The server's error for a workspace that does not exist."""
 
 _UNAVAILABLE_CODES = ("TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED")
 
 _UNREACHED_WORDS = (
     "max retries exceeded", "connection refused", "timed out", "connection aborted",
-    # of the drivers of databases
+    # from database drivers
     "timeout expired", "failed to resolve", "could not translate host",
     "server closed the connection", "is starting up", "is shutting down",
     "too many clients", "too many connections",
@@ -65,8 +65,8 @@ START = (
 def translate_errors(uri: str, doing: str) -> Iterator[None]:
     """Raise RegistryUnavailable, RegistryDenied, ResourceGone, StorageError or RegistryError.
 
-    Broad on purpose: MLflow lets errors of requests, SQLAlchemy, sqlite3 and the artifact
-    store's client through, and which of them depends on the store.
+    Deliberately broad: depending on the store, MLflow raises errors of requests, SQLAlchemy,
+    sqlite3 or the artifact store's client.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def translate_errors(uri: str, doing: str) -> Iterator[None]:
 
 
 def is_gone(error: Exception) -> bool:
-    """Return True if the error says that something is not there (and nothing else went wrong)."""
+    """Return True if the error only says that something does not exist."""
     if isinstance(error, FileNotFoundError):
         return True
     statuses = set(re.findall(r"\b(\d{3}) (?:Client|Server) Error", str(error)))
@@ -93,7 +93,7 @@ def is_gone(error: Exception) -> bool:
 
 
 def _translate(error: Exception, *, uri: str, doing: str) -> GateError:
-    # MLflow repeats the address with user and password in its own message.
+    # MLflow's message contains the address with user and password.
     text = without_passwords(" ".join(str(error).split()))
     shown = text if len(text) <= 400 else f"{text[:400]} …"
     lowered = text.lower()
@@ -101,7 +101,7 @@ def _translate(error: Exception, *, uri: str, doing: str) -> GateError:
         reason = _STORAGE.get(getattr(cause, "errno", None) or 0)
         if isinstance(cause, OSError) and reason:
             where = cause.filename or uri
-            return StorageError(f"cannot {doing}: {where}: {reason}. Mend that, then repeat.")
+            return StorageError(f"cannot {doing}: {where}: {reason}. Fix this, then repeat.")
     if any(words in lowered for words in _STORAGE_WORDS):
         return StorageError(f"cannot {doing} at {uri}: {shown}. Free space or fix permissions.")
     code, status = str(getattr(error, "error_code", "")), _status(error, text)
@@ -112,7 +112,7 @@ def _translate(error: Exception, *, uri: str, doing: str) -> GateError:
     if code == "RESOURCE_DOES_NOT_EXIST":
         return ResourceGone(
             f"cannot {doing} at {uri}: {shown}. The run or version was deleted, or belongs to "
-            "another server: repeat the stage that makes it."
+            "another server: repeat the stage that creates it."
         )
     return RegistryError(f"cannot {doing} at {uri}: {type(error).__name__}: {shown}")
 
@@ -122,7 +122,7 @@ def denied(uri: str, doing: str) -> str:
     return (
         f"cannot {doing}: {uri} refuses this user. A promotion needs EDIT on the registered model "
         "(and the right to create it the first time): set MLFLOW_TRACKING_USERNAME and "
-        "MLFLOW_TRACKING_PASSWORD of a user who has it, or have an administrator grant it."
+        "MLFLOW_TRACKING_PASSWORD of a user with this permission, or ask an administrator."
     )
 
 
@@ -148,26 +148,26 @@ def _unreached(error: Exception, lowered: str) -> bool:
     return refused or any(words in lowered for words in _UNREACHED_WORDS)
 
 
-# MLflow itself says nothing for 100 seconds before it gives up on a database server: ten tries,
-# with longer and longer rests between them.
+# MLflow itself tries a database server ten times with growing delays, 100 seconds without a
+# message.
 _SERVERS = ("postgresql", "mysql", "mssql")
 
 _TIMEOUT_S = 4
-"""For one address of a server; a name may have several."""
+"""Timeout in seconds for one address of a server. A name may have several."""
 
 _SILENCE_S = 3.0
-"""After which it is said what is waited for."""
+"""Seconds after which a message says what the command waits for."""
 
 _TAKE_TIMEOUT = ("psycopg", "psycopg2", "pymysql", "mysqldb", "mysqlconnector")
-"""Drivers that know `connect_timeout` in seconds."""
+"""Drivers with the option `connect_timeout` in seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 def usable(uri: str) -> None:
-    """Raise RegistryUnavailable, StorageError or RegistryError where a database can't be used.
+    """Raise RegistryUnavailable, StorageError or RegistryError if a database can't be used.
 
-    URIs of anything else are left alone.
+    Ignores URIs that are not databases.
     """
     scheme = urlsplit(uri).scheme.partition("+")[0]
     if scheme == "sqlite":
@@ -194,7 +194,7 @@ def _database_server(uri: str) -> None:
     except RegistryError as error:
         if isinstance(error.__cause__, ModuleNotFoundError):
             raise RegistryError(
-                f"{shown} needs the driver {error.__cause__.name}: install it, or name another "
+                f"{shown} needs the driver {error.__cause__.name}. Install it, or set another "
                 "one in the URI, as in postgresql+psycopg://…"
             ) from error
         raise
@@ -202,7 +202,7 @@ def _database_server(uri: str) -> None:
 
 @contextmanager
 def _announced(what: str) -> Iterator[None]:
-    """Say what is waited for, where it takes long."""
+    """Print what the command waits for if it takes long."""
     patience = threading.Timer(_SILENCE_S, _log.warning, ("waiting for %s", what))
     patience.daemon = True
     patience.start()
@@ -215,13 +215,13 @@ def _announced(what: str) -> Iterator[None]:
 def _file(uri: str) -> None:
     name = unquote(urlsplit(uri).path).removeprefix("/")
     if not name or name == ":memory:":
-        raise RegistryError(f"{uri} is forgotten when the process ends. Name a file instead.")
+        raise RegistryError(f"{uri} is lost when the process ends. Use a file instead.")
     path = Path(name)
     folder = path.parent
     if not folder.is_dir():
-        raise RegistryUnavailable(f"{uri}: the folder {folder} does not exist. Make it first.")
+        raise RegistryUnavailable(f"{uri}: the folder {folder} does not exist. Create it first.")
     if path.is_dir():
-        raise RegistryUnavailable(f"{uri}: {path} is a folder, not a database. Name a file.")
+        raise RegistryUnavailable(f"{uri}: {path} is a folder, not a database. Use a file.")
     if not os.access(path if path.exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
         raise StorageError(f"{uri}: {path} or its folder can't be written. Fix permissions.")
     if path.exists():
@@ -229,7 +229,7 @@ def _file(uri: str) -> None:
 
 
 def _read(path: Path, uri: str) -> None:
-    """Open it as MLflow does: SQLite recovers or rolls back the journal of a killed writer."""
+    """Open the database as MLflow does: SQLite recovers the journal of a killed writer."""
     present = f"{path.resolve().as_uri()}?mode=rw"
     try:
         with (
@@ -238,11 +238,13 @@ def _read(path: Path, uri: str) -> None:
         ):
             opened.execute("PRAGMA schema_version").fetchone()
     except sqlite3.DatabaseError as error:
-        remedy = "Look at the disk and at permissions; leave the file where it is."
+        remedy = "Check the disk and the permissions, and do not move the file."
         if trouble(error) == "locked":
             raise RegistryUnavailable(f"{uri}: {error}. {WAIT}") from error
         if trouble(error) == "malformed":
-            remedy = "Restore it from a copy; without one, move it aside to start anew."
+            remedy = (
+                "Restore it from a backup. Without one, move it away to start with an empty one."
+            )
         raise RegistryUnavailable(
             f"{uri}: {path} can't be read as a database: {error}. {remedy}"
         ) from error
@@ -256,7 +258,7 @@ _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # Of libpq, which would wait as long as the network does, for each address of the server.
+    # A setting of libpq, which otherwise waits for the network timeout for each address.
     "PGCONNECT_TIMEOUT": "5",
     # A gate in CI must connect to the registry only.
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -268,17 +270,17 @@ _LEVELS = {
     "mlflow.models.model": logging.ERROR,
     "mlflow.store.model_registry.abstract_store": logging.WARNING,
     "alembic": logging.WARNING,
-    # Logs a traceback before it raises the same error, which the gate reports in its own message.
+    # Logs a traceback before it raises an error that the gate reports itself.
     "mlflow.store.db.utils": logging.CRITICAL,
 }
 
 
-# Warnings of MLflow about its own code, on importing it: nothing that our user could mend.
+# Warnings of MLflow about its own code on import. Users can't fix them.
 _NOISE = ("The ``noload`` loader strategy", ".*Any type hint is inferred as AnyType")
 
 
 def quiet_process() -> None:
-    """Set what the user has not set; before MLflow is first imported if possible."""
+    """Set variables that the user has not set, if possible before MLflow is imported."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     for name, level in _LEVELS.items():
@@ -287,14 +289,14 @@ def quiet_process() -> None:
 
 @contextmanager
 def lent(tracking_uri: str, *, workspace: str | None = None) -> Iterator[None]:
-    """Lend MLflow our tracking URI, and put all back as it was. `workspace`: which one is meant;
-    None: that of the environment.
+    """Set MLflow's process-wide tracking URI and workspace inside the block, then restore both.
+    `workspace`: None for that of the environment.
 
-    Parts of MLflow know only the process-wide one: `log_model`, `create_model_version` and
-    downloads, even through a client that was given another. The public `mlflow.set_tracking_uri`
-    can't put back "never set", so MLflow's own context manager is used; it forgets the
-    environment variable, which is put back here. A workspace is in the environment, too, for the
-    threads that MLflow starts. Not for several threads with several URIs or workspaces.
+    Parts of MLflow use only the process-wide URI: `log_model`, `create_model_version` and
+    downloads, even through a client with another one. The public `mlflow.set_tracking_uri` can't
+    restore "never set", so this uses MLflow's context manager, and restores the environment
+    variable that it drops. The workspace is set in the environment, too, for the threads of MLflow.
+    Not for several threads with different URIs or workspaces.
     """
     from mlflow.tracking._tracking_service.utils import _use_tracking_uri
     from mlflow.utils.workspace_context import WorkspaceContext
@@ -317,10 +319,10 @@ def lent(tracking_uri: str, *, workspace: str | None = None) -> Iterator[None]:
 def check_server(tracking_uri: str) -> None:
     """Raise within seconds if the registry can't be used.
 
-    For a server: GET /health, then one read as this user. For a database server: a connection. For
-    a database file: it is valid and not locked, and its folder can be written. Raises
-    RegistryUnavailable, RegistryDenied, StorageError, RegistryError for a URI that can't hold a
-    registry, or PackageMissing.
+    For a server: GET /health, then one read as this user. For a database server: connect. For a
+    database file: it must be valid, unlocked and in a writable folder. Raises RegistryUnavailable,
+    RegistryDenied, StorageError, PackageMissing, and RegistryError for a URI that can't be a
+    registry.
     """
     installation.require_module("mlflow")
     quiet_process()
@@ -346,9 +348,8 @@ def check_server(tracking_uri: str) -> None:
 
 
 def require_workspaces(uri: str, workspace: str) -> None:
-    """Raise RegistryError unless the registry has workspaces. One that has none ignores which is
-    meant, and its models would be taken for those of this workspace. Raises what `check_server`
-    raises, too."""
+    """Raise RegistryError unless the registry supports workspaces. A registry without them ignores
+    the workspace and returns the models of all. Also raises the exceptions of `check_server`."""
     from mlflow.environment_variables import MLFLOW_ENABLE_WORKSPACES
 
     shown = redacted(uri)
@@ -359,21 +360,23 @@ def require_workspaces(uri: str, workspace: str) -> None:
         enabled, remedy = _has_workspaces(uri), "Start the server with --enable-workspaces"
     if not enabled:
         raise RegistryError(
-            f"{shown} has no workspaces, and '{workspace}' is asked for. {remedy}, or leave the "
-            f"workspace out ({VARIABLE})."
+            f"{shown} does not support workspaces, and '{workspace}' was requested. {remedy}, or "
+            f"unset the workspace ({VARIABLE})."
         )
 
 
 def _has_workspaces(uri: str) -> bool:
     answer = _get(uri, "/api/3.0/mlflow/server-info", doing="read which features the server has")
     if answer.status_code not in (200, 404):
-        raise RegistryUnavailable(f"{redacted(uri)} answers {answer.status_code}. Repeat later.")
-    return _field(answer, "workspaces_enabled") is True  # an older server does not say it
+        raise RegistryUnavailable(
+            f"{redacted(uri)} returned {answer.status_code}. Try again later."
+        )
+    return _field(answer, "workspaces_enabled") is True  # older servers lack the field
 
 
 def reach(uri: str) -> None:
-    """Raise RegistryUnavailable, RegistryDenied or StorageError unless the registry answers now. Of
-    a server GET /health; else as `usable`. From any thread."""
+    """Raise RegistryUnavailable, RegistryDenied or StorageError unless the registry responds now.
+    For a server GET /health, else like `usable`. Thread-safe."""
     if urlsplit(uri).scheme in ("http", "https"):
         _ask_health(uri)
     else:
@@ -381,7 +384,7 @@ def reach(uri: str) -> None:
 
 
 def _get(uri: str, endpoint: str, *, doing: str) -> Any:
-    """The response of a server. Raises RegistryUnavailable, RegistryDenied."""
+    """Return the response of a server. Raises RegistryUnavailable, RegistryDenied."""
     from mlflow.utils.credentials import get_default_host_creds
     from mlflow.utils.rest_utils import http_request
 
@@ -409,12 +412,12 @@ def _ask_health(uri: str) -> None:
         and _field(answer, "error_code") in _NO_WORKSPACE
     ):
         raise RegistryError(
-            f"{shown} has no workspace '{current_workspace()}'. Name one that it has with "
-            f"{VARIABLE}, or make it."
+            f"{shown} has no workspace '{current_workspace()}'. Set an existing one with "
+            f"{VARIABLE}, or create it."
         )
     if answer.status_code != 200:
         raise RegistryUnavailable(
-            f"GET {shown}/health answers {answer.status_code}, an MLflow server answers 200. "
+            f"GET {shown}/health returned {answer.status_code}, expected 200 from MLflow. "
             f"Check the address. {START}"
         )
 
@@ -428,6 +431,6 @@ def _field(answer: Any, name: str) -> object:
 
 @contextmanager
 def calling(uri: str, doing: str, *, workspace: str | None = None) -> Iterator[None]:
-    """Call MLflow at this URI, as `lent`, and translate its errors, as `translate_errors`."""
+    """Call MLflow at this URI (`lent`) and translate its errors (`translate_errors`)."""
     with translate_errors(uri, doing), lent(uri, workspace=workspace):
         yield

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 
 def experiment_id(client: MlflowClient, name: str, *, artifacts: Path | None) -> str:
-    """Return the ID of the experiment `name`, which is created if it does not exist.
+    """Return the ID of the experiment `name`. Create the experiment if it does not exist.
 
-    `artifacts`: the absolute folder for a new experiment's artifacts; otherwise MLflow would put
-    those of a local database into the current folder. None: the server chooses it. Raises
-    RegistryError for a deleted experiment.
+    `artifacts`: the absolute folder for a new experiment's artifacts. MLflow would put those of a
+    local database into the current folder. None: the server chooses it. Raises RegistryError for a
+    deleted experiment.
     """
     from mlflow.exceptions import MlflowException
 
@@ -60,7 +60,7 @@ def experiment_id(client: MlflowClient, name: str, *, artifacts: Path | None) ->
         try:
             return str(client.create_experiment(name, artifact_location=place))
         except MlflowException:
-            found = client.get_experiment_by_name(name)  # another process was quicker
+            found = client.get_experiment_by_name(name)  # another process created it first
             if found is None:
                 raise
     if found.lifecycle_stage != "active":
@@ -71,15 +71,15 @@ def experiment_id(client: MlflowClient, name: str, *, artifacts: Path | None) ->
     return str(found.experiment_id)
 
 
-# Listed first, because a download that has begun can't be ended: MLflow has threads of its own.
+# Listed first, because a download can't be canceled: MLflow runs it in its own threads.
 _DEPTH = 64
 
 
 def check_extent(source: str, allowed: VersionSize) -> None:
     """List all files that a download of `source` would fetch.
 
-    Raises TooLarge as soon as the list is too large, however deep or endless it is, and the
-    exceptions of MLflow's listing.
+    Raises TooLarge as soon as the list is too large or too deep, and the exceptions of MLflow's
+    listing.
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -97,9 +97,9 @@ def check_extent(source: str, allowed: VersionSize) -> None:
 
 
 def fetch(source: str, folder: Path, most_bytes: Mapping[str, int]) -> None:
-    """Download those of these files that exist.
+    """Download these files as far as they exist.
 
-    Raises TooLarge where one is larger than allowed, and the exceptions of MLflow.
+    Raises TooLarge if one is larger than allowed, and the exceptions of MLflow.
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -115,24 +115,24 @@ def fetch(source: str, folder: Path, most_bytes: Mapping[str, int]) -> None:
                 repository.download_artifacts(entry.path, str(folder))
 
 
-# Every id is passed explicitly: an active run, `MLFLOW_RUN_ID` or another tracking URI of the same
-# process neither matter here nor are changed.
+# Every ID is passed explicitly: this code neither uses nor changes an active run, `MLFLOW_RUN_ID`
+# or another tracking URI of the process.
 _steps = logging.getLogger("gate.steps")
 
 _MLMODEL_LIMIT = 1 << 18
-"""Bytes of an MLmodel at most: some 2000 inputs and outputs."""
+"""Largest MLmodel file in bytes: enough for about 2000 inputs and outputs."""
 
 
 class MlflowRegistry:
-    """A registry at an MLflow tracking URI: `http(s)://…` of a server, or `sqlite:///…`."""
+    """A registry at an MLflow tracking URI: `http(s)://…` for a server, or `sqlite:///…`."""
 
     def __init__(self, tracking_uri: str, *, workspace: str | None = None) -> None:
-        """`workspace`: whose registered models are meant; None: that of MLFLOW_WORKSPACE, else
-        `default`. Raises StorageError where MLflow allows no such name."""
+        """`workspace`: the workspace of the registered models. None: MLFLOW_WORKSPACE, else
+        `default`. Raises StorageError for a name that MLflow does not allow."""
         quiet_process()
         if split_identity(redacted(tracking_uri))[1] is not None:
             raise RegistryError(
-                f"{redacted(tracking_uri)} is not an address of MLflow. Name the workspace with "
+                f"{redacted(tracking_uri)} is not an MLflow tracking URI. Set the workspace with "
                 f"{VARIABLE}."
             )
         self._uri = tracking_uri
@@ -143,34 +143,34 @@ class MlflowRegistry:
 
     @property
     def identity(self) -> str:
-        """The tracking URI without user and password, with the workspace unless that is
+        """The tracking URI without user and password, and with the workspace unless it is
         `default`."""
         workspace = None if self._workspace == DEFAULT else self._workspace
         return in_workspace(redacted(self._uri), workspace)
 
     def in_workspace(self, workspace: str) -> MlflowRegistry:
-        """The registry of another workspace of the same server. Raises StorageError."""
+        """Return the registry of another workspace of the server. Raises StorageError."""
         return MlflowRegistry(self._uri, workspace=workspace)
 
     def ensure_model(self, name: str) -> None:
-        """Make the registered model if it is not there; another process may make it first."""
-        with self._using(f"make the registered model '{name}'") as client:
+        """Create the registered model unless it exists. Another process may create it first."""
+        with self._using(f"create the registered model '{name}'") as client:
             if self.has_model(name):
                 return
             try:
                 client.create_registered_model(name)
             except Exception:
-                # Two first creations at once fail as ALREADY_EXISTS or as a plain BAD_REQUEST.
+                # Concurrent first creations fail as ALREADY_EXISTS or as a plain BAD_REQUEST.
                 if not self.has_model(name):
                     raise
 
     def has_model(self, name: str) -> bool:
-        """Return whether the registered model is there."""
+        """Return whether the registered model exists."""
         with self._using(f"look for the registered model '{name}'") as client:
             return self._read_or_none(lambda: client.get_registered_model(name)) is not None
 
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
-        """Versions whose tag `gate.sha256` is this digest, newest first."""
+        """Return the versions with this digest in the tag `gate.sha256`, newest first."""
         quote = '"' if "'" in name else "'"
         query = f"name = {quote}{name}{quote} and tags.`{Tag.SHA256}` = '{sha256.hex}'"
         versions: list[ModelVersion] = []
@@ -186,8 +186,8 @@ class MlflowRegistry:
         return tuple(_version(version) for version in versions)
 
     def create_version(self, name: str, draft: Draft) -> str:
-        """Log the file with `mlflow.onnx` under the draft's run and make a version of it."""
-        with self._using(f"make a version of '{name}'") as client:
+        """Log the file with `mlflow.onnx` in the draft's run and create a version from it."""
+        with self._using(f"create a version of '{name}'") as client:
             model_id = upload(client, draft)
             made = client.create_model_version(
                 name,
@@ -207,13 +207,13 @@ class MlflowRegistry:
     def download(
         self, name: str, number: str, folder: Path, *, extent: VersionSize = MAX_EXTENT
     ) -> Path:
-        """Download a version's artifact, unless it is far more than `extent`; gives the path of its
-        ONNX file."""
+        """Download a version's artifact, unless it is much larger than `extent`. Return the path of
+        its ONNX file."""
         from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
 
-        gone = f"version {number} of '{name}' has no whole ONNX artifact"
-        remedy = "Bring its store back; if it is lost, promote the file anew."
+        gone = f"version {number} of '{name}' has no complete ONNX artifact"
+        remedy = "Restore the artifact store. If it is lost, promote the file again."
         with self._using(f"download version {number} of '{name}'") as client:
             try:
                 source = client.get_model_version_download_uri(name, number)
@@ -224,36 +224,38 @@ class MlflowRegistry:
                     raise
                 raise ArtifactMissing(f"{gone}: {error}. {remedy}") from error
             except TooLarge as error:
-                raise DigestMismatch(f"{gone}: {error}. It was exchanged: {remedy}") from error
+                raise DigestMismatch(
+                    f"{gone}: {error}. The artifact was replaced. {remedy}"
+                ) from error
             if not Path(model, "MLmodel").is_file():
                 raise ArtifactMissing(f"{gone}: it has no MLmodel. {remedy}")
             path = _onnx_file(Path(model))
         if path is None:
             raise DigestMismatch(
-                f"{gone}: files are missing, or its MLmodel would serve another one. "
-                "Promote the file anew."
+                f"{gone}: files are missing, or its MLmodel names another file. "
+                "Promote the file again."
             )
         return path
 
     def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:
-        """Download those of these single files of a version that exist."""
+        """Download these single files of a version as far as they exist."""
         from mlflow.exceptions import MlflowException
 
-        with self._using(f"read what is beside version {number} of '{name}'") as client:
-            what = f"what is beside version {number} of '{name}' can't be read"
+        with self._using(f"read the files of version {number} of '{name}'") as client:
+            what = f"the files of version {number} of '{name}' can't be read"
             try:
                 fetch(client.get_model_version_download_uri(name, number), folder, most_bytes)
             except TooLarge as error:
                 raise DigestMismatch(
-                    f"{what}: {error}. It was exchanged: promote the file anew."
+                    f"{what}: {error}. The artifact was replaced. Promote the file again."
                 ) from error
             except (FileNotFoundError, MlflowException) as error:
                 if not is_gone(error):
                     raise
-                raise ArtifactMissing(f"{what}: {error}. Bring its store back.") from error
+                raise ArtifactMissing(f"{what}: {error}. Restore the artifact store.") from error
 
     def alias(self, name: str, alias: Alias) -> str | None:
-        """The version that an alias points at, or None."""
+        """Return the version of an alias, or None."""
         with self._using(f"read the alias '{alias}' of '{name}'") as client:
             model = self._read_or_none(lambda: client.get_registered_model(name))
             number = None if model is None else model.aliases.get(alias)
@@ -265,8 +267,8 @@ class MlflowRegistry:
             client.set_registered_model_alias(name, alias, number)
 
     def delete_alias(self, name: str, alias: Alias) -> None:
-        """Take an alias away."""
-        with self._using(f"take the alias '{alias}' of '{name}' away") as client:
+        """Delete an alias."""
+        with self._using(f"delete the alias '{alias}' of '{name}'") as client:
             client.delete_registered_model_alias(name, alias)
 
     def set_tag(self, name: str, number: str, *, key: str, value: str) -> None:
@@ -275,7 +277,7 @@ class MlflowRegistry:
             client.set_model_version_tag(name, number, key, encodable(value))
 
     def set_description(self, name: str, number: str, text: str) -> None:
-        """Put another text in the place of a version's description."""
+        """Replace the description of a version."""
         with self._using(f"describe version {number} of '{name}'") as client:
             client.update_model_version(name, number, description=encodable(text))
 
@@ -286,14 +288,14 @@ class MlflowRegistry:
             if self._opened is None:
                 from mlflow import MlflowClient
 
-                usable(self._uri)  # MLflow retries for minutes without a message
+                usable(self._uri)  # otherwise MLflow retries silently for minutes
                 if self._workspace != DEFAULT:
                     require_workspaces(self._uri, self._workspace)
                 self._opened = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
             yield self._opened
 
     def _read_or_none(self, read: Callable[[], Any]) -> Any:
-        """Return the result of `read`, or None where MLflow has no such object."""
+        """Return the result of `read`, or None if MLflow has no such object."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -322,10 +324,10 @@ def _time(milliseconds: int | None) -> str | None:
 
 
 def _onnx_file(folder: Path) -> Path | None:
-    """The file that MLmodel names, if it is in the folder and what every flavour serves; of a
-    release its own file, and there is no other flavour.
+    """Return the file that MLmodel names, if it is in the folder and every flavor serves it. For a
+    release of several files, its release file, and only if there is no other flavor.
 
-    MLmodel may have been edited too: `mlflow.pyfunc` takes file and loader from its own entry.
+    MLmodel may have been edited, too: `mlflow.pyfunc` reads file and loader from its own entry.
     """
     try:
         data = read_untrusted(folder / "MLmodel", limit=_MLMODEL_LIMIT)
@@ -346,7 +348,7 @@ def _onnx_file(folder: Path) -> Path | None:
         return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
     except StorageError:
         raise
-    except Exception:  # the file is not trusted, and may have any content
+    except Exception:  # the file is untrusted and may have any content
         return None
 
 
@@ -356,7 +358,7 @@ _PROTO_LIMIT = 2**31
 """Size limit in bytes: protobuf can't serialize more."""
 
 PARTS_FLAVOR = "onnx_parts"
-"""In the MLmodel of a release of several files; MLflow itself loads no such thing."""
+"""Flavor of a release of several files. MLflow itself can't load it."""
 
 _RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 
@@ -364,10 +366,10 @@ _RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 def upload(client: MlflowClient, draft: Draft) -> str:
     """Upload the draft's file and link it with the draft's run; return the ID of the logged model.
 
-    The usual file goes through `mlflow.onnx.log_model`, which serializes the parsed proto again.
-    Where that would give other bytes (external data, an unusual serialization, over 2 GB), the same
-    MLflow model is built around the unchanged file; for a release of several files, one that holds
-    all of them.
+    Usually through `mlflow.onnx.log_model`, which serializes the parsed proto again. If this would
+    change the bytes (external data, an unusual serialization, over 2 GB), the same MLflow model is
+    built from the unchanged file. For a release of several files the MLflow model holds all of
+    them.
     """
     from mlflow.entities import LoggedModelOutput
 
@@ -378,7 +380,10 @@ def upload(client: MlflowClient, draft: Draft) -> str:
         source_run_id=draft.run_id,
         tags={Tag.SHA256: draft.subject.sha256.hex},
     )
-    for place, folder in draft.beside.items():  # first, because READY comes with the file
+    for (
+        place,
+        folder,
+    ) in draft.beside.items():  # first, because the version becomes READY with the file
         client.log_model_artifacts(logged.model_id, str(folder), place)
     _steps.debug("upload %s, %.1f MB", draft.path.name, draft.subject.size_bytes / 1e6)
     proto = _proto_of_same_bytes(draft)
@@ -391,7 +396,7 @@ def upload(client: MlflowClient, draft: Draft) -> str:
 
 
 def _proto_of_same_bytes(draft: Draft) -> Any:
-    """Return the parsed file if serializing it gives the file's bytes again, else None."""
+    """Return the parsed file if serializing it yields the same bytes, else None."""
     import onnx
 
     if draft.subject.external_data or draft.subject.size_bytes >= _PROTO_LIMIT:
@@ -402,9 +407,9 @@ def _proto_of_same_bytes(draft: Draft) -> Any:
 
 
 def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
-    """Call `mlflow.onnx.log_model` in a thread of its own, where no run is active.
+    """Call `mlflow.onnx.log_model` in a separate thread without an active run.
 
-    In the caller's thread it would add outputs and metrics to the run that is active there.
+    In the caller's thread it would add outputs and metrics to the active run.
     """
     import mlflow.onnx
 
@@ -421,10 +426,10 @@ def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
                 onnx_execution_providers=list(PROVIDERS),
                 save_as_external_data=False,
             )
-        except BaseException as error:  # raised in the caller's thread below
+        except BaseException as error:  # re-raised in the caller's thread below
             failures.append(error)
 
-    # A thread begins without the context variables, of which one is MLflow's workspace.
+    # A new thread lacks the context variables, including MLflow's workspace.
     inside = contextvars.copy_context()
     thread = threading.Thread(target=inside.run, args=(log,), name="gate-log-model")
     thread.start()
@@ -436,8 +441,8 @@ def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
 def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
     """Log the files as `mlflow.onnx.log_model` does, but with the ONNX file and its data unchanged.
 
-    For a release of several files, log all of them, and no flavor that would load one of them as if
-    it were the model.
+    For a release of several files, log all of them, without a flavor that would load a single file
+    as the model.
     """
     import onnx
     from mlflow import pyfunc
@@ -447,7 +452,7 @@ def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
         model = Model(run_id=draft.run_id, model_id=model_id, signature=_signature(draft))
         data = draft.path.name
         if draft.subject.parts:
-            model.add_flavor(PARTS_FLAVOR, data=data)  # the release file says which files
+            model.add_flavor(PARTS_FLAVOR, data=data)  # the release file lists the files
         else:
             pyfunc.add_to_model(model, loader_module="mlflow.onnx", data=data)
             model.add_flavor(
@@ -464,7 +469,7 @@ def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
 
 
 def _signature(draft: Draft) -> Any:
-    """Inputs and outputs as MLflow shows them; a dynamic axis is -1."""
+    """Return inputs and outputs as MLflow shows them, with -1 for a dynamic axis."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
@@ -483,14 +488,14 @@ def _signature(draft: Draft) -> Any:
 
     try:
         return ModelSignature(schema(draft.subject.inputs), schema(draft.subject.outputs))
-    except TypeError:  # a dtype that numpy does not know, such as bfloat16
+    except TypeError:  # a dtype that numpy lacks, such as bfloat16
         return None
 
 
 def _requirements() -> list[str]:
-    """Return the requirements that load the model.
+    """Return the requirements of the model.
 
-    They are set explicitly, because MLflow would start a process to infer them.
+    They are explicit because MLflow would start a process to infer them.
     """
     found = [f"onnx=={version('onnx')}", f"numpy=={version('numpy')}"]
     for runtime in _RUNTIMES:

@@ -23,7 +23,7 @@ EVENTS = (
     "model_version_alias.created",
     "model_version_alias.deleted",
 )
-"""What we subscribe to at the server, as MLflow writes it."""
+"""The events of our subscription, as MLflow writes them."""
 
 
 _DESCRIPTION = "Parity gate: reviews, guards and deploys what is registered here."
@@ -32,7 +32,7 @@ _PAGE = 100
 
 @dataclass(frozen=True)
 class Subscription:
-    """A webhook as the server describes it; the server never reveals its secret."""
+    """A webhook as the server describes it, without the secret."""
 
     webhook_id: str
     name: str
@@ -58,13 +58,13 @@ class WebhookSubscription:
         quiet_process()
         if not tracking_uri.startswith(("http://", "https://")):
             raise RegistryError(
-                f"{tracking_uri} is no server: MLflow's webhooks are sent by a server only. "
-                "Start one (mlflow server) and name it with --tracking-uri http://…"
+                f"{tracking_uri} is not a server, and only an MLflow server sends webhooks. "
+                "Start one (mlflow server) and pass --tracking-uri http://…"
             )
         self._uri = tracking_uri
 
     def all(self) -> tuple[Subscription, ...]:
-        """All webhooks of the server."""
+        """Return all webhooks of the server."""
         with self._using("list the webhooks") as client:
             found: list[Webhook] = []
             token = None
@@ -76,20 +76,20 @@ class WebhookSubscription:
                     return tuple(map(_subscription, found))
 
     def find(self, name: str) -> Subscription | None:
-        """The webhook of this name, or None. Raises RegistryError where several have it."""
+        """Return the webhook of this name, or None. Raises RegistryError if several have it."""
         same = [webhook for webhook in self.all() if webhook.name == name]
         if len(same) > 1:
             ids = ", ".join(webhook.webhook_id for webhook in same)
             raise RegistryError(
-                f"{len(same)} webhooks are named '{name}': {ids}. Every delivery would come as "
-                "often. Delete all but one on the server, or choose another --name."
+                f"{len(same)} webhooks are named '{name}': {ids}. Each would deliver every event. "
+                "Delete all but one on the server, or choose another --name."
             )
         return same[0] if same else None
 
     def register(
         self, name: str, url: str, *, secret: str
     ) -> tuple[Literal["created", "updated"], Subscription]:
-        """Make the webhook, or make the one of this name as it should be. Idempotent."""
+        """Create the webhook, or update the one with this name. Idempotent."""
         wanted: dict[str, Any] = {
             "url": url,
             "events": list(EVENTS),
@@ -104,12 +104,12 @@ class WebhookSubscription:
             return "updated", _subscription(client.update_webhook(found.webhook_id, **wanted))
 
     def set_secret(self, webhook: Subscription, secret: str) -> None:
-        """Have the server sign with another secret; within its cache's time (60 s) it does."""
+        """Replace the secret of the webhook. The server caches the old one for up to 60 s."""
         with self._using(f"update the webhook '{webhook.name}'") as client:
             client.update_webhook(webhook.webhook_id, secret=secret)
 
     def test(self, webhook: Subscription) -> tuple[DeliveryTrial, ...]:
-        """Have the server send a test delivery of every event; test deliveries have no effect.
+        """Let the server send a test delivery of every event. Test deliveries have no effect.
 
         Stops at the first event without a response, because the server retries each for seconds.
         """
