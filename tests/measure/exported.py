@@ -1,7 +1,5 @@
 """A small net and a correct export of it, once a module of tests: for those that judge it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.measure import tiny

@@ -14,14 +14,10 @@ from torch import nn
 from torch.ao.quantization import FakeQuantize, disable_observer
 from torch.ao.quantization import observer as observers
 
+from gate import MeasurementJob, Policy, SampleSet, Verdict, decide
 from gate.api import measure_job
-from gate.data.samples import SampleSet
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
 from gate.measure.context import MeasurementContext
-from gate.measure.job import MeasurementJob
 from gate.onnx_file.choices import Choice
-from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.reference.choices import Call, is_open, replay
 from tests.measure import tiny
@@ -90,7 +86,7 @@ class Classes(nn.Module):
 
 
 class Ranked(nn.Module):
-    """The best 8 of 24 columns of a product, with near ties; or all of them in order."""
+    """The best 8 of 24 columns of a product, with near ties, or the best one."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -107,17 +103,15 @@ class Ranked(nn.Module):
             return torch.topk(y, 8).indices
         if self.kind == "unordered":
             return torch.topk(y, 8, sorted=False).values
-        if self.kind == "sort":
-            return torch.sort(y, 1, descending=True).indices
-        if self.kind == "argmax":
-            return y.argmax(1)
-        return torch.topk(y, 8).indices.float() @ torch.arange(8.0)
+        return y.argmax(1)
 
 
-def judged(model, path, arrays, *, edit=None):
+def judged(model, path, arrays, *, of_file=None, edit=None):
     model.eval()
     example = {name: array[:2] for name, array in arrays.items()}
-    candidate = tiny.export(model, path / "m.onnx", example=example, outputs=("y",), opset=17)
+    candidate = tiny.export(
+        of_file or model, path / "m.onnx", example=example, outputs=("y",), opset=17
+    )
     if edit is not None:
         candidate = tiny.edit(candidate, path / "edited.onnx", edit)
     samples = SampleSet.from_arrays(dict(arrays))
@@ -126,7 +120,7 @@ def judged(model, path, arrays, *, edit=None):
     return evidence, decide(POLICY, evidence, decided_at="now")
 
 
-@pytest.mark.parametrize("gain", [1.0, 4.0, 40.0])
+@pytest.mark.parametrize("gain", [1.0, 40.0])
 def test_boxes_of_equal_scores_pass(gain, tmp_path):
     """With a larger gain some scores are exactly 1, and their order is open: on probes, then on
     samples too, where float64 and random rounding choose other boxes than float32."""
@@ -142,16 +136,7 @@ def test_boxes_of_several_classes_pass(tmp_path):
     assert decision.verdict is Verdict.PASS, decision.problems
 
 
-@pytest.mark.proof
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("threshold", [0.31, 0.29])
-def test_other_overlaps_of_several_classes_are_refused(threshold, tmp_path):
-    _, decision = judged(Classes(), tmp_path, IMAGES, edit=replace(0.3, threshold))
-    assert decision.verdict is Verdict.FAIL
-
-
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("kind", ["topk", "unordered", "sort", "argmax", "taken"])
+@pytest.mark.parametrize("kind", ["topk", "unordered", "argmax"])
 def test_near_ties_pass_and_are_not_counted(kind, tmp_path):
     evidence, decision = judged(Ranked(kind), tmp_path, ROWS)
     assert decision.verdict is Verdict.PASS, decision.problems
@@ -198,10 +183,10 @@ def drop_last_box(proto):
     proto.graph.node.insert(place + 1, helper.make_node("Slice", ["all_boxes", *ends], [name]))
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("gain", [1.0, 4.0, 10.0])
 @pytest.mark.parametrize(
-    "edit", [replace(0.3, 0.31), replace(0.6, 0.61), drop_last_box], ids=["iou", "score", "row"]
+    ("gain", "edit"),
+    [(1.0, replace(0.3, 0.31)), (10.0, replace(0.6, 0.61)), (4.0, drop_last_box)],
+    ids=["iou", "score", "row"],
 )
 def test_other_boxes_are_refused(gain, edit, tmp_path):
     _, decision = judged(Boxes(gain=gain), tmp_path, IMAGES, edit=edit)
@@ -215,8 +200,7 @@ def smallest(proto):
                 attribute.i = 0
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("kind", ["topk", "unordered", "sort", "taken"])
+@pytest.mark.parametrize("kind", ["topk", "unordered"])
 def test_the_smallest_in_place_of_the_largest_is_refused(kind, tmp_path):
     _, decision = judged(Ranked(kind), tmp_path, ROWS, edit=smallest)
     assert decision.verdict is Verdict.FAIL
@@ -231,7 +215,7 @@ def shifted(proto):
             tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
 
 
-@pytest.mark.parametrize("kind", ["topk", "unordered", "argmax"])
+@pytest.mark.parametrize("kind", ["unordered", "argmax"])
 def test_near_ties_excuse_no_other_bias(kind, tmp_path):
     _, decision = judged(Ranked(kind), tmp_path, ROWS, edit=shifted)
     assert decision.verdict is Verdict.FAIL
@@ -272,17 +256,14 @@ def call(name, operands, own, chosen, **more):
 SCORES = [0.9, 0.5, 0.5 + 1e-7, 0.1]
 
 
-@pytest.mark.parametrize(
-    ("own", "chosen", "open_"),
-    [
-        ([0, 2, 1], [0, 1, 2], True),
-        ([0, 2, 1], [1, 0, 2], False),
-        ([0, 2, 1], [0, 1, 1], False),
-        ([0, 2, 1], [0, 1, 3], False),
-        ([0, 2, 1], [0, 1, 4], False),
-        ([0, 2, 1], [0, 1, -2], False),
-    ],
-)
+@pytest.mark.parametrize(("own", "chosen", "open_"), [
+    ([0, 2, 1], [0, 1, 2], True),
+    ([0, 2, 1], [1, 0, 2], False),
+    ([0, 2, 1], [0, 1, 1], False),
+    ([0, 2, 1], [0, 1, 3], False),
+    ([0, 2, 1], [0, 1, 4], False),
+    ([0, 2, 1], [0, 1, -2], False),
+])  # fmt: skip
 def test_ranks(own, chosen, open_):
     made = call("topk", [SCORES], own, chosen, axis=-1)
     assert is_open(made, [np.full(4, 1e-7)]) is open_
@@ -411,14 +392,9 @@ def ratios(x, layer):
 
 STEPS = {
     "floor": lambda r: r.floor(),
-    "ceil": lambda r: r.ceil(),
     "round": lambda r: (r + 0.5).round(),
-    "decimals": lambda r: ((r + 0.5) / 100.0).round(decimals=2) * 100.0,
-    "sign": lambda r: (r - 3.0).sign(),
     "cast": lambda r: r.to(torch.int64),
     "divided": lambda r: torch.div(r * 0.7, 0.7, rounding_mode="floor"),
-    "cut": lambda r: torch.div(r * 0.7, 0.7, rounding_mode="trunc"),
-    "remainder": lambda r: torch.remainder(r, 1.0) * 10.0,
     "fmod": lambda r: torch.fmod(r, 1.0) * 10.0,
     "bucket": lambda r: torch.bucketize(r, torch.tensor([0.5, 1.0, 2.0, 5.0, 8.0, 9.1])),
 }
@@ -439,7 +415,7 @@ class Stepped(nn.Module):
         return self.table[steps + self.off + 2].sum(1)
 
 
-@pytest.mark.rows(3)
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("kind", STEPS)
 def test_steps_of_floats_at_an_edge_pass(kind, tmp_path):
     _, decision = judged(Stepped(kind), tmp_path, ROWS)
@@ -448,15 +424,10 @@ def test_steps_of_floats_at_an_edge_pass(kind, tmp_path):
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("kind", STEPS)
-@pytest.mark.parametrize("fault", [{"off": 1}, {"shift": 0.01}, {"shift": -0.71}], ids=str)
+@pytest.mark.parametrize("fault", [{"off": 1}, {"shift": 0.01}], ids=str)
 def test_other_steps_are_refused(kind, fault, tmp_path):
-    """Off by one, another edge, and one that lies far from all floats."""
-    wrong = Stepped(kind, **fault).eval()
-    example = {name: array[:2] for name, array in ROWS.items()}
-    file = tiny.export(wrong, tmp_path / "m.onnx", example=example, outputs=("y",), opset=17)
-    samples = SampleSet.from_arrays(dict(ROWS))
-    measured = measure_job(MeasurementJob(Stepped(kind).eval(), file, samples, policy=POLICY))
-    decision = decide(POLICY, tiny.stored(measured), decided_at="now")
+    """Off by one, and another edge."""
+    _, decision = judged(Stepped(kind), tmp_path, ROWS, of_file=Stepped(kind, **fault))
     assert decision.verdict is Verdict.FAIL
 
 
@@ -475,9 +446,9 @@ class Bucketed(nn.Module):
         return self.table[torch.bucketize(floats, self.edges, right=self.right)].sum(1)
 
 
-@pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize(
-    ("shift", "verdict"), [(0.0, Verdict.PASS), (0.01, Verdict.FAIL), (-0.71, Verdict.FAIL)]
+    ("right", "shift", "verdict"),
+    [(False, 0.0, Verdict.PASS), (True, 0.01, Verdict.FAIL), (True, -0.71, Verdict.FAIL)],
 )
 def test_buckets_by_binary_search(right, shift, verdict, tmp_path):
     """Which the dynamo exporter writes for bucketize."""
@@ -594,58 +565,24 @@ def moved_step(name: str, change):
     return edit
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("by_channel", [False, True])
-def test_fake_quantization_passes(by_channel, tmp_path):
+def test_fake_quantization_passes(tmp_path):
     """ONNX Runtime computes the optimized file in integers, so that some values round to the next
     step. In PyTorch's symmetric scheme, the weight of the largest magnitude lies between two."""
-    model = quantized(by_channel=by_channel)
+    model = quantized(by_channel=True)
     _, decision = judged(model, tmp_path, {"x": small_images()})
     assert decision.verdict is Verdict.PASS, decision.problems
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("scale", lambda scale: scale * np.float32(1.001)),
-        ("zero_point", lambda zero_point: zero_point + np.uint8(1)),
-    ],
-    ids=["scale", "zero point"],
-)
+@pytest.mark.parametrize(("name", "change"), [
+    ("scale", lambda scale: scale * np.float32(1.001)),
+    ("zero_point", lambda zero_point: zero_point + np.uint8(1)),
+], ids=["scale", "zero point"])  # fmt: skip
 def test_other_steps_of_fake_quantization_are_refused(name, change, tmp_path):
     edit = moved_step(name, change)
     evidence, decision = judged(quantized(), tmp_path, {"x": small_images()}, edit=edit)
     assert decision.verdict is Verdict.FAIL
     assert evidence.graph is not None
     assert not [found for found in evidence.graph.findings if found.code == "quantized"]
-
-
-class Sound(nn.Module):
-    """Floats on the levels of 16 bits."""
-
-    def __init__(self, step=torch.floor) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.step = nn.Linear(64, 512), step
-
-    def forward(self, x):
-        return self.step(torch.tanh(self.layer(x)) * 32767.0) / 32767.0
-
-
-def test_levels_of_sound_at_an_edge_pass(tmp_path):
-    _, decision = judged(Sound(), tmp_path, ROWS)
-    assert decision.verdict is Verdict.PASS, decision.problems
-
-
-def test_other_levels_of_sound_are_refused(tmp_path):
-    example = {name: array[:2] for name, array in ROWS.items()}
-    wrong = Sound(torch.round).eval()
-    file = tiny.export(wrong, tmp_path / "m.onnx", example=example, outputs=("y",), opset=17)
-    samples = SampleSet.from_arrays(dict(ROWS))
-    measured = measure_job(MeasurementJob(Sound().eval(), file, samples, policy=POLICY))
-    decision = decide(POLICY, tiny.stored(measured), decided_at="now")
-    assert decision.verdict is Verdict.FAIL
 
 
 class Fixed(nn.Module):
@@ -662,43 +599,30 @@ class Fixed(nn.Module):
         return (y.round() if self.rounds else y).to(torch.int64)
 
 
-@pytest.mark.parametrize(("bits", "rounds"), [(31, True), (20, True), (20, False)])
+@pytest.mark.parametrize(("bits", "rounds"), [(31, True), (20, False)])
 def test_floats_made_whole_by_a_factor_pass(bits, rounds, tmp_path):
     evidence, decision = judged(Fixed(bits, rounds=rounds), tmp_path, ROWS)
     assert decision.verdict is Verdict.PASS, decision.problems
     assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
 
 
-def without_rounding(proto):
-    (node,) = nodes(proto, "Round")
-    node.op_type = "Identity"
-
-
-def test_truncation_in_place_of_rounding_is_refused(tmp_path):
-    _, decision = judged(Fixed(20), tmp_path, ROWS, edit=without_rounding)
-    assert decision.verdict is Verdict.FAIL
-
-
 EDGE, BELOW = 3.0, 3.0 - 2.0**-22
 
 
-@pytest.mark.parametrize(
-    ("step", "operator", "x", "of_file", "chosen", "result"),
-    [
-        (torch.floor, "Floor", EDGE, BELOW, 2.0, 2.0),
-        (torch.Tensor.floor_, "Floor", EDGE, BELOW, 2.0, 2.0),
-        (torch.floor, "Floor", EDGE, BELOW, 1.0, None),
-        (torch.floor, "Floor", EDGE + 1e-3, BELOW, 2.0, None),
-        (torch.floor, "Ceil", BELOW, EDGE, 3.0, None),
-        (torch.ceil, "Ceil", EDGE + 2.0**-22, EDGE, 3.0, 3.0),
-        (torch.round, "Round", 2.5, 2.5 + 2.0**-22, 3.0, 3.0),
-        (torch.round, "Round", 2.5, 2.5 + 2.0**-22, 4.0, None),
-        (torch.trunc, "Cast", -EDGE, -BELOW, -2, -2.0),
-        (torch.trunc, "Floor", -EDGE, BELOW, 2.0, -2.0),
-        (lambda x: x % 1.5, "Floor", EDGE, BELOW / 1.5, 1.0, 1.5),
-        (lambda x: x // 1.5, "Floor", EDGE, BELOW / 1.5, 1.0, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("step", "operator", "x", "of_file", "chosen", "result"), [
+    (torch.floor, "Floor", EDGE, BELOW, 2.0, 2.0),
+    (torch.Tensor.floor_, "Floor", EDGE, BELOW, 2.0, 2.0),
+    (torch.floor, "Floor", EDGE, BELOW, 1.0, None),
+    (torch.floor, "Floor", EDGE + 1e-3, BELOW, 2.0, None),
+    (torch.floor, "Ceil", BELOW, EDGE, 3.0, None),
+    (torch.ceil, "Ceil", EDGE + 2.0**-22, EDGE, 3.0, 3.0),
+    (torch.round, "Round", 2.5, 2.5 + 2.0**-22, 3.0, 3.0),
+    (torch.round, "Round", 2.5, 2.5 + 2.0**-22, 4.0, None),
+    (torch.trunc, "Cast", -EDGE, -BELOW, -2, -2.0),
+    (torch.trunc, "Floor", -EDGE, BELOW, 2.0, -2.0),
+    (lambda x: x % 1.5, "Floor", EDGE, BELOW / 1.5, 1.0, 1.5),
+    (lambda x: x // 1.5, "Floor", EDGE, BELOW / 1.5, 1.0, 1.0),
+])  # fmt: skip
 def test_a_step_is_open_at_its_edge_only(step, operator, x, of_file, chosen, result):
     """With fractions beside it: whole numbers alone may be counts."""
     fraction = abs(of_file) / abs(x) * 0.25

@@ -10,18 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-from gate.api import EvaluationResult, check
-from gate.data.samples import SampleSet
+from gate import (
+    EvaluationData,
+    MeasurementJob,
+    Policy,
+    Reference,
+    SampleSet,
+    TestedFile,
+    check,
+    verify_golden,
+)
 from gate.errors import EvidenceError, InputMismatch, OutputMismatch
 from gate.export.export import export_model
 from gate.golden.folder import read_golden
 from gate.golden.manifest import GoldenManifest
-from gate.golden.verify import verify_golden
 from gate.measure.artifacts import SAMPLES, write_golden_of
-from gate.measure.job import EvaluationData, MeasurementJob, Reference
 from gate.onnx_file.reading import read_subject
-from gate.onnx_file.tested_file import TestedFile
-from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.records.export import ExportSettings
 from tests.small_project import change_one_weight, made
@@ -32,12 +36,12 @@ POLICY = Policy.default(task="classification").model_copy(
 
 
 @pytest.fixture(scope="module")
-def project() -> Path:
+def project():
     return made()
 
 
 @pytest.fixture(scope="module")
-def judged(project: Path) -> tuple[Reference, EvaluationData, EvaluationResult]:
+def judged(project):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         patch.syspath_prepend(str(project))
@@ -60,7 +64,7 @@ def _write(folder: Path, path: Path, judged, **changed) -> GoldenManifest:
     )
 
 
-def test_the_reference_answers_and_the_file_agrees(tmp_path: Path, project: Path, judged) -> None:
+def test_the_reference_answers_and_the_file_agrees(tmp_path, project, judged):
     reference, _, verdicted = judged
     assert verdicted.decision.passed
     golden = _write(tmp_path, project / "good.onnx", judged)
@@ -84,7 +88,7 @@ def test_the_reference_answers_and_the_file_agrees(tmp_path: Path, project: Path
     assert result.passed, result.problems
 
 
-def test_a_changed_weight_is_seen(tmp_path: Path, project: Path, judged) -> None:
+def test_a_changed_weight_is_seen(tmp_path, project, judged):
     """Not by its digest alone: the vectors of the bad bytes refuse them too."""
     change_one_weight(project / "good.onnx", tmp_path / "bad.onnx")
     _write(tmp_path / "golden", tmp_path / "bad.onnx", judged)
@@ -93,7 +97,7 @@ def test_a_changed_weight_is_seen(tmp_path: Path, project: Path, judged) -> None
     assert "max_abs_diff" in result.problems[0]
 
 
-def test_the_same_samples_give_the_same_bytes(tmp_path: Path, project: Path, judged) -> None:
+def test_the_same_samples_give_the_same_bytes(tmp_path, project, judged):
     for name in ("one", "two"):
         _write(tmp_path / name, project / "good.onnx", judged)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
@@ -102,9 +106,7 @@ def test_the_same_samples_give_the_same_bytes(tmp_path: Path, project: Path, jud
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_the_model_and_the_switches_stay_as_they_were(
-    tmp_path: Path, project: Path, judged
-) -> None:
+def test_the_model_and_the_switches_stay_as_they_were(tmp_path, project, judged):
     model = judged[0].model
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -119,12 +121,12 @@ def test_the_model_and_the_switches_stay_as_they_were(
 
 
 @pytest.mark.parametrize(("given", "kept"), [(1, 1), (3, 3), (8, 8), (9, 8), (64, 8)])
-def test_a_handful_is_kept(tmp_path: Path, project: Path, judged, given: int, kept: int) -> None:
+def test_a_handful_is_kept(tmp_path, project, judged, given, kept):
     samples = SampleSet.from_arrays({"input": np.load(project / "images.npy")[:given]})
     assert _write(tmp_path, project / "good.onnx", judged, samples=samples).samples == kept
 
 
-def test_samples_without_a_clear_winner_come_last(tmp_path: Path, project: Path, judged) -> None:
+def test_samples_without_a_clear_winner_come_last(tmp_path, project, judged):
     """Of a mixture the undecided are left out, wherever they lie."""
     images = np.load(project / "images.npy")
 
@@ -143,7 +145,7 @@ def test_samples_without_a_clear_winner_come_last(tmp_path: Path, project: Path,
     assert (chosen[:, 0, 0, 0] <= 0).all()
 
 
-def test_a_fixed_batch_is_filled(tmp_path: Path, project: Path, judged) -> None:
+def test_a_fixed_batch_is_filled(tmp_path, project, judged):
     path = tmp_path / "fixed.onnx"
     settings = ExportSettings(
         strategy="traced", batch_size=4, input_names=("input",), output_names=("logits",),
@@ -155,7 +157,7 @@ def test_a_fixed_batch_is_filled(tmp_path: Path, project: Path, judged) -> None:
     assert verify_golden(path, tmp_path / "golden").passed
 
 
-def test_what_can_not_be_made_is_told(tmp_path: Path, project: Path, judged) -> None:
+def test_what_can_not_be_made_is_told(tmp_path, project, judged):
     path = project / "good.onnx"
     wrong = SampleSet.from_arrays({"input": np.zeros((4, 1, 8, 7), np.float32)})
     with pytest.raises(InputMismatch):

@@ -1,14 +1,9 @@
 """On a machine with a CUDA device: every runtime is measured, proven and passes."""
 
-from __future__ import annotations
-
 import pytest
 
+from gate import MeasurementJob, Policy, Verdict, decide
 from gate.api import measure_job
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
-from gate.measure.job import MeasurementJob
-from gate.policy.policy import Policy
 from gate.records.runtime import CUDA_PROVIDER, RUNTIMES
 from gate.runtimes.ort import cuda_absent_reason
 from gate.summary.render import render_check

@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gate.data.samples import SampleSet
+from gate import Evidence, Policy, SampleSet, TestedFile
 from gate.decision.champion import Champion
 from gate.errors import DigestMismatch
 from gate.measure.champion import Compared, measure_incumbent
 from gate.measure.cost_meter import Stopwatch
 from gate.onnx_file.reading import read_subject
-from gate.onnx_file.tested_file import TestedFile
-from gate.policy.policy import Policy
 from gate.records.champion_comparison import ChampionComparison
-from gate.records.evidence import Evidence
 from tests import builders
 from tests.registry import releases
 
@@ -37,9 +34,7 @@ def answers_of(path: Path, x: np.ndarray) -> np.ndarray:
     return (x @ numpy_helper.to_array(weights)).argmax(1)
 
 
-def linear(
-    path: Path, *, features: int = 3, batch: int | str = "batch", output: str = "logits"
-) -> Path:
+def linear(path, *, features=3, batch="batch", output="logits"):
     weights = np.random.default_rng(features).normal(size=(features, CLASSES)).astype(np.float32)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["input", "w"], [output])],
@@ -74,16 +69,16 @@ def compared(new: Path, old: Champion, **overrides: Any) -> ChampionComparison:
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
+def old(tmp_path):
     return releases.onnx_file(tmp_path / "old.onnx", seed=1)
 
 
 @pytest.fixture
-def new(tmp_path: Path) -> Path:
+def new(tmp_path):
     return releases.onnx_file(tmp_path / "new.onnx", seed=2)
 
 
-def test_answers_and_accuracy_of_both_are_counted_as_by_hand(old: Path, new: Path) -> None:
+def test_answers_and_accuracy_of_both_are_counted_as_by_hand(old, new):
     x = inputs()
     theirs, ours = answers_of(old, x), answers_of(new, x)
     labels = np.where(np.arange(COUNT) % 2 == 0, theirs, (theirs + 1) % CLASSES)
@@ -100,7 +95,7 @@ def test_answers_and_accuracy_of_both_are_counted_as_by_hand(old: Path, new: Pat
     assert (found.champion_noise_ratio, found.noise_ratio) == (1.1, 1.1)
 
 
-def test_both_are_timed_in_one_process_on_as_many_batches(old: Path, new: Path) -> None:
+def test_both_are_timed_in_one_process_on_as_many_batches(old, new):
     """Also of few samples."""
     for count in (8, COUNT):
         found = compared(new, champion(old), x=inputs(count))
@@ -111,9 +106,7 @@ def test_both_are_timed_in_one_process_on_as_many_batches(old: Path, new: Path) 
         assert 0.0 < found.latency_ratio < np.inf
 
 
-def test_who_goes_first_changes_from_batch_to_batch(
-    old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_goes_first_changes_from_batch_to_batch(old, new, monkeypatch):
     """What slows the machine down slows down both."""
     turns: list[Stopwatch] = []
 
@@ -130,48 +123,41 @@ def test_who_goes_first_changes_from_batch_to_batch(
         assert turns[place : place + 4] == [first, second, second, first]
 
 
-def test_without_labels_there_is_no_accuracy(old: Path, new: Path) -> None:
+def test_without_labels_there_is_no_accuracy(old, new):
     (answers,) = compared(new, champion(old)).outputs
     assert (answers.champion_accuracy, answers.accuracy, answers.accuracy_drop) == (None,) * 3
 
 
-def test_the_very_file_is_not_run_beside_itself(old: Path) -> None:
+def test_the_very_file_is_not_run_beside_itself(old):
     found = compared(old, champion(old))
     assert found.state == "compared"
     assert found.is_same_file
     assert found.latency is None
 
 
-def test_an_output_that_the_policy_takes_for_no_classes_has_no_answers(
-    old: Path, new: Path
-) -> None:
+def test_an_output_that_the_policy_takes_for_no_classes_has_no_answers(old, new):
     policy = Policy.default().model_copy(update={"outputs": {"logits": "scores"}})
     assert compared(new, champion(old), policy=policy).outputs == ()
 
 
 @pytest.mark.parametrize("state", ["first", "unvouched", "unrecorded"])
-def test_what_is_not_there_is_said(new: Path, state: Any) -> None:
+def test_what_is_not_there_is_said(new, state):
     found = compared(new, Champion(state=state, absent="for a reason"))
     assert (found.state, found.absent) == (state, "for a reason")
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        ({"features": 4}, "doesn't fit the samples"),
-        ({"output": "other"}, "the new file 'logits'"),
-        ({"batch": 7}, "no multiple"),
-    ],
-)
-def test_a_champion_that_takes_other_samples_is_incomparable(
-    new: Path, tmp_path: Path, make: dict[str, Any], reason: str
-) -> None:
+@pytest.mark.parametrize(("make", "reason"), [
+    ({"features": 4}, "doesn't fit the samples"),
+    ({"output": "other"}, "the new file 'logits'"),
+    ({"batch": 7}, "no multiple"),
+])  # fmt: skip
+def test_a_champion_that_takes_other_samples_is_incomparable(new, tmp_path, make, reason):
     found = compared(new, champion(linear(tmp_path / "other.onnx", **make)))
     assert found.state == "incomparable"
     assert reason in str(found.absent)
 
 
-def test_samples_of_another_preprocessing_prove_nothing(old: Path, new: Path) -> None:
+def test_samples_of_another_preprocessing_prove_nothing(old, new):
     """They would make the champion look worse than it is, so that a worse file passed."""
     sides = []
     for path, name in ((old, "theirs"), (new, "ours")):
@@ -183,7 +169,7 @@ def test_samples_of_another_preprocessing_prove_nothing(old: Path, new: Path) ->
     assert "another preprocessing" in str(found.absent)
 
 
-def test_a_file_that_is_exchanged_meanwhile_is_not_compared(old: Path, new: Path) -> None:
+def test_a_file_that_is_exchanged_meanwhile_is_not_compared(old, new):
     there = champion(old)
     releases.onnx_file(old, seed=3)
     with pytest.raises(DigestMismatch):

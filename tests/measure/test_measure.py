@@ -1,9 +1,7 @@
-from __future__ import annotations
+"""Measurements of small files, right and wrong: what is recorded, refused, and left as it was."""
 
-import copy
 import math
 import tracemalloc
-from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -12,21 +10,42 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from gate import (
+    Digest,
+    EvaluationData,
+    MeasurementJob,
+    Policy,
+    Reference,
+    SampleSet,
+    TestedFile,
+    Verdict,
+    check,
+    decide,
+)
 from gate.api import measure_job
-from gate.data.samples import SampleSet
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
 from gate.errors import DataError, DigestMismatch, EvidenceError, InputMismatch, ModelError
-from gate.measure.job import MeasurementJob
-from gate.onnx_file.tested_file import TestedFile
-from gate.policy.policy import Policy as Policy_
-from gate.policy.sections import Bounds, Instruments
-from gate.policy.sections import RuntimePolicy as RuntimePolicy_
-from gate.storage.digest import Digest
-from gate.summary.render import render_check
+from gate.policy.sections import Bounds, Instruments, RuntimePolicy
+from gate.records.evidence import Source
+from gate.runtimes.ort import OrtSession
 from tests.measure import tiny
+from tests.registry.releases import onnx_file
 
 CPU = ("ort-cpu", "ort-cpu-optimized")
+BOTH = tiny.policy(*CPU)
+
+
+def measured(model, file, samples=None, *, policy=None, progress=None, **options):
+    """The evidence; of 20 images and with one runtime unless the test says otherwise."""
+    samples = samples if samples is not None else tiny.samples()
+    samples = SampleSet.from_arrays(samples) if isinstance(samples, dict) else samples
+    job = MeasurementJob(model, file, samples, policy=policy or tiny.policy(), **options)
+    return measure_job(job, progress=progress) if progress else measure_job(job)
+
+
+def runtime_of(*args, **options):
+    """The only runtime."""
+    (runtime,) = measured(*args, **options).runtimes
+    return runtime
 
 
 def judged(measurement, policy):
@@ -34,25 +53,20 @@ def judged(measurement, policy):
 
 
 def test_a_correct_export_passes(model, good):
-    policy = tiny.policy(*CPU)
-    samples = tiny.samples(21)
-    labels = np.arange(21) % tiny.CLASSES
-    seen = []
-    measurement = measure_job(MeasurementJob(model, good, samples, policy=policy, batch_size=4, labels=labels), progress=lambda done, total: seen.append((done, total)))  # fmt: skip
-
+    samples, labels, seen = tiny.samples(21), np.arange(21) % tiny.CLASSES, []
+    measurement = measured(
+        model, good, samples, policy=BOTH, batch_size=4, labels=labels,
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
     total = seen[-1][1]
     assert seen[:6] == [(done, total) for done in (4, 8, 12, 16, 20, 21)]
     assert seen[-1] == (total, total)
     assert sorted(seen) == seen
-    assert measurement.dataset.sha256 == samples.digest()
-    assert (measurement.dataset.samples, measurement.dataset.labelled) == (21, True)
-    assert (measurement.reference_latency.batch_size, measurement.reference_latency.batches) == (
-        4,
-        4,
-    )
-    for runtime, level in zip(
-        measurement.runtimes, ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"), strict=True
-    ):
+    dataset, latency = measurement.dataset, measurement.reference_latency
+    assert (dataset.sha256, dataset.samples, dataset.labelled) == (samples.digest(), 21, True)
+    assert (latency.batch_size, latency.batches) == (4, 4)
+    levels = ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL")
+    for runtime, level in zip(measurement.runtimes, levels, strict=True):
         assert runtime.failure is None
         assert runtime.providers_active == ("CPUExecutionProvider",)
         assert runtime.nodes_per_provider["CPUExecutionProvider"] > 2
@@ -66,33 +80,15 @@ def test_a_correct_export_passes(model, good):
         assert 0 <= output.max_abs_diff < 1e-5
         assert output.classification.predicted_classes > 1
         assert output.classification.accuracy is not None
-    decision = judged(measurement, policy)
-    assert decision.verdict is Verdict.PASS, [render_check(c) for c in decision.problems]
-
-
-def test_numbers_are_those_of_a_plain_loop(model, good):
-    import onnxruntime
-
-    x = tiny.images(9)
-    (runtime,) = measure_job(
-        MeasurementJob(model, good, SampleSet.from_arrays({"x": x}), policy=tiny.policy())
-    ).runtimes
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(str(good.path), options)
-    (c,) = session.run(None, {"input": x})
-    with torch.no_grad():
-        r = model(torch.from_numpy(x)).numpy()
-    assert runtime.outputs[0].max_abs_diff == pytest.approx(
-        np.abs(c.astype(float) - r.astype(float)).max(), abs=1e-6
-    )
+    decision = judged(measurement, BOTH)
+    assert decision.verdict is Verdict.PASS, decision.problems
 
 
 def pointed(*names, **overrides):
     bounds = Bounds(max_abs_diff=1e-4, top1_agreement=1.0, threshold_crossing=0.5)
-    runtimes = {name: RuntimePolicy_(required="always", bounds=bounds) for name in names}
+    runtimes = {name: RuntimePolicy(required="always", bounds=bounds) for name in names}
     fields = {"operating_points": (0.5, 0.9), "instruments": Instruments.none()}
-    return Policy_(**{"runtimes": runtimes} | fields | overrides)
+    return Policy(**{"runtimes": runtimes} | fields | overrides)
 
 
 @pytest.mark.parametrize("batch_size", [3, 20])
@@ -113,6 +109,7 @@ def test_single_samples_are_those_of_a_plain_computation(model, good, tmp_path, 
     for runtime in measurement.runtimes:
         (output,) = runtime.outputs
         sizes = output.differences
+        assert output.max_abs_diff == pytest.approx(apart.max(), abs=1e-5)
         assert sizes.zeros + sum(sizes.counts) + sizes.nonfinite == output.elements
         assert [one.sample for one in output.worst] == list(np.argsort(-apart)[:8])
         for one in output.worst:
@@ -125,18 +122,15 @@ def test_single_samples_are_those_of_a_plain_computation(model, good, tmp_path, 
             above = p_r >= point, p_c >= point
             other = above[0] & above[1] & (r.argmax(1) != c.argmax(1))
             crossed = np.flatnonzero((above[0] != above[1]) | other)
-            assert crossing.threshold == point
-            assert (crossing.reference_above, crossing.candidate_above) == (
-                above[0].sum(), above[1].sum()
-            )  # fmt: skip
+            counts = (crossing.reference_above, crossing.candidate_above)
+            assert (crossing.threshold, *counts) == (point, above[0].sum(), above[1].sum())
             assert crossing.crossing == tuple(crossed)
             assert crossing.crossed == len(crossed) > 0
         for one in output.classification.confidence.per_class:
             mine = r.argmax(1) == one.label
             assert one.signed_mean == pytest.approx((p_c - p_r)[mine].mean(), abs=1e-5)
             assert one.reference_mean == pytest.approx(p_r[mine].mean(), abs=1e-5)
-        steps = table.rows[runtime.runtime, "logits"].steps()
-        rows = np.concatenate(list(steps))
+        rows = np.concatenate(list(table.rows[runtime.runtime, "logits"].steps()))
         assert rows["index"].tolist() == list(range(20))
         assert rows["label"].tolist() == labels.tolist()
         assert rows["max_abs_diff"] == pytest.approx(apart, abs=1e-5)
@@ -144,71 +138,49 @@ def test_single_samples_are_those_of_a_plain_computation(model, good, tmp_path, 
 
 
 def test_probabilities_have_their_points_without_a_softmax(model, tmp_path):
-    class Sure(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = model
-
-        def forward(self, x):
-            return torch.softmax(self.net(x), dim=1)
-
-    own = Sure().eval()
+    own = nn.Sequential(model, nn.Softmax(dim=1)).eval()
     good = tiny.export(own, tmp_path / "sure.onnx", outputs=("p",))
     with torch.no_grad():
         p = own(torch.from_numpy(tiny.images(20))).double().numpy().max(1)
     policy = pointed("ort-cpu", outputs={"p": "probabilities"})
-    measurement = measure_job(MeasurementJob(own, good, tiny.samples(20), policy=policy))
+    measurement = measured(own, good, policy=policy)
     (output,) = measurement.runtimes[0].outputs
     assert output.classification.normalised
-    assert [c.reference_above for c in output.classification.crossings] == [
-        (p >= 0.5).sum(), (p >= 0.9).sum()
-    ]  # fmt: skip
+    above = [crossing.reference_above for crossing in output.classification.crossings]
+    assert above == [(p >= 0.5).sum(), (p >= 0.9).sum()]
     assert output.worst[0].reference.probability == pytest.approx(p[output.worst[0].sample])
-    crossings = [
-        check for check in judged(measurement, policy).checks
-        if check.name == "threshold_crossing"
-    ]  # fmt: skip
-    assert [(c.point, c.verdict) for c in crossings] == [
-        ("0.5", Verdict.PASS), ("0.9", Verdict.PASS)
-    ]  # fmt: skip
+    checks = [c for c in judged(measurement, policy).checks if c.name == "threshold_crossing"]
+    assert [(c.point, c.verdict) for c in checks] == [("0.5", Verdict.PASS), ("0.9", Verdict.PASS)]
 
 
-def test_a_runtime_that_breaks_has_no_rows(model, good, tmp_path):
-    bad = tiny.edit(good, tmp_path / "bad.onnx", extra_output)
-    job = MeasurementJob(model, bad, tiny.samples(), policy=tiny.policy())
-    assert tiny.sample_table(job).rows == {}
+def before_the_output(proto, operator, *inputs, **attributes):
+    """Put one more operator at the end."""
+    proto.graph.node[-1].output[0] = "before"
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in attributes.pop("arrays", {}).items()
+    )
+    node = helper.make_node(operator, ["before", *inputs], ["logits"], **attributes)
+    proto.graph.node.append(node)
 
 
 def swapped_head(proto):
-    for tensor in proto.graph.initializer:
-        if tensor.name == "head.weight":
-            weight = numpy_helper.to_array(tensor)[::-1].copy()
-            tensor.CopyFrom(numpy_helper.from_array(weight, tensor.name))
+    (tensor,) = [each for each in proto.graph.initializer if each.name == "head.weight"]
+    weight = numpy_helper.to_array(tensor)[::-1].copy()
+    tensor.CopyFrom(numpy_helper.from_array(weight, tensor.name))
 
 
 def log_of_output(proto):
-    replace_output(proto, "Log")
-
-
-def replace_output(proto, op):
-    last = proto.graph.node[-1]
-    last.output[0] = "before"
-    proto.graph.node.append(helper.make_node(op, ["before"], ["logits"]))
+    before_the_output(proto, "Log")
 
 
 def divided_by_zero(proto):
-    last = proto.graph.node[-1]
-    last.output[0] = "before"
-    zero = numpy_helper.from_array(np.zeros(1, np.float32), "zero")
-    proto.graph.initializer.append(zero)
-    proto.graph.node.append(helper.make_node("Div", ["before", "zero"], ["logits"]))
+    before_the_output(proto, "Div", "zero", arrays={"zero": np.zeros(1, np.float32)})
 
 
 @pytest.mark.parametrize("spoil", [swapped_head, log_of_output, divided_by_zero])
 def test_a_file_with_other_numbers_is_measured_and_fails(model, good, tmp_path, spoil):
     bad = tiny.edit(good, tmp_path / "bad.onnx", spoil)
-    policy = tiny.policy(*CPU)
-    measurement = measure_job(MeasurementJob(model, bad, tiny.samples(), policy=policy))
+    measurement = measured(model, bad, policy=BOTH)
     for runtime in measurement.runtimes:
         assert runtime.failure is None
         (output,) = runtime.outputs
@@ -216,7 +188,7 @@ def test_a_file_with_other_numbers_is_measured_and_fails(model, good, tmp_path, 
         if spoil is not swapped_head:
             assert output.nonfinite_mismatched > 0
             assert output.max_abs_diff == math.inf
-    assert judged(measurement, policy).verdict is Verdict.FAIL
+    assert judged(measurement, BOTH).verdict is Verdict.FAIL
 
 
 def extra_output(proto):
@@ -225,37 +197,28 @@ def extra_output(proto):
 
 
 def one_row(proto):
-    last = proto.graph.node[-1]
-    last.output[0] = "before"
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axes0"))
-    proto.graph.node.append(
-        helper.make_node("ReduceSum", ["before", "axes0"], ["logits"], keepdims=1)
-    )
+    before_the_output(proto, "ReduceSum", "axes", keepdims=1, arrays={"axes": np.array([0])})
 
 
 def double_output(proto):
-    last = proto.graph.node[-1]
-    last.output[0] = "before"
-    proto.graph.node.append(helper.make_node("Cast", ["before"], ["logits"], to=TensorProto.DOUBLE))
+    before_the_output(proto, "Cast", to=TensorProto.DOUBLE)
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (extra_output, "returned 2 outputs"),
-        (one_row, "export.dynamic_batch: true"),
-        (double_output, "float64"),
-    ],
-)
-def test_other_outputs_are_a_failure_in_words(model, good, tmp_path, spoil, words):
+@pytest.mark.parametrize(("spoil", "words"), [
+    (extra_output, "returned 2 outputs"),
+    (one_row, "export.dynamic_batch: true"),
+    (double_output, "float64"),
+])  # fmt: skip
+def test_other_outputs_are_a_failure(model, good, tmp_path, spoil, words):
     bad = tiny.edit(good, tmp_path / "bad.onnx", spoil)
-    policy = tiny.policy(*CPU)
-    measurement = measure_job(MeasurementJob(model, bad, tiny.samples(), policy=policy))
+    measurement = measured(model, bad, policy=BOTH)
     for runtime in measurement.runtimes:
         assert words in runtime.failure
         assert runtime.outputs == ()
-    assert judged(measurement, policy).verdict is Verdict.FAIL
+    assert judged(measurement, BOTH).verdict is Verdict.FAIL
+    job = MeasurementJob(model, bad, tiny.samples(), policy=tiny.policy())
+    assert tiny.sample_table(job).rows == {}
 
 
 def test_a_missing_output_is_a_failure(good):
@@ -264,44 +227,15 @@ def test_a_missing_output_is_a_failure(good):
             y = super().forward(x)
             return y, y
 
-    measurement = measure_job(
-        MeasurementJob(TwoOutputs(), good, tiny.samples(), policy=tiny.policy())
-    )
-    assert "the model returns 2" in measurement.runtimes[0].failure
-
-
-def test_a_renamed_output_is_measured_under_the_file_s_name(model, tmp_path):
-    renamed = tiny.export(model, tmp_path / "renamed.onnx", outputs=("scores",))
-    (runtime,) = measure_job(
-        MeasurementJob(model, renamed, tiny.samples(), policy=tiny.policy())
-    ).runtimes
-    assert [output.name for output in runtime.outputs] == ["scores"]
+    assert "the model returns 2" in runtime_of(TwoOutputs(), good).failure
 
 
 def test_another_file_than_the_described_one_is_a_failure_of_every_runtime(model, good, tmp_path):
     renamed = tiny.export(model, tmp_path / "renamed.onnx", outputs=("scores",))
-    wrong = TestedFile(
-        renamed.path, good.subject.model_copy(update={"sha256": renamed.subject.sha256})
-    )
-    (runtime,) = measure_job(
-        MeasurementJob(model, wrong, tiny.samples(), policy=tiny.policy())
-    ).runtimes
-    assert "['scores']" in runtime.failure
-    assert "['logits']" in runtime.failure
-
-
-def test_a_batch_size_that_is_baked_in_is_a_failure(tmp_path):
-    class Baked(nn.Module):
-        def forward(self, x):
-            return x.reshape(2, -1) if x.shape[0] == 2 else x.reshape(x.shape[0], -1)
-
-    baked = tiny.export(Baked(), tmp_path / "baked.onnx")
-    policy = tiny.policy()
-    measurement = measure_job(
-        MeasurementJob(Baked(), baked, tiny.samples(4), policy=policy, batch_size=2)
-    )
-    assert measurement.runtimes[0].failure is not None
-    assert judged(measurement, policy).verdict is Verdict.FAIL
+    subject = good.subject.model_copy(update={"sha256": renamed.subject.sha256})
+    failure = runtime_of(model, TestedFile(renamed.path, subject)).failure
+    assert "['scores']" in failure
+    assert "['logits']" in failure
 
 
 def test_a_failure_names_the_batch_sizes_that_the_file_computes(tmp_path):
@@ -316,22 +250,27 @@ def test_a_failure_names_the_batch_sizes_that_the_file_computes(tmp_path):
             return self.same @ x.flatten(1) if len(x) == 3 else x.flatten(1)
 
     baked = tiny.export(Rows(), tmp_path / "rows.onnx", example={"input": tiny.images(3)})
-    measurement = measure_job(
-        MeasurementJob(Rows(), baked, tiny.samples(4), policy=tiny.policy(), batch_size=2)
-    )
+    measurement = measured(Rows(), baked, tiny.samples(4), batch_size=2)
     first = measurement.runtimes[0]
     assert (first.failure_code, first.failure_params["batch_sizes"]) == ("only_batches", [3])
+    assert judged(measurement, tiny.policy()).verdict is Verdict.FAIL
 
 
 def test_a_fixed_batch_axis_sets_the_batch_size(model, tmp_path):
     fixed = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
-    measurement = measure_job(
-        MeasurementJob(model, fixed, tiny.samples(6), policy=tiny.policy(), batch_size=32)
-    )
-    assert measurement.runtimes[0].latency.batch_size == 2
-    assert measurement.runtimes[0].outputs[0].samples == 6
+    runtime = runtime_of(model, fixed, tiny.samples(6), batch_size=32)
+    assert (runtime.latency.batch_size, runtime.outputs[0].samples) == (2, 6)
     with pytest.raises(InputMismatch, match="7 samples are no multiple"):
-        measure_job(MeasurementJob(model, fixed, tiny.samples(7), policy=tiny.policy()))
+        measured(model, fixed, tiny.samples(7))
+
+
+@pytest.mark.parametrize(("count", "batch_size", "taken"), [
+    (2, 32, 2), (15, 32, 15), (16, 32, 8), (17, 32, 9), (33, 32, 32), (16, 8, 8),
+])  # fmt: skip
+def test_what_would_be_one_batch_is_cut_into_two(model, good, count, batch_size, taken):
+    case = MeasurementJob(model, good, tiny.samples(count), tiny.policy(), batch_size=batch_size)
+    assert case.bind().batch_size == taken
+    assert case.bind(batch_size=count).batch_size == count
 
 
 TWO = {
@@ -355,14 +294,10 @@ def test_two_inputs_by_name_or_position_and_nested_outputs(two, tmp_path, names)
     np.savez(tmp_path / "x.npz", **arrays)
     policy = tiny.policy(*CPU, task="classification", logits=("sum",))
     samples = SampleSet.open(tmp_path / "x.npz")
-    measurement = measure_job(
-        MeasurementJob(tiny.TwoInputs(), two, samples, policy=policy, batch_size=4)
-    )
-    for runtime in measurement.runtimes:
+    outputs = [("sum", "float32"), ("diff", "float32"), ("larger", "bool")]
+    for runtime in measured(tiny.TwoInputs(), two, samples, policy=policy, batch_size=4).runtimes:
         assert runtime.failure is None
-        assert [(o.name, o.dtype) for o in runtime.outputs] == [
-            ("sum", "float32"), ("diff", "float32"), ("larger", "bool")
-        ]  # fmt: skip
+        assert [(output.name, output.dtype) for output in runtime.outputs] == outputs
         assert all(output.max_abs_diff == 0.0 for output in runtime.outputs)
 
 
@@ -381,9 +316,7 @@ def test_a_file_exchanged_for_a_moment_is_never_measured(model, good, tmp_path):
         def __deepcopy__(self, memo):
             return self
 
-    (runtime,) = measure_job(
-        MeasurementJob(Swapping(), bad, tiny.samples(8), policy=tiny.policy())
-    ).runtimes
+    runtime = runtime_of(Swapping(), bad, tiny.samples(8))
     assert bad.path.read_bytes() == judged_bytes
     assert "digest" in runtime.failure
     assert runtime.outputs == ()
@@ -394,122 +327,66 @@ class MeanAndSpread(nn.Module):
         return {"mean": input + 1, "spread": input * 2}
 
 
-@pytest.mark.parametrize("names", [("mean", "spread"), ("m", "s")])
-def test_outputs_may_keep_the_names_of_the_model_or_have_others(tmp_path, names):
-    candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=names)
-    (runtime,) = measure_job(
-        MeasurementJob(
-            MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
-        )
-    ).runtimes
-    assert [output.name for output in runtime.outputs] == list(names)
-    assert all(output.max_abs_diff < 1e-5 for output in runtime.outputs)
-
-
-def test_exchanged_names_fail(tmp_path):
-    candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=("spread", "mean"))
-    (runtime,) = measure_job(
-        MeasurementJob(
-            MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
-        )
-    ).runtimes
-    assert "the same names in another order" in (runtime.failure or "")
-
-
-class MeanAndTable(nn.Module):
-    """The exporter computes the table itself, and gives it a number for a name."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("table", torch.arange(3.0))
-
+class SpreadAndMean(nn.Module):
     def forward(self, input):
-        return {"mean": input + 1, "table": self.table.unsqueeze(0) * 2.0}
+        return {"spread": input * 2, "mean": input + 1}
 
 
-def test_a_number_is_no_name_of_an_output(tmp_path):
-    candidate = tiny.export(MeanAndTable(), tmp_path / "model.onnx", outputs=("mean", "table"))
-    assert onnx.load(candidate.path).graph.output[1].name.isdecimal()
-    (runtime,) = measure_job(
-        MeasurementJob(
-            MeanAndTable(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
-        )
-    ).runtimes
-    assert runtime.failure is None
-
-
-class SpreadAndMean(MeanAndSpread):
-    """The same outputs in the other order: whoever takes them by position gets the other one."""
-
-    def forward(self, input):
-        both = super().forward(input)
-        return {"spread": both["spread"], "mean": both["mean"]}
-
-
-def test_the_order_of_named_outputs_counts(tmp_path):
-    candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=("mean", "spread"))
-    (runtime,) = measure_job(
-        MeasurementJob(
-            SpreadAndMean(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
-        )
-    ).runtimes
-    assert "the same names in another order" in (runtime.failure or "")
-    assert runtime.outputs == ()
-
-
-class Pairs(MeanAndSpread):
+class Pairs(nn.Module):
     """The same outputs, without keys of their own below a key."""
 
     def forward(self, input):
-        both = super().forward(input)
-        return {"boxes": (both["mean"], both["spread"])}
+        return {"boxes": (input + 1, input * 2)}
 
 
-@pytest.mark.parametrize(
-    ("names", "code"),
-    [
-        (("boxes.1", "boxes.0"), "order"),
-        (("boxes.1", "other"), "partly_renamed"),
-        (("boxes.0", "other"), None),
-    ],
-)
-def test_exchanged_places_below_a_key_fail(tmp_path, names, code):
-    candidate = tiny.export(Pairs(), tmp_path / "model.onnx", outputs=names)
-    (runtime,) = measure_job(
-        MeasurementJob(Pairs(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4)
-    ).runtimes
-    assert runtime.failure_params.get("mismatch") == code
-    assert (runtime.failure is None) == (code is None)
+@pytest.mark.parametrize(("model", "of_file", "names", "mismatch"), [
+    (MeanAndSpread, MeanAndSpread, ("mean", "spread"), None),
+    (MeanAndSpread, MeanAndSpread, ("m", "s"), None),
+    (MeanAndSpread, MeanAndSpread, ("spread", "mean"), "order"),
+    (SpreadAndMean, MeanAndSpread, ("mean", "spread"), "order"),
+    (Pairs, Pairs, ("boxes.1", "boxes.0"), "order"),
+    (Pairs, Pairs, ("boxes.1", "other"), "partly_renamed"),
+    (Pairs, Pairs, ("boxes.0", "other"), None),
+    (MeanAndSpread, MeanAndSpread, ("mean", "other"), "partly_renamed"),
+    (MeanAndSpread, MeanAndSpread, ("spread", "m"), "partly_renamed"),
+])  # fmt: skip
+def test_outputs_keep_the_names_of_the_model_or_have_others(
+    tmp_path, model, of_file, names, mismatch
+):
+    file = tiny.export(of_file(), tmp_path / "model.onnx", outputs=names)
+    runtime = runtime_of(model(), file, tiny.samples(8), batch_size=4)
+    assert runtime.failure_params.get("mismatch") == mismatch
+    assert (runtime.failure is None) == (mismatch is None)
+    assert [output.name for output in runtime.outputs] == ([] if mismatch else list(names))
+    assert all(output.max_abs_diff < 1e-5 for output in runtime.outputs)
 
 
-@pytest.mark.parametrize("names", [("mean", "other"), ("other", "spread"), ("spread", "m")])
-def test_a_renamed_output_beside_one_that_kept_its_name_fails(tmp_path, names):
-    candidate = tiny.export(MeanAndSpread(), tmp_path / "model.onnx", outputs=names)
-    (runtime,) = measure_job(
-        MeasurementJob(
-            MeanAndSpread(), candidate, tiny.samples(8), policy=tiny.policy(), batch_size=4
-        )
-    ).runtimes
-    assert runtime.failure_params["mismatch"] == "partly_renamed"
-    assert runtime.outputs == ()
+def test_a_number_is_no_name_of_an_output(tmp_path):
+    class MeanAndTable(nn.Module):
+        """The exporter computes the table itself, and gives it a number for a name."""
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.arange(3.0))
+
+        def forward(self, input):
+            return {"mean": input + 1, "table": self.table.unsqueeze(0) * 2.0}
+
+    file = tiny.export(MeanAndTable(), tmp_path / "model.onnx", outputs=("mean", "table"))
+    assert onnx.load(file.path).graph.output[1].name.isdecimal()
+    assert runtime_of(MeanAndTable(), file, tiny.samples(8), batch_size=4).failure is None
 
 
-@pytest.mark.parametrize(
-    ("arrays", "words"),
-    [
-        ({"input": tiny.images(4).astype(np.float64)}, "Save the samples as float32"),
-        ({"input": tiny.images(4)[:, :, 0]}, "doesn't fit"),
-        ({"input": tiny.images(4)[:, :2]}, "doesn't fit"),
-        ({"input": tiny.images(4)[:, :, :, :7]}, "doesn't fit"),
-        ({"input": tiny.images(4), "more": tiny.images(4)}, "'more'. is no input of the file"),
-        ({"input": np.zeros((4, 3, 8, 8), np.uint8)}, "Save the samples as float32"),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "words"), [
+    ({"input": tiny.images(4).astype(np.float64)}, "Save the samples as float32"),
+    ({"input": tiny.images(4)[:, :, 0]}, "doesn't fit"),
+    ({"input": tiny.images(4)[:, :, :, :7]}, "doesn't fit"),
+    ({"input": tiny.images(4), "more": tiny.images(4)}, "'more'. is no input of the file"),
+    ({"input": np.zeros((4, 3, 8, 8), np.uint8)}, "Save the samples as float32"),
+])  # fmt: skip
 def test_samples_that_do_not_fit_name_both_sides(model, good, arrays, words):
     with pytest.raises(InputMismatch, match=words) as caught:
-        measure_job(
-            MeasurementJob(model, good, SampleSet.from_arrays(arrays), policy=tiny.policy())
-        )
+        measured(model, good, arrays)
     assert "'input' float32 (batch, 3, 8, 8)" in str(caught.value)
     assert f"'{next(iter(arrays))}' " in str(caught.value)
 
@@ -518,32 +395,19 @@ def test_nan_in_inputs_is_a_data_error(model, good):
     x = tiny.images(9)
     x[6, 0, 0, 0] = np.nan
     with pytest.raises(DataError, match="'input'.*sample 6"):
-        measure_job(
-            MeasurementJob(
-                model, good, SampleSet.from_arrays({"input": x}), policy=tiny.policy(), batch_size=4
-            )
-        )
+        measured(model, good, {"input": x}, batch_size=4)
 
 
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        (np.arange(19), "need \\(20,\\)"),
-        (np.full(20, tiny.CLASSES), "has 7 classes|is 7, the model"),
-        (np.full(20, -1), "start at 0"),
-        (np.zeros(20), "integers are expected"),
-    ],
-)
-def test_labels_that_do_not_match_are_a_data_error(model, good, labels, words):
-    with pytest.raises(DataError, match=words):
-        measure_job(
-            MeasurementJob(model, good, tiny.samples(20), policy=tiny.policy(), labels=labels)
-        )
-
-
-def test_a_batch_size_below_one_is_refused(model, good):
-    with pytest.raises(InputMismatch, match="batch size is 0"):
-        measure_job(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy(), batch_size=0))
+@pytest.mark.parametrize(("options", "error", "words"), [
+    ({"labels": np.arange(19)}, DataError, "need \\(20,\\)"),
+    ({"labels": np.full(20, tiny.CLASSES)}, DataError, "has 7 classes|is 7, the model"),
+    ({"labels": np.full(20, -1)}, DataError, "start at 0"),
+    ({"labels": np.zeros(20)}, DataError, "integers are expected"),
+    ({"batch_size": 0}, InputMismatch, "batch size is 0"),
+])  # fmt: skip
+def test_labels_and_batch_sizes_that_do_not_fit_are_refused(model, good, options, error, words):
+    with pytest.raises(error, match=words):
+        measured(model, good, **options)
 
 
 class NoLogits(nn.Module):
@@ -551,6 +415,7 @@ class NoLogits(nn.Module):
 
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)
         self.conv = nn.Conv2d(3, 2, 3, padding=1)
         self.table = nn.Parameter(torch.arange(12.0).reshape(3, 4))
 
@@ -560,24 +425,16 @@ class NoLogits(nn.Module):
 
 
 def test_outputs_that_are_no_logits(tmp_path):
-    torch.manual_seed(0)
     model = NoLogits()
-    candidate = tiny.export(model, tmp_path / "m.onnx", outputs=("heat", "count", "table"))
-    bounds = {"max_abs_diff": 1e-4}
-    policy = tiny.policy().model_validate_json(
-        '{"task": "tensors", "runtimes": {"ort-cpu": {"required": "always",'
-        ' "bounds": {"max_abs_diff": 1e-4}}}}'
-    )
-    assert bounds
-    measurement = measure_job(
-        MeasurementJob(model, candidate, tiny.samples(20), policy=policy, batch_size=8)
-    )
-    outputs = {output.name: output for output in measurement.runtimes[0].outputs}
-    assert [(o.dtype, o.samples) for o in outputs.values()] == [
-        ("float32", 20), ("int64", 20), ("float32", 20)
-    ]  # fmt: skip
-    assert all(output.classification is None for output in outputs.values())
-    assert outputs["table"].elements == 3 * 12
+    file = tiny.export(model, tmp_path / "m.onnx", outputs=("heat", "count", "table"))
+    bounded = RuntimePolicy(required="always", bounds=Bounds(max_abs_diff=1e-4))
+    policy = tiny.policy(task="tensors", runtimes={"ort-cpu": bounded})
+    measurement = measured(model, file, policy=policy, batch_size=8)
+    heat, count, table = measurement.runtimes[0].outputs
+    kinds = [(o.name, o.dtype, o.samples) for o in (heat, count, table)]
+    assert kinds == [("heat", "float32", 20), ("count", "int64", 20), ("table", "float32", 20)]
+    assert heat.classification is count.classification is table.classification is None
+    assert table.elements == 3 * 12
     assert judged(measurement, policy).verdict is Verdict.PASS
 
 
@@ -588,28 +445,22 @@ def test_the_file_is_hashed_again_after_measuring(model, good, tmp_path):
         mine.path.write_bytes(good.path.read_bytes() + b"\0")
 
     with pytest.raises(DigestMismatch, match="model.onnx"):
-        measure_job(
-            MeasurementJob(model, mine, tiny.samples(), policy=tiny.policy()), progress=tamper
-        )
+        measured(model, mine, progress=tamper)
 
 
 def test_external_data_is_hashed_too(model, good, tmp_path):
-    proto = onnx.load(good.path)
-    path = tmp_path / "model.onnx"
-    onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    path, data = tmp_path / "model.onnx", tmp_path / "w.bin"
+    onnx.save(
+        onnx.load(good.path), path, save_as_external_data=True, location="w.bin", size_threshold=0
+    )
     manifest = Digest.of_manifest(tmp_path, ["model.onnx", "w.bin"])
     subject = good.subject.model_copy(update={"sha256": manifest, "external_data": ("w.bin",)})
-    candidate = TestedFile(path, subject)
-    (runtime,) = measure_job(
-        MeasurementJob(model, candidate, tiny.samples(), policy=tiny.policy())
-    ).runtimes
-    assert runtime.outputs[0].max_abs_diff < 1e-5
-
-    data = bytearray((tmp_path / "w.bin").read_bytes())
-    data[100] ^= 1
-    (tmp_path / "w.bin").write_bytes(bytes(data))
+    assert runtime_of(model, TestedFile(path, subject)).outputs[0].max_abs_diff < 1e-5
+    changed = bytearray(data.read_bytes())
+    changed[100] ^= 1
+    data.write_bytes(bytes(changed))
     with pytest.raises(DigestMismatch):
-        measure_job(MeasurementJob(model, candidate, tiny.samples(), policy=tiny.policy()))
+        measured(model, TestedFile(path, subject))
 
 
 @pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07"])
@@ -617,173 +468,105 @@ def test_a_file_that_is_no_model_fails_every_runtime(model, good, tmp_path, data
     path = tmp_path / "model.onnx"
     path.write_bytes(data)
     subject = good.subject.model_copy(update={"sha256": Digest.of_bytes(data)})
-    measurement = measure_job(
-        MeasurementJob(model, TestedFile(path, subject), tiny.samples(), policy=tiny.policy(*CPU))
-    )
-    for runtime in measurement.runtimes:
+    for runtime in measured(model, TestedFile(path, subject), policy=BOTH).runtimes:
         assert runtime.failure
         assert "\n" not in runtime.failure
 
 
-class Raises(nn.Module):
+class Broken(nn.Module):
+    """A model that can't be computed: a function raises, or returns what no file has."""
+
+    def __init__(self, forward, copies=True):
+        super().__init__()
+        self.compute, self.copies = forward, copies
+
     def forward(self, x):
-        raise RuntimeError("no kernel\nand a long trace")
+        return self.compute(x)
 
-
-class ReturnsText(nn.Module):
-    def forward(self, x):
-        return x, "text"
-
-
-class ReturnsBfloat(nn.Module):
-    def forward(self, x):
-        return x.bfloat16()
-
-
-class NoCopy(nn.Module):
     def __deepcopy__(self, memo):
-        raise TypeError("locks can't be copied")
+        if not self.copies:
+            raise TypeError("locks can't be copied")
+        return Broken(self.compute)
 
 
-@pytest.mark.parametrize(
-    ("broken", "error", "words"),
-    [
-        (Raises, EvidenceError, "RuntimeError: no kernel"),
-        (ReturnsText, ModelError, "returned str"),
-        (ReturnsBfloat, ModelError, "bfloat16"),
-        (NoCopy, ModelError, "locks can't be copied"),
-    ],
-)
+def _raises(x):
+    raise RuntimeError("no kernel\nand a long trace")
+
+
+@pytest.mark.parametrize(("broken", "error", "words"), [
+    (Broken(_raises), EvidenceError, "RuntimeError: no kernel"),
+    (Broken(lambda x: (x, "text")), ModelError, "returned str"),
+    (Broken(lambda x: x.bfloat16()), ModelError, "bfloat16"),
+    (Broken(lambda x: x, copies=False), ModelError, "locks can't be copied"),
+])  # fmt: skip
 def test_a_reference_that_can_not_be_computed_is_an_error(good, broken, error, words):
     with pytest.raises(error, match=words):
-        measure_job(MeasurementJob(broken(), good, tiny.samples(), policy=tiny.policy()))
-
-
-def test_the_caller_s_model_is_never_changed(good):
-    class Counting(tiny.Net):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self, x):
-            self.calls += 1
-            return super().forward(x.mul_(1.0))
-
-    model = Counting().double().train()
-    model.norm.eval()
-    model.conv.weight.requires_grad_(False)
-    before = copy.deepcopy(model.state_dict())
-    modes = [module.training for module in model.modules()]
-    measure_job(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()))
-    assert [module.training for module in model.modules()] == modes
-    assert [p.requires_grad for p in model.parameters()][:2] == [False, True]
-    for name, value in model.state_dict().items():
-        assert value.dtype == before[name].dtype
-        assert torch.equal(value, before[name])
-
-
-def test_the_reference_is_in_eval_mode_whatever_the_caller_s_model_is_in(model, good):
-    training = copy.deepcopy(model).train()
-    (runtime,) = measure_job(
-        MeasurementJob(training, good, tiny.samples(), policy=tiny.policy())
-    ).runtimes
-    assert runtime.outputs[0].max_abs_diff < 1e-5
+        measured(broken, good)
 
 
 def test_an_in_place_model_does_not_change_what_the_file_gets(tmp_path):
-    class InPlace(nn.Module):
-        def forward(self, x):
-            return x.mul_(2.0).flatten(1)
+    class Double(nn.Module):
+        def __init__(self, in_place):
+            super().__init__()
+            self.in_place = in_place
 
-    class OutOfPlace(nn.Module):
         def forward(self, x):
-            return (x * 2.0).flatten(1)
+            return (x.mul_(2.0) if self.in_place else x * 2.0).flatten(1)
 
-    file = tiny.export(OutOfPlace(), tmp_path / "m.onnx")
-    (runtime,) = measure_job(
-        MeasurementJob(InPlace(), file, tiny.samples(), policy=tiny.policy())
-    ).runtimes
-    assert runtime.outputs[0].max_abs_diff == 0.0
+    file = tiny.export(Double(in_place=False), tmp_path / "m.onnx")
+    assert runtime_of(Double(in_place=True), file).outputs[0].max_abs_diff == 0.0
 
 
 def test_runtimes_that_the_policy_never_asks_for_are_not_measured(model, good):
-    from gate.policy.policy import Policy
-    from gate.policy.sections import RuntimePolicy
-
-    wanted = tiny.policy(*CPU)
-    policy = Policy(
-        runtimes={**wanted.runtimes, "ort-cpu-optimized": RuntimePolicy(required="never")}
-    )
-    measurement = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
-    assert [runtime.runtime for runtime in measurement.runtimes] == ["ort-cpu"]
+    runtimes = {**BOTH.runtimes, "ort-cpu-optimized": RuntimePolicy(required="never")}
+    assert runtime_of(model, good, policy=Policy(runtimes=runtimes)).runtime == "ort-cpu"
 
 
-def test_one_broken_runtime_does_not_stop_the_others(model, good, monkeypatch):
-    from gate.runtimes.ort import OrtSession
+@pytest.fixture
+def breaks(monkeypatch):
+    """Let the n-th run of ONNX Runtime at one level of optimization raise an error."""
 
-    original = OrtSession.run
-    calls = []
+    def at(call, error, level):
+        original, calls = OrtSession.run, []
 
-    def run(self, batch):
-        if self._setup.optimization == "ORT_ENABLE_ALL":
-            calls.append(1)
-            if len(calls) == 2:
-                raise MemoryError("Failed to allocate 8 GiB\ntrace")
-        return original(self, batch)
+        def run(self, batch):
+            if self._setup.optimization == level:
+                calls.append(1)
+                if len(calls) == call:
+                    raise error
+            return original(self, batch)
 
-    monkeypatch.setattr(OrtSession, "run", run)
-    measurement = measure_job(
-        MeasurementJob(model, good, tiny.samples(), policy=tiny.policy(*CPU), batch_size=4)
-    )
-    healthy, broken = measurement.runtimes
+        monkeypatch.setattr(OrtSession, "run", run)
+        return calls
+
+    return at
+
+
+def test_one_broken_runtime_does_not_stop_the_others(model, good, breaks):
+    calls = breaks(2, MemoryError("Failed to allocate 8 GiB\ntrace"), "ORT_ENABLE_ALL")
+    healthy, broken = measured(model, good, policy=BOTH, batch_size=4).runtimes
     assert healthy.outputs[0].samples == 20
     assert broken.failure.startswith("MemoryError: Failed to allocate 8 GiB Use a smaller batch")
     assert broken.outputs == ()
     assert len(calls) == 2
 
 
-def test_control_c_passes_through_and_restores_the_switches(model, good):
-    before = torch.backends.cudnn.deterministic
-
-    def interrupt(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure_job(
-            MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()), progress=interrupt
-        )
-    assert torch.backends.cudnn.deterministic is before
-    assert torch.is_grad_enabled()
-    assert not torch.is_inference_mode_enabled()
-
-
 @pytest.mark.parametrize("at_call", [1, 2])
-def test_control_c_inside_a_runtime_is_no_failure(model, good, monkeypatch, at_call):
-    from gate.runtimes.ort import OrtSession
-
-    original = OrtSession.run
-    calls = []
-
-    def run(self, batch):
-        calls.append(1)
-        if len(calls) == at_call:
-            raise KeyboardInterrupt
-        return original(self, batch)
-
-    monkeypatch.setattr(OrtSession, "run", run)
+def test_control_c_inside_a_runtime_is_no_failure(model, good, breaks, at_call):
+    breaks(at_call, KeyboardInterrupt(), "ORT_DISABLE_ALL")
     with pytest.raises(KeyboardInterrupt):
-        measure_job(MeasurementJob(model, good, tiny.samples(), policy=tiny.policy()))
+        measured(model, good)
 
 
 class Drawing(nn.Module):
     """Draws random numbers in eval mode, as `F.dropout(x)` does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.body = nn.Linear(3, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.body(nn.functional.dropout(x, 0.3))
 
 
@@ -792,48 +575,42 @@ class Drawing(nn.Module):
 )
 def test_a_reference_that_does_not_repeat_itself_is_told(tmp_path, model, spread):
     """Its noise floor is as large as its dice, so that everything would lie within it."""
-    from gate.api import check
-    from gate.data.samples import SampleSet
-    from gate.measure.job import EvaluationData, Reference
-    from gate.records.evidence import Source
-    from tests.registry.releases import onnx_file
-
     rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     verdicted = check(
         onnx_file(tmp_path / "m.onnx"), reference=Reference(model, Source(factory="x")),
         data=EvaluationData(SampleSet.from_arrays({"input": rows}), batch_size=8),
     )  # fmt: skip
-    seen = verdicted.evidence.reference_spread
-    assert spread[0] <= seen <= spread[1]
+    assert spread[0] <= verdicted.evidence.reference_spread <= spread[1]
     (found,) = [c for c in verdicted.decision.checks if c.name == "repeats"]
     assert found.verdict == ("ERROR" if spread[1] else "PASS")
 
 
-def measuring_peak(candidate: TestedFile, inputs: Mapping[str, np.ndarray]) -> int:
+def measuring_peak(candidate, images):
     """Bytes that measuring takes beside the samples themselves."""
-    count = len(inputs["input"])
     policy = tiny.policy("ort-cpu", instruments=Instruments.none())
-    case = MeasurementJob(nn.Linear(3, 10), candidate, SampleSet.from_arrays(inputs), policy, batch_size=1000, labels=np.arange(count) % 10)  # fmt: skip
+    labels = np.arange(len(images)) % 10
+    case = MeasurementJob(
+        nn.Linear(3, 10), candidate, SampleSet.from_arrays({"input": images}), policy,
+        batch_size=1000, labels=labels,
+    )  # fmt: skip
     tracemalloc.start()
     try:
         table = tiny.sample_table(case)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert sum(len(rows) for rows in table.rows["ort-cpu", "logits"].steps()) == count
+    assert sum(len(rows) for rows in table.rows["ort-cpu", "logits"].steps()) == len(images)
     return peak
 
 
 def test_memory_does_not_grow_with_the_samples(tmp_path, monkeypatch):
     """Of a row a sample in the table, of digests, labels and times; labels are given whole."""
-    from tests.registry.releases import onnx_file
-
     monkeypatch.setattr("gate.data.array_files._CHUNK_BYTES", 1 << 16)
     monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1 << 14)
     candidate = tiny.candidate(onnx_file(tmp_path / "m.onnx"))
     images = np.random.default_rng(0).normal(size=(30_000, 3)).astype(np.float32)
-    measuring_peak(candidate, {"input": images[:500]})  # what is made once for all
-    few, many = (measuring_peak(candidate, {"input": images[:n]}) for n in (10_000, 30_000))
+    measuring_peak(candidate, images[:500])  # what is made once for all
+    few, many = (measuring_peak(candidate, images[:n]) for n in (10_000, 30_000))
     assert many - few < 20_000 * 40
 
 
@@ -848,8 +625,62 @@ def test_rows_without_room_change_nothing_else(model, good, tmp_path, monkeypatc
     whole = measure_job(case)
     monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1)
     monkeypatch.setattr("tempfile.TemporaryFile", full)
-    measurement = measure_job(case)
-    assert measurement.runtimes[0].outputs == whole.runtimes[0].outputs != ()
+    assert measure_job(case).runtimes[0].outputs == whole.runtimes[0].outputs != ()
     tiny.sample_table(case).save(tmp_path / "samples.csv")
     _, line = (tmp_path / "samples.csv").read_text().splitlines()
     assert line.startswith('ort-cpu,logits,"no rows: they found no room')
+
+
+NOISE_ONLY = Instruments.none().model_copy(update={"noise_samples": 8})
+
+
+def with_noise(model, file, samples=None, *, instruments=NOISE_ONLY, batch_size=3):
+    policy = tiny.policy(*CPU, instruments=instruments)
+    return measured(model, file, samples, policy=policy, batch_size=batch_size)
+
+
+def test_a_correct_export_is_about_as_far_from_the_truth_as_pytorch(model, good):
+    for runtime in with_noise(model, good).runtimes:
+        noise = runtime.outputs[0].noise
+        assert 0.2 < noise.ratio < 3.0
+        assert 0.2 < noise.peak < 6.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "seen"), [(8, 3, 9), (1, 3, 3), (100, 3, 20), (8, 20, 10)]
+)
+def test_whole_batches_until_there_are_enough_samples(model, good, samples, batch_size, seen):
+    instruments = NOISE_ONLY.model_copy(update={"noise_samples": samples})
+    result = with_noise(model, good, instruments=instruments, batch_size=batch_size)
+    assert [r.outputs[0].noise.samples for r in result.runtimes] == [seen, seen]
+    assert result.noise_unmeasured is None
+
+
+def test_a_single_weight_is_seen(model, good, tmp_path):
+    def spoil(proto):
+        weight = next(i for i in proto.graph.initializer if i.name == "head.weight")
+        values = np.frombuffer(weight.raw_data, np.float32).copy()
+        values[5] *= 1.001
+        weight.raw_data = values.tobytes()
+
+    for runtime in with_noise(model, tiny.edit(good, tmp_path / "off.onnx", spoil)).runtimes:
+        assert runtime.outputs[0].noise.ratio > 30
+        assert runtime.outputs[0].classification.top1_agreement == 1.0
+
+
+def test_no_noise_floor_is_asked_for(model, good):
+    result = with_noise(model, good, instruments=Instruments.none())
+    assert all(r.outputs[0].noise is None for r in result.runtimes)
+    assert "noise_samples: 0" in result.noise_unmeasured
+
+
+def test_a_model_without_float64_is_measured_without_it(tmp_path):
+    class Stubborn(nn.Module):
+        def forward(self, x):
+            return x @ torch.from_numpy(np.eye(3, dtype=np.float32))
+
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    file = tiny.export(Stubborn(), tmp_path / "m.onnx", example={"x": x[:2]})
+    result = with_noise(Stubborn(), file, {"x": x})
+    assert all(r.outputs and r.outputs[0].noise is None for r in result.runtimes)
+    assert "can't run in float64" in result.noise_unmeasured

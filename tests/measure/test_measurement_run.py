@@ -10,19 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from gate import Digest, MeasurementJob, Policy, SampleSet
 from gate.data.array_files import MappedRows, Shard
-from gate.data.samples import SampleSet
 from gate.errors import DigestMismatch, EvidenceError
-from gate.measure.job import MeasurementJob
 from gate.measure.run import MeasurementRun
 from gate.measure.work_units import FirstUnitState, RuntimeUnitResult, UnitResult
-from gate.policy.policy import Policy
-from gate.storage.digest import Digest
 from tests.measure import tiny
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> MeasurementJob:
+def case(tmp_path_factory):
     """Of a file that is a little off, in every sample."""
     model = tiny.net()
     file = tiny.export(model, tmp_path_factory.mktemp("pass") / "model.onnx")
@@ -39,7 +36,7 @@ def ready(case: MeasurementJob, *, noise: bool) -> Iterator[MeasurementRun]:
 
 
 @pytest.fixture
-def here(case: MeasurementJob) -> Iterator[MeasurementRun]:
+def here(case):
     """The lead is done."""
     for run in ready(case, noise=True):
         run.measure(run.units[0], lambda _count: None)
@@ -48,11 +45,11 @@ def here(case: MeasurementJob) -> Iterator[MeasurementRun]:
 
 
 @pytest.fixture
-def there(case: MeasurementJob) -> Iterator[MeasurementRun]:
+def there(case):
     yield from ready(case, noise=False)
 
 
-def test_the_floor_stays_what_the_head_gave(here: MeasurementRun, there: MeasurementRun) -> None:
+def test_the_floor_stays_what_the_head_gave(here, there):
     lead = here.first_unit_state()
     there.judge_by(FirstUnitState.from_json(lead.to_json()))
     part = there.measure_for(there.units[2])
@@ -62,7 +59,7 @@ def test_the_floor_stays_what_the_head_gave(here: MeasurementRun, there: Measure
     assert part.unit == here.units[2]
 
 
-def test_what_was_measured_there_is_taken_here(here: MeasurementRun, there: MeasurementRun) -> None:
+def test_what_was_measured_there_is_taken_here(here, there):
     there.judge_by(here.first_unit_state())
     for unit in here.units[1:]:
         here.merge(there.measure_for(unit), unit)
@@ -73,22 +70,17 @@ def test_what_was_measured_there_is_taken_here(here: MeasurementRun, there: Meas
 
 
 @pytest.mark.parametrize("floor", [None, 7, {"$": "Moments", "v": {}}])
-def test_without_a_floor_nothing_is_judged(there: MeasurementRun, floor: object) -> None:
+def test_without_a_floor_nothing_is_judged(there, floor):
     with pytest.raises(EvidenceError, match="noise floor"):
         there.judge_by(FirstUnitState(floors={"ort-cpu": floor}))
 
 
-@pytest.mark.parametrize(
-    ("part", "says"),
-    [
-        (RuntimeUnitResult(failure="out of memory"), "out of memory"),
-        (RuntimeUnitResult(absent_reason="no such device"), "no such device"),
-        (RuntimeUnitResult(), "ran otherwise in another process"),
-    ],
-)
-def test_a_part_that_measured_nothing_fails_its_runtime(
-    here: MeasurementRun, there: MeasurementRun, part: RuntimeUnitResult, says: str
-) -> None:
+@pytest.mark.parametrize(("part", "says"), [
+    (RuntimeUnitResult(failure="out of memory"), "out of memory"),
+    (RuntimeUnitResult(absent_reason="no such device"), "no such device"),
+    (RuntimeUnitResult(), "ran otherwise in another process"),
+])  # fmt: skip
+def test_a_part_that_measured_nothing_fails_its_runtime(here, there, part, says):
     there.judge_by(here.first_unit_state())
     whole = there.measure_for(there.units[1])
     here.merge(whole.model_copy(update={"runtimes": {"ort-cpu": part}}), here.units[1])
@@ -96,9 +88,7 @@ def test_a_part_that_measured_nothing_fails_its_runtime(
     assert not here.runtimes[0].evidence().measured
 
 
-def test_the_reference_answers_a_part_again_to_the_last_bit(
-    here: MeasurementRun, there: MeasurementRun
-) -> None:
+def test_the_reference_answers_a_part_again_to_the_last_bit(here, there):
     there.judge_by(here.first_unit_state())
     part = there.measure_for(there.units[1])
     assert answered(here.measure_for(here.units[1])) == answered(part)
@@ -112,9 +102,7 @@ def answered(part: UnitResult) -> tuple[object, ...]:
     return (part.unit, *digests)
 
 
-def test_a_runtime_that_ran_otherwise_there_has_failed(
-    here: MeasurementRun, there: MeasurementRun
-) -> None:
+def test_a_runtime_that_ran_otherwise_there_has_failed(here, there):
     there.judge_by(here.first_unit_state())
     whole = there.measure_for(there.units[1])
     runtime = whole.runtimes["ort-cpu"]
@@ -125,7 +113,7 @@ def test_a_runtime_that_ran_otherwise_there_has_failed(
     assert "AcmeExecutionProvider" in str(here.runtimes[0].failure)
 
 
-def test_the_policy_may_take_other_machines(case: MeasurementJob) -> None:
+def test_the_policy_may_take_other_machines(case):
     assert Policy.default().environments == "same"
     any_ = case.policy.model_copy(update={"environments": "any"})
     for run in ready(dataclasses.replace(case, policy=any_), noise=True):
@@ -143,7 +131,7 @@ def relabelled(case: MeasurementJob, labels: list[int]) -> MeasurementJob:
 
 
 @pytest.mark.parametrize("what", ["samples", "labels", "unit"])
-def test_what_was_measured_on_something_else_is_refused(case: MeasurementJob, what: str) -> None:
+def test_what_was_measured_on_something_else_is_refused(case, what):
     case = relabelled(case, [0] * 120)
     others = {
         "samples": dataclasses.replace(case, samples=tiny.samples(120, seed=1)),
@@ -166,9 +154,7 @@ def test_what_was_measured_on_something_else_is_refused(case: MeasurementJob, wh
             here.merge(part, expected)
 
 
-def test_a_lead_of_another_machine_judges_the_first_unit_too(
-    here: MeasurementRun, case: MeasurementJob
-) -> None:
+def test_a_lead_of_another_machine_judges_the_first_unit_too(here, case):
     with torch.no_grad(), MeasurementRun.open(case) as other:
         other.open_runtimes()
         other.measure(other.units[1], lambda _count: None)  # as if that were the first
@@ -182,9 +168,7 @@ def test_a_lead_of_another_machine_judges_the_first_unit_too(
     assert [runtime.floor_state() for runtime in here.runtimes] == list(lead.floors.values())
 
 
-def test_labels_that_come_with_samples_are_read_once(
-    here: MeasurementRun, case: MeasurementJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_that_come_with_samples_are_read_once(here, case, monkeypatch):
     labels, places = np.arange(120) % 7, []
     shard = Shard({"input": tiny.images(120)})
     rows = MappedRows([shard], origin="the source", labels=labels)

@@ -7,7 +7,7 @@ import importlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,14 @@ import pytest
 from pydantic import create_model
 from torch import nn
 
-from gate import api
+from gate import CheckResult, Evidence, Policy, Verdict, api
 from gate.decision import catalog, instrument_rules
 from gate.decision.catalog import CheckSpec
-from gate.decision.check_result import CheckResult, Verdict
 from gate.measure import run
-from gate.policy.policy import Policy
-from gate.records.evidence import Evidence
 from tests.measure import tiny
 
 PAGE = (Path(__file__).parents[2] / "docs" / "instruments.md").read_text(encoding="utf-8")
 BOUND = 1e-4
-Checked = Callable[..., dict[str | None, CheckResult]]
 
 
 def order(policy: Policy, evidence: Any) -> Iterator[CheckResult]:
@@ -47,7 +43,7 @@ def order(policy: Policy, evidence: Any) -> Iterator[CheckResult]:
 
 
 @pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Checked:
+def checked(monkeypatch, tmp_path):
     """Return the checks of the new instrument, by runtime."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "order.py").write_text(code)
@@ -76,7 +72,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Checked:
     return check
 
 
-def test_a_new_instrument_measures_every_runtime(checked: Checked, tmp_path: Path) -> None:
+def test_a_new_instrument_measures_every_runtime(checked, tmp_path):
     model = tiny.net()
     file = tiny.export(model, tmp_path / "model.onnx")
     checks = checked(model, file.path)
@@ -84,7 +80,7 @@ def test_a_new_instrument_measures_every_runtime(checked: Checked, tmp_path: Pat
     assert {checks[name].verdict for name in ("torch-cuda", "ort-cuda")} == {Verdict.ERROR}
 
 
-def test_a_file_that_depends_on_the_place_fails(checked: Checked, tmp_path: Path) -> None:
+def test_a_file_that_depends_on_the_place_fails(checked, tmp_path):
     model = tiny.net()
     tiny.export(model, tmp_path / "model.onnx")
     proto = onnx.load(tmp_path / "model.onnx")
@@ -98,7 +94,7 @@ def test_a_file_that_depends_on_the_place_fails(checked: Checked, tmp_path: Path
     assert checks["ort-cpu"].observed > 100 * BOUND
 
 
-def test_an_instrument_that_is_not_asked_for_is_no_pass(checked: Checked, tmp_path: Path) -> None:
+def test_an_instrument_that_is_not_asked_for_is_no_pass(checked, tmp_path):
     model = tiny.net()
     file = tiny.export(model, tmp_path / "model.onnx")
     quiet = Policy.default().instruments.model_copy(update={"probes": False})

@@ -9,14 +9,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from gate import Evidence, MeasurementJob, SampleSet, Verdict, decide
 from gate.api import measure_job
-from gate.data.samples import SampleSet
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
 from gate.errors import EvidenceError
-from gate.measure.job import MeasurementJob
 from gate.onnx_file import sessions
-from gate.records.evidence import Evidence
 from tests import builders
 from tests.measure import tiny
 
@@ -89,15 +85,12 @@ def test_without_a_served_session_it_is_refused(model, good, breaks, levels):
 NAMES = ("ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized")
 
 
-@pytest.mark.parametrize(
-    ("served", "verdict"),
-    [
-        ({}, Verdict.PASS),
-        ({"outputs": (builders.output_parity(max_abs_diff=1.0),)}, Verdict.FAIL),
-        ({"outputs": (), "failure": "boom"}, Verdict.FAIL),
-        ({"outputs": (), "absent_reason": "no device"}, Verdict.FAIL),
-    ],
-)
+@pytest.mark.parametrize(("served", "verdict"), [
+    ({}, Verdict.PASS),
+    ({"outputs": (builders.output_parity(max_abs_diff=1.0),)}, Verdict.FAIL),
+    ({"outputs": (), "failure": "boom"}, Verdict.FAIL),
+    ({"outputs": (), "absent_reason": "no device"}, Verdict.FAIL),
+])  # fmt: skip
 def test_what_is_served_decides_on_cuda(served, verdict):
     plain = {"outputs": (), "failure": "Fail: initialization", "plain_failure": "Fail: init"}
     special = {"ort-cuda": plain, "ort-cuda-optimized": served}

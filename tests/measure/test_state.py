@@ -15,14 +15,10 @@ from onnx import numpy_helper
 from torch import nn
 from torch.nn import functional
 
-from gate.api import EvaluationResult, check
+from gate import EvaluationData, EvaluationResult, Policy, Reference, SampleSet, Verdict, check
 from gate.data.input_binding import InputBinding
-from gate.data.samples import SampleSet
-from gate.decision.check_result import Verdict
 from gate.export.export_warnings import captured
-from gate.measure.job import EvaluationData, Reference
 from gate.model.model_state import ModelState
-from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.probes.branches import TracedReference
 from gate.records.evidence import Source
@@ -46,16 +42,6 @@ class Limited(nn.Module):
 
     def forward(self, x):
         return self.h(self.e(x)).mean(1)
-
-
-class Functional(Limited):
-    """The same without a module that has `max_norm`."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-
-    def forward(self, x):
-        return self.h(functional.embedding(x, self.e.weight, max_norm=1.0)).mean(1)
 
 
 class Counting(nn.Module):
@@ -177,17 +163,14 @@ def warm(model: nn.Module, x: np.ndarray) -> nn.Module:
     return model
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("kind", [Limited, Functional])
-@pytest.mark.parametrize("warmed", [False, True])
-def test_a_file_that_renormalizes_passes(kind, warmed: bool, tmp_path: Path) -> None:
-    model = warm(kind(), ids(1)) if warmed else kind()
-    result = judge(export(model, tmp_path / "m.onnx", ids(4), dynamo=True), kind().eval(), ids())
+def test_a_file_that_renormalizes_passes(tmp_path):
+    model = warm(Limited(), ids(1))
+    result = judge(export(model, tmp_path / "m.onnx", ids(4), dynamo=True), Limited().eval(), ids())
     assert not failed(result), result.decision.problems
     assert result.evidence.state_spread["e.weight"] < 1e-6
 
 
-def test_torchscript_that_looked_up_every_row_is_right(tmp_path: Path) -> None:
+def test_torchscript_that_looked_up_every_row_is_right(tmp_path):
     """Without `max_norm` in the graph, and with all rows renormalized."""
     every = np.resize(np.arange(12), (3, 5))
     model = Limited().eval()
@@ -196,15 +179,14 @@ def test_torchscript_that_looked_up_every_row_is_right(tmp_path: Path) -> None:
     assert result.evidence.graph.weights.matched["renormalized"] == 1
 
 
-@pytest.mark.parametrize("rows", [np.zeros((2, 5), np.int64), ids(1)])
-def test_a_file_without_renormalization_fails(rows: np.ndarray, tmp_path: Path) -> None:
+def test_a_file_without_renormalization_fails(tmp_path):
     model = Limited().eval()
-    result = judge(export(model, tmp_path / "m.onnx", rows), model, ids())
+    result = judge(export(model, tmp_path / "m.onnx", ids(1)), model, ids())
     assert result.decision.verdict is Verdict.FAIL
     assert "graph_other_weights" not in failed(result)  # the values are right, the graph is not
 
 
-def test_other_weights_of_a_row_that_no_sample_looks_up_are_found(tmp_path: Path) -> None:
+def test_other_weights_of_a_row_that_no_sample_looks_up_are_found(tmp_path):
     model = Limited().eval()
     path = export(model, tmp_path / "m.onnx", np.resize(np.arange(12), (3, 5)))
     proto = onnx.load(path)
@@ -217,8 +199,8 @@ def test_other_weights_of_a_row_that_no_sample_looks_up_are_found(tmp_path: Path
     assert "graph_other_weights" in failed(result)
 
 
-@pytest.mark.parametrize("kind", [Counting, Assigning, ThroughData])
-def test_a_count_that_feeds_the_output_is_named(kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Counting, ThroughData])
+def test_a_count_that_feeds_the_output_is_named(kind, tmp_path):
     model = kind(by=0.5).eval()
     result = judge(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
     (repeats,) = [c for c in result.decision.checks if c.name == "repeats"]
@@ -229,8 +211,8 @@ def test_a_count_that_feeds_the_output_is_named(kind, tmp_path: Path) -> None:
     assert spread.get("scale", 0.0) == 0.0
 
 
-@pytest.mark.parametrize("kind", [Counting, Assigning, ThroughData])
-def test_a_count_without_effect_is_restored_and_judged(kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Assigning, ThroughData])
+def test_a_count_without_effect_is_restored_and_judged(kind, tmp_path):
     model = kind().eval()
     result = judge(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
     assert not failed(result), result.decision.problems
@@ -238,7 +220,7 @@ def test_a_count_without_effect_is_restored_and_judged(kind, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_running_statistics_that_change_in_eval_mode(used: bool, tmp_path: Path) -> None:
+def test_running_statistics_that_change_in_eval_mode(used, tmp_path):
     model = Tracking(used=used).eval()
     # the file of the same function, written by hand: neither exporter keeps the update
     right = nn.Sequential(model.h)
@@ -259,7 +241,7 @@ class InTraining(nn.Module):
         return self.h(self.n(x))
 
 
-def test_a_model_in_training_mode_is_measured_in_eval_mode(tmp_path: Path) -> None:
+def test_a_model_in_training_mode_is_measured_in_eval_mode(tmp_path):
     model = InTraining().train()
     result = judge(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
     assert not failed(result), result.decision.problems
@@ -267,7 +249,7 @@ def test_a_model_in_training_mode_is_measured_in_eval_mode(tmp_path: Path) -> No
     assert model.training
 
 
-def test_a_table_that_the_first_call_builds_is_no_count(tmp_path: Path) -> None:
+def test_a_table_that_the_first_call_builds_is_no_count(tmp_path):
     x = np.random.default_rng(0).normal(size=(24, 6, 6)).astype(np.float32)
     model = Cached().eval()
     result = judge(export(warm(Cached(), x[:2]), tmp_path / "m.onnx", x[:2]), model, x)
@@ -276,7 +258,7 @@ def test_a_table_that_the_first_call_builds_is_no_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Returned, Counting, Assigning])
-def test_outputs_do_not_change_with_the_model(kind) -> None:
+def test_outputs_do_not_change_with_the_model(kind):
     model = kind(by=1.0).eval()
     own = copy.deepcopy(model)
     binding = InputBinding((("x", "x"),), 8, fixed=False)
@@ -288,7 +270,7 @@ def test_outputs_do_not_change_with_the_model(kind) -> None:
         assert int(first[1]) == 1
 
 
-def test_a_model_that_does_not_change_is_compared_once(monkeypatch) -> None:
+def test_a_model_that_does_not_change_is_compared_once(monkeypatch):
     compared = []
     monkeypatch.setattr(torch, "equal", lambda *pair: compared.append(pair) or True)
     model = InTraining().eval()
@@ -300,7 +282,7 @@ def test_a_model_that_does_not_change_is_compared_once(monkeypatch) -> None:
     assert state.changed == ()
 
 
-def test_the_traced_reference_begins_with_the_same_state() -> None:
+def test_the_traced_reference_begins_with_the_same_state():
     stand = benches.stand(Counting(by=1.0).eval(), {"x": numbers()})
     traced = TracedReference(stand, {"x": numbers(2)})
     expected = stand.reference.run({"x": numbers(3)})

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gate.data.samples import SampleSet
+from gate import Evidence, PreprocessSpec, SampleSet
 from gate.measure.artifacts import MOST, SIDE, thumbnails
-from gate.preprocess.spec import PreprocessSpec, Resize, to_tensor
-from gate.records.evidence import Evidence
+from gate.preprocess.spec import Resize, to_tensor
 from gate.records.outputs import WorstSample
 from tests import builders
 
@@ -35,7 +34,7 @@ SPEC = PreprocessSpec(
 PIXELS = np.random.default_rng(0).integers(0, 256, size=(6, 8, 10, 3), dtype=np.uint8)
 
 
-def test_the_spec_is_undone_to_the_very_pixels() -> None:
+def test_the_spec_is_undone_to_the_very_pixels():
     tensors = np.stack([to_tensor(pixels, SPEC) for pixels in PIXELS])
     pictures = thumbnails(SampleSet.from_arrays({"input": tensors}), evidence((4, 1)), SPEC)
     assert sorted(pictures) == [1, 4]
@@ -43,14 +42,14 @@ def test_the_spec_is_undone_to_the_very_pixels() -> None:
         assert (opened(png) == PIXELS[place]).all()
 
 
-def test_bytes_are_pictures_as_they_are() -> None:
+def test_bytes_are_pictures_as_they_are():
     pictures = thumbnails(SampleSet.from_arrays({"input": PIXELS}), evidence((0,)))
     assert (opened(pictures[0]) == PIXELS[0]).all()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_without_a_spec_each_is_stretched_to_its_range(channels, scale) -> None:
+def test_without_a_spec_each_is_stretched_to_its_range(channels, scale):
     tensors = np.random.default_rng(0).normal(size=(2, channels, 8, 9)).astype(np.float32) * scale
     tensors = tensors.astype(np.float32)
     pixels = opened(thumbnails(SampleSet.from_arrays({"x": tensors}), evidence((1,)))[1])
@@ -61,13 +60,13 @@ def test_without_a_spec_each_is_stretched_to_its_range(channels, scale) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, math.nan, math.inf])
-def test_a_picture_of_one_value_or_of_none_is_dark(value) -> None:
+def test_a_picture_of_one_value_or_of_none_is_dark(value):
     tensors = np.full((1, 1, 8, 8), value, np.float32)
     samples = SampleSet.from_arrays({"x": tensors}).allow_nan()
     assert not opened(thumbnails(samples, evidence((0,)))[0]).any()
 
 
-def test_values_that_no_picture_has_are_clipped() -> None:
+def test_values_that_no_picture_has_are_clipped():
     tensors = np.full((1, 3, 8, 10), 1e6, np.float32)
     tensors[0, 0, 0, 0] = np.nan
     pixels = opened(
@@ -76,13 +75,13 @@ def test_values_that_no_picture_has_are_clipped() -> None:
     assert pixels.max() == 255
 
 
-def test_a_spec_of_another_tensor_is_not_undone() -> None:
+def test_a_spec_of_another_tensor_is_not_undone():
     grey = np.random.default_rng(0).normal(size=(1, 1, 8, 10)).astype(np.float32)
     pixels = opened(thumbnails(SampleSet.from_arrays({"x": grey}), evidence((0,)), SPEC)[0])
     assert (pixels.shape, pixels.max()) == ((8, 10), 255)
 
 
-def test_large_ones_are_small_and_there_are_few() -> None:
+def test_large_ones_are_small_and_there_are_few():
     tensors = np.zeros((40, 1, 300, 150), np.float32)
     samples = SampleSet.from_arrays({"x": tensors})
     first, second = tuple(range(8)), tuple(range(20, 28))
@@ -93,23 +92,20 @@ def test_large_ones_are_small_and_there_are_few() -> None:
     assert len(many) == MOST
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"x": np.zeros((4, 10), np.float32)},
-        {"x": np.zeros((4, 3, 16), np.float32)},
-        {"x": np.zeros((4, 5, 8, 8), np.float32)},
-        {"x": np.zeros((4, 8, 8, 3), np.float32)},
-        {"x": np.zeros((4, 3, 8, 8), np.uint8)},
-        {"x": np.zeros((4, 3, 8, 8), np.int64)},
-        {"x": np.zeros((4, 1, 1, 8), np.float32)},
-        {"x": np.zeros((4, 3, 8, 8), np.float32), "y": np.zeros((4, 1), np.float32)},
-    ],
-)
-def test_other_inputs_are_no_pictures(arrays) -> None:
+@pytest.mark.parametrize("arrays", [
+    {"x": np.zeros((4, 10), np.float32)},
+    {"x": np.zeros((4, 3, 16), np.float32)},
+    {"x": np.zeros((4, 5, 8, 8), np.float32)},
+    {"x": np.zeros((4, 8, 8, 3), np.float32)},
+    {"x": np.zeros((4, 3, 8, 8), np.uint8)},
+    {"x": np.zeros((4, 3, 8, 8), np.int64)},
+    {"x": np.zeros((4, 1, 1, 8), np.float32)},
+    {"x": np.zeros((4, 3, 8, 8), np.float32), "y": np.zeros((4, 1), np.float32)},
+])  # fmt: skip
+def test_other_inputs_are_no_pictures(arrays):
     assert thumbnails(SampleSet.from_arrays(arrays), evidence((0,)), SPEC) == {}
 
 
-def test_a_sample_that_is_not_there_has_no_picture() -> None:
+def test_a_sample_that_is_not_there_has_no_picture():
     assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), evidence((99,))) == {}
     assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), builders.evidence()) == {}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gate import Evidence, MeasurementJob, Policy
 from gate.api import measure_job
 from gate.measure import run as turns
-from gate.measure.job import MeasurementJob
-from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
-from gate.records.evidence import Evidence
 from gate.reference.torch_session import TorchSession
 from gate.runtimes.ort import OrtSession
 from tests.measure import tiny
@@ -27,7 +25,7 @@ def measured(model, candidate, *, count: int = 12, batch_size: int = 4) -> Evide
     )
 
 
-def test_both_sides_have_times_of_one_sample_and_of_the_batch(model, good) -> None:
+def test_both_sides_have_times_of_one_sample_and_of_the_batch(model, good):
     found = measured(model, good)
     (runtime,) = found.runtimes
     for latency, cost in (
@@ -54,7 +52,7 @@ def test_both_sides_have_times_of_one_sample_and_of_the_batch(model, good) -> No
     assert found.reference_cost.open_ms is None
 
 
-def test_a_fixed_batch_is_no_failure(model, tmp_path) -> None:
+def test_a_fixed_batch_is_no_failure(model, tmp_path):
     fixed = tiny.export(
         model, tmp_path / "fixed.onnx", example={"input": tiny.images(4)}, dynamic=False
     )
@@ -68,7 +66,7 @@ def test_a_fixed_batch_is_no_failure(model, tmp_path) -> None:
         assert cost.single_unmeasured == "fixed_batch"
 
 
-def test_batches_of_one_are_taken_as_they_are(model, good) -> None:
+def test_batches_of_one_are_taken_as_they_are(model, good):
     found = measured(model, good, count=4, batch_size=1)
     (runtime,) = found.runtimes
     assert runtime.cost is not None
@@ -80,7 +78,7 @@ def test_batches_of_one_are_taken_as_they_are(model, good) -> None:
 )
 def test_the_only_full_batch_is_repeated_until_it_is_warm(
     model, good, tmp_path, count, batch_size, fixed
-) -> None:
+):
     example = {"input": tiny.images(batch_size)}
     if fixed:
         good = tiny.export(model, tmp_path / "fixed.onnx", example=example, dynamic=False)
@@ -93,7 +91,7 @@ def test_the_only_full_batch_is_repeated_until_it_is_warm(
         assert turns._LEAST - 1 <= latency.batches < turns._MOST
 
 
-def test_a_batch_that_breaks_when_it_is_repeated_is_a_failure(model, good, monkeypatch) -> None:
+def test_a_batch_that_breaks_when_it_is_repeated_is_a_failure(model, good, monkeypatch):
     ran = []
 
     def run(self, batch):
@@ -108,7 +106,7 @@ def test_a_batch_that_breaks_when_it_is_repeated_is_a_failure(model, good, monke
     assert runtime.failure == "RuntimeError: worn out"
 
 
-def test_a_fixed_batch_of_one_lacks_nothing(model, tmp_path) -> None:
+def test_a_fixed_batch_of_one_lacks_nothing(model, tmp_path):
     fixed = tiny.export(
         model, tmp_path / "one.onnx", example={"input": tiny.images(1)}, dynamic=False
     )
@@ -117,7 +115,7 @@ def test_a_fixed_batch_of_one_lacks_nothing(model, tmp_path) -> None:
     assert (runtime.cost.single, runtime.cost.single_unmeasured) == (runtime.latency, None)
 
 
-def test_what_was_timed_alone_is_not_computed_alone_again(model, good, monkeypatch) -> None:
+def test_what_was_timed_alone_is_not_computed_alone_again(model, good, monkeypatch):
     """Three samples have their turns; stability asks for four alone."""
     instruments = Instruments.none().model_copy(update={"stability_samples": 4})
     policy = POLICY.model_copy(update={"instruments": instruments})

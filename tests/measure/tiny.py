@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,13 @@ import onnx
 import torch
 from torch import nn
 
+from gate import Digest, Evidence, MeasurementJob, Policy, SampleSet, TestedFile
 from gate.api import INSTRUMENTS
-from gate.data.samples import SampleSet
-from gate.measure.job import MeasurementJob
 from gate.measure.run import MeasurementRun
-from gate.onnx_file.tested_file import TestedFile
-from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, RuntimePolicy
-from gate.records.evidence import Evidence, Subject, TensorSpec
+from gate.records.evidence import Subject, TensorSpec
 from gate.records.runtime import RuntimeName
 from gate.statistics.sample_table import SampleTable
-from gate.storage.digest import Digest
 
 CLASSES = 7
 
@@ -68,15 +64,7 @@ def samples(count: int = 20, seed: int = 0) -> SampleSet:
     return SampleSet.from_arrays({"input": images(count, seed)})
 
 
-def export(
-    model: nn.Module,
-    path: Path,
-    *,
-    example: Mapping[str, np.ndarray] | None = None,
-    outputs: tuple[str, ...] = ("logits",),
-    dynamic: bool = True,
-    opset: int = 13,
-) -> TestedFile:
+def export(model, path, *, example=None, outputs=("logits",), dynamic=True, opset=13):
     """The legacy export of a copy of `model`."""
     example = example or {"input": images(2)}
     axes = {name: {0: "batch"} for name in (*example, *outputs)}

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from gate.data.input_binding import InputBinding, bind_inputs
@@ -15,14 +13,11 @@ A, B = spec("a", "n", 3), spec("b", "n", 4)
 ARGUMENTS = {"count": 10, "batch_size": 4}
 
 
-@pytest.mark.parametrize(
-    ("samples", "pairs"),
-    [
-        ((spec("a", "s", 3), spec("b", "s", 4)), (("a", "a"), ("b", "b"))),
-        ((spec("b", "s", 4), spec("a", "s", 3)), (("a", "a"), ("b", "b"))),
-        ((spec("x", "s", 3), spec("y", "s", 4)), (("a", "x"), ("b", "y"))),
-    ],
-)
+@pytest.mark.parametrize(("samples", "pairs"), [
+    ((spec("a", "s", 3), spec("b", "s", 4)), (("a", "a"), ("b", "b"))),
+    ((spec("b", "s", 4), spec("a", "s", 3)), (("a", "a"), ("b", "b"))),
+    ((spec("x", "s", 3), spec("y", "s", 4)), (("a", "x"), ("b", "y"))),
+])  # fmt: skip
 def test_inputs_bind_by_equal_names_or_position(samples, pairs):
     binding = bind_inputs((A, B), samples, **ARGUMENTS)
     assert binding == InputBinding(pairs, 4, fixed=False)
@@ -44,36 +39,30 @@ def test_a_name_that_the_model_does_not_take_is_refused():
         bind_inputs((A,), (A, spec("labels", "s")), **ARGUMENTS, parameters={"a"})
 
 
-@pytest.mark.parametrize(
-    ("inputs", "samples", "words"),
-    [
-        ((A,), (spec("c", "s", 3), spec("b", "s", 4)), "takes 1 inputs"),
-        ((A, B), (spec("a", "s", 3),), "takes 2 inputs"),
-        ((), (A,), "takes 0 inputs, none"),
-        ((A, B), (spec("b", "s", 3), spec("c", "s", 4)), r"share only the names \['b'\]"),
-        ((A,), (spec("a", "s", 4),), "doesn't fit"),
-        ((A,), (spec("a", "s"),), "doesn't fit"),
-        ((A,), (spec("a", "s", 3, 1),), "doesn't fit"),
-        ((spec("a"),), (spec("a", "s"),), "doesn't fit"),
-        ((A,), (spec("a", "s", 3, dtype="float16"),), "Save the samples as float32"),
-        ((spec("a", 4, 3),), (spec("a", "s", 3),), "10 samples are no multiple"),
-        ((spec("a", 0, 3),), (spec("a", "s", 3),), "fixed batch axis of 0"),
-        ((spec("a", 2, 3), spec("b", 5, 4)), (A, B), "different fixed batch axes"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "samples", "words"), [
+    ((A,), (spec("c", "s", 3), spec("b", "s", 4)), "takes 1 inputs"),
+    ((A, B), (spec("a", "s", 3),), "takes 2 inputs"),
+    ((), (A,), "takes 0 inputs, none"),
+    ((A, B), (spec("b", "s", 3), spec("c", "s", 4)), r"share only the names \['b'\]"),
+    ((A,), (spec("a", "s", 4),), "doesn't fit"),
+    ((A,), (spec("a", "s"),), "doesn't fit"),
+    ((A,), (spec("a", "s", 3, 1),), "doesn't fit"),
+    ((spec("a"),), (spec("a", "s"),), "doesn't fit"),
+    ((A,), (spec("a", "s", 3, dtype="float16"),), "Save the samples as float32"),
+    ((spec("a", 4, 3),), (spec("a", "s", 3),), "10 samples are no multiple"),
+    ((spec("a", 0, 3),), (spec("a", "s", 3),), "fixed batch axis of 0"),
+    ((spec("a", 2, 3), spec("b", 5, 4)), (A, B), "different fixed batch axes"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(inputs, samples, words):
     with pytest.raises(InputMismatch, match=words):
         bind_inputs(inputs, samples, **ARGUMENTS)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "size", "fixed"),
-    [
-        ((spec("a", 5, 3), spec("b", "n", 4)), 5, True),
-        ((spec("a", 1, 3), spec("b", 1, 4)), 1, True),
-        ((A, spec("b", "m", "k")), 4, False),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "size", "fixed"), [
+    ((spec("a", 5, 3), spec("b", "n", 4)), 5, True),
+    ((spec("a", 1, 3), spec("b", 1, 4)), 1, True),
+    ((A, spec("b", "m", "k")), 4, False),
+])  # fmt: skip
 def test_a_fixed_batch_axis_decides(inputs, size, fixed):
     binding = bind_inputs(inputs, (A, B), **ARGUMENTS)
     assert (binding.batch_size, binding.fixed) == (size, fixed)

@@ -29,9 +29,7 @@ def drawn(*shape: int) -> torch.Tensor:
     steps=st.tuples(PAIRS, st.tuples(st.integers(0, 2), st.integers(0, 2)), PAIRS),
     biased=st.booleans(),
 )
-def test_it_is_the_convolution_of_pytorch(
-    *, samples, channels, sizes, kernel, steps, biased
-) -> None:
+def test_it_is_the_convolution_of_pytorch(*, samples, channels, sizes, kernel, steps, biased):
     x = drawn(samples, channels[0], *sizes)
     weight = drawn(channels[1], channels[0], *kernel)
     bias = drawn(channels[1]) if biased else None
@@ -53,12 +51,7 @@ def test_it_is_the_convolution_of_pytorch(
 
 @pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 3), (1, 2))])
 @pytest.mark.parametrize("samples", [1, 3])
-def test_some_rows_at_a_time_give_the_same(
-    samples: int,
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_some_rows_at_a_time_give_the_same(samples, stride, dilation, monkeypatch):
     call = (drawn(samples, 2, 11, 9), drawn(3, 2, 3, 2), drawn(3), stride, (1, 2), dilation)
     monkeypatch.setattr("gate.reference.float64._MOST_PLACES", 8)
     monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 12 * 11)  # two rows or more
@@ -75,7 +68,7 @@ def test_some_rows_at_a_time_give_the_same(
     assert max(unfolded) < whole.sizes[0]
 
 
-def test_some_samples_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_samples_at_a_time_give_the_same(monkeypatch):
     call = (drawn(5, 2, 8, 8), drawn(3, 2, 3, 3))
     whole = Convolution.of(aten.conv2d.default, call)
     monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 2 * 9 * 36)
@@ -122,12 +115,12 @@ LONE = torch.empty_strided((2, 1, 8, 8), (64, 1, 8, 1), dtype=torch.float64)
         "a lone channel",
     ],
 )
-def test_all_else_is_left_to_pytorch(func, args) -> None:
+def test_all_else_is_left_to_pytorch(func, args):
     assert Convolution.of(func, args) is None
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, nullcontext])
-def test_the_float64_reference_computes_so(mode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_float64_reference_computes_so(mode, monkeypatch):
     ran = []
     monkeypatch.setattr(Convolution, "run", lambda self: ran.append(self) or RUN(self))
     with mode(), in_double():

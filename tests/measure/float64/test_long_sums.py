@@ -1,7 +1,5 @@
 """Sums of 100 000 terms: ONNX Runtime's order of summation is accepted, a fault beside it is not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -39,9 +37,8 @@ class Images(nn.Module):
 def rows(kind, count=ROWS):
     """Shape (count, N): every row another constant, or nearly, or random numbers."""
     random = np.random.default_rng(0)
-    if kind in ("random", "normal"):
-        draw = random.random if kind == "random" else random.standard_normal
-        return draw((count, N)).astype(np.float32)
+    if kind == "random":
+        return random.random((count, N)).astype(np.float32)
     constant = np.repeat(random.random((count, 1)) + 0.1, N, 1)
     if kind == "nearly":
         constant += 1e-6 * random.standard_normal(constant.shape)
@@ -69,23 +66,17 @@ def last(name):
 CORRECT = {
     "mean": last("mean"),
     "var": last("var"),
-    "std": last("std"),
     "norm": lambda x: x.norm(dim=-1, keepdim=True),
     "product": lambda x: (1.0 + 1e-6 * x).prod(-1, keepdim=True),
     "cubic norm": lambda x: x.norm(p=3, dim=-1, keepdim=True),
     "distance": lambda x: torch.cdist(x[:, None], torch.zeros_like(x)[:, None]).flatten(1),
-    "mean of axis 1": lambda x: x.unsqueeze(-1).repeat(1, 1, 3).mean(1),
     "global pool": lambda x: functional.adaptive_avg_pool2d(x.view(-1, 1, 320, 320), 1).flatten(1),
     "layer norm": lambda x: functional.layer_norm(x, (N,))[:, ::1000],
-    "weighted sum": lambda x: x @ torch.full((N, 1), 1.0 / N),
     "weighted sums": lambda x: x @ torch.full((N, 32), 1.0 / N),
     "linear": lambda x: functional.linear(x, torch.full((5, N), 0.3)),
     "sum with an offset": lambda x: torch.addmm(torch.ones(2), x, torch.full((N, 2), 0.3)),
     "convolution": lambda x: functional.conv2d(
         x.view(-1, 1, 320, 320), torch.full((2, 1, 320, 320), 0.3)
-    ).flatten(1),
-    "padded convolution": lambda x: functional.conv2d(
-        x.view(-1, 25_600, 2, 2), torch.full((2, 25_600, 2, 2), 0.3), padding=1
     ).flatten(1),
     "transposed convolution": lambda x: functional.conv_transpose2d(
         x.view(-1, N, 1, 1), torch.full((N, 2, 1, 1), 0.3)
@@ -93,22 +84,18 @@ CORRECT = {
 }
 
 
-@pytest.mark.rows(3)
-@pytest.mark.parametrize("kind", ["constant", "nearly"])
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("name", CORRECT)
-def test_terms_that_are_rounded_alike_are_no_fault(name, kind, tmp_path):
+def test_terms_that_are_rounded_alike_are_no_fault(name, tmp_path):
     model = Computed(CORRECT[name])
+    kind = "nearly" if len(name) % 2 else "constant"
     judged = noise(model, model, rows(kind, 6), tmp_path, opset=13)
     assert judged.ratio <= 1.5
     assert judged.peak <= 6.0
 
 
 ALTERNATING = {
-    "matrix": lambda x: x @ torch.full((N, 1), 1.0 / N),
     "linear": lambda x: functional.linear(x, torch.full((5, N), 0.3)),
-    "pointwise": lambda x: functional.conv2d(
-        x.view(-1, N, 1, 1), torch.full((2, N, 1, 1), 0.3)
-    ).flatten(1),
     "moments": lambda x: torch.cat(torch.var_mean(x, -1, keepdim=True), -1),
 }
 
@@ -124,28 +111,9 @@ def test_terms_that_cancel_are_no_fault(name, tmp_path):
     assert judged.peak <= 6.0
 
 
-@pytest.mark.parametrize("n", [32, 144, 400])
-def test_few_terms_that_are_rounded_alike_are_no_fault(n, tmp_path):
-    """Convolutions and products of a blank image."""
-    x = rows("constant", 6)[:, :n]
-
-    def compute(x):
-        scores = torch.bmm(x.view(-1, 4, n // 4), x.view(-1, 4, n // 4).transpose(1, 2))
-        weight = torch.full((n, 2, 1, 1), 0.3)
-        deconvolved = functional.conv_transpose2d(x.view(-1, n, 1, 1), weight)
-        normalized = functional.instance_norm(x.unsqueeze(1).repeat(1, 2, 1))[:, :, :2]
-        return torch.cat([part.flatten(1) for part in (scores, deconvolved, normalized)], -1)
-
-    judged = noise(Computed(compute), Computed(compute), x, tmp_path)
-    assert judged.ratio <= 1.5
-    assert judged.peak <= 6.0
-
-
 POOLS = {
     "global pool": lambda x: functional.adaptive_avg_pool2d(x, 1).flatten(1),
     "mean": lambda x: x.mean((2, 3)),
-    "std": lambda x: x.std((2, 3)),
-    "channels last": lambda x: x.permute(0, 2, 3, 1).mean((1, 2)),
     "group norm": lambda x: functional.group_norm(x, 2)[:, :, ::16, ::16],
 }
 
@@ -169,25 +137,10 @@ FAULTS = {
         lambda x: several(x).mean(-1),
         lambda x: several(x).sum(-1) / (N - 1),
     ),
-    "n in a deviation": (
-        "random",
-        lambda x: several(x).std(-1),
-        lambda x: several(x).std(-1, correction=0),
-    ),
     "epsilon": (
         "random",
         lambda x: functional.layer_norm(x, (N,), eps=1e-5)[:, ::100],
         lambda x: functional.layer_norm(x, (N,), eps=2e-5)[:, ::100],
-    ),
-    "epsilon of normal numbers": (
-        "normal",
-        lambda x: functional.layer_norm(x, (N,), eps=1e-5)[:, ::100],
-        lambda x: functional.layer_norm(x, (N,), eps=2e-5)[:, ::100],
-    ),
-    "another axis": (
-        "random",
-        lambda x: x.view(-1, 320, 320).mean(1),
-        lambda x: x.view(-1, 320, 320).mean(2),
     ),
     "a scale of softmax": (
         "random",
@@ -197,7 +150,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.rows(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_a_long_sum_is_refused(name, tmp_path):
     kind, right, wrong = FAULTS[name]
@@ -251,17 +203,11 @@ class Group(nn.Module):
         return ((rows - rows.mean(-1, keepdim=True)) / spread).reshape(x.shape)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "mean", "is_right"),
-    [
-        (Group(), 0.0, True),
-        (Group(), 100.0, True),
-        (Group(eps=2e-5), 10.0, False),
-        (Group(eps=1e-4), 100.0, False),
-        (Group(correction=1), 100.0, False),
-    ],
-    ids=["right", "right at 100", "eps 2e-5", "eps 1e-4", "n - 1"],
-)
+@pytest.mark.parametrize(("wrong", "mean", "is_right"), [
+    (Group(), 100.0, True),
+    (Group(eps=2e-5), 10.0, False),
+    (Group(correction=1), 100.0, False),
+], ids=["right", "eps", "n - 1"])  # fmt: skip
 def test_a_group_is_judged_by_the_operators_of_its_file(wrong, mean, is_right, tmp_path):
     """The file has no GroupNormalization, which takes the variance from the mean square."""
     x = np.random.default_rng(0).normal(mean, 1.0, (32, 8, 100)).astype(np.float32)
@@ -292,9 +238,9 @@ def tokens(keys, *, equal):
     ).astype(np.float32)
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": 0.2}])
-@pytest.mark.parametrize("keys", [4096, 1024])
+@pytest.mark.parametrize(
+    ("keys", "settings"), [(4096, {}), (1024, {"is_causal": True}), (1024, {"scale": 0.2})]
+)
 def test_attention_over_equal_keys_is_no_fault(keys, settings, tmp_path):
     """The sums of the softmax and of the values are those of ONNX Runtime's operators."""
     model = attention(keys, **settings)
@@ -303,20 +249,7 @@ def test_attention_over_equal_keys_is_no_fault(keys, settings, tmp_path):
     assert judged.peak <= 6.0
 
 
-@pytest.mark.parametrize("wrong", [{"scale": 1.0001}, {"left_out": 1}])
-def test_a_fault_in_attention_over_many_keys_is_refused(wrong, tmp_path):
+def test_a_fault_in_attention_over_many_keys_is_refused(tmp_path):
     x = tokens(4096, equal=False)
-    judged = noise(attention(4096), attention(4096, **wrong), x, tmp_path)
+    judged = noise(attention(4096), attention(4096, left_out=1), x, tmp_path)
     assert judged.ratio > 10.0
-
-
-def test_a_fault_in_attention_over_many_positive_values_is_refused(tmp_path):
-    """PyTorch adds the values of many wide queries in blocks. It adds those of few or narrow
-    queries one by one, which errs by a third of what this scale changes (docs/operators.md)."""
-    keys, queries, random = 4096, 128, np.random.default_rng(0)
-    parts = random.normal(size=(2, 2, queries + keys, 64)), random.random((2, 2, keys, 64)) + 0.1
-    x = np.concatenate(parts, 2).astype(np.float32)
-    model = attention(keys, queries=queries)
-    assert noise(model, model, x, tmp_path).ratio <= 1.5
-    wrong = attention(keys, queries=queries, scale=1.0001)
-    assert noise(model, wrong, x, tmp_path).ratio > 5.0

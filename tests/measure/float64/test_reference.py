@@ -45,22 +45,18 @@ def double(function) -> np.ndarray:
         return Float64Reference(Wrapped(function), BINDING).run({"x": X})[0]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda y: y,
-        lambda y: y.float(),
-        lambda y: y.to(torch.float32),
-        lambda y: y.to(dtype=torch.float32).type(torch.float32),
-        lambda y: y + torch.zeros(3),
-        lambda y: y + torch.zeros(3, dtype=torch.float32),
-        lambda y: y @ torch.eye(3, dtype=torch.float32),
-        lambda y: torch.stack([y, y], -1).sum(-1, dtype=torch.float32) / 2,
-        lambda y: y + torch.arange(3, dtype=torch.float32) - torch.arange(3),
-        lambda y: torch.full_like(y, 0.0, dtype=torch.float32) + y,
-    ],
-    ids=range(10),
-)
+@pytest.mark.parametrize("function", [
+    lambda y: y,
+    lambda y: y.float(),
+    lambda y: y.to(torch.float32),
+    lambda y: y.to(dtype=torch.float32).type(torch.float32),
+    lambda y: y + torch.zeros(3),
+    lambda y: y + torch.zeros(3, dtype=torch.float32),
+    lambda y: y @ torch.eye(3, dtype=torch.float32),
+    lambda y: torch.stack([y, y], -1).sum(-1, dtype=torch.float32) / 2,
+    lambda y: y + torch.arange(3, dtype=torch.float32) - torch.arange(3),
+    lambda y: torch.full_like(y, 0.0, dtype=torch.float32) + y,
+], ids=range(10))  # fmt: skip
 def test_what_forward_casts_to_float32_stays_float64(function):
     seen = double(function)
     assert seen.dtype == np.float64
@@ -84,14 +80,11 @@ def test_integers_stay_integers():
     assert [o.dtype.name for o in outputs] == ["int64", "float64"]
 
 
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (lambda y: y.half(), "returns float16 even"),
-        (lambda y: torch.from_numpy(y.numpy().astype(np.float32)), "returns float32 even"),
-        (lambda y: y @ torch.from_numpy(np.eye(3, dtype=np.float32)), "can't run in float64"),
-    ],
-)
+@pytest.mark.parametrize(("function", "words"), [
+    (lambda y: y.half(), "returns float16 even"),
+    (lambda y: torch.from_numpy(y.numpy().astype(np.float32)), "returns float32 even"),
+    (lambda y: y @ torch.from_numpy(np.eye(3, dtype=np.float32)), "can't run in float64"),
+])  # fmt: skip
 def test_a_model_that_can_not_run_in_float64_says_why(function, words):
     with pytest.raises(ModelError, match=words) as raised:
         double(function)

@@ -1,7 +1,5 @@
 """What rounding alone makes of a doubtful sample, and what only a wrong file does."""
 
-from __future__ import annotations
-
 import copy
 import math
 from types import SimpleNamespace
@@ -15,7 +13,6 @@ import gate
 from gate.measure import outliers
 from gate.measure.outliers import OutlierAnalysis
 from gate.reference.validity import UNRESTRICTED
-from tests.exhaustive import exhaustive
 from tests.probes import benches
 
 
@@ -33,20 +30,6 @@ class Tail(nn.Module):
 
     def forward(self, x):
         return torch.exp(4.0 * self.fc(x))
-
-
-class Nearest(nn.Module):
-    """The place of the largest of many scores that lie close to each other."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.fc = nn.Linear(6, 4000)
-        self.fc.weight.data *= 1e-4
-        self.fc.bias.data = torch.round(self.fc.bias.data * 4) / 4
-
-    def forward(self, x):
-        return self.fc(x).argmax(1), self.fc(x)
 
 
 class Late(nn.Module):
@@ -69,7 +52,7 @@ def measured(reference, exported, tmp_path, arrays):
     return measurement.runtimes[0]
 
 
-@pytest.mark.parametrize("count", [50, 500, 2000])
+@pytest.mark.parametrize("count", [50, 2000])
 def test_a_heavy_tail_is_no_fault_however_many_samples(count, tmp_path):
     model = Tail().eval()
     (output,) = measured(model, model, tmp_path, {"x": table(count)}).outputs
@@ -86,60 +69,6 @@ def test_a_fault_of_late_samples_alone_is_seen(factor, tmp_path):
     (output,) = measured(model, Late(model, factor).eval(), tmp_path, arrays).outputs
     assert output.noise.ratio <= 1.5
     assert output.noise.diff > 50.0
-
-
-class States(nn.Module):
-    """What an LSTM returns: the samples are axis 1."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x).unsqueeze(0)
-
-
-@pytest.mark.parametrize("factor", [0.0, 1e-4, 0.5])
-def test_late_samples_on_another_axis_are_looked_at(factor, tmp_path):
-    arrays = {"x": table(300)}
-    arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
-    arrays["x"][200, 0] = 4.0
-    model = States(Tail().eval()).eval()
-    other = States(Late(Tail().eval(), factor)).eval()
-    (output,) = measured(model, other, tmp_path, arrays).outputs
-    assert (output.noise.diff > 50.0) == (factor > 0.0)
-
-
-@pytest.mark.parametrize("count", [500, 2000])
-def test_a_heavy_tail_on_another_axis_is_no_fault_either(count, tmp_path):
-    model = States(Tail().eval()).eval()
-    (output,) = measured(model, model, tmp_path, {"x": table(count)}).outputs
-    assert output.noise.diff <= 8.0
-
-
-class Cancelling(nn.Module):
-    """Whose sum cancels to a ten-thousandth where the first feature is large."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.fc = nn.Linear(6, 512)
-        self.head = nn.Linear(512, 2)
-
-    def forward(self, x):
-        hidden = self.fc(x)
-        large = hidden * (1.0 + 1e4 * (x[:, :1] > 3.0))
-        both = torch.cat([large, -large, hidden], 1)
-        return both @ self.head.weight.repeat(1, 3).T
-
-
-def test_rounding_that_late_samples_alone_have_is_no_fault_on_another_axis(tmp_path):
-    arrays = {"x": table(300)}
-    arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
-    arrays["x"][200, 0] = 4.0
-    model = States(Cancelling()).eval()
-    (output,) = measured(model, model, tmp_path, arrays).outputs
-    assert output.noise.diff <= 8.0
 
 
 def test_a_look_says_what_rounding_makes_of_a_sample():
@@ -159,6 +88,46 @@ def test_a_look_says_what_rounding_makes_of_a_sample():
 def test_there_is_no_look_without_a_truth():
     stand = benches.stand(Tail().eval(), {"x": table(20)}, noise_samples=0)
     assert OutlierAnalysis(stand).at(3) is None
+
+
+class States(nn.Module):
+    """What an LSTM returns: the samples are axis 1."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x).unsqueeze(0)
+
+
+class Cancelling(nn.Module):
+    """Whose sum cancels to a ten-thousandth where the first feature is large."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(6, 512)
+        self.head = nn.Linear(512, 2)
+
+    def forward(self, x):
+        hidden = self.fc(x)
+        large = hidden * (1.0 + 1e4 * (x[:, :1] > 3.0))
+        both = torch.cat([large, -large, hidden], 1)
+        return both @ self.head.weight.repeat(1, 3).T
+
+
+@pytest.mark.parametrize(("model", "of_file", "is_off"), [
+    (Tail(), Late(Tail(), 1e-4), True),
+    (Cancelling(), Cancelling(), False),
+], ids=["a fault", "rounding"])  # fmt: skip
+def test_late_samples_on_another_axis_are_looked_at(model, of_file, is_off, tmp_path):
+    arrays = {"x": table(300)}
+    arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
+    arrays["x"][200, 0] = 4.0
+    (output,) = measured(States(model).eval(), States(of_file).eval(), tmp_path, arrays).outputs
+    assert (output.noise.diff > 50.0) is is_off
+    assert is_off or output.noise.diff <= 8.0
 
 
 class Halves(nn.Module):
@@ -186,9 +155,6 @@ def test_integers_that_rounding_moves_are_near_ties(tmp_path):
     assert plain.unequal == 0
     assert integers.max_abs_diff == 0.0
     assert integers.near_ties <= 1
-
-
-def test_integers_that_rounding_does_not_move_are_wrong(tmp_path):
     integers, _ = measured(Halves().eval(), Halves(0.9).eval(), tmp_path, halves()).outputs
     assert integers.near_ties <= 1
     assert integers.max_abs_diff >= 1.0
@@ -233,61 +199,6 @@ def test_pairs_of_a_batch_have_no_columns_to_look_at(tmp_path):
     assert runtime.outputs[1].noise.ratio > 1e3
 
 
-class Chaos(nn.Module):
-    """Doubles an angle so often that float32 and float64 have nothing in common at the end."""
-
-    def forward(self, x):
-        for _ in range(40):
-            x = torch.sin(3.0 * x) * 3.0
-        return x
-
-
-@pytest.mark.proof
-def test_a_model_without_decided_answers_is_unsure(tmp_path):
-    (output,) = measured(Chaos().eval(), Chaos().eval(), tmp_path, {"x": table(32)}).outputs
-    assert output.classification.unsure > 3
-    assert output.classification.unsure + output.classification.sure == 32
-
-
-class Rare(nn.Module):
-    """Probabilities of about 1e-4, of which ONNX Runtime is off by 1e-7 absolutely."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.fc = nn.Linear(6, 1)
-
-    def forward(self, x):
-        return torch.sigmoid(self.fc(x) - 8.0)
-
-
-def test_late_samples_have_the_floor_of_rounding_too(tmp_path):
-    model = Rare().eval()
-    (output,) = measured(model, model, tmp_path, {"x": table(200)}).outputs
-    assert output.noise.rounding_rms > 10.0 * output.noise.reference_rms
-    assert output.noise.diff < 8.0
-
-
-class Picture(nn.Module):
-    """Cut to bytes: of a hundred thousand levels some lie on an edge. The jump of the inverse
-    tangent is not among the decisions that are replayed; the conversion is."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
-
-    def forward(self, x):
-        levels = torch.sigmoid(4.0 * self.two(torch.relu(self.one(x)))) * 255.0
-        to_half = torch.atan(1.0 / torch.tan(torch.pi * levels)) / torch.pi
-        return (levels + to_half).to(torch.uint8)
-
-
-def pictures():
-    rows = np.random.default_rng(2).normal(size=(90, 3, 160, 160))
-    return {"x": rows.astype(np.float32)}
-
-
 class Levels(nn.Module):
     """Ten thousand levels, of which many lie on an edge in each sample and in each probe."""
 
@@ -305,41 +216,12 @@ class Levels(nn.Module):
 @pytest.mark.parametrize(("gain", "verdict"), [(10200.0, "PASS"), (10200.2, "FAIL")])
 def test_ties_of_probes_are_found(gain, verdict, tmp_path):
     """The reference's own choices are no measure of what a runtime decides."""
-    arrays = {"x": pictures()["x"][:24, :, :32, :32]}
+    rows = np.random.default_rng(2).normal(size=(24, 3, 160, 160))[:, :, :32, :32]
+    arrays = {"x": rows.astype(np.float32)}
     file = benches.export(Levels(gain).eval(), tmp_path / "model.onnx", arrays).path
     result = gate.check(file, Levels().eval(), arrays)
     assert result.evidence.validity.own_choices
     assert result.decision.verdict.value == verdict
-
-
-@pytest.mark.proof
-def test_ties_of_any_number_of_samples_are_found(tmp_path):
-    """More than a few draws find, in more samples than are looked at for their floats."""
-    model = Picture().eval()
-    (output,) = measured(model, model, tmp_path, pictures()).outputs
-    assert output.near_ties > 20
-    assert output.max_abs_diff == 0.0
-
-
-class Off(nn.Module):
-    """One byte too many in the last pixel of a picture that begins brightly."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-        self.register_buffer("last", torch.zeros(1, 3, 160, 160, dtype=torch.uint8))
-        self.last[0, 2, 159, 159] = 1
-
-    def forward(self, x):
-        return self.model(x) + self.last * (x[:, :1, :1, :1] > 1.0).to(torch.uint8)
-
-
-@exhaustive
-@pytest.mark.proof
-def test_one_pixel_that_is_no_tie_is_among_them(tmp_path):
-    model = Picture().eval()
-    (output,) = measured(model, Off(model).eval(), tmp_path, pictures()).outputs
-    assert output.max_abs_diff == 1.0
 
 
 class Rounded(nn.Module):
@@ -371,18 +253,15 @@ def test_an_exact_half_is_no_tie_of_rounding(tmp_path):
     assert (output.near_ties, output.max_abs_diff) == (0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("suspicions", "clear", "runs"),
-    [
-        ([0.9], False, []),
-        ([1.1, 0.5], False, [3]),
-        ([1.1, 1.1], False, [3, 15]),
-        ([5.0, 5.0], True, [3]),
-        ([50.0, 40.0], False, [3]),
-        ([50.0, 5.0], False, [3, 15]),
-        ([math.inf, math.inf], False, [3]),
-    ],
-)
+@pytest.mark.parametrize(("suspicions", "clear", "runs"), [
+    ([0.9], False, []),
+    ([1.1, 0.5], False, [3]),
+    ([1.1, 1.1], False, [3, 15]),
+    ([5.0, 5.0], True, [3]),
+    ([50.0, 40.0], False, [3]),
+    ([50.0, 5.0], False, [3, 15]),
+    ([math.inf, math.inf], False, [3]),
+])  # fmt: skip
 def test_the_floor_is_measured_more_exactly_where_that_may_decide(
     suspicions, clear, runs, monkeypatch
 ):

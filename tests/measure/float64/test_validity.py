@@ -1,7 +1,5 @@
 """Where float64 is another function than the model, it excuses no wrong file."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -10,18 +8,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from gate import MeasurementJob, Policy, SampleSet, Verdict, decide, locate
 from gate.api import measure_job
 from gate.data.reader import length
-from gate.data.samples import SampleSet
 from gate.decision.catalog import CHECKS
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
-from gate.localize.locate import locate
-from gate.measure.job import MeasurementJob
 from gate.measure.reference_assessment import ReferenceAssessment
 from gate.measure.run import MeasurementRun
 from gate.measure.work_units import FirstUnitState
-from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.reference.validity import Validity
 from gate.summary.summarize import summarize
@@ -81,38 +74,10 @@ class Tiny(Head):
         return y[:, None] * self.factor
 
 
-class Eps(Head):
-    def forward(self, x):
-        p = F.relu(self.a(x))
-        return self.h(1.0 / (p + torch.finfo(p.dtype).eps))[:, None] * self.factor
-
-
 class Masked(Head):
     def forward(self, x):
         y = self.h(self.a(x)) * self.factor
         return y.masked_fill(x[:, :3] > 1.5, torch.finfo(y.dtype).min / 2)
-
-
-class LogMel(nn.Module):
-    """The power of frames of a signal, through a bank of filters, in decibels."""
-
-    factor = 1.0
-
-    def __init__(self):
-        super().__init__()
-        rng = np.random.default_rng(1)
-        time, bins = np.arange(12)[:, None], np.arange(7)
-        angles = 2 * np.pi * time * bins / 12
-        bank = np.maximum(rng.normal(size=(7, 5)), 0.0) * (np.arange(5) > 1)
-        for name, array in (("re", np.cos(angles)), ("im", np.sin(angles)), ("bank", bank)):
-            self.register_buffer(name, torch.from_numpy(array.astype(np.float32)))
-
-    times = Head.times
-
-    def forward(self, x):
-        power = (x @ self.re) ** 2 + (x @ self.im) ** 2
-        mel = (power @ self.bank).clamp(min=torch.finfo(x.dtype).eps)
-        return 10.0 * torch.log10(mel)[:, None] * self.factor
 
 
 class Branch(Head):
@@ -140,9 +105,12 @@ def names(decision, verdict):
     return {check.name for check in decision.checks if check.verdict is verdict}
 
 
-@pytest.mark.rows(3)
-@pytest.mark.parametrize("kind", [Tiny, Eps, LogMel, Branch])
-@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+@pytest.mark.parametrize(("kind", "factor", "verdict"), [
+    (Tiny, 1.0, "PASS"),
+    (Tiny, 0.5, "FAIL"),
+    (Branch, 1.0, "PASS"),
+    (Branch, -1.0, "FAIL"),
+])  # fmt: skip
 def test_a_constant_that_depends_on_the_dtype_excuses_nothing(kind, factor, verdict, tmp_path):
     model = kind().eval()
     evidence, decision = decided(model, model.times(factor), tmp_path)
@@ -162,7 +130,7 @@ class LateTiny(Head):
         return y * (x[:, :1, None] < 50.0)
 
 
-@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (0.5, "FAIL")])
 def test_samples_before_the_first_value_are_assessed_too(factor, verdict, tmp_path):
     """The noise floor is then measured on more samples than the policy asks for."""
     arrays = {"x": np.random.default_rng(2).normal(size=(120, 12)).astype(np.float32)}
@@ -175,7 +143,7 @@ def test_samples_before_the_first_value_are_assessed_too(factor, verdict, tmp_pa
     assert output.noise.samples == 64 + 32
 
 
-@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL")])
 def test_float64_stays_valid_beside_a_mask_of_the_lowest_number(factor, verdict, tmp_path):
     model = Masked().eval()
     evidence, decision = decided(model, model.times(factor), tmp_path)
@@ -185,14 +153,10 @@ def test_float64_stays_valid_beside_a_mask_of_the_lowest_number(factor, verdict,
     assert output.noise.baseline == "float64"
 
 
-@pytest.mark.parametrize(
-    ("kind", "operator", "module", "source"),
-    [
-        (Tiny, "clamp", "", "y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log()"),
-        (Eps, "add", "", "return self.h(1.0 / (p + torch.finfo(p.dtype).eps))"),
-        (Branch, "rsub", "", "return (y if y.dtype == torch.float32 else 3.0 - y)"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "operator", "module", "source"), [
+    (Tiny, "clamp", "", "y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log()"),
+    (Branch, "rsub", "", "return (y if y.dtype == torch.float32 else 3.0 - y)"),
+])  # fmt: skip
 def test_the_line_where_the_two_part_is_named(kind, operator, module, source, tmp_path):
     model = kind().eval()
     evidence, decision = decided(model, model, tmp_path)
@@ -241,26 +205,6 @@ def test_other_processes_judge_by_the_same(tmp_path):
         assert other.truth.validity.record == lead.validity
         (floor,) = other.runtimes[0].comparison.floor.now("y")[:1]
         assert 0.0 < floor.noise_floor(peaks=False)[0] < 1e-3
-
-
-class Clipped(Head):
-    """A limit beyond the samples, which a wrong file has elsewhere."""
-
-    limit = 50.0
-
-    def forward(self, x):
-        p = F.relu(self.a(x))
-        y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log())[:, None]
-        return y + x[:, None, :3].clamp(max=self.limit)
-
-
-def test_a_probe_of_such_a_model_finds_another_limit(tmp_path):
-    wrong = Clipped().eval()
-    wrong.limit = 5.0
-    _, decision = decided(Clipped().eval(), wrong, tmp_path, by=policy(WITH_PROBES))
-    assert decision.verdict is Verdict.FAIL
-    assert any(name.startswith("probe_") for name in names(decision, Verdict.FAIL))
-    assert "noise_ratio" not in names(decision, Verdict.FAIL)
 
 
 class Encoder(nn.Module):
@@ -312,9 +256,8 @@ def test_the_fast_path_is_the_cause_where_it_returns_other_numbers(tmp_path):
     assert (headline.cause, headline.remedy) == ("model", CHECKS["fast_path"].remedy)
 
 
-@pytest.mark.parametrize("kind", [Encoder, Pooled])
-def test_the_fast_path_hides_no_fault(kind, tmp_path):
-    model, wrong = kind().eval(), kind().eval()
+def test_the_fast_path_hides_no_fault(tmp_path):
+    model, wrong = Pooled().eval(), Pooled().eval()
     wrong.scale = 0.8
     _, decision = decided(model, wrong, tmp_path, arrays=padded())
     assert "noise_ratio" in names(decision, Verdict.FAIL)
@@ -344,16 +287,15 @@ class Autocast(Head):
         return y.float()[:, None] * self.factor
 
 
-@pytest.mark.parametrize("factor", [1.0, -1.0])
-def test_autocast_inside_an_exact_model_is_named(factor, tmp_path):
+def test_autocast_inside_an_exact_model_is_named(tmp_path):
     model = Autocast().eval()
-    evidence, decision = decided(model, model.times(factor), tmp_path)
+    evidence, decision = decided(model, model, tmp_path)
     assert "half_precision" in names(decision, Verdict.ERROR)
     assert evidence.validity.half_precision.module == "h"
     assert decision.verdict is not Verdict.PASS
 
 
-@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL"), (0.5, "FAIL")])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (0.5, "FAIL")])
 def test_autocast_is_judged_where_the_file_may_be_reduced(factor, verdict, tmp_path):
     model = Autocast().eval()
     by = policy(precision="reduced")
@@ -469,27 +411,13 @@ class Tail(Head):
         return torch.sigmoid(self.h(self.a(x)) * self.factor - self.shift)[:, None]
 
 
-class Saturated(Head):
-    """The distance to 1, of which float32 has a few steps."""
-
-    def forward(self, x):
-        return (torch.tanh(self.h(self.a(x)) * self.factor + 7.0) - 1.0)[:, None]
-
-
-class Lost(Tail):
-    """Probabilities that are smaller than the error of Sigmoid."""
-
-    shift = 17.0
-
-
 def floor_checks(decision):
     found = [check for check in decision.checks if check.name == "not_measurable"]
     return {(check.code, check.bound) for check in found}
 
 
-@pytest.mark.parametrize("kind", [Tail, Saturated])
-def test_a_wide_floor_is_measurable_if_the_file_is_the_same_in_float64(kind, tmp_path):
-    model = kind().eval()
+def test_a_wide_floor_is_measurable_if_the_file_is_the_same_in_float64(tmp_path):
+    model = Tail().eval()
     evidence, decision = decided(model, model, tmp_path)
     assert decision.verdict == "PASS", decision.problems
     assert evidence.float64_differences["y"] < 1e-5
@@ -498,11 +426,10 @@ def test_a_wide_floor_is_measurable_if_the_file_is_the_same_in_float64(kind, tmp
         assert decide(policy(), other, decided_at="now").verdict == "ERROR"
 
 
-@pytest.mark.parametrize("kind", [Tail, Saturated])
 @pytest.mark.parametrize(("most", "code"), [(0.01, "differs_in_float64"), (0.9, None)])
-def test_a_fault_below_a_wide_floor_is_not_measurable(kind, most, code, tmp_path):
+def test_a_fault_below_a_wide_floor_is_not_measurable(most, code, tmp_path):
     instruments = FEW.model_copy(update={"max_floor": most})
-    model = kind().eval()
+    model = Tail().eval()
     evidence, decision = decided(model, model.times(1.0005), tmp_path, by=policy(instruments))
     assert decision.verdict == ("ERROR" if code else "PASS"), decision.problems
     assert floor_checks(decision) == ({(code, most)} if code else set())
@@ -517,18 +444,9 @@ class HalfTail(Tail):
         return torch.sigmoid(y - self.shift).float()[:, None]
 
 
-@pytest.mark.parametrize("precision", ["exact", "reduced"])
-def test_a_wide_floor_hides_the_rounding_of_16_bits(precision, tmp_path):
-    by = policy(precision=precision)
-    evidence, decision = decided(Tail().eval(), HalfTail().eval(), tmp_path, by=by)
+def test_a_wide_floor_hides_the_rounding_of_16_bits(tmp_path):
+    evidence, decision = decided(Tail().eval(), HalfTail().eval(), tmp_path)
     assert evidence.float64_differences == {}
-    assert floor_checks(decision) == {("hidden", 0.01)}
-
-
-def test_a_floor_beyond_the_spread_hides_everything(tmp_path):
-    model = Lost().eval()
-    evidence, decision = decided(model, model, tmp_path)
-    assert evidence.float64_differences["y"] < 1e-5
     assert floor_checks(decision) == {("hidden", 0.01)}
 
 

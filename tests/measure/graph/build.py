@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from gate import TestedFile
 from gate.onnx_file.reading import read_subject
-from gate.onnx_file.tested_file import TestedFile
 from gate.records.instruments import GraphReport
 from gate.reference.torch_session import copy_model
 from gate.weights.instrument import read_graph
@@ -27,16 +27,7 @@ def value(name: str, shape: Sequence[Any] = ("batch", 4), kind: int = FLOAT) -> 
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def model(
-    nodes: list[NodeProto],
-    weights: dict[str, np.ndarray] | None = None,
-    *,
-    opset: int = 17,
-    domains: Sequence[str] = (),
-    inputs: Sequence[onnx.ValueInfoProto] = (),
-    outputs: Sequence[onnx.ValueInfoProto] = (),
-    functions: Sequence[onnx.FunctionProto] = (),
-) -> onnx.ModelProto:
+def model(nodes, weights=None, *, opset=17, domains=(), inputs=(), outputs=(), functions=()):
     """`nodes` between x and y, both (batch, 4) unless told otherwise."""
     graph = helper.make_graph(
         nodes,
@@ -56,13 +47,7 @@ def model(
     )
 
 
-def report(
-    made: onnx.ModelProto | Path,
-    folder: Path,
-    reference: nn.Module | None = None,
-    *,
-    batch: dict[str, np.ndarray] | None = None,
-) -> GraphReport:
+def report(made, folder, reference=None, *, batch=None):
     """The report on the model, against `reference` run on three samples."""
     path = made if isinstance(made, Path) else folder / "model.onnx"
     if not isinstance(made, Path):

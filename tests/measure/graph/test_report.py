@@ -1,7 +1,5 @@
 """Reports on files that PyTorch's exporters wrote: correct ones have nothing that is forbidden."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -11,13 +9,11 @@ import torch
 import torchvision
 from torch import nn
 
+from gate import Digest, TestedFile
 from gate.errors import DigestMismatch, OnnxFileError
 from gate.onnx_file.reading import read_subject
-from gate.onnx_file.tested_file import TestedFile
 from gate.policy.sections import Instruments
-from gate.storage.digest import Digest
 from gate.weights.instrument import read_graph
-from tests.exhaustive import further_as_proofs
 from tests.measure import tiny
 from tests.measure.graph.build import model, node, report, witness
 
@@ -45,17 +41,6 @@ class Tokens(nn.Module):
 
     def forward(self, x):
         return self.lstm(self.embedding(x))[0]
-
-
-class Resized(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.norm = nn.InstanceNorm2d(4, affine=True)
-
-    def forward(self, x):
-        x = nn.functional.interpolate(self.norm(self.conv(x)), scale_factor=1.5, mode="bilinear")
-        return nn.functional.dropout(x, training=self.training).mean((2, 3))
 
 
 def vit():
@@ -89,7 +74,6 @@ MODELS = {
     "net": (tiny.net, IMAGES),
     "causal": (Causal, np.ones((3, 5, 16), np.float32)),
     "tokens": (Tokens, np.arange(18).reshape(3, 6) % 9),
-    "resized": (Resized, IMAGES),
     "vit": (vit, np.ones((3, 3, 16, 16), np.float32)),
     "swin": (swin, np.ones((3, 3, 32, 32), np.float32)),
     "zero residual": (ZeroResidual, IMAGES),
@@ -122,14 +106,12 @@ def exported(reference, batch, path, *, dynamo):
     return path
 
 
-@pytest.mark.rows(4)
-@pytest.mark.parametrize(
-    ("name", "dynamo"),
-    [(name, False) for name in MODELS]
-    + further_as_proofs(
-        [(name, True) for name in ("net", "causal", "vit", "swin", "zero residual")], 5
-    ),
-)
+@pytest.mark.rows(2)
+@pytest.mark.parametrize(("name", "dynamo"), [
+    *((name, False) for name in MODELS),
+    ("causal", True),
+    pytest.param("vit", True, marks=pytest.mark.proof),
+])  # fmt: skip
 def test_correct_exports_have_no_forbidden_finding(tmp_path, name, dynamo):
     build, batch = MODELS[name]
     torch.manual_seed(0)
@@ -147,21 +129,12 @@ def test_correct_exports_have_no_forbidden_finding(tmp_path, name, dynamo):
 def test_the_facts_of_a_tiny_export(tmp_path):
     reference = tiny.net()
     candidate = tiny.export(reference, tmp_path / "model.onnx")
-    seen = read_graph(candidate, witness(reference, {"input": tiny.images(3)}))
+    asked = witness(reference, {"input": tiny.images(3)})
+    asked.run = lambda _batch: pytest.fail("nothing in the file gives a reason to run the model")
+    seen = read_graph(candidate, asked)
     assert seen.operators == {"Conv": 1, "Gemm": 1, "ReduceMax": 1, "Relu": 1}
     assert (seen.nodes, seen.initializers) == (4, 4)
     assert (seen.external_data, seen.findings) == ({}, ())
-
-
-def test_the_reference_is_only_run_for_a_file_that_gives_reason(tmp_path):
-    def never(batch):
-        raise AssertionError("there was no reason")
-
-    reference = tiny.net()
-    candidate = tiny.export(reference, tmp_path / "model.onnx")
-    asked = witness(reference)
-    asked.run = never
-    read_graph(candidate, asked)
 
 
 def test_other_bytes_than_those_of_the_subject_are_not_read(tmp_path):

@@ -10,13 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from gate.api import EvaluationResult, check
-from gate.data.samples import SampleSet
-from gate.decision.check_result import Verdict
-from gate.measure.job import EvaluationData, Reference
+from gate import EvaluationData, EvaluationResult, Reference, SampleSet, Verdict, check
 from gate.records.evidence import Source
 from gate.reference.error_models import COMPOSITES, EXACT, MODELS, PARTS, bare, error_model_for
-from tests.exhaustive import further_as_proofs
 from tests.probes import benches
 
 
@@ -79,13 +75,6 @@ class Counted(nn.Module):
         return self.function(x * self.scale).cumsum(1)
 
 
-@pytest.mark.parametrize("seed", further_as_proofs(range(10), 5))
-def test_small_sigmoids_of_a_detector_s_head_pass(seed, tmp_path):
-    verdicted = judged(Head(seed), normal(64, 16), tmp_path)
-    assert verdicted.decision.verdict is Verdict.PASS
-    assert all(noise.ratio < 1.0 for noise in noises(verdicted))
-
-
 class Closed(nn.Module):
     """An LSTM whose output gates are nearly closed."""
 
@@ -128,19 +117,18 @@ class Spectrum(nn.Module):
 
 
 CORRECT = {
-    "tags": (lambda: Head(outputs=50, prior=0.0), (64, 16)),
+    "small sigmoids of a detector's head": (Head, (64, 16)),
     "fraud": (lambda: Head(outputs=1, prior=-6.0), (64, 16)),
     "a recurrent net with closed gates": (Closed, (32, 20, 16)),
     "a GRU that is saturated": (Saturated, (32, 20, 16)),
     "a spectrum": (Spectrum, (32, 1200)),
-    "SiLU": (lambda: Head(prior=-1.0, function=nn.functional.silu), (64, 16)),
     "ELU near zero": (lambda: Function(lambda x: nn.functional.elu(1e-3 * x)), (64, 16)),
     "prefix sums": (Counted, (32, 4096)),
 }
 
 
-@pytest.mark.rows(4)
-@pytest.mark.parametrize("name", further_as_proofs(CORRECT, 2))
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("name", CORRECT)
 def test_what_a_runtime_computes_with_absolute_errors_passes(name, tmp_path):
     build, shape = CORRECT[name]
     verdicted = judged(build(), normal(*shape), tmp_path)
@@ -162,16 +150,14 @@ def _biased(model):
 FAULTS = {
     "sigmoids through float16": (Head(), Head(function=_half), 1.0),
     "logits through float16": (Head(), Head(function=lambda z: torch.sigmoid(z.half().float())), 1.0),
-    "hard sigmoids": (Head(), Head(function=nn.functional.hardsigmoid), 1.0),
     "a bias that is off by a thousandth": (Head(), _biased(Head()), 1.0),
-    "sigmoids that are half a unit too large": (Head(), Head(function=lambda z: torch.sigmoid(z) + 4e-7), 1.0),
     "log1p as a logarithm": (Function(torch.log1p), Function(lambda x: torch.log(1.0 + x)), 1e-4),
     "prefix sums of rounded numbers": (Counted(), Counted(lambda x: x.half().float()), 1.0),
 }  # fmt: skip
 
 
-@pytest.mark.rows(4)
-@pytest.mark.parametrize("name", further_as_proofs(FAULTS, 3))
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_beside_absolute_errors_is_seen(name, tmp_path):
     model, wrong, scale = FAULTS[name]
     shape = (32, 4096) if isinstance(model, Counted) else (64, 16)
@@ -210,14 +196,11 @@ def test_every_name_is_an_operator_of_pytorch():
     assert not [name for name in (*EXACT, *MODELS, *COMPOSITES) if name not in known]
 
 
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("aten::sigmoid_", "sigmoid"),
-        ("aten::relu_", None),
-        ("aten::mm", "linear"),
-        ("aten::t_", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "row"), [
+    ("aten::sigmoid_", "sigmoid"),
+    ("aten::relu_", None),
+    ("aten::mm", "linear"),
+    ("aten::t_", None),
+])  # fmt: skip
 def test_a_row_is_found_by_the_name_in_the_schema(name, row):
     assert error_model_for(bare(name)) is (None if row is None else MODELS[row])

@@ -59,7 +59,7 @@ def stand(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext
     )
 
 
-def test_runs_are_reproducible_by_their_number_and_move_what_is_computed() -> None:
+def test_runs_are_reproducible_by_their_number_and_move_what_is_computed():
     bench, batch = stand(), rows(4)
     (still,) = bench.reference.run(batch)
     (one,), (again,), (other,) = (bench.rounded_run(batch, draw=n) for n in (0, 0, 1))
@@ -72,9 +72,7 @@ def test_runs_are_reproducible_by_their_number_and_move_what_is_computed() -> No
 @pytest.mark.parametrize(
     ("count", "asked", "threads"), [(4, None, 1), (2**15 + 1, None, 2), (4, 2, 2), (4, 1, 2)]
 )
-def test_a_small_batch_has_one_thread_unless_the_policy_says_how_many(
-    count: int, asked: int | None, threads: int
-) -> None:
+def test_a_small_batch_has_one_thread_unless_the_policy_says_how_many(count, asked, threads):
     """The policy's own number is set before, around the whole measurement."""
     bench = stand(determinism=DeterminismPolicy(threads=asked))
     THREADS.clear()
@@ -82,7 +80,7 @@ def test_a_small_batch_has_one_thread_unless_the_policy_says_how_many(
     assert threads == THREADS[0]
 
 
-def test_threads_are_restored_where_the_model_fails() -> None:
+def test_threads_are_restored_where_the_model_fails():
     with pytest.raises(EvidenceError):
         stand().rounded_run({"x": np.zeros((2, 7), np.float32)}, draw=0)
 
@@ -120,30 +118,26 @@ def runs_of(model: nn.Module) -> tuple[list[int], list[int]]:
     return rounded, double
 
 
-def test_large_tensors_are_computed_a_sample_at_a_time() -> None:
+def test_large_tensors_are_computed_a_sample_at_a_time():
     rounded, double = runs_of(Wide())
     assert set(rounded) == set(double) == {1}
 
 
-@pytest.mark.parametrize(
-    "company",
-    [
-        lambda x: x - x.mean(0),
-        lambda x: x / x.abs().max(),
-        lambda x: x.cumsum(0),
-        lambda x: x + len(x),
-        lambda x: x.mean(0, keepdim=True),
-        lambda x: x + x[:1],
-    ],
-    ids=["mean", "largest", "sum of those before", "count", "one row", "the first"],
-)
-def test_a_batch_stays_whole_where_samples_change_each_other(company) -> None:
+@pytest.mark.parametrize("company", [
+    lambda x: x - x.mean(0),
+    lambda x: x / x.abs().max(),
+    lambda x: x.cumsum(0),
+    lambda x: x + len(x),
+    lambda x: x.mean(0, keepdim=True),
+    lambda x: x + x[:1],
+], ids=["mean", "largest", "sum of those before", "count", "one row", "the first"])  # fmt: skip
+def test_a_batch_stays_whole_where_samples_change_each_other(company):
     rounded, double = runs_of(Wide(company))
     assert set(rounded) == set(double) == {6}
 
 
 @pytest.mark.parametrize(("count", "size"), [(7, 3), (4, 3), (5, 3), (6, 1), (3, 3)])
-def test_parts_differ_by_one_sample_at_most(count: int, size: int) -> None:
+def test_parts_differ_by_one_sample_at_most(count, size):
     sizes = []
 
     def run(batch):
@@ -158,20 +152,16 @@ def test_parts_differ_by_one_sample_at_most(count: int, size: int) -> None:
     assert np.array_equal(made[1], x.sum(1))
 
 
-@pytest.mark.parametrize(
-    "outputs",
-    [
-        lambda x: [np.float32(x.sum()) * np.ones(())],
-        lambda x: [x[:, : 1 + int(x[0, 0] > 0.0)]],
-    ],
-    ids=["a number", "other lengths"],
-)
-def test_outputs_that_cannot_be_joined_are_those_of_the_whole_batch(outputs) -> None:
+@pytest.mark.parametrize("outputs", [
+    lambda x: [np.float32(x.sum()) * np.ones(())],
+    lambda x: [x[:, : 1 + int(x[0, 0] > 0.0)]],
+], ids=["a number", "other lengths"])  # fmt: skip
+def test_outputs_that_cannot_be_joined_are_those_of_the_whole_batch(outputs):
     x = np.array([[1.0, 2.0], [-1.0, 2.0]], np.float32)
     made = run_in_parts(lambda batch: outputs(batch["x"]), {"x": x}, size=1)
     assert np.array_equal(made[0], outputs(x)[0])
 
 
 @pytest.mark.parametrize("own", [-1, 2**63 + 5])
-def test_any_seed_of_a_policy_is_one_of_a_generator(own: int) -> None:
+def test_any_seed_of_a_policy_is_one_of_a_generator(own):
     assert 0 <= seed(DeterminismPolicy(seed=own), 3) < 2**64

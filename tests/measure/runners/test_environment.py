@@ -1,12 +1,27 @@
+"""The environment of a measurement: what is recorded, and which switches are set and restored."""
+
 from __future__ import annotations
 
+import os
 import platform
+import random
 
+import numpy as np
 import psutil
+import pytest
 import torch
+import torch._inductor.config
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gate import MeasurementJob
+from gate.api import measure_job
+from gate.policy.sections import DeterminismPolicy, Instruments
 from gate.records.evidence import Determinism
 from gate.reference import environment
+from gate.reference.environment import _LEVELS, cublas_reason, deterministic
+from gate.runtimes import ort
+from tests.measure import tiny
 
 SWITCHES = Determinism(
     tf32_matmul=False,
@@ -68,3 +83,353 @@ def test_of_several_builds_the_imported_one_counts(monkeypatch):
     """onnxruntime and onnxruntime-gpu lie in one folder, or one of them before the other."""
     monkeypatch.setattr("onnxruntime.__version__", "1.2.3")
     assert environment.describe_environment(SWITCHES).versions["onnxruntime"] == "1.2.3"
+
+
+X86 = """processor\t: 0
+model name\t: AMD EPYC 9R14
+flags\t\t: fpu smep sse4_2 avx avx2 avx512f avx512_vnni avx_vnni amx_tile amx_int8 erms
+processor\t: 1
+model name\t: AMD EPYC 9R14
+flags\t\t: fpu
+"""
+ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes asimddp sve sve2 i8mm bf16 sb\n"
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    (X86, ("amx_int8", "amx_tile", "avx2", "avx512_vnni", "avx512f", "avx_vnni")),
+    (ARM, ("asimd", "asimddp", "bf16", "i8mm", "sve", "sve2")),
+    ("flags : fpu sse\n", ()),
+    ("model name\t:\nflags\t\t:\nbugs\t\t: avx2\n", None),
+    ("flags\t\t: \nbugs\t\t: avx2\n", None),
+    ("", None),
+    (None, None),
+])  # fmt: skip
+def test_flags_of_interest(text, expected, tmp_path, monkeypatch):
+    place = tmp_path / "cpuinfo"
+    if text is not None:
+        place.write_text(text)
+    monkeypatch.setattr(environment, "_CPUINFO", place)
+    model, flags = environment.describe_processor()
+    assert flags == expected
+    assert model
+    assert (model == "AMD EPYC 9R14") == (text == X86)
+
+
+def state():
+    """Everything that a caller could notice."""
+    flags = []
+    for read in (
+        lambda: torch.backends.cudnn.allow_tf32,
+        lambda: torch.backends.cuda.matmul.allow_tf32,
+        torch.get_float32_matmul_precision,
+    ):
+        try:
+            flags.append(read())
+        except RuntimeError:
+            flags.append("contradiction")
+    return {
+        "flags": flags,
+        "precisions": [torch._C._get_fp32_precision_getter(*level) for level in _LEVELS],
+        "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "threads": torch.get_num_threads(),
+        "algorithms": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,
+            torch._inductor.config.deterministic,
+        ),
+        "dtype": torch.get_default_dtype(),
+        "attention": torch.backends.mha.get_fastpath_enabled(),
+        "environment": dict(os.environ),
+        "torch": torch.random.get_rng_state().tolist(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+    }
+
+
+def as_it_is():
+    pass
+
+
+def legacy_flags():
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def medium():
+    torch.set_float32_matmul_precision("medium")
+
+
+def general_precision():
+    torch.backends.fp32_precision = "tf32"
+
+
+def backend_precision():
+    torch.backends.cudnn.fp32_precision = "tf32"
+    torch.backends.mkldnn.set_flags(_fp32_precision="bf16")
+
+
+def mixed():
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+def cudnn():
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.deterministic = False
+
+
+def warned():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def strict():
+    torch.use_deterministic_algorithms(True)
+
+
+def off_with_warnings():
+    torch.use_deterministic_algorithms(False, warn_only=True)
+
+
+def compiler():
+    torch._inductor.config.deterministic = True
+
+
+def single_thread():
+    torch.set_num_threads(1)
+
+
+CALLERS = [
+    as_it_is, legacy_flags, medium, general_precision, backend_precision, mixed, cudnn, warned,
+    strict, off_with_warnings, compiler, single_thread,
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _same_process_afterwards():
+    threads = torch.get_num_threads()
+    yield
+    for level in _LEVELS:
+        torch._C._set_fp32_precision_setter(*level, "none")
+    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = False
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+    torch._inductor.config.deterministic = False
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.mark.parametrize("caller", [as_it_is, legacy_flags, mixed, general_precision])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_switches_are_set_read_back_and_restored(caller, tf32):
+    caller()
+    before = state()
+    policy = DeterminismPolicy(tf32=tf32, cudnn_benchmark=tf32, seed=7)
+    with deterministic(policy) as seen:
+        assert seen.tf32_matmul is tf32
+        assert seen.tf32_cudnn is tf32
+        assert seen.cudnn_deterministic is True
+        assert seen.cudnn_benchmark is tf32
+        assert (seen.grad, seen.seed, seen.algorithms) == (False, 7, False)
+        assert seen.threads == torch.get_num_threads() == before["threads"]
+        assert not torch.is_grad_enabled()
+        for operation in ("matmul", "conv", "rnn"):
+            assert torch._C._get_fp32_precision_getter("mkldnn", operation) == "ieee"
+        if caller not in (mixed, general_precision, backend_precision):
+            # Library code may still read and set the flags without a contradiction.
+            with torch.backends.cudnn.flags(enabled=True):
+                pass
+        torch.rand(3), random.random(), np.random.rand()
+    assert state() == before
+
+
+def test_general_precision_is_still_inherited_afterwards():
+    torch.backends.fp32_precision = "tf32"
+    with deterministic(DeterminismPolicy()):
+        pass
+    torch.backends.fp32_precision = "none"
+    assert torch._C._get_fp32_precision_getter("mkldnn", "conv") == "none"
+
+
+def test_autocast_of_the_caller_is_off_inside():
+    with torch.autocast("cpu", dtype=torch.bfloat16), deterministic(DeterminismPolicy()):
+        product = torch.ones(4, 4) @ torch.ones(4, 4)
+        assert product.dtype == torch.float32
+
+
+def test_the_seed_makes_runs_equal():
+    drawn = []
+    for _ in range(2):
+        with deterministic(DeterminismPolicy(seed=3)):
+            drawn.append((torch.rand(2).tolist(), random.random(), np.random.rand()))
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("caller", [as_it_is, warned, strict])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_and_algorithms_are_set_read_back_and_restored(caller, threads):
+    caller()
+    before = state()
+    policy = DeterminismPolicy(threads=threads, algorithms=True)
+    with deterministic(policy) as seen:
+        assert (seen.threads, torch.get_num_threads()) == (threads, threads)
+        assert seen.algorithms
+        assert torch.empty(3).isnan().all()
+        with pytest.raises(RuntimeError, match="deterministic"):
+            torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+    assert state() == before
+
+
+def test_algorithms_that_only_warn_are_not_in_force():
+    with deterministic(DeterminismPolicy(algorithms=True)):
+        warned()
+        with deterministic(DeterminismPolicy(algorithms=False)) as seen:
+            assert not seen.algorithms
+
+
+POLICIES = st.builds(
+    DeterminismPolicy,
+    tf32=st.booleans(),
+    cudnn_deterministic=st.booleans(),
+    cudnn_benchmark=st.booleans(),
+    seed=st.integers(0, 2**40),
+    threads=st.none() | st.integers(1, 4),
+    algorithms=st.booleans(),
+)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.sampled_from(CALLERS), max_size=3), st.lists(POLICIES, max_size=3), st.booleans()
+)
+def test_whatever_the_caller_has_set_it_is_so_afterwards(callers, policies, raises):
+    """Nested as deep as it may be, whether the body raises or not."""
+    for caller in callers:
+        caller()
+    before = state()
+
+    def inside(rest):
+        if not rest:
+            torch.rand(2), random.random(), np.random.rand()
+            if raises:
+                raise KeyboardInterrupt
+            return
+        with deterministic(rest[0]) as seen:
+            assert seen.algorithms is rest[0].algorithms
+            assert seen.threads == (rest[0].threads or torch.get_num_threads())
+            inside(rest[1:])
+
+    if policies:
+        try:
+            inside(policies)
+        except KeyboardInterrupt:
+            assert raises
+    assert state() == before
+
+
+@pytest.mark.parametrize(("algorithms", "variable", "words"), [
+    (False, None, None),
+    (True, ":4096:8", None),
+    (True, ":16:8", None),
+    (True, None, "CUBLAS_WORKSPACE_CONFIG is not set"),
+    (True, ":0:0", "CUBLAS_WORKSPACE_CONFIG is ':0:0'"),
+])  # fmt: skip
+def test_deterministic_cublas_needs_its_variable(monkeypatch, algorithms, variable, words):
+    if variable is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    else:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", variable)
+    reason = cublas_reason(DeterminismPolicy(algorithms=algorithms))
+    assert (words in reason and ":4096:8" in reason) if words else reason is None
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    return tiny.export(tiny.net(), tmp_path_factory.mktemp("determinism") / "model.onnx")
+
+
+class Interrupted(Exception):
+    pass
+
+
+def everything(model):
+    """The caller's model and all that `state` tells."""
+    return (
+        state(),
+        [module.training for module in model.modules()],
+        [(p.requires_grad, p.dtype, p.grad is None) for p in model.parameters()],
+        {name: value.tolist() for name, value in model.state_dict().items()},
+        [len(module._forward_hooks) for module in model.modules()],
+    )
+
+
+@pytest.mark.parametrize(("callers", "raises"), [
+    ([general_precision, strict], False),
+    ([legacy_flags, warned, cudnn, single_thread], True),
+])  # fmt: skip
+def test_measuring_leaves_the_caller_as_it_was(exported, callers, raises):
+    """The model in train mode, gradients on, switches and random states of the caller's own."""
+    model = tiny.net().train()
+    model.norm.eval()
+    model.conv.weight.requires_grad_(False)
+    for caller in callers:
+        caller()
+    torch.manual_seed(11), random.seed(12), np.random.seed(13)
+    torch.rand(1), random.random(), np.random.rand()
+    policy = tiny.policy(
+        "ort-cpu",
+        "ort-cpu-optimized",
+        instruments=Instruments(graph=True, probes=True, search_inputs=8),
+        determinism=DeterminismPolicy(threads=2, algorithms=True, seed=5),
+    )
+    calls = []
+
+    def progress(done, total):
+        calls.append((torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()))
+        if raises:
+            raise Interrupted
+
+    before = everything(model)
+    assert torch.is_grad_enabled()
+    try:
+        measure_job(
+            MeasurementJob(model, exported, tiny.samples(8), policy=policy), progress=progress
+        )
+    except Interrupted:
+        assert raises
+    assert everything(model) == before
+    assert set(calls) == {(2, True)}
+
+
+@pytest.mark.parametrize(("threads", "algorithms"), [(1, True), (3, False)])
+def test_both_sides_run_under_the_switches_of_the_policy(exported, threads, algorithms):
+    wanted = DeterminismPolicy(threads=threads, algorithms=algorithms)
+    policy = tiny.policy(instruments=Instruments.none(), determinism=wanted)
+    seen = measure_job(MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy))
+    switches = seen.environment.determinism
+    assert (switches.threads, switches.algorithms) == (threads, algorithms)
+    options = seen.runtimes[0].session_options
+    assert options["intra_op_num_threads"] == str(threads)
+    assert options["use_deterministic_compute"] == str(int(algorithms))
+
+
+def test_torch_on_cuda_says_which_variable_is_missing(exported, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(ort, "cuda_absent_reason", lambda: None)
+    monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: None)
+    policy = tiny.policy(
+        "ort-cpu",
+        "torch-cuda",
+        instruments=Instruments.none(),
+        determinism=DeterminismPolicy(algorithms=True),
+    )
+    cpu, cuda = measure_job(
+        MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy)
+    ).runtimes
+    assert cpu.failure is None
+    assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in cuda.failure

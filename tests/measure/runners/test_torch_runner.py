@@ -35,17 +35,14 @@ def run(function, arrays=None, binding=ONE):
         return TorchSession(model, binding, device="cpu").run(arrays or {"x": X})
 
 
-@pytest.mark.parametrize(
-    ("function", "shapes"),
-    [
-        (lambda x: x, [(4, 2)]),
-        (lambda x: (x, x[:1]), [(4, 2), (1, 2)]),
-        (lambda x: [x, [x.sum(), (x[0],)]], [(4, 2), (), (2,)]),
-        (lambda x: OrderedDict(b=x, a={"c": x.T}), [(4, 2), (2, 4)]),
-        (lambda x: (x, None), [(4, 2)]),
-        (lambda x: None, []),
-    ],
-)
+@pytest.mark.parametrize(("function", "shapes"), [
+    (lambda x: x, [(4, 2)]),
+    (lambda x: (x, x[:1]), [(4, 2), (1, 2)]),
+    (lambda x: [x, [x.sum(), (x[0],)]], [(4, 2), (), (2,)]),
+    (lambda x: OrderedDict(b=x, a={"c": x.T}), [(4, 2), (2, 4)]),
+    (lambda x: (x, None), [(4, 2)]),
+    (lambda x: None, []),
+])  # fmt: skip
 def test_outputs_are_flattened_in_order(function, shapes):
     assert [output.shape for output in run(function)] == shapes
 
@@ -64,17 +61,14 @@ def test_tensors_without_counterpart_are_refused(function):
         run(function)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "seen"),
-    [
-        (np.float16, torch.float32),
-        (np.float32, torch.float32),
-        (np.float64, torch.float32),
-        (np.int64, torch.int64),
-        (np.uint8, torch.uint8),
-        (np.bool_, torch.bool),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "seen"), [
+    (np.float16, torch.float32),
+    (np.float32, torch.float32),
+    (np.float64, torch.float32),
+    (np.int64, torch.int64),
+    (np.uint8, torch.uint8),
+    (np.bool_, torch.bool),
+])  # fmt: skip
 def test_floats_go_in_as_float32_and_the_rest_as_it_is(dtype, seen):
     def forward(x):
         assert x.dtype == seen
@@ -110,14 +104,10 @@ def test_a_private_copy_is_float32_in_eval_mode():
     assert model[0].weight.dtype == torch.float16
 
 
-@pytest.mark.parametrize(
-    "computed",
-    [
-        torch.nn.utils.weight_norm,
-        lambda layer: prune.random_unstructured(layer, "weight", 0.5),
-    ],
-    ids=["weight_norm", "prune"],
-)
+@pytest.mark.parametrize("computed", [
+    torch.nn.utils.weight_norm,
+    lambda layer: prune.random_unstructured(layer, "weight", 0.5),
+], ids=["weight_norm", "prune"])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_private_copy_of_a_weight_that_is_computed(computed):
     model = nn.Sequential(computed(nn.Linear(3, 2)))
@@ -141,16 +131,13 @@ def test_a_train_that_forgets_to_return_the_model():
     assert not copy_model(Frozen(2, 2), device="cpu").training
 
 
-@pytest.mark.parametrize(
-    ("function", "keys"),
-    [
-        (lambda x: x, (None,)),
-        (lambda x: (x, x), (None, None)),
-        (lambda x: {"b": x, "n": None, "a": (x, {"c": x}), "d": x}, ("b", "a.0", "a.1.c", "d")),
-        (lambda x: torch.return_types.max((x, x)), (None, None)),
-        (lambda x: Pair(x, x), ("mean", "spread")),
-    ],
-)
+@pytest.mark.parametrize(("function", "keys"), [
+    (lambda x: x, (None,)),
+    (lambda x: (x, x), (None, None)),
+    (lambda x: {"b": x, "n": None, "a": (x, {"c": x}), "d": x}, ("b", "a.0", "a.1.c", "d")),
+    (lambda x: torch.return_types.max((x, x)), (None, None)),
+    (lambda x: Pair(x, x), ("mean", "spread")),
+])  # fmt: skip
 def test_keys_are_the_names_of_the_outputs(function, keys):
     model = nn.Module()
     model.forward = function

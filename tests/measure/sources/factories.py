@@ -1,7 +1,5 @@
 """Data sets that tests name as tests.measure.sources.factories:NAME."""
 
-from __future__ import annotations
-
 import io
 import itertools
 

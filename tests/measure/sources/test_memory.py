@@ -1,18 +1,15 @@
 """Memory does not grow with the number of samples."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from gate.data.samples import SampleSet
+from gate import SampleSet
 from tests.measure.sources import written
 from tests.measure.sources.factories import HERE
 
@@ -20,7 +17,7 @@ ROW = np.zeros(64, np.float32)
 
 
 @pytest.fixture(autouse=True)
-def collected_as_outside() -> Iterator[None]:
+def collected_as_outside():
     """Cycles are freed as outside of the tests, which have a higher threshold."""
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)

@@ -1,17 +1,15 @@
 """All sources of the same samples are the same samples."""
 
-from __future__ import annotations
-
 import uuid
 
 import fsspec
 import numpy as np
 import pytest
 
-from gate.data.samples import SampleSet
+from gate import PreprocessSpec, SampleSet
 from gate.errors import DataError
 from gate.preprocess.implementations import pillow_preprocess
-from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.preprocess.spec import Resize
 from tests.measure.sources import written
 from tests.measure.sources.factories import HERE, IDS, PIXELS, X, Y, encoded
 

@@ -1,17 +1,14 @@
 """A source that gives another sample than before, and a file that is written to meanwhile."""
 
-from __future__ import annotations
-
 import os
-import time
 import uuid
 
 import fsspec
 import numpy as np
 import pytest
 
+from gate import SampleSet
 from gate.data.location import RemoteFile
-from gate.data.samples import SampleSet
 from gate.errors import DataError
 from tests.measure.sources import factories, written
 from tests.measure.sources.factories import HERE, Map, X
@@ -21,16 +18,13 @@ def everything(samples, size=4):
     return [batch["input"] for batch in samples.batches(size)]
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        everything,
-        lambda s: s.at([7]),
-        lambda s: s.take([7]),
-        lambda s: everything(s.slice(5, 9)),
-        lambda s: s.slice(6, 8).digest(),
-    ],
-)
+@pytest.mark.parametrize("again", [
+    everything,
+    lambda s: s.at([7]),
+    lambda s: s.take([7]),
+    lambda s: everything(s.slice(5, 9)),
+    lambda s: s.slice(6, 8).digest(),
+])  # fmt: skip
 def test_another_sample_the_second_time_is_named(again):
     samples = SampleSet.open(f"{HERE}:changing")
     samples.digest()
@@ -74,8 +68,8 @@ def test_each_sample_is_read_twice_for_digest_labels_and_measuring(monkeypatch):
 
 
 def later(path):
-    """As written one second from now: clocks of file systems are coarse."""
-    soon = time.time_ns() + 10**9
+    """As written a second later: clocks of file systems are coarse."""
+    soon = path.stat().st_mtime_ns + 10**9
     os.utime(path, ns=(soon, soon))
 
 
@@ -91,16 +85,13 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "at"),
-    [
-        ("npy", "{}"),
-        ("tar", "{}"),
-        ("parquet", "{}"),
-        ("tar", "file://{}"),
-        ("parquet", "file://{}"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "at"), [
+    ("npy", "{}"),
+    ("tar", "{}"),
+    ("parquet", "{}"),
+    ("tar", "file://{}"),
+    ("parquet", "file://{}"),
+])  # fmt: skip
 def test_a_file_that_is_written_to_meanwhile(kind, at, tmp_path, monkeypatch):
     monkeypatch.setattr("gate.data.location._LOOK_S", 0.0)
     path = WRITTEN[kind](tmp_path)

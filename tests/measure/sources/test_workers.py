@@ -1,17 +1,14 @@
 """Reading ahead in other processes gives the same samples, and fails in the same words."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
 import pytest
 
+from gate import PreprocessSpec, SampleSet
 from gate.data import open_samples
 from gate.data.open_samples import AheadRows, Opening, _Opened
-from gate.data.samples import SampleSet
 from gate.errors import DataError, StorageError
-from gate.preprocess.spec import PreprocessSpec
 from tests.measure.sources import factories
 from tests.measure.sources.factories import HERE, X, Y
 
@@ -38,14 +35,11 @@ def test_workers_give_the_same_samples():
 
 @pytest.mark.rows(3)
 @pytest.mark.proof
-@pytest.mark.parametrize(
-    ("factory", "error", "words"),
-    [
-        ("failing", DataError, r"^sample 4 of .* raised ValueError: cannot decode"),
-        ("deadly", StorageError, "reads .* ahead ended.*--decode-workers 1"),
-        ("other_in_each_process", DataError, "samples 2 to 3 .* others in another process"),
-    ],
-)
+@pytest.mark.parametrize(("factory", "error", "words"), [
+    ("failing", DataError, r"^sample 4 of .* raised ValueError: cannot decode"),
+    ("deadly", StorageError, "reads .* ahead ended.*--decode-workers 1"),
+    ("other_in_each_process", DataError, "samples 2 to 3 .* others in another process"),
+])  # fmt: skip
 def test_what_fails_in_a_worker(factory, error, words, monkeypatch):
     monkeypatch.setattr(factories, "PID", os.getpid())
     samples = SampleSet.open(f"{HERE}:{factory}", decode_workers=1)
@@ -73,17 +67,14 @@ def test_the_error_of_a_worker_is_that_error_here(said, error, monkeypatch):
         list(samples.batches(4))
 
 
-@pytest.mark.parametrize(
-    ("wanted", "cores", "alone_s", "pays"),
-    [
-        (None, 8, 60.0, True),
-        (None, 8, 1.0, False),
-        (None, 1, 60.0, False),
-        (2, 1, 0.1, True),
-        (2, 1, 0.0, False),
-        (0, 8, 60.0, False),
-    ],
-)
+@pytest.mark.parametrize(("wanted", "cores", "alone_s", "pays"), [
+    (None, 8, 60.0, True),
+    (None, 8, 1.0, False),
+    (None, 1, 60.0, False),
+    (2, 1, 0.1, True),
+    (2, 1, 0.0, False),
+    (0, 8, 60.0, False),
+])  # fmt: skip
 def test_workers_are_started_where_that_pays(wanted, cores, alone_s, pays, monkeypatch):
     monkeypatch.setattr(open_samples, "_cores", lambda: cores)
     opening = Opening(f"{HERE}:pairs")

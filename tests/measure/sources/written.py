@@ -1,7 +1,5 @@
 """The same samples in all kinds of files."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gate.measure.cost_meter import CostMeter
+from gate.measure.cost_meter import KEPT, CostMeter, Stopwatch
 from gate.runtimes import peak_memory
 from gate.runtimes.runtime import Proof, Session
 
@@ -21,7 +21,7 @@ class Opened(Session):
         return Proof()
 
 
-def test_the_first_run_is_apart_and_single_samples_are_apart_from_batches() -> None:
+def test_the_first_run_is_apart_and_single_samples_are_apart_from_batches():
     meter = CostMeter()
     meter.open(Opened, cuda=False)
     meter.first(0.5, batch_size=2)
@@ -41,14 +41,14 @@ def test_the_first_run_is_apart_and_single_samples_are_apart_from_batches() -> N
     assert cost.cuda_bytes is None
 
 
-def test_a_sessions_own_clock_counts() -> None:
+def test_a_sessions_own_clock_counts():
     session, meter = Opened(), CostMeter()
     session.open_seconds = 0.25
     assert meter.open(lambda: session, cuda=False) is session
     assert meter.cost(Proof()).open_ms == 250.0
 
 
-def test_batches_of_one_sample_are_the_single_ones() -> None:
+def test_batches_of_one_sample_are_the_single_ones():
     meter = CostMeter()
     meter.batch(0.5, batch_size=1)
     single = meter.cost().single
@@ -56,7 +56,7 @@ def test_batches_of_one_sample_are_the_single_ones() -> None:
     assert (single, single.cold) == (meter.latency(), True)
 
 
-def test_memory_is_watched_up_to_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_watched_up_to_the_first_batch(monkeypatch):
     """What is resident is scripted: a system in need of memory takes some from whoever has it."""
     resident = {"now": 1000, "highest": 1000}
     monkeypatch.setattr(peak_memory, "_restart_peak", lambda: True)
@@ -73,7 +73,7 @@ def test_memory_is_watched_up_to_the_first_batch(monkeypatch: pytest.MonkeyPatch
     assert (meter.memory_bytes(Proof()), meter.cost(Proof()).peak_bytes) == (500, 1500)
 
 
-def test_a_process_of_its_own_speaks_for_itself() -> None:
+def test_a_process_of_its_own_speaks_for_itself():
     meter, proof = CostMeter(), Proof(memory_bytes=3, peak_bytes=7)
     meter.open(Opened, cuda=False)
     assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (3, 7)
@@ -81,7 +81,7 @@ def test_a_process_of_its_own_speaks_for_itself() -> None:
     assert meter.cost(browser).peak_bytes is None
 
 
-def test_cuda_memory_is_what_the_device_has_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_memory_is_what_the_device_has_less(monkeypatch):
     free = iter([900, 600, 700])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 1000))
@@ -92,7 +92,7 @@ def test_cuda_memory_is_what_the_device_has_less(monkeypatch: pytest.MonkeyPatch
     assert meter.cost(Proof()).cuda_bytes == 300
 
 
-def test_a_device_that_can_t_be_asked_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_can_t_be_asked_has_no_figure(monkeypatch):
     answers = iter([(900, 1000), (600, 1000)])
 
     def asked(device: int) -> tuple[int, int]:
@@ -117,7 +117,7 @@ def test_a_device_that_can_t_be_asked_has_no_figure(monkeypatch: pytest.MonkeyPa
     ("said", "expected"),
     [(1.5e8, 150_000_000), (np.int64(15), 15), (-1, None), (float("nan"), None), ("3", None)],
 )
-def test_words_that_are_no_figure_stop_nobody(said: Any, expected: int | None) -> None:
+def test_words_that_are_no_figure_stop_nobody(said, expected):
     session, meter = Opened(), CostMeter()
     session.open_seconds = said
     meter.open(lambda: session, cuda=False)
@@ -128,7 +128,34 @@ def test_words_that_are_no_figure_stop_nobody(said: Any, expected: int | None) -
     assert cost.open_ms > 0
 
 
-def test_a_process_of_its_own_that_says_nothing_is_not_the_gates() -> None:
+def test_a_process_of_its_own_that_says_nothing_is_not_the_gates():
     meter, proof = CostMeter(), Proof(own_process=True)
     meter.open(Opened, cuda=False)
     assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (None, None)
+
+
+def watched(*batches):
+    stopwatch = Stopwatch()
+    for seconds, size in batches:
+        stopwatch.add(seconds, batch_size=size)
+    return stopwatch.result()
+
+
+def test_nothing_timed_is_no_latency():
+    assert watched() is None
+
+
+def test_the_only_batch_counts():
+    latency = watched((0.5, 3))
+    assert (latency.batch_size, latency.batches, latency.median_ms) == (3, 1, 500.0)
+
+
+def test_the_first_batch_warms_up_and_a_partial_last_one_is_left_out():
+    latency = watched((9.0, 8), (0.01, 8), (0.02, 8), (0.03, 8), (5.0, 2))
+    assert (latency.batch_size, latency.batches) == (8, 3)
+    assert latency.median_ms == pytest.approx(20.0)
+    assert latency.p95_ms == pytest.approx(29.0)
+
+
+def test_times_are_capped():
+    assert watched(*[(0.001, 4)] * (KEPT + 50)).batches == KEPT

@@ -1,0 +1,243 @@
+"""What is sent can be read by whoever knows the header alone, and is what the gate will ask for."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate import Digest, GateError, SampleSet
+from gate.distributed.external_runtime import Packing, Sending, read_recording_source
+from gate.errors import InputMismatch, StorageError
+from gate.policy.sections import Instruments
+from gate.records.instruments import drawn_batch_sizes
+from gate.runtimes.recording_format import Recording, RecordingSource
+from tests.measure import tiny
+from tests.runtimes import consumer
+
+POLICY = tiny.policy(
+    instruments=Instruments(noise_samples=0, stability_samples=0, search_inputs=0, graph=False)
+)
+
+
+def read(folder, part):
+    """The inputs of a part twice: from the raw files, and from the .npy ones."""
+    raw, npy = {}, {}
+    for each in part["inputs"]:
+        dtype = np.dtype(each["dtype"]).newbyteorder("<")
+        flat = np.frombuffer((folder / each["raw"]).read_bytes(), dtype)
+        raw[each["name"]] = flat.reshape(each["shape"])
+        npy[each["name"]] = np.load(folder / each["npy"])
+    return raw, npy
+
+
+def test_samples_and_probes_are_written_twice_alike(good, tmp_path):
+    Sending(good, tiny.samples(), POLICY).write(tmp_path / "sent")
+    header = json.loads((tmp_path / "sent/samples.json").read_text())
+    assert header["model_sha256"] == str(good.subject.sha256)
+    assert header["outputs"] == ["logits"]
+    parts = {part["name"]: part for part in header["parts"]}
+    assert len(parts) == len(header["parts"])
+    for part in parts.values():
+        raw, npy = read(tmp_path / "sent", part)
+        assert np.array_equal(raw["input"], npy["input"], equal_nan=True)
+        assert len(raw["input"]) == part["size"]
+    assert parts["samples"]["batch"] is None
+    assert np.array_equal(read(tmp_path / "sent", parts["samples"])[0]["input"], tiny.images())
+    sizes = {*POLICY.instruments.probe_batch_sizes, *drawn_batch_sizes(good.subject.sha256, ())}
+    assert {f"batch_{size}" for size in POLICY.instruments.probe_batch_sizes} <= set(parts)
+    assert all(parts[f"batch_{size}"]["batch"] == size for size in sizes if size < 8)
+
+
+class Words(nn.Module):
+    """Words (n, 5) to logits (n, 3); which words there are, only its table says."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(50, 3)
+
+    def forward(self, words):
+        return self.table(words).mean(1)
+
+
+def test_the_model_adds_the_probes_that_it_is_asked_about(tmp_path):
+    words = {"words": np.random.default_rng(0).integers(3, 20, (8, 5))}
+    model = Words()
+    file = tiny.export(model, tmp_path / "words.onnx", example=words)
+    samples = SampleSet.from_arrays(words)
+    without = Sending(file, samples, POLICY).write(tmp_path / "without")
+    asked = Sending(file, samples, POLICY, model).write(tmp_path / "asked")
+    names = [{part.name for part in header.parts} for header in (without, asked)]
+    assert names[0] < names[1]
+    more = next(part for part in asked.parts if part.name in names[1] - names[0])
+    assert np.load(tmp_path / "asked" / more.inputs[0].npy).max() > 20
+
+
+def test_several_inputs_go_by_the_names_of_the_file(tmp_path):
+    arrays = {
+        "left": np.arange(24, dtype=np.float32).reshape(6, 4),
+        "right": np.ones((6, 4), np.float32),
+    }
+    model = tiny.TwoInputs()
+    names = ("sum", "more.0", "more.1")
+    file = tiny.export(model, tmp_path / "two.onnx", example=arrays, outputs=names)
+    header = Sending(file, SampleSet.from_arrays(arrays), POLICY, model).write(tmp_path / "sent")
+    assert header.outputs == names
+    part = json.loads(header.parts[0].to_json())
+    raw, _ = read(tmp_path / "sent", part)
+    assert {name: array.tolist() for name, array in raw.items()} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
+
+
+def test_a_fixed_batch_is_said(model, tmp_path):
+    file = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
+    header = Sending(file, tiny.samples(), POLICY).write(tmp_path / "sent")
+    assert {part.batch for part in header.parts} == {2}
+
+
+def test_without_probes_only_the_samples_are_written(good, tmp_path):
+    policy = tiny.policy(instruments=Instruments.none())
+    assert len(Sending(good, tiny.samples(), policy).write(tmp_path / "sent").parts) == 1
+
+
+def test_a_folder_that_is_there_is_not_written_into(good, tmp_path):
+    with pytest.raises(StorageError, match="there already"):
+        Sending(good, tiny.samples(), POLICY).write(tmp_path)
+
+
+def test_samples_that_do_not_fit_leave_nothing(good, tmp_path):
+    other = SampleSet.from_arrays({"input": torch.zeros(4, 5).numpy()})
+    with pytest.raises(InputMismatch):
+        Sending(good, other, POLICY).write(tmp_path / "sent")
+    assert list(tmp_path.iterdir()) == []
+
+
+WHENCE = RecordingSource.model_validate(consumer.META)
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """The file, what was sent, and what the consumer of the raw files gave back."""
+    folder = tmp_path_factory.mktemp("there")
+    good = tiny.export(tiny.net(), folder / "model.onnx")
+    policy = tiny.policy()
+    Sending(good, tiny.samples(6), policy).write(folder / "sent")
+    consumer.run(good.path, folder / "sent", folder / "outputs", batch=4)
+    np.save(folder / "images.npy", tiny.images(6))
+    header = json.loads((folder / "outputs/outputs.json").read_text())
+    (described,) = header["parts"]["samples"]["outputs"]
+    logits = np.fromfile(folder / "outputs" / described["file"], "<f4").reshape(6, 7)
+    np.save(folder / "logits.npy", logits)
+    np.savez(folder / "logits.npz", logits=logits)
+    return folder
+
+
+@pytest.fixture
+def subject(there):
+    return tiny.candidate(there / "model.onnx").subject
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [
+    ("sent", "outputs"),
+    ("sent", "logits.npy"),
+    ("images.npy", "logits.npy"),
+    ("images.npy", "logits.npz"),
+])  # fmt: skip
+def test_the_ways_to_give_them_agree(there, subject, tmp_path, inputs, outputs):
+    made = Packing(subject, there / inputs, there / outputs, WHENCE).write(tmp_path / "made")
+    recording = Recording(tmp_path / "made")
+    assert recording.manifest == made
+    assert np.array_equal(recording.outputs["samples"][0], np.load(there / "logits.npy"))
+    assert made.samples.inputs_sha256 == Digest.parse(
+        json.loads((there / "sent/samples.json").read_text())["parts"][0]["inputs_sha256"]
+    )
+    assert (len(made.parts) > 10) == (outputs == "outputs")
+
+
+@pytest.fixture
+def outputs(there, tmp_path):
+    return shutil.copytree(there / "outputs", tmp_path / "outputs")
+
+
+def edited(outputs, change):
+    plain = json.loads((outputs / "outputs.json").read_text())
+    change(plain["parts"])
+    (outputs / "outputs.json").write_text(json.dumps(plain))
+
+
+def of_samples(parts):
+    return parts["samples"]["outputs"][0]
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda parts: parts.pop("samples"), "expected 'samples'"),
+    (lambda parts: parts.update(batch_999=parts["samples"]), "batch_999"),
+    (lambda parts: parts["samples"].update(outputs=[]), "there are 0 outputs of samples"),
+    (lambda parts: parts["samples"]["outputs"].append(of_samples(parts)), "are 2 outputs"),
+    (lambda parts: of_samples(parts).update(shape=[7, 6]), "shape .7, 6. for 6 samples"),
+    (lambda parts: of_samples(parts).update(shape=[6, 8]), "has 168 bytes, float32"),
+    (lambda parts: of_samples(parts).update(shape=None), "needs dtype and shape"),
+    (lambda parts: of_samples(parts).update(dtype="object"), "needs dtype and shape"),
+    (lambda parts: of_samples(parts).update(dtype="nonsense"), "not understood"),
+    (lambda parts: of_samples(parts).update(file="../sent/samples/0.raw"), "no path inside"),
+    (lambda parts: of_samples(parts).update(file="gone.raw"), "No such file"),
+    (lambda parts: of_samples(parts).update(file="gone.npy"), "cannot read gone.npy"),
+    (lambda parts: parts.update(samples={"failed": "out of memory"}), "out of memory"),
+    (lambda parts: parts["batch_1"].update(failed="why"), "outputs, and why it failed"),
+])  # fmt: skip
+def test_what_does_not_fit_is_not_packed(there, subject, outputs, tmp_path, change, words):
+    edited(outputs, change)
+    with pytest.raises(GateError, match=words):
+        Packing(subject, there / "sent", outputs, WHENCE).write(tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(("array", "words"), [
+    ({"logits": np.zeros((5, 7), np.float32)}, "for 6 samples"),
+    ({"other": np.zeros((6, 7), np.float32)}, "the file has the outputs"),
+    ({"logits": np.array(["a"] * 6)}, "dtype"),
+])  # fmt: skip
+def test_arrays_that_do_not_fit(there, subject, tmp_path, array, words):
+    np.savez(tmp_path / "outputs.npz", **array)
+    with pytest.raises(GateError, match=words):
+        Packing(subject, there / "images.npy", tmp_path / "outputs.npz", WHENCE).write(
+            tmp_path / "made"
+        )
+
+
+def test_inputs_that_were_changed_after_they_were_sent(there, subject, tmp_path):
+    sent = shutil.copytree(there / "sent", tmp_path / "sent")
+    np.save(sent / "samples/0.npy", -tiny.images(6))
+    with pytest.raises(GateError, match="inputs of samples"):
+        Packing(subject, sent, there / "outputs", WHENCE).write(tmp_path / "made")
+
+
+@pytest.mark.parametrize("by", ["sent", "meta"])
+def test_another_file_than_the_one_that_ran(there, subject, tmp_path, by):
+    other = Digest.of_bytes(b"another")
+    whence = WHENCE.model_copy(update={"model_sha256": other if by == "meta" else None})
+    file = subject if by == "meta" else subject.model_copy(update={"sha256": other})
+    with pytest.raises(GateError, match=other.hex):
+        Packing(file, there / "sent", there / "outputs", whence).write(tmp_path / "made")
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"device": None}, "device"),
+    ({"runtime": ""}, "runtime"),
+    ({"version": "10\n[31m"}, "version"),
+    ({"recorded_at": "yesterday"}, "recorded_at"),
+    ({"model_sha256": "sha256:12"}, "model_sha256"),
+    ({"notes": "nice"}, "notes"),
+])  # fmt: skip
+def test_what_meta_json_has_to_say(tmp_path, change, words):
+    (tmp_path / "meta.json").write_text(json.dumps(consumer.META | change))
+    with pytest.raises(GateError, match=words):
+        read_recording_source(tmp_path / "meta.json")
+
+
+def test_nothing_is_overwritten(there, subject, tmp_path):
+    with pytest.raises(GateError, match="there already"):
+        Packing(subject, there / "sent", there / "outputs", WHENCE).write(tmp_path)

@@ -1,0 +1,776 @@
+"""What a report finds in graphs that were made by hand: interface, weights, precision, modes, data files."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from gate import Digest, TestedFile
+from gate.errors import OnnxFileError
+from gate.onnx_file.reading import read_subject
+from gate.weights.findings import _QUANTIZED as QUANTIZED
+from gate.weights.instrument import read_graph
+from tests.measure.graph.build import (
+    DOUBLE,
+    FLOAT,
+    HALF,
+    found,
+    model,
+    node,
+    report,
+    value,
+    witness,
+)
+
+RELU = [node("Relu", ["x"], ["y"], name="relu")]
+BATCH = {"x": np.ones((3, 4), np.float32)}
+
+
+class Table(nn.Module):
+    """A result for each sample, and a table that is the same for all."""
+
+    def forward(self, x):
+        return x.relu(), torch.arange(16.0).reshape(4, 4)
+
+
+class Scalar(nn.Module):
+    def forward(self, x):
+        return x.sum()
+
+
+def fixed(rows_in, rows_out, *, folder, reference=None, batch=None):
+    sizes = {"inputs": [value("x", rows_in)], "outputs": [value("y", rows_out)]}
+    seen = report(model(RELU, **sizes), folder, reference, batch=batch or BATCH)
+    return found(seen, "fixed_batch")
+
+
+@pytest.mark.parametrize(
+    ("rows_in", "rows_out", "places"),
+    [
+        (("b", 4), ("b", 4), []),
+        (("b", 4), ("c", 4), []),
+        ((3, 4), (3, 4), ["x", "y"]),
+        ((3, 4), ("b", 4), ["x"]),
+        (("b", 4), (2, 4), ["y"]),
+        (("b", 4), (3, 4), []),  # the model returned three rows for three samples
+    ],
+)
+def test_a_fixed_batch_axis(tmp_path, rows_in, rows_out, places):
+    assert fixed(rows_in, rows_out, folder=tmp_path) == places
+
+
+def test_an_output_without_batch_axis_is_not_fixed(tmp_path):
+    nodes = [*RELU, node("Identity", ["t"], ["table"])]
+    outputs = [value("y"), value("table", (4, 4))]
+    made = model(nodes, {"t": np.ones((4, 4), np.float32)}, outputs=outputs)
+    assert found(report(made, tmp_path, Table()), "fixed_batch") == []
+    sizes = {"inputs": [value("x", (3, 4))], "outputs": [value("y", (3, 4)), outputs[1]]}
+    made = model(nodes, {"t": np.ones((4, 4), np.float32)}, **sizes)
+    assert found(report(made, tmp_path, Table()), "fixed_batch") == ["x", "y"]
+    whole = model([node("ReduceSum", ["x"], ["y"], keepdims=0)], outputs=[value("y", [])])
+    assert found(report(whole, tmp_path, Scalar()), "fixed_batch") == []
+
+
+def test_what_no_output_depends_on(tmp_path):
+    nodes = [*RELU, node("Neg", ["x"], ["n"], name="neg"), node("Add", ["n", "w"], ["m"])]
+    weights = {"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)}
+    made = model(nodes, weights, inputs=[value("x"), value("more")])
+    assert found(report(made, tmp_path), "unused_output") == ["more", "w", "v", "Neg:neg", "Add:m"]
+
+
+def test_what_only_a_branch_uses_is_used(tmp_path):
+    then = helper.make_graph([node("Add", ["x", "w"], ["t"])], "then", [], [value("t", None)])
+    other = helper.make_graph([node("Sub", ["x", "v"], ["t"])], "else", [], [value("t", None)])
+    nodes = [
+        node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        node("Cast", ["sum"], ["flag"], to=onnx.TensorProto.BOOL),
+        node("If", ["flag"], ["y"], then_branch=then, else_branch=other),
+    ]
+    weights = {"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)}
+    assert report(model(nodes, weights), tmp_path).findings == ()
+
+
+def test_long_lists_are_cut_and_say_so(tmp_path):
+    nodes = [*RELU, *(node("Neg", ["x"], [f"n{i}"]) for i in range(60))]
+    seen = report(model(nodes), tmp_path)
+    assert len(seen.findings) == 50
+    assert seen.findings[-1].detail_params["more"] == 10
+    assert seen.nodes == 61
+
+
+def test_operators_of_other_domains(tmp_path):
+    nodes = [
+        node("FusedMatMul", ["x", "w"], ["a"], domain="com.microsoft"),
+        node("Gelu", ["a"], ["b"], domain="com.microsoft"),
+        node("Gelu", ["b"], ["c"], domain="com.microsoft"),
+        node("Scaler", ["c"], ["d"], domain="ai.onnx.ml", offset=[0.0], scale=[1.0]),
+        node("Relu", ["d"], ["y"]),
+    ]
+    made = model(nodes, {"w": np.ones((4, 4), np.float32)}, domains=["com.microsoft", "ai.onnx.ml"])
+    seen = report(made, tmp_path)
+    assert found(seen, "domain") == ["ai.onnx.ml", "com.microsoft"]
+    params = [each.detail_params for each in seen.findings]
+    assert {"count": 3, "operators": ["2 Gelu", "1 FusedMatMul"]} in params
+    assert seen.operators["com.microsoft::Gelu"] == 2
+    assert seen.operators["Relu"] == 1
+
+
+@pytest.mark.parametrize(("version", "codes"), [
+    (12, ["old_opset"]),
+    (13, []),
+    (18, []),
+    (onnx.defs.onnx_opset_version(), ["new_opset"]),
+])  # fmt: skip
+def test_opsets_that_are_old_or_too_new(tmp_path, version, codes):
+    seen = report(model(RELU, opset=version), tmp_path)
+    assert [each.detail_code for each in seen.findings if each.code == "opset"] == codes
+    assert all(each.detail_params["version"] == version for each in seen.findings)
+
+
+def test_a_function_of_another_opset(tmp_path):
+    opsets = [helper.make_opsetid("", 17)]
+    inner = helper.make_function("my", "F", ["a"], ["b"], [node("Relu", ["a"], ["b"])], opsets)
+    call = node("F", ["x"], ["y"], domain="my")
+    seen = report(model([call], opset=18, functions=[inner], domains=["my"]), tmp_path)
+    assert found(seen, "opset") == ["opset_import"]
+    (finding,) = seen.findings
+    assert finding.detail_params == {"versions": [17, 18]}
+    assert seen.operators == {"Relu": 1}
+
+
+def test_a_double_input_is_told_by_its_computations(tmp_path):
+    made = model(RELU, inputs=[value("x", kind=DOUBLE)], outputs=[value("y", kind=DOUBLE)])
+    assert found(report(made, tmp_path), "float64") == ["Relu:relu"]
+
+
+ZERO = np.zeros((4, 4), np.float32)
+BIG = np.zeros((64, 64), np.float32)
+NAN = np.full((4, 4), np.nan, np.float32)
+
+
+class Holds(nn.Module):
+    """The identity, with tensors that tests give it."""
+
+    def __init__(self, **tensors):
+        super().__init__()
+        for name, tensor in tensors.items():
+            setattr(self, name, tensor)
+
+    def forward(self, x):
+        return x
+
+
+def holding(weight):
+    return Holds(weight=nn.Parameter(weight))
+
+
+def parameter(*shape, fill=0.0):
+    return nn.Parameter(torch.full(shape, fill))
+
+
+def zeroed(weights, nodes=None, reference=None, *, folder, **settings):
+    made = model(nodes or [node("MatMul", ["x", "w"], ["y"])], weights, **settings)
+    return found(report(made, folder, reference), "zero_initializer")
+
+
+@pytest.mark.parametrize(("nodes", "told"), [
+    ([node("MatMul", ["x", "w"], ["y"])], True),
+    ([node("MatMul", ["w", "x"], ["y"])], True),
+    ([node("Gemm", ["x", "w"], ["y"], transB=1)], True),
+    ([node("Identity", ["w"], ["v"]), node("MatMul", ["x", "v"], ["y"])], True),
+    ([node("Transpose", ["w"], ["v"]), node("Gemm", ["x", "v"], ["y"])], True),
+    ([node("Add", ["x", "w"], ["y"])], False),
+    ([node("Mul", ["x", "w"], ["y"])], False),
+    ([node("Gather", ["w", "i"], ["g"]), node("Add", ["x", "g"], ["y"])], False),
+    ([node("Relu", ["x"], ["y"]), node("MatMul", ["x", "w"], ["unused"])], False),
+])  # fmt: skip
+def test_a_weight_that_is_all_zero(tmp_path, nodes, told):
+    places = zeroed({"w": ZERO, "i": np.asarray([0])}, nodes, folder=tmp_path)
+    assert places == (["w"] if told else [])
+
+
+def test_zero_weights_of_convolutions_lstms_and_constants(tmp_path):
+    image = [value("x", ("b", 2, 5, 5))]
+    conv = [node("Conv", ["x", "w", "w1"], ["y"])]
+    weights = {"w": np.zeros((3, 2, 3, 3), np.float32), "w1": np.zeros(3, np.float32)}
+    result = [value("y", ("b", 3, 3, 3))]
+    assert zeroed(weights, conv, folder=tmp_path, inputs=image, outputs=result) == ["w"]
+
+    sequence = [value("x", (5, "b", 4))]
+    state = np.zeros((1, 1, 2), np.float32)
+    lstm = {"w": np.ones((1, 8, 4), np.float32), "r": np.zeros((1, 8, 2), np.float32), "h": state}
+    nodes = [node("LSTM", ["x", "w", "r", "", "", "h", "h"], ["", "y"], hidden_size=2)]
+    result = [value("y", (1, "b", 2))]
+    assert zeroed(lstm, nodes, folder=tmp_path, inputs=sequence, outputs=result) == ["r"]
+
+    constant = node("Constant", [], ["w"], value=numpy_helper.from_array(BIG[:4]))
+    nodes = [constant, node("MatMul", ["x", "w"], ["z"]), node("MatMul", ["z", "v"], ["y"])]
+    places = zeroed({"v": np.ones((64, 4), np.float32)}, nodes, folder=tmp_path)
+    assert places == ["w"]
+
+
+@pytest.mark.parametrize("weight", [
+    np.where(np.arange(16) == 7, np.float32(1e-40), np.float32(0)).reshape(4, 4),
+    np.zeros((4, 1, 4), np.float32)[:, 0] + np.float32(1),
+])  # fmt: skip
+def test_one_element_that_is_not_zero_is_enough(tmp_path, weight):
+    assert zeroed({"w": weight}, folder=tmp_path) == []
+
+
+@pytest.mark.parametrize(("reference", "told"), [
+    (Holds(), True),
+    (Holds(w=parameter(4, 4)), False),
+    (Holds(w=parameter(16)), False),
+    (Holds(w=parameter(17)), True),
+    (Holds(w=parameter(4, 4, fill=1.0)), True),
+    (Holds(w=nn.Parameter(torch.cat([torch.ones(8, 4), torch.zeros(4, 4)]))), False),
+    (Holds(w=nn.Parameter(torch.cat([torch.ones(8, 4), torch.zeros(3, 4)]))), True),
+    (Holds(plain=torch.zeros(4, 4)), False),
+    (Holds(scale=parameter(4)), False),
+    (Holds(scale=parameter(5)), True),
+    (Holds(bias=parameter(4)), True),
+    (Holds(class_token=parameter(1, 1, 4)), True),
+    (nn.Sequential(nn.BatchNorm1d(4)), True),
+    (Holds(lora=parameter(4, 2)), False),
+], ids=str)  # fmt: skip
+def test_what_the_reference_has_explains_zeros(tmp_path, reference, told):
+    assert zeroed({"w": ZERO}, reference=reference, folder=tmp_path) == (["w"] if told else [])
+
+
+def test_a_residual_branch_that_starts_at_zero(tmp_path):
+    """Folding the zero scale of a BatchNorm makes a weight of zeros that no parameter is."""
+    block = nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4))
+    image = [value("x", ("b", 4, 5, 5))], [value("y", ("b", 4, 3, 3))]
+    weights = {"w": np.zeros((4, 4, 3, 3), np.float32)}
+    batch = {"x": np.ones((3, 4, 5, 5), np.float32)}
+    made = model([node("Conv", ["x", "w"], ["y"])], weights, inputs=image[0], outputs=image[1])
+    assert found(report(made, tmp_path, block, batch=batch), "zero_initializer") == ["w"]
+    nn.init.zeros_(block[1].weight)
+    assert found(report(made, tmp_path, block, batch=batch), "zero_initializer") == []
+
+
+def spoiled(number, *, at=5):
+    weight = np.ones((4, 4), np.float32)
+    weight.flat[at] = number
+    return weight
+
+
+@pytest.mark.parametrize("number", [np.nan, -np.inf])
+@pytest.mark.parametrize(("nodes", "told"), [
+    ([node("MatMul", ["x", "w"], ["y"])], True),
+    ([node("Gemm", ["x", "v", "w"], ["y"])], True),
+    ([node("Transpose", ["w"], ["t"]), node("MatMul", ["x", "t"], ["y"])], True),
+    ([node("Add", ["x", "w"], ["y"])], False),
+    ([node("Where", ["flag", "w", "x"], ["y"])], False),
+    ([node("Max", ["x", "w"], ["y"])], False),
+    ([node("Add", ["x", "w"], ["s"]), node("Softmax", ["s"], ["y"])], False),
+    ([node("Relu", ["x"], ["y"])], False),
+])  # fmt: skip
+def test_weights_that_are_not_finite_and_masks_that_may_be(tmp_path, number, nodes, told):
+    weights = {"w": spoiled(number), "v": np.ones((4, 4), np.float32), "flag": np.asarray(True)}
+    seen = report(model(nodes, weights), tmp_path)
+    assert found(seen, "nonfinite_initializer") == (["w"] if told else [])
+
+
+@pytest.mark.parametrize(("number", "told"), [(np.nan, True), (-np.inf, False)])
+def test_a_row_of_an_embedding_that_no_sample_may_reach(tmp_path, number, told):
+    nodes = [node("Gather", ["w", "i"], ["g"]), node("Add", ["x", "g"], ["y"])]
+    seen = report(model(nodes, {"w": spoiled(number), "i": np.asarray([0])}), tmp_path)
+    assert found(seen, "nonfinite_initializer") == (["w"] if told else [])
+
+
+@pytest.mark.parametrize("slot", ["scale", "var"])
+def test_statistics_of_normalisation(tmp_path, slot):
+    weights = {name: np.ones(4, np.float32) for name in ("scale", "bias", "mean", "var")}
+    weights[slot] = np.asarray([1, np.inf, 1, 1], np.float32)
+    seen = report(model([node("BatchNormalization", ["x", *weights], ["y"])], weights), tmp_path)
+    assert found(seen, "nonfinite_initializer") == [slot]
+    params = [each.detail_params for each in seen.findings]
+    assert {"size": 4, "nans": 0, "infinities": 1} in params
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_other_floats_are_read_too(tmp_path, kind):
+    nodes = [node("Cast", ["w"], ["v"], to=1), node("MatMul", ["x", "v"], ["y"])]
+    seen = report(model(nodes, {"w": spoiled(np.nan).astype(kind)}), tmp_path)
+    assert found(seen, "nonfinite_initializer") == ["w"]
+
+
+def test_a_reference_that_is_not_finite_either(tmp_path):
+    made = model([node("MatMul", ["x", "w"], ["y"])], {"w": NAN})
+    same = Holds(w=parameter(4, 4, fill=float("nan")))
+    mask = Holds(mask=parameter(3, 3, fill=-float("inf")))
+    assert found(report(made, tmp_path, same), "nonfinite_initializer") == []
+    assert found(report(made, tmp_path, mask), "nonfinite_initializer") == ["w"]
+
+
+def test_a_big_weight_is_counted_in_pieces(tmp_path):
+    big = np.ones((1100, 1000), np.float32)
+    big[1099, 999] = np.nan
+    nodes = [node("MatMul", ["x", "w"], ["y"])]
+    sizes = {"inputs": [value("x", ("b", 1100))], "outputs": [value("y", ("b", 1000))]}
+    seen = report(model(nodes, {"w": big}, **sizes), tmp_path)
+    assert found(seen, "nonfinite_initializer") == ["w"]
+    (finding,) = seen.findings
+    assert finding.detail_params == {"size": 1_100_000, "nans": 1, "infinities": 0}
+
+
+WEIGHT = np.asarray([[0.1, 0.2, 0.3, 0.4]], np.float32)
+BFLOAT = TensorProto.BFLOAT16
+
+
+def to(source, target, kind):
+    return node("Cast", [source], [target], name=f"to_{target}", to=kind)
+
+
+def island(kind):
+    """x, rounded and doubled in another type."""
+    return [to("x", "a", kind), node("Add", ["a", "a"], ["b"], name="add"), to("b", "y", FLOAT)]
+
+
+class Casts(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        return x.to(self.kind).float()
+
+
+@pytest.mark.parametrize(("kind", "code", "same"), [
+    (HALF, "float16", torch.float16),
+    (BFLOAT, "float16", torch.bfloat16),
+    (DOUBLE, "float64", torch.float64),
+])  # fmt: skip
+def test_an_island_is_told_unless_the_model_has_it_too(tmp_path, kind, code, same):
+    seen = report(model(island(kind)), tmp_path)
+    assert {finding.code for finding in seen.findings} == {code}
+    (finding,) = seen.findings
+    assert finding.place == ("Add:add" if code == "float64" else "Cast:to_a")
+    assert "1 Add" in finding.detail_params["operators"]
+    assert found(report(model(island(kind)), tmp_path, Casts(same)), code) == []
+    assert found(report(model(island(kind)), tmp_path, Casts(torch.float32)), code) != []
+
+
+def test_eight_bits_are_an_island_too(tmp_path):
+    nodes = [to("x", "a", TensorProto.FLOAT8E5M2), to("a", "y", FLOAT)]
+    assert found(report(model(nodes, opset=19), tmp_path), "float16") == ["Cast:to_a"]
+
+
+def test_rounding_alone_is_an_island_of_half_but_none_of_double(tmp_path):
+    for kind, places in ((HALF, ["Cast:to_a"]), (DOUBLE, [])):
+        seen = report(model([to("x", "a", kind), to("a", "y", FLOAT)]), tmp_path)
+        assert found(seen, "float16") + found(seen, "float64") == places
+
+
+def test_inputs_that_are_half_and_widened_lose_nothing(tmp_path):
+    made = model([to("x", "y", FLOAT)], inputs=[value("x", kind=HALF)])
+    assert report(made, tmp_path).findings == ()
+
+
+@pytest.mark.parametrize(("reference", "told"), [
+    (torch.from_numpy(WEIGHT), True),
+    (torch.from_numpy(WEIGHT).half().float(), False),
+    (torch.from_numpy(WEIGHT).half(), False),
+    (torch.zeros(5), True),
+])  # fmt: skip
+def test_weights_stored_in_half_must_have_been_so(tmp_path, reference, told):
+    nodes = [to("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]
+    seen = report(model(nodes, {"w": WEIGHT.astype(np.float16)}), tmp_path, holding(reference))
+    assert found(seen, "float16") == (["w"] if told else [])
+
+
+def test_a_weight_that_is_only_moved_in_half_is_not_computed_in_it(tmp_path):
+    nodes = [
+        node("Transpose", ["w"], ["t"]), node("Reshape", ["t", "shape"], ["r"]), to("r", "v", FLOAT),
+        node("Mul", ["x", "v"], ["y"]),
+    ]  # fmt: skip
+    weights = {"w": WEIGHT.astype(np.float16), "shape": np.asarray([1, 4])}
+    exact = holding(torch.from_numpy(WEIGHT).half())
+    assert report(model(nodes, weights), tmp_path, exact).findings == ()
+
+
+def test_a_single_number_in_half_is_told_too(tmp_path):
+    scale = {"w": np.asarray([0.1], np.float16)}
+    nodes = [to("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]
+    exact = holding(torch.tensor([0.1]).half())
+    assert found(
+        report(model(nodes, scale), tmp_path, holding(torch.tensor([0.1]))), "float16"
+    ) == ["w"]
+    assert found(report(model(nodes, scale), tmp_path, exact), "float16") == []
+
+
+def test_double_arithmetic_of_shapes_is_no_island(tmp_path):
+    """What `interpolate(scale_factor=1.5)` leaves: sizes in double precision."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        to("shape", "wide", DOUBLE),
+        node("Mul", ["wide", "scale"], ["larger"]),
+        node("Floor", ["larger"], ["floor"]),
+        to("floor", "size", TensorProto.INT64),
+        node("Expand", ["x", "size"], ["y"]),
+    ]
+    made = model(nodes, {"scale": np.asarray([1.0, 1.0])})
+    assert report(made, tmp_path).findings == ()
+
+
+def test_a_weight_in_double_is_an_island(tmp_path):
+    nodes = [
+        node("Mul", ["w", "two"], ["v"], name="mul"), to("v", "f", FLOAT),
+        node("MatMul", ["x", "f"], ["y"]),
+    ]  # fmt: skip
+    made = model(nodes, {"w": np.ones((4, 4)), "two": np.asarray(2.0)})
+    assert found(report(made, tmp_path), "float64") == ["Mul:mul"]
+
+
+def test_an_island_in_a_loop(tmp_path):
+    body = helper.make_graph(
+        [to("in", "d", DOUBLE), node("Sqrt", ["d"], ["e"], name="sqrt"), to("e", "out", FLOAT),
+         node("Identity", ["go"], ["on"])],
+        "body",
+        [value("i", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), value("in")],
+        [value("on", [], TensorProto.BOOL), value("out")],
+    )  # fmt: skip
+    nodes = [node("Loop", ["n", "yes", "x"], ["y"], name="loop", body=body)]
+    made = model(nodes, {"n": np.asarray(2), "yes": np.asarray(True)})
+    assert found(report(made, tmp_path), "float64") == ["Loop:loop / Sqrt:sqrt"]
+
+
+def quantized_model():
+    nodes = [
+        node("QuantizeLinear", ["x", "scale"], ["q"], name="quantize"),
+        node("DequantizeLinear", ["q", "scale"], ["y"], name="unpack"),
+    ]
+    return model(nodes, {"scale": np.asarray(0.1, np.float32)})
+
+
+def test_operators_on_integers_of_few_bits_are_told(tmp_path):
+    (finding,) = report(quantized_model(), tmp_path).findings
+    assert (finding.code, finding.place) == ("quantized", "QuantizeLinear:quantize")
+    assert finding.detail_code == "quantized_nodes"
+    assert finding.detail_params["count"] == 2
+    assert "1 DequantizeLinear" in finding.detail_params["operators"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "told"),
+    [
+        ("DynamicQuantizeLinear", True), ("DequantizeLinear", True), ("QLinearConv", True), ("ConvInteger", True),
+        ("MatMulInteger", True), ("com.microsoft::QGemm", True), ("com.microsoft::QAttention", True),
+        ("com.microsoft::MatMulNBits", True), ("com.microsoft::DynamicQuantizeMatMul", True),
+        ("com.microsoft::QLinearAdd", True), ("Conv", False), ("Quantile", False), ("Equal", False),
+        ("com.microsoft::FusedConv", False), ("com.microsoft::QuickGelu", False),
+    ],
+)  # fmt: skip
+def test_which_operators_compute_in_integers(operator, told):
+    assert bool(QUANTIZED.fullmatch(operator)) is told
+
+
+@pytest.mark.parametrize(("count", "told"), [(64, True), (4, False)])
+def test_weights_of_eight_bits_are_told(tmp_path, count, told):
+    """Stored in int8, cast and scaled: as some quantizers write weights."""
+    nodes = [
+        to("w", "f", FLOAT),
+        node("Mul", ["f", "scale"], ["g"], name="scaled"),
+        node("ReduceSum", ["g"], ["s"], name="sum", keepdims=0),
+        node("Add", ["x", "s"], ["y"], name="add"),
+    ]
+    weights = {"w": np.ones(count, np.int8), "scale": np.asarray(0.1, np.float32)}
+    seen = report(model(nodes, weights), tmp_path)
+    assert bool([f for f in seen.findings if f.code == "quantized"]) is told
+
+
+class Masked(nn.Module):
+    """Holds a mask of bytes itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(64, dtype=torch.uint8))
+
+    def forward(self, x):
+        return x + 0.1 * self.mask.float().sum()
+
+
+def test_bytes_that_the_model_holds_itself_are_its_own(tmp_path):
+    nodes = [
+        to("w", "f", FLOAT),
+        node("ReduceSum", ["f"], ["s"], name="sum", keepdims=0),
+        node("Add", ["x", "s"], ["y"], name="add"),
+    ]
+    weights = {"w": np.ones(64, np.uint8)}
+    assert found(report(model(nodes, weights), tmp_path, Masked()), "quantized") == []
+    assert found(report(model(nodes, weights), tmp_path), "quantized") != []
+
+
+ONES = {name: np.ones(4, np.float32) for name in ("scale", "bias", "mean", "var")}
+DROP = {
+    "half": np.asarray(0.5, np.float32),
+    "none": np.asarray(0.0, np.float32),
+    "yes": np.asarray(True),
+    "no": np.asarray(False),
+}
+
+
+def norm(*outputs, **attributes):
+    return node("BatchNormalization", ["x", *ONES], list(outputs), name="norm", **attributes)
+
+
+def drop(*inputs, outputs=("y",), **attributes):
+    return node("Dropout", ["x", *inputs], list(outputs), name="drop", **attributes)
+
+
+TRAINING = ["BatchNormalization:norm"]
+DROPPING = ["Dropout:drop"]
+
+
+@pytest.mark.parametrize(("built", "opset", "places"), [
+    (norm("y"), 17, []),
+    (norm("y", training_mode=0), 17, []),
+    (norm("y", "m", "v", training_mode=1), 17, TRAINING),
+    (norm("y", training_mode=1), 14, TRAINING),
+    (norm("y"), 13, []),
+    (norm("y", "m", "v", "sm", "sv"), 13, TRAINING),
+    (norm("y", "m", "v", "sm", "sv"), 9, TRAINING),
+    (drop(), 17, []),
+    (drop("half"), 17, []),
+    (drop("half", "no"), 17, []),
+    (drop("half", "yes"), 17, DROPPING),
+    (drop("", "yes"), 13, DROPPING),
+    (drop("none", "yes"), 17, []),
+    (drop(), 10, []),
+    (drop(outputs=("y", "mask")), 10, []),
+])  # fmt: skip
+def test_normalisation_and_dropout_in_training_mode(tmp_path, built, opset, places):
+    weights = ONES if built.op_type == "BatchNormalization" else DROP
+    seen = report(model([built], weights, opset=opset), tmp_path)
+    assert found(seen, "training_mode") == places
+
+
+def test_the_mask_of_an_old_dropout_in_use(tmp_path):
+    mask = value("mask", kind=onnx.TensorProto.BOOL)
+    built = model([drop(outputs=("y", "mask"))], opset=10, outputs=[value("y"), mask])
+    assert found(report(built, tmp_path), "training_mode") == DROPPING
+
+
+@pytest.mark.parametrize(("old", "places"), [({}, DROPPING), ({"is_test": 1}, [])])
+def test_before_opset_7_only_is_test_means_inference(tmp_path, old, places):
+    seen = report(model([drop(**old)], opset=6), tmp_path)
+    assert found(seen, "training_mode") == places
+
+
+@pytest.mark.parametrize(("nodes", "places"), [
+    ([node("Constant", [], ["flag"], value_int=0), node("Cast", ["flag"], ["b"], to=9)], []),
+    ([node("Identity", ["yes"], ["b"])], DROPPING),
+    ([node("Identity", ["no"], ["c"]), node("Identity", ["c"], ["b"])], []),
+    ([node("Not", ["no"], ["b"])], DROPPING),
+])  # fmt: skip
+def test_a_flag_is_followed_to_its_constant_or_distrusted(tmp_path, nodes, places):
+    seen = report(model([*nodes, drop("half", "b")], DROP), tmp_path)
+    assert found(seen, "training_mode") == places
+
+
+def test_what_no_output_depends_on_is_no_training(tmp_path):
+    unused = drop("half", "yes", outputs=("nowhere",))
+    seen = report(model([unused, node("Relu", ["x"], ["y"])], DROP), tmp_path)
+    assert found(seen, "training_mode") == []
+    assert DROPPING[0] in found(seen, "unused_output")
+
+
+def test_dropout_inside_a_branch(tmp_path):
+    then = helper.make_graph([drop("half", "yes", outputs=("t",))], "then", [], [value("t", None)])
+    other = helper.make_graph([node("Neg", ["x"], ["t"])], "else", [], [value("t", None)])
+    nodes = [
+        node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        node("Cast", ["sum"], ["flag"], to=onnx.TensorProto.BOOL),
+        node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=other),
+    ]
+    seen = report(model(nodes, DROP), tmp_path)
+    assert found(seen, "training_mode") == ["If:if / Dropout:drop"]
+    assert seen.operators == {"Cast": 1, "Dropout": 1, "If": 1, "Neg": 1, "ReduceSum": 1}
+
+
+def test_an_attribute_that_a_function_is_called_with(tmp_path):
+    inner = node("BatchNormalization", ["a", "s", "s", "s", "s"], ["b"], name="norm")
+    inner.attribute.add(name="training_mode", ref_attr_name="training_mode", type=2)
+    constant = node("Constant", [], ["s"], value=numpy_helper.from_array(ONES["scale"]))
+    opsets = [helper.make_opsetid("", 17)]
+    norms = helper.make_function(
+        "my", "Norm", ["a"], ["b"], [constant, inner], opsets, ["training_mode"]
+    )
+    for training in (0, 1):
+        call = node("Norm", ["x"], ["y"], domain="my", training_mode=training)
+        seen = report(model([call], functions=[norms], domains=["my"]), tmp_path)
+        assert len(found(seen, "training_mode")) == training
+        assert found(seen, "domain") == []
+        assert seen.operators == {"BatchNormalization": 1, "Constant": 1}
+
+
+RANDOM = {
+    "Bernoulli": node("Bernoulli", ["x"], ["r"]),
+    "RandomNormalLike": node("RandomNormalLike", ["x"], ["r"]),
+    "RandomUniformLike": node("RandomUniformLike", ["x"], ["r"]),
+    "RandomNormal": node("RandomNormal", [], ["r"], shape=[1, 4]),
+    "RandomUniform": node("RandomUniform", [], ["r"], shape=[1, 4]),
+    "Multinomial": node("Multinomial", ["x"], ["r"], dtype=1, sample_size=4),
+}
+
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x).relu()
+
+
+class Draws(nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x)
+
+
+class Drops(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, training=True)
+
+
+class Lstm(nn.LSTM):
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+@pytest.mark.parametrize(("kind", "reference", "told"), [
+    *((kind, Plain(), True) for kind in RANDOM),
+    ("RandomUniformLike", nn.Dropout(), True),
+    ("RandomUniformLike", Lstm(4, 4), True),
+    ("RandomUniformLike", Draws(), False),
+    ("Bernoulli", Drops(), False),
+])  # fmt: skip
+def test_random_numbers_are_told_unless_the_model_draws_too(tmp_path, kind, reference, told):
+    seen = report(model([RANDOM[kind], node("Add", ["x", "r"], ["y"])]), tmp_path, reference)
+    assert bool(found(seen, "training_mode")) is told
+
+
+def test_a_model_that_normalises_by_the_batch_itself(tmp_path):
+    class Norm(nn.Module):
+        def __init__(self, tracked):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4, track_running_stats=tracked)
+
+        def forward(self, x):
+            return self.norm(x)
+
+    built = model([norm("y", "m", "v", training_mode=1)], ONES)
+    assert found(report(built, tmp_path, Norm(True)), "training_mode") == TRAINING
+    assert found(report(built, tmp_path, Norm(False)), "training_mode") == []
+
+
+def written(folder, *tensors: dict[str, str], data=bytes(64), name="w.bin"):
+    """x plus each of the tensors, which read four floats from `name` as their entries say."""
+    nodes, last = [], "x"
+    graph_tensors = []
+    for number, entries in enumerate(tensors):
+        tensor = TensorProto(name=f"t{number}", data_type=TensorProto.FLOAT, dims=[4])
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, text in {"location": name, **entries}.items():
+            tensor.external_data.add(key=key, value=text)
+        graph_tensors.append(tensor)
+        nodes.append(node("Add", [last, tensor.name], [f"s{number}"]))
+        last = f"s{number}"
+    nodes.append(node("Identity", [last], ["y"]))
+    graph = helper.make_graph(nodes, "g", [value("x")], [value("y")], graph_tensors)
+    made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)])
+    (folder / name).write_bytes(data)
+    path = folder / "model.onnx"
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
+def at(offset: int, **more: str) -> dict[str, str]:
+    return {"offset": str(offset), **more}
+
+
+SUM = hashlib.sha1(bytes(64)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "places"),
+    [
+        ([at(0), at(16), at(32)], []),
+        ([{}], []),
+        ([at(0), at(0)], []),  # tied
+        ([at(48), at(0)], []),  # a gap
+        ([at(0), at(8)], ["t1"]),
+        ([at(0), at(12), at(16)], ["t1", "t2"]),
+        ([at(0, length="16")], []),
+        ([at(0, length="12")], ["t0"]),
+        ([at(0, length="32")], ["t0"]),
+        ([at(0, checksum=SUM)], []),
+        ([at(0, checksum=SUM.upper())], []),
+        ([at(0, checksum="0" * 40)], ["w.bin"]),
+        ([at(0, checksum=SUM), at(16, checksum="0" * 40)], ["w.bin"]),
+    ],
+)
+def test_regions_lengths_and_checksums(tmp_path, tensors, places):
+    seen = report(written(tmp_path, *tensors), tmp_path)
+    assert found(seen, "external_data") == places
+    assert seen.external_data == {"w.bin": str(Digest.of_bytes(bytes(64)))}
+
+
+def test_a_region_inside_another_is_a_slice(tmp_path):
+    path = written(tmp_path, at(0), at(4), at(20))
+    made = onnx.load(path, load_external_data=False)
+    made.graph.initializer[0].dims[:] = [9, 1]  # bytes 0 to 36
+    path.write_bytes(made.SerializeToString())
+    assert found(report(path, tmp_path), "external_data") == []
+
+
+def test_a_long_region_is_seen_behind_a_short_one(tmp_path):
+    path = written(tmp_path, at(0), at(4), at(24))
+    made = onnx.load(path, load_external_data=False)
+    made.graph.initializer[0].dims[:] = [9, 1]
+    made.graph.initializer[2].dims[:] = [10, 1]  # bytes 24 to 64
+    path.write_bytes(made.SerializeToString())
+    assert found(report(path, tmp_path), "external_data") == ["t2"]
+
+
+def test_weights_are_read_from_their_data_file(tmp_path):
+    big, small = np.ones((100, 40), np.float32), np.ones((4, 4), np.float32)
+    big[99, 39] = small[3, 3] = np.nan
+    nodes = [
+        node("MatMul", ["x", "small"], ["a"]), node("MatMul", ["a", "wide"], ["b"]),
+        node("MatMul", ["b", "big"], ["c"]), node("Dropout", ["c", "", "yes"], ["y"]),
+    ]  # fmt: skip
+    weights = {"big": big, "small": small, "wide": np.ones((4, 100), np.float32)}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("x")],
+        [value("y", ("b", 40))],
+        [
+            onnx.numpy_helper.from_array(a, n)
+            for n, a in {**weights, "yes": np.asarray(True)}.items()
+        ],
+    )
+    made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)])
+    path = tmp_path / "model.onnx"
+    onnx.save(made, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    seen = report(path, tmp_path)
+    assert found(seen, "nonfinite_initializer") == ["big", "small"]
+    assert found(seen, "training_mode") == ["Dropout:y"]
+    assert list(seen.external_data) == ["w.bin"]
+
+
+def test_data_that_was_not_hashed_is_never_read(tmp_path):
+    path = written(tmp_path, at(0))
+    subject = read_subject(path)
+    unhashed = subject.model_copy(
+        update={
+            "external_data": ("model.onnx",),
+            "sha256": Digest.of_manifest(tmp_path, ["model.onnx"] * 2),
+        }
+    )
+    with pytest.raises(OnnxFileError, match="reads its data from 'w.bin', expected one of"):
+        read_graph(TestedFile(path, unhashed), witness())

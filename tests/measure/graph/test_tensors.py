@@ -1,0 +1,276 @@
+"""Constants of a file beside the tensors of a model: layouts, packed cells, folding, mismatches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from onnx import TensorProto, numpy_helper
+from torch import nn
+
+from gate.weights import value_graph
+from gate.weights.findings import nearest, suspicion
+from gate.weights.layouts import Lines, equal, match_packed_rnn, misplaced, same
+from gate.weights.model_tensors import ModelTensor, TensorIndex, bit_sum, norms, of_tensor
+from gate.weights.value_graph import DroppedContents, Initializers, size_of, small_values
+
+SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).filter(lambda s: np.prod(s) >= 4)
+
+
+def stored(name, values):
+    return ModelTensor((name,), lambda: values, values.shape)
+
+
+def weights(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_scalars_are_compared():
+    """CLIP's logit_scale has no axis."""
+    one, other = np.array(2.5, np.float32), np.array(2.75, np.float32)
+    assert equal(one, one.copy())
+    assert not equal(one, other)
+
+
+@given(SHAPES, st.data())
+def test_every_order_of_the_axes_and_every_reshape_is_found(shape, data):
+    values = weights(shape)
+    order = data.draw(st.permutations(range(len(shape))))
+    turned = values.transpose(order)
+    again = turned.reshape(-1, turned.shape[-1])
+    pool = TensorIndex([stored("other", weights(shape, 1)), stored("own", values)])
+    for one in (turned, again, turned.reshape(-1)):
+        copy = np.ascontiguousarray(one)
+        assert [(found.name, same(copy, values) is not None) for found in pool.alike(copy)] == [
+            ("own", True)
+        ]
+
+
+@given(SHAPES, st.data())
+def test_one_other_element_is_found_whatever_the_order(shape, data):
+    values = weights(shape)
+    order = data.draw(st.permutations(range(len(shape))))
+    turned = values.transpose(order).copy()
+    at = data.draw(st.integers(0, values.size - 1))
+    turned.reshape(-1)[at] += 1.0
+    pool = [stored("other", weights(shape, 1)), stored("own", values)]
+    assert same(turned, values) is None
+    found = nearest("w", turned, pool)
+    assert found is not None
+    assert (found.name, found.wrong, found.size) == ("own", 1, values.size)
+    assert found.first == tuple(int(one) for one in np.unravel_index(at, turned.shape))
+
+
+@given(st.integers(4, 12), st.integers(2, 5), st.data())
+def test_slices_and_concatenations_are_found_with_one_other_element_too(rows, columns, data):
+    tables = [weights((rows, columns), seed) for seed in range(3)]
+    lines = Lines([stored(str(at), one) for at, one in enumerate(tables)])
+    stop = data.draw(st.integers(3, rows))
+    start = data.draw(st.integers(0, stop - 3))
+    for whole, way in (
+        (tables[1][start:stop], "sliced"),
+        (np.concatenate(tables), "joined"),
+    ):
+        for turned in (whole, np.ascontiguousarray(whole.T)):
+            found = lines.read(turned)
+            assert found is not None
+            assert (found.way, np.array_equal(found.expected, turned)) == (way, True)
+    spoiled = np.concatenate(tables)
+    at = data.draw(st.integers(0, spoiled.size - 1))
+    spoiled.reshape(-1)[at] += 1.0
+    found = lines.read(spoiled)
+    assert found is not None
+    wrong = found.expected != spoiled
+    assert np.flatnonzero(wrong).tolist() == [at]
+    assert found.owner(at) == str(at // columns // rows)
+    assert not (wrong & found.doubtful).any()
+
+
+def test_what_is_joined_with_something_else_is_no_spoiled_tensor():
+    table, other = weights((6, 4)), weights((4, 4), 1)
+    found = Lines([stored("table", table)]).read(np.concatenate([table, other]))
+    assert found is None or (found.doubtful & (found.expected != 0)).any()
+
+
+@pytest.mark.parametrize("way", ["as it is", "transposed", "flipped", None])
+def test_the_way_is_told(way):
+    values = weights((3, 2, 2, 3))
+    file = {
+        "as it is": values,
+        "transposed": values.transpose(1, 0, 2, 3),
+        "flipped": values[:, :, ::-1, ::-1],
+        None: values[::-1],
+    }[way]
+    assert same(np.ascontiguousarray(file), values) == way
+
+
+def test_bits_do_not_depend_on_the_order_and_tensors_of_other_types_are_compared_as_float32():
+    values = weights((5, 7))
+    assert bit_sum(values) == bit_sum(values.T) == bit_sum(values[::-1])
+    assert bit_sum(values) != bit_sum(-values)
+    tensor = torch.from_numpy(values).double()
+    assert of_tensor(("w",), tensor).bits == bit_sum(values)
+
+
+@pytest.fixture(scope="module", params=[nn.LSTM, nn.GRU])
+def memory(request):
+    torch.manual_seed(0)
+    module: nn.Module = request.param(3, 2, 2, bidirectional=True)
+    return module
+
+
+def packed_constants(memory: nn.Module) -> list[np.ndarray]:
+    return [np.array(stored.values) for stored in match_packed_rnn(memory)]
+
+
+def test_what_is_in_its_place(memory):
+    assert misplaced(memory, packed_constants(memory)) == {}
+    assert misplaced(memory, []) == {}
+
+
+def test_other_elements_are_not_misplaced(memory):
+    assert misplaced(memory, [array + 1.0 for array in packed_constants(memory)]) == {}
+
+
+def test_directions_that_are_exchanged(memory):
+    weight, *others = packed_constants(memory)
+    names = ["weight_ih_l0", "weight_ih_l0_reverse"]
+    assert misplaced(memory, [weight[::-1], *others]) == {"directions": names}
+
+
+def test_gates_in_another_order(memory):
+    weight, hidden, *others = packed_constants(memory)
+    hidden[1] = np.roll(hidden[1], 2, axis=0)
+    found = misplaced(memory, [weight, hidden, *others])
+    assert found == {"gates": ["weight_hh_l0_reverse"]}
+
+
+def test_each_name_is_there_once(memory):
+    (names,) = misplaced(memory, [array[::-1] for array in packed_constants(memory)]).values()
+    assert len(names) == len(set(names)) > 4
+
+
+def batch_norm(**settings) -> nn.BatchNorm1d:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(64, **settings).eval()
+    nn.init.uniform_(norm.running_var, 1e-7, 3.0)
+    nn.init.normal_(norm.running_mean)
+    if norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    return norm
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
+def test_the_steps_are_those_of_pytorch(dtype, affine):
+    module = nn.Sequential(batch_norm(affine=affine, eps=1e-6))
+    name = None if dtype is None else str(dtype).removeprefix("torch.")
+    (norm,) = norms(module, name)
+    mean, variance, gamma, beta, bias, rows = (
+        tensor.detach().to(dtype or torch.float64)
+        for tensor in (
+            module[0].running_mean,
+            module[0].running_var,
+            module[0].weight if affine else torch.ones(64),
+            module[0].bias if affine else torch.zeros(64),
+            torch.randn(64),
+            torch.randn(64, 5),
+        )
+    )
+    scale = gamma / torch.sqrt(variance + 1e-6)
+    assert norm.path == "0"
+    offset = (bias - mean) * scale + beta
+    made = (norm.scale, norm.offset(bias.double().numpy()), norm.folded(rows.float().numpy()))
+    for one, other in zip(made, (scale, offset, rows * scale[:, None]), strict=True):
+        # In float64 the two differ by a last bit; a product is of float32.
+        assert np.allclose(one, other.double(), rtol=0.0 if dtype else 1e-7, atol=0.0)
+
+
+def test_what_keeps_no_statistics_is_no_norm():
+    others = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.LayerNorm(3))
+    assert list(norms(others)) == []
+
+
+TABLE = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+
+def one_off(table: np.ndarray) -> np.ndarray:
+    changed = table.copy()
+    changed[1, 2] += 0.5
+    return changed
+
+
+_DIFFERS = {"wrong": 1, "size": 12, "first": [1, 2], "largest": 0.5}
+
+
+def halved(table: np.ndarray) -> np.ndarray:
+    return table.astype(np.float16).astype(np.float32)
+
+
+@pytest.mark.parametrize(("place", "change", "code", "params"), [
+    ("a.weight", one_off, "differs", {"name": "", **_DIFFERS}),
+    ("onnx::MatMul_7", one_off, "differs", {"name": "a.weight", **_DIFFERS}),
+    (
+        "a.weight",
+        lambda table: table + np.float32(2.0),
+        "differs",
+        {"name": "", "wrong": 12, "size": 12, "first": [0, 0], "largest": 2.0},
+    ),
+    ("a.weight", halved, "rounded", {"name": "", "format": "float16"}),
+    ("onnx::MatMul_7", halved, "rounded", {"name": "a.weight", "format": "float16"}),
+    ("a.weight", lambda table: table * np.float32(1.01), "moved", {"name": ""}),
+])  # fmt: skip
+def test_a_mismatch_has_a_code_and_its_numbers(place, change, code, params):
+    found = suspicion(place, "a.weight", change(TABLE), TABLE).finding()
+    assert (found.place, found.detail_code) == (place, code)
+    measured = dict(found.detail_params)
+    if code == "moved":
+        assert measured.pop("share") == pytest.approx(0.01, rel=1e-3)
+    if "largest" in params:
+        params = {**params, "largest": pytest.approx(params["largest"], rel=1e-5)}
+    assert measured == params
+
+
+VALUES = st.sampled_from([0.0, -0.0, 1.0, np.nan, np.inf, -np.inf])
+
+
+@given(arrays(np.float32, st.integers(0, 50), elements=VALUES), st.integers(1, 7))
+def test_counting_in_pieces_is_counting(array, chunk):
+    before, value_graph._CHUNK = value_graph._CHUNK, chunk
+    try:
+        seen = Initializers.from_array(array)
+    finally:
+        value_graph._CHUNK = before
+    assert seen == Initializers(
+        array.size,
+        int((array == 0).sum()),
+        int(np.isnan(array).sum()),
+        int(np.isinf(array).sum()),
+    )
+
+
+def test_dropped_tensors_keep_their_count_but_not_their_bytes():
+    ledger = DroppedContents()
+    tensors = [numpy_helper.from_array(np.full(2000, n, np.float32), str(n)) for n in (0, 1)]
+    for tensor in tensors:
+        ledger.drop(tensor, Initializers.from_tensor(tensor, numpy_helper.to_array(tensor)))
+        assert tensor.ByteSize() < 100
+        assert small_values(tensor) is None
+    assert [ledger.contents(tensor).zeros for tensor in tensors] == [2000, 0]
+    assert [(tensor.name, *tensor.dims) for tensor in tensors] == [("0", 2000), ("1", 2000)]
+
+
+@pytest.mark.parametrize(("kind", "shape", "size"), [
+    (TensorProto.FLOAT, [3, 5], 60),
+    (TensorProto.FLOAT16, [3, 5], 30),
+    (TensorProto.BOOL, [3], 3),
+    (TensorProto.INT4, [3, 5], 8),
+    (TensorProto.UINT4, [], 1),
+    (TensorProto.FLOAT, [0, 5], 0),
+])  # fmt: skip
+def test_bytes_of_a_tensor(kind, shape, size):
+    assert size_of(TensorProto(data_type=kind, dims=shape)) == size

@@ -1,0 +1,118 @@
+"""One runtime, fed with samples, and what kind of failure it has."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gate.errors import ModelMismatch, OutputMismatch
+from gate.measure.session_runner import SessionRunner, batch_sizes_of, classify_failure
+from gate.runtimes.runtime import Proof, Session
+from tests import builders
+
+BATCH = {"x": np.zeros((3, 2), np.float32), "y": np.zeros((3,), np.int64)}
+SHAPES = ValueError("shapes do not fit")
+
+
+def taking(condition):
+    def compute(batch):
+        sizes = {len(array) for array in batch.values()}
+        assert len(sizes) == 1
+        if not condition(sizes.pop()):
+            raise SHAPES
+
+    return compute
+
+
+@pytest.mark.parametrize(("condition", "sizes"), [
+    (lambda size: size == 2, (2,)),
+    (lambda size: size == 1, (1,)),
+    (lambda size: size % 8 == 0, (8, 16, 24, 32, 48, 64)),
+    (lambda _size: False, ()),
+    (lambda _size: True, ()),
+    (lambda size: size < 5, ()),
+])  # fmt: skip
+def test_sizes_are_named_where_some_break_that_are_smaller_than_others(condition, sizes):
+    assert batch_sizes_of(SHAPES, BATCH, taking(condition)) == sizes
+
+
+@pytest.mark.parametrize("error", [OutputMismatch("another shape"), MemoryError("no memory")])
+def test_what_says_its_cause_itself_is_not_tried_again(error):
+    assert batch_sizes_of(error, BATCH, taking(lambda size: size == 2)) == ()
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (ModelMismatch("it returned 2 outputs", "number", {"got": 2}), "wrong_outputs"),
+    (OutputMismatch("the page answered with nonsense"), None),
+    (MemoryError("no memory"), "out_of_memory"),
+    (RuntimeError("Failed to allocate memory for requested buffer of size 9"), "out_of_memory"),
+    (RuntimeError("cannot be reshaped to the requested shape. Input shape:{1,8}"), "reshape"),
+    (RuntimeError("com.acme:Relu(-1) is not a registered function/op"), "unregistered_operator"),
+    (RuntimeError("dimensions must match"), None),
+])  # fmt: skip
+def test_a_failure_has_a_kind(error, code):
+    assert classify_failure(error)[0] == code
+
+
+class Clocked(Session):
+    def __init__(self, said: Any) -> None:
+        self.seconds = said
+
+    def run(self, batch: Any) -> list[Any]:
+        return list(batch.values())
+
+    def proof(self) -> Proof:
+        return Proof()
+
+
+def timed(said: Any) -> float:
+    runner = SessionRunner(Clocked(said), builders.evidence().subject, None)
+    runner.run({"input": np.zeros((2, 3), np.float32)})
+    return runner.seconds
+
+
+@pytest.mark.parametrize("said", [None, 0.0, -1.0, math.nan, math.inf, "0.1"])
+def test_where_its_own_clock_says_no_time_ours_counts(said):
+    assert 0 < timed(said) < 60
+
+
+def test_its_own_clock_counts():
+    found = timed(np.float32(0.5))
+    assert (found, type(found)) == (0.5, float)
+
+
+class Counted(Session):
+    """Says how often it ran."""
+
+    ran = 0
+
+    def run(self, batch: Any) -> list[Any]:
+        self.ran += 1
+        return [array * 2 for array in batch.values()]
+
+    def proof(self) -> Proof:
+        return Proof()
+
+
+def test_an_answer_to_a_probe_is_not_computed_again():
+    session = Counted()
+    runner = SessionRunner(session, builders.evidence().subject, None)
+    batch = {"input": np.ones((2, 3), np.float32)}
+    probed = runner.run_probe(batch)
+    assert np.array_equal(runner.answer({"input": np.ones((2, 3), np.float32)})[0], probed[0])
+    assert session.ran == 1
+    runner.answer({"input": np.zeros((2, 3), np.float32)})
+    assert session.ran == 2
+
+
+def test_a_run_is_a_run():
+    """Whether a runtime repeats itself is not read off an answer that was kept."""
+    session = Counted()
+    runner = SessionRunner(session, builders.evidence().subject, None)
+    batch = {"input": np.ones((2, 3), np.float32)}
+    for compute in (runner.run_probe, runner.run_probe, runner.run, runner.run):
+        compute(batch)
+    assert session.ran == 4

@@ -1,0 +1,324 @@
+"""Units of a measurement: how samples are cut, sent as JSON and merged again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from gate.errors import EvidenceError
+from gate.measure.runtime_measurement import OutputComparison
+from gate.measure.session_runner import OutputCheck
+from gate.measure.work_units import MOST, split_into_units
+from gate.records.outputs import OutputParity
+from gate.statistics.accumulators import Moments
+from gate.statistics.output import MOST as MOST_DIFFERENCES
+from gate.statistics.output import IntegerMismatches, Span
+from gate.statistics.serialization import InOrder, PairwiseMerge, from_plain, to_plain
+
+SIZES = st.integers(1, 70_000)
+
+
+@given(SIZES, st.integers(1, 300), st.integers(0, 500), st.integers(1, 400))
+def test_units_are_all_samples_once_in_whole_batches(samples, batch_size, lead, most):
+    units = split_into_units(samples, batch_size=batch_size, lead=lead, most=most)
+    assert [unit.index for unit in units] == list(range(len(units)))
+    assert units[0].start == 0
+    assert units[-1].stop == samples
+    assert all(one.stop == other.start for one, other in itertools.pairwise(units))
+    assert all(len(unit) > 0 and unit.start % batch_size == 0 for unit in units)
+    assert len(units) <= most + 1
+
+
+@given(SIZES, st.integers(1, 300), st.integers(1, 500))
+def test_the_first_unit_is_the_batches_with_a_float64_reference(samples, batch_size, lead):
+    first = split_into_units(samples, batch_size=batch_size, lead=lead)[0]
+    assert len(first) == min(math.ceil(lead / batch_size) * batch_size, samples)
+
+
+@pytest.mark.parametrize(("samples", "lead", "lengths"), [
+    (64, 64, [64]),
+    (20, 64, [20]),
+    (65, 64, [64, 1]),
+    (64 + 128 + 5, 64, [64, 128, 5]),
+    (300, 0, [128, 128, 44]),
+])  # fmt: skip
+def test_few_samples_make_few_units(samples, lead, lengths):
+    assert [len(unit) for unit in split_into_units(samples, batch_size=32, lead=lead)] == lengths
+
+
+def test_many_samples_make_larger_units():
+    units = split_into_units(1_000_000, batch_size=32, lead=64)
+    assert MOST / 2 < len(units) <= MOST + 1
+    assert {len(unit) for unit in units[1:-1]} == {math.ceil(999_936 / 32 / MOST) * 32}
+
+
+def folded(values: list[str]) -> str:
+    fold = PairwiseMerge(lambda left, right: f"({left}{right})")
+    for value in values:
+        fold.add(value)
+    return fold.result()
+
+
+@pytest.mark.parametrize(("letters", "tree"), [
+    ("a", "a"),
+    ("ab", "(ab)"),
+    ("abc", "((ab)c)"),
+    ("abcd", "((ab)(cd))"),
+    ("abcdefg", "(((ab)(cd))((ef)g))"),
+])  # fmt: skip
+def test_a_binary_tree_by_index(letters, tree):
+    assert folded(list(letters)) == tree
+
+
+@given(st.integers(1, 500))
+def test_it_holds_the_logarithm_of_what_came(count):
+    fold = PairwiseMerge(lambda left, right: left + right)
+    for value in range(count):
+        fold.add(value)
+        assert len(fold._waiting) <= math.log2(value + 1) + 1
+    assert fold.result() == count * (count - 1) // 2
+
+
+@given(st.integers(1, 60), st.randoms(use_true_random=False))
+def test_no_order_and_no_doubled_part_changes_a_bit(count, chance):
+    values = [chance.uniform(-1, 1) * 10.0 ** chance.randrange(-8, 8) for _ in range(count)]
+    wanted = PairwiseMerge(lambda left, right: left + right)
+    for value in values:
+        wanted.add(value)
+    came = [*range(count), *(chance.randrange(count) for _ in range(count // 2))]
+    chance.shuffle(came)
+    fold = PairwiseMerge(lambda left, right: left + right)
+    ordered = InOrder(fold.add)
+    for index in came:
+        ordered.add(index, values[index])
+    assert ordered.next == count
+    assert fold.result().hex() == wanted.result().hex()
+
+
+def test_what_is_missing_holds_up_all_that_comes_after():
+    taken: list[str] = []
+    ordered = InOrder(taken.append)
+    for index, value in enumerate("abcd"):
+        if value != "b":
+            ordered.add(index, value)
+    assert (taken, ordered.next) == (["a"], 1)
+    ordered.add(1, "b")
+    assert (taken, ordered.next) == (list("abcd"), 4)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.integers() | st.text(), inner)
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+def there_and_back(value: Any) -> Any:
+    return from_plain(json.loads(json.dumps(to_plain(value), allow_nan=False)))
+
+
+@given(PLAIN)
+def test_what_python_has(value):
+    assert repr(there_and_back(value)) == repr(value)
+
+
+@given(st.sets(st.integers()))
+def test_sets(value):
+    assert there_and_back(value) == value
+
+
+@given(
+    arrays.arrays(
+        st.sampled_from([np.float64, np.float32, np.int64, np.uint8, np.bool_]),
+        arrays.array_shapes(min_dims=0, min_side=0),
+    )
+)
+def test_arrays(array):
+    back = there_and_back(array)
+    assert (back.dtype, back.shape) == (array.dtype, array.shape)
+    assert back.tobytes() == array.tobytes()
+    if back.size:
+        back.reshape(-1)[0] = back.reshape(-1)[0]  # an own copy
+
+
+def compared(seed: int, start: int) -> OutputComparison:
+    rng = np.random.default_rng(seed)
+    comparison = OutputComparison(OutputCheck("ort-cpu", ("logits", "labels")))
+    truth = rng.normal(size=(64, 5))
+    sides = [(truth + rng.normal(size=truth.shape) * 1e-7).astype(np.float32) for _ in range(2)]
+    sides[1][3] = -sides[1][3]
+    r, c = ([side, side.argmax(axis=1)] for side in sides)
+    comparison.update(r, c, Span(start, 64, np.zeros(64, np.int64)))
+    comparison.update_noise([truth, r[1]], r, c, samples=64)
+    return comparison
+
+
+def test_a_comparison_goes_on_as_if_it_had_stayed():
+    lead = compared(0, 0)
+    rng = np.random.default_rng(1)
+    later, there = lead.successor(), lead.successor()
+    reference = rng.normal(size=(40, 5)).astype(np.float32)
+    sides = reference, reference * np.float32(1 + 1e-4)
+    for comparison in (later, there):
+        comparison.floor = there_and_back(lead.floor) if comparison is there else lead.floor
+        r, c = ([side, side.argmax(axis=1)] for side in sides)
+        comparison.update(r, c, Span(64, 40, np.ones(40, np.int64)))
+        comparison.update_outliers(r, c, Span(64, 40))
+    back = lead.successor()
+    back.take(json.loads(json.dumps(there.state(), allow_nan=False)))
+    assert back.outliers == later.outliers != []
+    here, brought = lead.merge(later), lead.merge(back)
+    assert brought.result() == here.result()
+    assert brought.drain_rows()["logits"].tobytes() == here.drain_rows()["logits"].tobytes()
+
+
+HOSTILE = {
+    "no kind": {"v": 1},
+    "another class": {"$": "Popen", "v": {"args": "true"}},
+    "a field too many": {"$": "Moments", "v": {"count": 1, "secret": 2}},
+    "objects": {"$": "array", "v": ["|O", [1], "AAAA"]},
+    "a bomb": {"$": "array", "v": ["<f8", [1 << 40], "AAAAAAAAAAA="]},
+    "too few bytes": {"$": "array", "v": ["<f8", [4], "AAAAAAAAAAA="]},
+    "no base64": {"$": "array", "v": ["<f8", [1], "?"]},
+    "a negative length": {"$": "array", "v": ["<f8", [-1], "AAAAAAAAAAA="]},
+    "no dtype": {"$": "array", "v": ["zzz", [1], "AAAAAAAAAAA="]},
+    "a list for a dict": {"$": "dict", "v": [[1]]},
+    "no float": {"$": "float", "v": "many"},
+}
+
+
+@pytest.mark.parametrize("plain", HOSTILE.values(), ids=HOSTILE)
+def test_nothing_else_is_made(plain):
+    with pytest.raises(EvidenceError, match="again"):
+        from_plain(plain)
+
+
+def test_what_is_no_statistics_is_not_packed():
+    with pytest.raises(TypeError, match="object is no part"):
+        to_plain([object()])
+
+
+def test_a_class_comes_back_as_itself():
+    assert there_and_back(Moments(3, 0.1, math.inf)) == Moments(3, 0.1, math.inf)
+
+
+SAMPLES, BATCH, LEAD = 700, 16, 64
+NAMES = ("logits", "labels")
+COUNTED = {"samples", "elements", "unequal", "max_abs_diff", "max_abs_diff_sample", "differences",
+           "worst", "near_ties", "l2_max"}  # fmt: skip
+OF_CLASSES = {"top1_agreement", "top1_disagreements", "disagreeing", "top5_agreement", "sure",
+              "unsure", "nan_rows", "predicted_classes"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sides():
+    """Truth, reference, candidate: rounding, and a few rows that are plainly off."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(SAMPLES, 7))
+    reference, candidate = (
+        (truth + rng.normal(size=truth.shape) * 1e-7).astype(np.float32) for _ in range(2)
+    )
+    candidate[[100, 350, 699]] = -candidate[[100, 350, 699]]
+    return truth, reference, candidate
+
+
+def compared_in_units(sides, edges):
+    """`edges`: the units."""
+    comparison = OutputComparison(OutputCheck("ort-cpu", NAMES))
+    fold = PairwiseMerge(OutputComparison.merge)
+    for start, stop in edges:
+        for at in range(start, stop, BATCH):
+            rows = slice(at, min(at + BATCH, stop))
+            truth, reference, candidate = (side[rows] for side in sides)
+            answers = [side.argmax(axis=1) for side in (reference, candidate)]
+            r, c = [reference, answers[0]], [candidate, answers[1]]
+            comparison.update(r, c, Span(at, len(truth)))
+            if at < LEAD:
+                comparison.update_noise([truth, answers[0]], r, c, samples=len(truth))
+            else:
+                comparison.update_outliers(r, c, Span(at, len(truth)))
+        fold.add(comparison)
+        comparison = comparison.successor()
+    return fold.result()
+
+
+def picked(output: OutputParity) -> dict[str, object]:
+    return output.model_dump(include=COUNTED)
+
+
+def test_counts_do_not_depend_on_where_it_is_cut(sides):
+    units = split_into_units(SAMPLES, batch_size=BATCH, lead=LEAD)
+    assert len(units) > 8
+    one = compared_in_units(sides, [(0, SAMPLES)])
+    many = compared_in_units(sides, [(unit.start, unit.stop) for unit in units])
+    assert many.outliers == one.outliers
+    assert {100, 350, 699} <= set(many.outliers)
+    assert many.mismatched_integers == one.mismatched_integers == [100, 350, 699]
+    for whole, merged in zip(one.result(), many.result(), strict=True):
+        assert picked(merged) == picked(whole)
+        assert merged.mean_abs_diff == pytest.approx(whole.mean_abs_diff, rel=1e-12)
+        assert merged.reference_std == pytest.approx(whole.reference_std, rel=1e-12)
+    whole, merged = one.result()[0], many.result()[0]
+    assert merged.noise == whole.noise
+    assert merged.noise is not None
+    assert merged.noise.diff > 1000.0
+    assert merged.noise.samples == LEAD
+    classes = [output.classification for output in (whole, merged)]
+    assert classes[0].model_dump(include=OF_CLASSES) == classes[1].model_dump(include=OF_CLASSES)
+
+
+def test_the_table_of_samples_is_whole_and_in_order(sides):
+    whole = compared_in_units(sides, [(0, 64), (64, 128), (128, SAMPLES)])
+    assert whole.drain_rows()["logits"]["index"].tolist() == list(range(SAMPLES))
+    assert not len(whole.drain_rows()["logits"])  # each row is given once
+
+
+def test_a_unit_without_samples_changes_nothing(sides):
+    whole = compared_in_units(sides, [(0, SAMPLES)])
+    empty = whole.successor()
+    for merged in (whole.merge(empty), empty.merge(whole)):
+        assert merged.result() == whole.result()
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_the_axis_of_samples_is_the_same_in_a_last_batch_of_any_size(last):
+    """Two layers, then samples: as the states of an LSTM."""
+    rng = np.random.default_rng(0)
+    comparison = OutputComparison(OutputCheck("ort-cpu", ("states",)))
+    comparison.note_example([np.zeros((2, 1, 4), np.float32)])
+    truth = rng.normal(size=(2, 8, 4))
+    r = c = truth.astype(np.float32)
+    comparison.update([r], [c], Span(0, 8))
+    comparison.update_noise([truth], [r], [c], samples=8)
+    comparison.update_outliers([r], [c], Span(8, 8))
+    unit = comparison.successor()
+    r = rng.normal(size=(2, last, 4)).astype(np.float32)
+    c = r.copy()
+    c[:, -1] *= -1.0
+    unit.update([r], [c], Span(16, last))
+    unit.update_outliers([r], [c], Span(16, last))
+    assert comparison.merge(unit).outliers == [16 + last - 1]
+
+
+def test_units_with_too_many_differences_keep_none():
+    merged = IntegerMismatches()
+    for unit in range(3):
+        part = IntegerMismatches()
+        part.update(
+            np.ones((1, MOST_DIFFERENCES // 2 + 1)),
+            np.ones((1, MOST_DIFFERENCES // 2 + 1)),
+            start=unit,
+        )
+        merged = merged.merge(part)
+    assert merged.doubtful == []
+    assert merged._kept == {}
