@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Answers of classifiers: agreement, confidence, crossings of operating points, the worst samples."""
 
 import functools
 import math
@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from scipy.special import softmax
 
+from gate.policy.sections import OperatingPoint
 from gate.records.outputs import LISTED
-from gate.statistics.classification import ClassAnswers, ClassStatistics
+from gate.statistics.accumulators import KEPT
+from gate.statistics.classification import (
+    ClassAnswers,
+    ClassStatistics,
+    ConfidenceStatistics,
+    CrossingStatistics,
+    WorstSamples,
+)
 from tests.measure.close import assert_close
 
 NAN, INF = math.nan, math.inf
@@ -75,20 +84,12 @@ def test_a_tie_broken_differently_is_a_disagreement_without_margin():
     assert result.disagreeing[0].margin == 0.0
 
 
-def test_equal_ties_agree():
-    r = np.zeros((4, 9))
-    assert measured(r, r).top1_agreement == measured(r, r).top5_agreement == 1.0
-
-
-@pytest.mark.parametrize(
-    ("r", "c"),
-    [
-        ([[1, 2, 3]], [[1, NAN, 3]]),
-        ([[1, NAN, 3]], [[1, 2, 3]]),
-        ([[1, NAN, 3]], [[1, NAN, NAN]]),
-        ([[NAN] * 3], [[1, 2, 3]]),
-    ],
-)
+@pytest.mark.parametrize(("r", "c"), [
+    ([[1, 2, 3]], [[1, NAN, 3]]),
+    ([[1, NAN, 3]], [[1, 2, 3]]),
+    ([[1, NAN, 3]], [[1, NAN, NAN]]),
+    ([[NAN] * 3], [[1, 2, 3]]),
+])  # fmt: skip
 def test_nan_on_one_side_agrees_in_nothing(r, c):
     result = measured([*r, [3, 2, 1]], [*c, [3, 2, 1]], labels=np.array([2, 0]))
     assert result.top1_disagreements == 1
@@ -139,23 +140,17 @@ def test_rows_of_nan_alone_prove_nothing():
     assert result.top1_agreement == 0.0
 
 
-@pytest.mark.parametrize(
-    ("r", "c", "moved"),
-    [
-        ([INF, 1, 0], [INF, 1, 0], 0.0),
-        ([INF, INF, 0], [INF, INF, 0], 0.0),
-        ([-INF, -INF, -INF], [-INF, -INF, -INF], 0.0),
-        ([INF, INF, 0], [INF, 5, 0], 0.5),
-    ],
-)
+@pytest.mark.parametrize(("r", "c", "moved"), [
+    ([INF, 1, 0], [INF, 1, 0], 0.0),
+    ([INF, INF, 0], [INF, INF, 0], 0.0),
+    ([-INF, -INF, -INF], [-INF, -INF, -INF], 0.0),
+    ([-INF, 1, 0], [-INF, 1, 0], 0.0),
+    ([INF, INF, 0], [INF, 5, 0], 0.5),
+])  # fmt: skip
 def test_equal_infinite_logits_share_the_probability(r, c, moved):
-    assert measured([r], [c]).confidence.max == moved
-
-
-def test_masked_classes_are_judged():
-    result = measured([[-INF, 1, 0]], [[-INF, 1, 0]])
-    assert result.confidence.max == 0.0
-    assert result.top1_agreement == 1.0
+    result = measured([r], [c])
+    assert result.confidence.max == moved
+    assert moved or result.top1_agreement == 1.0
 
 
 def test_top5_with_ties_at_the_border_prefers_low_indices():
@@ -220,3 +215,199 @@ def test_merging_parts_equals_the_whole(seed, cut, scale):
         assert_close(merged.result().model_dump(), whole)
     assert_close(ClassStatistics(8).merge(parts[0]).result().model_dump(),
                  parts[0].result().model_dump())  # fmt: skip
+
+
+def test_probabilities_are_taken_as_they_are():
+    values = np.array([[0.7, 0.2, 0.1], [0.25, 0.5, 0.25]])
+    answers = ClassAnswers.of(values, normalised=True)
+    assert answers.confidence.tolist() == [0.7, 0.5]
+    assert answers.of_row(1).probability == 0.5
+    assert answers.of_row(1).margin == 0.25
+
+
+@pytest.mark.parametrize(
+    ("row", "top1", "margin"),
+    [([1, 5, 5], 1, 0.0), ([1, NAN, 3], 1, 0.0), ([INF, 1, 0], 0, INF), ([-INF, 1, 0], 1, 1.0)],
+)
+def test_ties_nan_and_infinity(row, top1, margin):
+    answer = ClassAnswers.of(np.array([row], float)).of_row(0)
+    assert answer.top1 == top1
+    assert answer.margin == pytest.approx(margin)
+
+
+def test_rows_of_a_mask():
+    values = np.random.default_rng(0).normal(size=(4, 3))
+    kept = ClassAnswers.of(values).rows(np.array([True, False, True, False]))
+    again = ClassAnswers.of(values[[0, 2]])
+    assert (kept.top1 == again.top1).all()
+    assert (kept.margin == again.margin).all()
+    assert len(kept) == 2
+
+
+def confidences(r, c):
+    statistics = ConfidenceStatistics(r.shape[1])
+    if len(r):
+        statistics.update(
+            ClassAnswers.of(r, normalised=True), ClassAnswers.of(c, normalised=True)
+        )  # fmt: skip
+    return statistics
+
+
+def test_the_sign_says_who_is_surer():
+    r = np.array([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]])
+    c = np.array([[0.8, 0.2], [0.8, 0.2], [0.1, 0.9]])
+    zero, one = confidences(r, c).result().per_class
+    assert zero.mean == pytest.approx(0.1)
+    assert zero.signed_mean == pytest.approx(0.0, abs=1e-12)
+    assert (zero.reference_mean, zero.candidate_mean) == pytest.approx((0.8, 0.8))
+    assert (one.signed_mean, one.mean) == pytest.approx((0.1, 0.1))
+    surer = confidences(c[2:], r[2:]).result().per_class[0]
+    assert surer.signed_mean == pytest.approx(-0.1)
+
+
+def counted(r, c, point, *, places=None):
+    statistics = CrossingStatistics(point)
+    sides = [ClassAnswers.of(np.array(side, float), normalised=True) for side in (r, c)]
+    statistics.update(*sides, np.arange(len(r)) if places is None else places)
+    return statistics
+
+
+A, B = [0.8, 0.1, 0.1], [0.6, 0.2, 0.2]
+"""Class 0, above 0.7 and below it."""
+C = [0.1, 0.8, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("r", "c", "label", "expected"),
+    [
+        (A, A, None, (1, 1, 1, 0)),
+        (B, B, None, (1, 0, 0, 0)),
+        (A, B, None, (1, 1, 0, 1)),
+        (B, A, None, (1, 0, 1, 1)),
+        (A, C, None, (1, 1, 1, 1)),  # both act, on different classes
+        (A, B, 0, (1, 1, 0, 1)),
+        (A, B, 1, (0, 0, 0, 0)),
+        (A, C, 0, (1, 1, 0, 1)),
+        (A, C, 1, (1, 0, 1, 1)),
+        (A, C, 2, (0, 0, 0, 0)),
+        (A, [NAN, 0.1, 0.1], None, (1, 1, 0, 1)),
+        (B, [NAN, 0.1, 0.1], None, (1, 0, 0, 1)),
+    ],
+)
+def test_who_acts_by_one_side_only(r, c, label, expected):
+    got = counted([r], [c], OperatingPoint(0.7, label)).result()
+    assert (got.samples, got.reference_above, got.candidate_above, got.crossed) == expected
+    assert got.crossing == ((0,) if got.crossed else ())
+    assert (got.threshold, got.label) == (0.7, label)
+
+
+def test_at_the_point_is_above_it():
+    assert counted([[0.5, 0.5]], [[0.5, 0.5]], OperatingPoint(0.5)).result().crossed == 0
+    below = counted([[0.5, 0.5]], [[0.49, 0.49]], OperatingPoint(0.5)).result()
+    assert (below.reference_above, below.crossed) == (1, 1)
+
+
+def test_a_near_tie_of_two_classes_is_left_out_of_every_count():
+    statistics = counted([A, A, B], [C, B, B], OperatingPoint(0.7))
+    assert statistics.result().crossed == 2
+    got = statistics.result({0, 2})
+    assert (got.samples, got.reference_above, got.candidate_above, got.crossed) == (2, 1, 0, 1)
+    assert got.crossing == (1,)
+
+
+def test_the_list_is_capped_and_whole_in_spite_of_ties():
+    n = 3 * LISTED
+    statistics = counted([A] * n, [C] * n, OperatingPoint(0.7))
+    assert statistics.result().crossing == tuple(range(LISTED))
+    ties = set(range(LISTED))
+    got = statistics.result(ties)
+    assert (got.crossed, got.crossing) == (n - LISTED, tuple(range(LISTED, 2 * LISTED)))
+
+
+@given(st.integers(0, 99), st.lists(st.integers(0, 40), max_size=3), st.data())
+def test_crossings_are_the_same_in_any_batches_and_order(seed, cuts, data):
+    rng = np.random.default_rng(seed)
+    r = rng.dirichlet(np.ones(3) * 0.5, size=40)
+    c = np.clip(r + rng.normal(scale=0.1, size=r.shape), 0, 1)
+    c[rng.random(40) < 0.1] = NAN
+    point = OperatingPoint(0.7, data.draw(st.sampled_from([None, 0, 2])))
+    bounds = list(zip([0, *sorted(cuts)], [*sorted(cuts), 40], strict=True))
+    stream, left = CrossingStatistics(point), CrossingStatistics(point)
+    parts = []
+    for start, stop in data.draw(st.permutations(bounds)):
+        places = np.arange(start, stop)
+        parts.append(counted(r[start:stop], c[start:stop], point, places=places))
+        left = left.merge(parts[-1])
+        stream = stream.merge(CrossingStatistics(point))
+        sides = [ClassAnswers.of(x[start:stop], normalised=True) for x in (r, c)]
+        stream.update(*sides, places)
+    right = CrossingStatistics(point)
+    for part in parts:
+        right = part.merge(right)
+    whole = counted(r, c, point)
+    ties = set(data.draw(st.lists(st.integers(0, 39), max_size=5)))
+    for one in (stream, left, right):
+        assert one.result() == whole.result()
+        assert one.result(ties) == whole.result(ties)
+
+
+def kept(values, *, start=0, **more):
+    samples = WorstSamples()
+    samples.update(np.array(values, float), start=start, **more)
+    return samples
+
+
+def places(samples):
+    return [one.sample for one in samples.result(classes=False)]
+
+
+def test_nan_first_then_the_largest_and_of_equals_the_first():
+    assert places(kept([1, 5, NAN, 5, 0, 2, NAN])) == [2, 6, 1, 3, 5, 0]
+    assert places(kept([0.0] * 20)) == []
+    assert places(kept([7.0] * 20)) == list(range(KEPT))
+
+
+def test_an_equal_sample_that_comes_later_but_stands_before_takes_its_place():
+    late = kept([7.0] * 20, start=100)
+    late.update(np.array([7.0]), start=3)
+    assert places(late) == [3, *range(100, 107)]
+
+
+def test_what_both_sides_answer_is_kept():
+    r, c = np.array([[0.0, 1.0], [2.0, 0.0]]), np.array([[0.0, 1.0], [0.0, 3.0]])
+    samples = kept([0.0, 3.0], answers=(ClassAnswers.of(r), ClassAnswers.of(c)),
+                   labels=np.array([1, 0]))  # fmt: skip
+    (worst,) = samples.result(classes=True)
+    assert (worst.sample, worst.label, worst.max_abs_diff) == (1, 0, 3.0)
+    assert (worst.reference.top1, worst.candidate.top1) == (0, 1)
+    assert (worst.reference.margin, worst.candidate.margin) == (2.0, 3.0)
+    (bare,) = samples.result(classes=False)
+    assert bare.reference is bare.candidate is bare.label is None
+
+
+VALUES = hnp.arrays(
+    np.float64,
+    st.integers(0, 30),
+    elements=st.sampled_from([0.0, 1.0, 2.0, NAN]) | st.floats(0, 9),
+)
+
+
+@given(VALUES, st.data())
+def test_the_worst_are_the_same_in_any_batches_and_order(values, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
+    bounds = list(zip([0, *cuts], [*cuts, len(values)], strict=True))
+    stream, parts = WorstSamples(), []
+    for start, stop in data.draw(st.permutations(bounds)):
+        stream.update(values[start:stop], start=start)
+        parts.append(kept(values[start:stop], start=start))
+    left = WorstSamples()
+    for part in parts:
+        left = left.merge(part)
+    right = WorstSamples()
+    for part in parts:
+        right = part.merge(right)
+    whole = sorted(
+        (place for place, value in enumerate(values) if value != 0),
+        key=lambda p: (not math.isnan(values[p]), -np.nan_to_num(values[p]), p),
+    )[:KEPT]
+    assert places(stream) == places(left) == places(right) == whole

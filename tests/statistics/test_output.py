@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Statistics of one output, and integers that differ."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gate.statistics.accumulators import Moments, WorstValue
-from gate.statistics.output import OutputStatistics, Span
+from gate.statistics.output import MOST, IntegerMismatches, OutputStatistics, Span
 from tests.measure.close import assert_close
 
 NAN, INF = math.nan, math.inf
@@ -110,17 +110,14 @@ def test_a_reference_without_a_finite_element_has_no_scale():
     assert result.scaled_diff == INF
 
 
-@pytest.mark.parametrize(
-    ("dtype", "r", "c", "least"),
-    [
-        (np.int64, 2**60, 2**60 + 1, 1.0),
-        (np.uint64, 2**64 - 1, 2**64 - 2, 1.0),
-        (np.int64, -(2**63), 2**63 - 1, 1.8e19),
-        (np.uint8, 3, 250, 247.0),
-        (np.int8, -128, 127, 255.0),
-        (np.bool_, False, True, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "r", "c", "least"), [
+    (np.int64, 2**60, 2**60 + 1, 1.0),
+    (np.uint64, 2**64 - 1, 2**64 - 2, 1.0),
+    (np.int64, -(2**63), 2**63 - 1, 1.8e19),
+    (np.uint8, 3, 250, 247.0),
+    (np.int8, -128, 127, 255.0),
+    (np.bool_, False, True, 1.0),
+])  # fmt: skip
 def test_unequal_integers_differ_by_at_least_one(dtype, r, c, least):
     left = np.array([[r, 0], [0, 0]], dtype)
     right = np.array([[c, 0], [0, 0]], dtype)
@@ -145,10 +142,9 @@ def test_a_scale_that_overflows_hides_no_difference():
     assert result.scaled_diff == 1.0
 
 
-@pytest.mark.parametrize(
-    ("r", "c", "expected"),
-    [(3.0, 3.0, 0.0), (3.0, 3.0001, INF), (0.0, 1e-30, INF), (0.1, NAN, INF), (1e12, 1e12, 0.0)],
-)
+@pytest.mark.parametrize(("r", "c", "expected"), [
+    (3.0, 3.0, 0.0), (3.0, 3.0001, INF), (0.0, 1e-30, INF), (0.1, NAN, INF), (1e12, 1e12, 0.0),
+])  # fmt: skip
 def test_scaled_diff_of_a_constant_reference_passes_only_for_equality(r, c, expected):
     left, right = np.full((7, 3), r, np.float64), np.full((7, 3), c, np.float64)
     result = measured(left, right, batch=2)
@@ -157,16 +153,13 @@ def test_scaled_diff_of_a_constant_reference_passes_only_for_equality(r, c, expe
     assert result.reference_constant
 
 
-@pytest.mark.parametrize(
-    ("rows", "constant"),
-    [
-        ([[1, 2]] * 4, True),
-        ([[1, 2]] * 3 + [[1, 3]], False),
-        ([[NAN, 2]] * 4, True),
-        ([[1, 1]] * 2 + [[2, 2]] * 2, False),
-        ([[1, 2]], True),
-    ],
-)
+@pytest.mark.parametrize(("rows", "constant"), [
+    ([[1, 2]] * 4, True),
+    ([[1, 2]] * 3 + [[1, 3]], False),
+    ([[NAN, 2]] * 4, True),
+    ([[1, 1]] * 2 + [[2, 2]] * 2, False),
+    ([[1, 2]], True),
+])  # fmt: skip
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_constant_reference(rows, constant, batch):
     left = floats(rows)
@@ -192,33 +185,23 @@ def test_an_output_without_batch_axis_is_compared_whole_and_counts_all_samples()
     assert result.classification is None
 
 
-@pytest.mark.parametrize(
-    ("batches", "constant"),
-    [
-        ([np.arange(5, dtype=np.float32)], False),
-        ([np.ones(5, np.float32)], True),
-        ([np.arange(5, dtype=np.float32)] * 2, True),
-        ([np.float32(1).reshape(())] * 2, True),
-        ([np.float32(1).reshape(()), np.float32(2).reshape(())], False),
-        ([np.zeros(5, np.float32), np.zeros(1, np.float32)], False),
-    ],
-)
+@pytest.mark.parametrize(("batches", "constant"), [
+    ([np.arange(5, dtype=np.float32)], False),
+    ([np.ones(5, np.float32)], True),
+    ([np.arange(5, dtype=np.float32)] * 2, True),
+    ([np.float32(1).reshape(())] * 2, True),
+    ([np.float32(1).reshape(()), np.float32(2).reshape(())], False),
+    ([np.zeros(5, np.float32), np.zeros(1, np.float32)], False),
+])  # fmt: skip
 def test_constant_output_without_batch_axis(batches, constant):
     assert whole(batches).reference_constant is constant
 
 
-def test_logits_that_are_not_in_every_batch_are_no_logits():
-    statistics = OutputStatistics("boxes", "float32")
-    for number, shape in enumerate([(3, 6), (4, 6)]):
-        array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-        statistics.update(array, array, Span(3 * number, 3))
-    assert statistics.result().classification is None
-
-
-def test_logits_with_another_number_of_classes_are_no_logits():
+@pytest.mark.parametrize("shapes", [[(3, 6), (4, 6)], [(3, 6), (3, 7)]], ids=["rows", "classes"])
+def test_logits_that_are_not_in_every_batch_are_no_logits(shapes):
     statistics = OutputStatistics("y", "float32")
-    for number, classes in enumerate([6, 7]):
-        array = np.arange(3 * classes, dtype=np.float32).reshape(3, classes)
+    for number, shape in enumerate(shapes):
+        array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
         statistics.update(array, array, Span(3 * number, 3))
     assert statistics.result().classification is None
 
@@ -285,14 +268,6 @@ def test_merge_is_associative_and_equals_the_whole(pair, cuts):
     assert_close(c.merge(a).merge(b).result().model_dump(), expected)
 
 
-@given(pair=PAIRS, size=st.integers(1, 12))
-def test_batches_do_not_change_the_numbers(pair, size):
-    assert_close(
-        measured(pair[0], pair[1], batch=size).model_dump(),
-        measured(pair[0], pair[1]).model_dump(),
-    )
-
-
 @given(
     values=hnp.arrays(np.float64, st.integers(2, 40), elements=st.floats(-1e9, 1e9)),
     cut=st.integers(1, 39),
@@ -327,3 +302,65 @@ def test_worst_is_nan_then_largest_then_first():
         assert worst.sample == 7
         assert math.isnan(worst.value)
     assert WorstValue(2.0, 9).merge(WorstValue(2.0, 5)).sample == 5
+
+
+def mismatches(reference, candidate, *, start=0):
+    found = IntegerMismatches()
+    found.update(np.abs(candidate - reference).astype(np.float64), candidate, start=start)
+    return found
+
+
+R = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
+C = np.array([[1, 2, 3], [4, 9, 7], [7, 8, 1]])
+
+
+def test_samples_that_differ_are_doubtful():
+    assert mismatches(R, C, start=10).doubtful == [11, 12]
+
+
+@pytest.mark.parametrize(("alternative", "excused"), [
+    ([[4, 9, 6]], 1), ([[4, 9, 7]], 2), ([[4, 5, 6]], 0), ([[3, 8, 5]], 0), ([[4]], 0),
+])  # fmt: skip
+def test_only_what_rounding_makes_of_the_element_is_excused(alternative, excused):
+    found = mismatches(R, C)
+    found.accept_ties(1, np.array(alternative))
+    assert found.excused == excused
+
+
+def test_what_is_left_is_counted_without_the_excused():
+    found = mismatches(R, C)
+    found.accept_ties(1, np.array([[4, 9, 6]]))
+    worst, total, (norms, largest) = found.remaining()
+    assert (worst.value, worst.sample) == (8.0, 2)
+    assert total == 9.0
+    assert (norms, largest) == (9.0, 8.0)
+
+
+def test_where_too_much_differs_nothing_is_a_tie():
+    many = np.zeros((1, MOST + 1), np.int64)
+    found = mismatches(many, many + 1)
+    found.accept_ties(0, many + 1)
+    assert found.doubtful == []
+    assert found.excused == 0
+
+
+def test_merging_is_one_pass():
+    whole, first, rest = mismatches(R, C), mismatches(R[:2], C[:2]), IntegerMismatches()
+    rest.update(np.abs(C - R)[2:].astype(np.float64), C[2:], start=2)
+    assert first.merge(rest).remaining() == whole.remaining()
+
+
+def test_alternatives_of_another_size_say_nothing():
+    found = mismatches(R, C)
+    found.accept_ties(1, np.array([[4, 9]]))
+    found.accept_ties(1, np.array([[4, 9, 7, 7]]))
+    assert found.excused == 0
+
+
+def test_every_run_excuses_some_until_nothing_is_left():
+    found = mismatches(R, C)
+    assert found.unexplained(1) == 2
+    found.accept_ties(1, np.array([[4, 9, 6]]))
+    assert found.unexplained(1) == 1
+    found.accept_ties(1, np.array([[4, 5, 7]]))
+    assert (found.unexplained(1), found.excused, found.doubtful) == (0, 2, [2])

@@ -1,0 +1,337 @@
+"""The table of samples, its rows on the disk, and statistics of rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import tempfile
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gate.errors import EvidenceError
+from gate.statistics.classification import ClassAnswers
+from gate.statistics.sample_table import (
+    COLUMNS,
+    MOST,
+    ROW,
+    OutputRows,
+    RowSpool,
+    RowStatistics,
+    SampleRows,
+    SampleTable,
+)
+from gate.statistics.serialization import from_plain, to_plain
+from tests.measure.close import assert_close
+
+R = np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]])
+C = np.array([[0.0, 2.5], [0.0, 1.0], [1.0, math.nan]])
+LABELS = np.array([1, 0, 1])
+
+
+def rows(start=0, stop=3, *, answers=True, labels=True):
+    table = SampleRows()
+    r, c = R[start:stop], C[start:stop]
+    table.update(
+        np.abs(r - c).max(axis=1),
+        start=start,
+        answers=(ClassAnswers.of(r), ClassAnswers.of(c)) if answers else None,
+        labels=LABELS[start:stop] if labels else None,
+    )
+    return table
+
+
+def spooled(*units, output="logits", classes=True):
+    """The table of one runtime with one output."""
+    spool = RowSpool(ROW)
+    for unit in units:
+        spool.add(output, unit.result())
+    return SampleTable.of({"ort-cpu": {output: OutputRows(spool, output, classes)}})
+
+
+def read(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_row_has_both_answers_and_the_sign_of_the_difference(tmp_path):
+    spooled(rows()).save(tmp_path / "samples.csv")
+    first, second, third = read(tmp_path / "samples.csv")
+    assert tuple(first) == COLUMNS
+    assert (first["runtime"], first["output"], first["index"]) == ("ort-cpu", "logits", "0")
+    assert (second["label"], second["reference_top1"], second["candidate_top1"]) == ("0", "0", "1")
+    assert first["confidence_diff"].startswith("+")
+    assert second["confidence_diff"].startswith("-")
+    assert float(second["confidence_diff"]) == pytest.approx(
+        float(second["candidate_probability"]) - float(second["reference_probability"]), rel=1e-5
+    )
+    assert (second["reference_margin"], second["candidate_margin"]) == ("3", "1")
+    assert second["max_abs_diff"] == "3"
+    assert third["candidate_probability"] == "0"
+
+
+@pytest.mark.parametrize(("answers", "classes"), [(False, True), (True, False)])
+def test_cells_without_a_meaning_are_empty(tmp_path, answers, classes):
+    made = rows(answers=answers, labels=not classes)
+    spooled(made, output="boxes", classes=classes).save(tmp_path / "samples.csv")
+    found = read(tmp_path / "samples.csv")
+    assert len(found) == 3
+    for row in found:
+        filled = {name for name, cell in row.items() if cell}
+        assert filled == {"runtime", "output", "index", "max_abs_diff"}
+
+
+def test_rows_are_by_sample_however_they_came():
+    whole = rows()
+    parts = [rows(0, 1), rows(1, 3)]
+    for merged in (parts[0].merge(parts[1]), parts[1].merge(parts[0])):
+        assert merged.result().tobytes() == whole.result().tobytes()
+        assert to_plain(merged) == to_plain(whole)
+    assert whole.result()["index"].tolist() == [0, 1, 2]
+    assert from_plain(to_plain(whole)).result().tobytes() == whole.result().tobytes()
+    assert to_plain(SampleRows().merge(SampleRows())) == to_plain(SampleRows())
+
+
+def test_a_table_of_units_is_the_table_of_all_at_once(tmp_path):
+    spooled(rows()).save(tmp_path / "whole.csv")
+    spooled(rows(2, 3), rows(0, 2)).save(tmp_path / "units.csv")
+    assert (tmp_path / "units.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+@pytest.mark.parametrize("part", [np.zeros(3), rows().result()[["index"]], "index"])
+def test_other_rows_are_not_taken_for_rows_of_samples(part):
+    with pytest.raises(EvidenceError, match="other rows"):
+        SampleRows().__setstate__({"_parts": [part]})
+
+
+def test_rows_that_found_no_room_are_said_to_be_missing(tmp_path, monkeypatch):
+    def away(**_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1)
+    monkeypatch.setattr("tempfile.TemporaryFile", away)
+    spooled(rows(), output="=1").save(tmp_path / "samples.csv")
+    (row,) = read(tmp_path / "samples.csv")
+    assert (row["runtime"], row["output"]) == ("ort-cpu", "'=1")
+    assert "No space left on device" in row["index"]
+    assert {cell for name, cell in row.items() if name not in COLUMNS[:3]} == {""}
+
+
+def test_only_the_first_million_get_a_row():
+    table = SampleRows()
+    for start in (MOST - 2, MOST, 0):
+        table.update(np.ones(3), start=start)
+    assert table.result()["index"].tolist() == [0, 1, 2, MOST - 2, MOST - 1]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "a\x1b[31m,\n\"b'"])
+def test_a_stranger_s_name_is_a_text(tmp_path, name):
+    spooled(rows(), output=name).save(tmp_path / "samples.csv")
+    seen = {row["output"] for row in read(tmp_path / "samples.csv")}
+    assert len(seen) == 1
+    assert seen.pop()[0] in "'a"
+    assert "\x1b" not in (tmp_path / "samples.csv").read_text()
+
+
+SPOOLED = np.dtype([("index", np.int64), ("size", np.float64)])
+
+
+def spool_rows(start: int, stop: int) -> np.ndarray:
+    made = np.zeros(stop - start, SPOOLED)
+    made["index"] = np.arange(start, stop)
+    made["size"] = np.sqrt(made["index"])
+    return made
+
+
+def read_spool(spool: RowSpool, output: str) -> bytes:
+    return b"".join(step.tobytes() for step in spool.steps(output))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A few rows are a file, and are read in several steps."""
+    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 256)
+    monkeypatch.setattr("gate.statistics.sample_table._STEP", 7)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("largest", [10, 100])
+def test_the_order_of_units_and_where_they_were_cut_change_nothing(largest):
+    @given(st.lists(st.integers(0, largest), max_size=5), st.randoms(use_true_random=False))
+    def law(edges, random):
+        spans = list(itertools.pairwise(sorted({0, *edges, largest})))
+        random.shuffle(spans)
+        spool = RowSpool(SPOOLED)
+        for span in spans:
+            spool.add("logits", spool_rows(*span))
+            spool.add("boxes", spool_rows(*span)[:1])
+        assert spool.lost is None
+        assert (
+            read_spool(spool, "logits")
+            == read_spool(spool, "logits")
+            == spool_rows(0, largest).tobytes()
+        )
+        assert len(read_spool(spool, "boxes")) == len(spans) * SPOOLED.itemsize
+
+    law()
+
+
+def test_an_output_without_rows_is_none():
+    spool = RowSpool(SPOOLED)
+    spool.add("whole", spool_rows(0, 0))
+    assert "whole" not in spool
+    assert list(spool.steps("whole")) == []
+    spool.add("logits", spool_rows(0, 1))
+    assert "logits" in spool
+
+
+@pytest.mark.usefixtures("small")
+def test_what_comes_back_is_a_copy_of_one_s_own():
+    spool = RowSpool(SPOOLED)
+    spool.add("logits", spool_rows(0, 5))
+    for step in spool.steps("logits"):
+        step["size"] = -1.0
+    assert read_spool(spool, "logits") == spool_rows(0, 5).tobytes()
+
+
+def test_memory_does_not_grow_with_the_rows(monkeypatch):
+    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1 << 18)
+    spool, part = RowSpool(SPOOLED), spool_rows(0, 5000)
+    tracemalloc.start()
+    try:
+        for start in range(0, 300_000, 5000):
+            part["index"] = np.arange(start, start + 5000)
+            spool.add("logits", part)
+        count = sum(len(step) for step in spool.steps("logits"))
+        assert tracemalloc.get_traced_memory()[1] < 1_500_000 < count * SPOOLED.itemsize / 3
+    finally:
+        tracemalloc.stop()
+    assert count == 300_000
+
+
+def full(**_options: object) -> object:
+    """A device on which nothing finds room."""
+    return open("/dev/full", "r+b")  # noqa: PTH123 - as TemporaryFile
+
+
+@pytest.mark.usefixtures("small")
+def test_without_room_no_row_is_left_and_nothing_stops(monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    spool = RowSpool(SPOOLED)
+    spool.add("logits", spool_rows(0, 10))
+    assert spool.lost is None
+    spool.add("logits", spool_rows(10, 50))
+    assert "No space left on device" in str(spool.lost)
+    spool.add("logits", spool_rows(50, 51))
+    spool.add("boxes", spool_rows(50, 51))
+    for output in ("logits", "boxes"):
+        assert output in spool
+        assert read_spool(spool, output) == b""
+
+
+class Filling(io.FileIO):
+    """On a disk that is full after fifty rows."""
+
+    def write(self, data: object, /) -> int:
+        if self.tell() + len(memoryview(data)) > 50 * SPOOLED.itemsize:  # type: ignore[arg-type]
+            raise OSError(28, "No space left on device")
+        return super().write(data)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_disk_that_fills_up_is_noticed_with_the_last_rows(tmp_path, monkeypatch):
+    def filling(**_options: object) -> io.BufferedRandom:
+        return io.BufferedRandom(Filling(tmp_path / "rows", "w+b"))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", filling)
+    spool = RowSpool(SPOOLED)
+    spool.add("logits", spool_rows(0, 50))
+    assert spool.lost is None
+    spool.add("logits", spool_rows(50, 51))
+    assert "No space" in str(spool.lost)
+    assert read_spool(spool, "logits") == b""
+
+
+NAN, INF = math.nan, math.inf
+
+
+def measured(r, c):
+    statistics = RowStatistics()
+    statistics.update(np.array(r, float), np.array(c, float))
+    return statistics.result()
+
+
+@pytest.mark.parametrize(("r", "c", "distance"), [
+    ([1, 0], [1, 0], 0.0),
+    ([1, 0], [5, 0], 0.0),
+    ([1, 0], [0, 1], 1.0),
+    ([1, 0], [-1, 0], 2.0),
+    ([1, 1], [1, 0], 1.0 - math.sqrt(0.5)),
+    ([0, 0], [0, 0], 0.0),
+    ([0, 0], [0, 1], 1.0),
+    ([1e300, 1e300], [1e300, 1e300], 0.0),
+    ([1e-300, 0], [0, 1e-300], 1.0),
+])  # fmt: skip
+def test_the_cosine_distance(r, c, distance):
+    assert measured([r], [c]).cosine_distance == pytest.approx(distance, abs=1e-15)
+
+
+def test_a_distance_near_zero_keeps_its_digits():
+    """1 - cos of an angle of 1e-6 is 5e-13."""
+    seen = measured([[1.0, 0.0]], [[math.cos(1e-6), math.sin(1e-6)]])
+    assert seen.cosine_distance == pytest.approx(5e-13, rel=1e-6)
+
+
+def test_rows_as_probabilities():
+    seen = measured([[0.7, 0.3], [0.5, 0.5]], [[0.63, 0.3], [0.5, 0.5]])
+    assert seen.confidence_diff == pytest.approx(0.07)
+    assert seen.bands == (0.5, 0.0, 0.5, 0.0)
+    assert seen.sum_diff == pytest.approx(0.07)
+    assert seen.sum_error == pytest.approx(0.0, abs=1e-15)
+    assert measured([[3.0, 1.0]], [[3.0, 1.0]]).sum_error == 3.0
+
+
+@pytest.mark.parametrize(("r", "c"), [(NAN, 1.0), (1.0, NAN), (INF, 1.0), (1.0, -INF), (INF, -INF)])
+def test_nan_and_infinity_are_never_small(r, c):
+    seen = measured([[1.0, 2.0], [r, 0.0]], [[1.0, 2.0], [c, 0.0]])
+    assert not math.isfinite(seen.cosine_distance)
+    assert not math.isfinite(seen.confidence_diff) or not math.isfinite(seen.sum_diff)
+
+
+def test_what_is_beside_equal_infinities_is_compared():
+    same = measured([[INF, 1.0, 2.0]], [[INF, 1.0, 2.0]])
+    assert (same.cosine_distance, same.confidence_diff, same.sum_diff) == (0.0, 0.0, 0.0)
+    assert same.sum_error == INF
+    assert measured([[-INF, 1.0, 2.0]], [[-INF, 2.0, 1.0]]).cosine_distance > 0.1
+
+
+def test_rows_of_nan_on_both_sides_are_left_out():
+    seen = measured([[1.0, 2.0], [NAN, 0.0]], [[1.0, 2.0], [NAN, 5.0]])
+    assert (seen.cosine_distance, seen.sum_diff) == (0.0, 0.0)
+    assert measured([[NAN, 0.0]], [[NAN, 5.0]]) is None
+    assert RowStatistics().result() is None
+
+
+PAIRS = hnp.arrays(
+    np.float64,
+    st.tuples(st.just(2), st.integers(1, 8), st.just(3)),
+    elements=st.floats(-1e6, 1e6) | st.sampled_from([NAN, INF]),
+)
+
+
+@given(PAIRS, st.integers(0, 8))
+def test_two_streams_are_one(pair, cut):
+    parts = [RowStatistics(), RowStatistics()]
+    for part, rows in zip(parts, (slice(None, cut), slice(cut, None)), strict=True):
+        part.update(pair[0, rows], pair[1, rows])
+    merged, whole = parts[0].merge(parts[1]).result(), measured(*pair)
+    if whole is None:
+        assert merged is None
+    else:
+        assert_close(merged.model_dump(), whole.model_dump())
