@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import Decision, decide
+from gate import Decision, Evidence, Verdict, decide
 from gate.policy.sections import Bounds, RuntimePolicy
-from gate.records.evidence import Evidence
 from gate.records.instruments import GraphFinding
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, RUNTIMES
 from gate.summary.render import render_check

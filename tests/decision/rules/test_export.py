@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import Decision, decide
+from gate import Decision, Evidence, Verdict, decide
 from gate.policy.sections import ExportFindings
-from gate.records.evidence import Evidence, ExportRecord, SubjectPart
+from gate.records.evidence import ExportRecord, SubjectPart
 from gate.records.export import LEVELS, LintFinding
 from gate.summary.render import render_check
 from tests import builders

@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import Decision, decide
-from gate.policy.policy import Policy
+from gate import Decision, Evidence, Policy, Verdict, decide
 from gate.policy.sections import RuntimePolicy
-from gate.records.evidence import Evidence
 from gate.records.runtime import CPU_PROVIDER, PROVIDERS, RuntimeIdentity
 from tests import builders
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from gate.decision.check_result import CheckResult, Verdict
-from gate.decision.decide import Decision, decide
-from gate.policy.policy import Policy
+from gate import CheckResult, Decision, Evidence, Policy, Verdict, decide
 from gate.policy.sections import Bounds, RuntimePolicy
-from gate.records.evidence import Evidence, SubjectPart, TensorSpec
+from gate.records.evidence import SubjectPart, TensorSpec
 from gate.records.outputs import OutputParity
 from gate.summary.render import render_check
 from tests import builders
@@ -61,7 +59,7 @@ def found(decision: Decision, name: str, part: str | None = "encoder") -> CheckR
 FEATURES = output("features", classification=FLIPS, max_abs_diff=7.0, scaled_diff=2.0)
 
 
-def test_what_a_part_of_a_quantized_release_rounds_is_judged_in_the_chain() -> None:
+def test_what_a_part_of_a_quantized_release_rounds_is_judged_in_the_chain():
     decision = judge(release(measured(FEATURES)))
     assert decision.verdict is Verdict.PASS, problems(decision)
     check = found(decision, "bounds")
@@ -70,20 +68,20 @@ def test_what_a_part_of_a_quantized_release_rounds_is_judged_in_the_chain() -> N
     assert names.isdisjoint({"top1_agreement", "confidence_over_5_percent", "agreement"})
 
 
-def test_nobody_is_asked_whether_features_are_classes() -> None:
+def test_nobody_is_asked_whether_features_are_classes():
     one = builders.class_parity(predicted_classes=1)
     decision = judge(release(measured(output("features", classification=one))))
     assert decision.passed, problems(decision)
     assert [c.name for c in decision.checks if c.part and c.name == "agreement"] == []
 
 
-def test_in_the_chain_all_stays_as_strict() -> None:
+def test_in_the_chain_all_stays_as_strict():
     whole = measured(output("logits", classification=FLIPS))
     decision = judge(release(measured(FEATURES), whole))
     assert problems(decision) == [("", "top1_agreement", Verdict.FAIL)]
 
 
-def test_an_output_of_the_chain_without_a_bound_is_an_error() -> None:
+def test_an_output_of_the_chain_without_a_bound_is_an_error():
     policy = twin_policy(
         task="auto",
         runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=Bounds(unequal_share=0.0))},
@@ -94,14 +92,14 @@ def test_an_output_of_the_chain_without_a_bound_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("named", [{"logits": ("features",)}, {"outputs": {"features": "logits"}}])
-def test_an_output_that_the_policy_names_is_judged_in_its_part(named: dict[str, Any]) -> None:
+def test_an_output_that_the_policy_names_is_judged_in_its_part(named):
     whole = measured(output("features"))
     decision = judge(release(measured(FEATURES), whole), twin_policy(**named))
     assert problems(decision) == [("encoder", "top1_agreement", Verdict.FAIL)]
 
 
 @pytest.mark.parametrize("role", [None, "tensor"])
-def test_numeric_bounds_are_the_chains_too(role: str | None) -> None:
+def test_numeric_bounds_are_the_chains_too(role):
     bounds = Bounds(scaled_diff=0.3)
     policy = twin_policy(
         task="tensors", runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
@@ -115,26 +113,23 @@ def test_numeric_bounds_are_the_chains_too(role: str | None) -> None:
     assert not judge(release(measured(output("features")), whole), policy).passed
 
 
-def test_an_exact_release_is_judged_in_every_part() -> None:
+def test_an_exact_release_is_judged_in_every_part():
     whole = measured(output("logits"))
     decision = judge(release(measured(FEATURES), whole), builders.policy())
     assert ("encoder", "max_abs_diff", Verdict.FAIL) in problems(decision)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "name", "verdict"),
-    [
-        ({"nonfinite_mismatched": 1}, "finite", Verdict.FAIL),
-        ({"samples": 1}, "outputs", Verdict.ERROR),
-        ({"reference_abs_max": math.nan}, "reference", Verdict.ERROR),
-    ],
-)
-def test_a_part_must_fit_all_the_same(spoil: dict[str, Any], name: str, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("spoil", "name", "verdict"), [
+    ({"nonfinite_mismatched": 1}, "finite", Verdict.FAIL),
+    ({"samples": 1}, "outputs", Verdict.ERROR),
+    ({"reference_abs_max": math.nan}, "reference", Verdict.ERROR),
+])  # fmt: skip
+def test_a_part_must_fit_all_the_same(spoil, name, verdict):
     part = measured(FEATURES.model_copy(update=spoil))
     assert ("encoder", name, verdict) in problems(judge(release(part)))
 
 
-def test_a_part_that_breaks_or_was_exchanged_is_no_pass() -> None:
+def test_a_part_that_breaks_or_was_exchanged_is_no_pass():
     broken = measured(FEATURES)
     failed = broken.runtimes[0].model_copy(update={"outputs": (), "failure": "it broke"})
     broken = broken.model_copy(update={"runtimes": (failed,)})
@@ -150,7 +145,7 @@ def test_a_part_that_breaks_or_was_exchanged_is_no_pass() -> None:
 
 
 @pytest.mark.parametrize("kind", ["batch", "search"])
-def test_numbers_of_probes_at_a_seam_are_shown_and_failures_refuse(kind: Any) -> None:
+def test_numbers_of_probes_at_a_seam_are_shown_and_failures_refuse(kind):
     def probed(**fields: Any) -> Evidence:
         probe = builders.probe_parity("more", kind=kind, **fields)
         seen = measured(FEATURES)

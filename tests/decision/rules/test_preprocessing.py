@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import Decision, decide
+from gate import Decision, Evidence, Verdict, decide
 from gate.policy.sections import PreprocessingPolicy
-from gate.records.evidence import Evidence, Source, TensorSpec
+from gate.records.evidence import Source, TensorSpec
 from gate.records.preprocessing import (
     ConsumerParity,
     Decisions,
@@ -86,7 +85,7 @@ def with_consumer(**fields: Any) -> PreprocessingParity:
     return parity(consumers=(consumer(**fields), consumer("phone")))
 
 
-def test_good_evidence_passes_with_a_check_each() -> None:
+def test_good_evidence_passes_with_a_check_each():
     decision = judge(measured(parity()))
     assert decision.verdict is PASS
     names = [c.name for c in decision.checks if c.name.startswith("preprocessing")]
@@ -99,7 +98,7 @@ def test_good_evidence_passes_with_a_check_each() -> None:
     ]
 
 
-def test_nothing_is_asked_nothing_is_checked() -> None:
+def test_nothing_is_asked_nothing_is_checked():
     assert judge(measured(None), None).verdict is PASS
     decision = judge(measured(with_consumer(max_diff=99.0)), None)
     assert not [c for c in decision.checks if c.name.startswith("preprocessing")]
@@ -152,9 +151,7 @@ def test_nothing_is_asked_nothing_is_checked() -> None:
          "preprocessing_flips_torchvision", FAIL, "NaN"),
     ],
 )  # fmt: skip
-def test_spoiled_evidence_never_passes(
-    seen: PreprocessingParity | None, name: str, verdict: Verdict, says: str
-) -> None:
+def test_spoiled_evidence_never_passes(seen, name, verdict, says):
     decision = judge(measured(seen))
     assert decision.verdict is not PASS
     found = {check.name: check for check in decision.checks}[name]
@@ -163,12 +160,12 @@ def test_spoiled_evidence_never_passes(
     assert render_check(found, "remedy")
 
 
-def test_the_model_must_say_its_preprocessing() -> None:
+def test_the_model_must_say_its_preprocessing():
     decision = judge(measured(parity(), preprocess_sha256=None))
     assert decision.verdict is ERROR
 
 
-def test_what_cannot_run_here_is_waived_only_in_words() -> None:
+def test_what_cannot_run_here_is_waived_only_in_words():
     seen = parity(
         consumers=(consumer(), ConsumerParity(consumer="phone", unavailable="no browser"))
     )
@@ -186,20 +183,15 @@ def test_what_cannot_run_here_is_waived_only_in_words() -> None:
     assert judge(measured(broken), lenient).verdict is ERROR
 
 
-@pytest.mark.parametrize(
-    ("inputs", "verdict"),
-    [
-        ([("batch", 3, "h", "w")], PASS),
-        ([(1, 3, 64, 64)], PASS),
-        ([("batch", 7), ("batch", 3, 64, 64)], PASS),
-        ([("batch", 12)], ERROR),
-        ([(3, 64, 64)], ERROR),
-        ([], ERROR),
-    ],
-)
-def test_one_input_of_the_file_takes_what_the_spec_makes(
-    inputs: list[tuple[int | str, ...]], verdict: Verdict
-) -> None:
+@pytest.mark.parametrize(("inputs", "verdict"), [
+    ([("batch", 3, "h", "w")], PASS),
+    ([(1, 3, 64, 64)], PASS),
+    ([("batch", 7), ("batch", 3, 64, 64)], PASS),
+    ([("batch", 12)], ERROR),
+    ([(3, 64, 64)], ERROR),
+    ([], ERROR),
+])  # fmt: skip
+def test_one_input_of_the_file_takes_what_the_spec_makes(inputs, verdict):
     evidence = measured(parity())
     specs = tuple(TensorSpec(name="x", dtype="float32", shape=shape) for shape in inputs)
     subject = evidence.subject.model_copy(update={"inputs": specs})
@@ -208,11 +200,11 @@ def test_one_input_of_the_file_takes_what_the_spec_makes(
     assert found.verdict is verdict
 
 
-def test_a_side_that_follows_the_picture_fits_a_fixed_one() -> None:
+def test_a_side_that_follows_the_picture_fits_a_fixed_one():
     assert judge(measured(parity(tensor=tensor(3, None, None)))).verdict is PASS
 
 
-def test_without_a_bound_on_flips_no_model_is_needed() -> None:
+def test_without_a_bound_on_flips_no_model_is_needed():
     asked = PreprocessingPolicy(consumers=("torchvision",))
     seen = parity(model_sha256=None, consumers=(consumer(decisions=None),))
     assert judge(measured(seen), asked).verdict is PASS
@@ -227,9 +219,7 @@ NUMBERS = st.floats(0.0, 3.0) | st.sampled_from([NAN, INF])
     images=st.integers(0, 60),
     worse=st.sampled_from(["max_diff", "flips", "images", "nonfinite", "failure", "mismatched"]),
 )
-def test_worse_never_passes_what_was_refused(
-    difference: float, flips: int, images: int, worse: str
-) -> None:
+def test_worse_never_passes_what_was_refused(difference, flips, images, worse):
     before = consumer(max_diff=difference, images=images, decisions=decisions(flips=flips))
     change: dict[str, Any] = {
         "max_diff": {"max_diff": 2 * difference + 0.1},
@@ -246,19 +236,16 @@ def test_worse_never_passes_what_was_refused(
         assert second.verdict is not PASS
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"consumers": ()}, "at least 1"),
-        ({"consumers": ("onnx", "onnx")}, "name each once"),
-        ({"consumers": ("pillow",)}, "not the training side"),
-        ({"consumers": ("Own Phone",)}, "pattern"),
-        ({"consumers": ("onnx",), "max_diff": NAN}, "finite"),
-        ({"consumers": ("onnx",), "max_flips": 1.5}, "less than or equal to 1"),
-        ({"consumers": ("onnx",), "min_images": 0}, "greater than or equal to 1"),
-        ({"consumers": ("onnx",), "training_side": "phone"}, "Input should be"),
-    ],
-)
-def test_what_a_policy_cannot_ask(fields: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"consumers": ()}, "at least 1"),
+    ({"consumers": ("onnx", "onnx")}, "name each once"),
+    ({"consumers": ("pillow",)}, "not the training side"),
+    ({"consumers": ("Own Phone",)}, "pattern"),
+    ({"consumers": ("onnx",), "max_diff": NAN}, "finite"),
+    ({"consumers": ("onnx",), "max_flips": 1.5}, "less than or equal to 1"),
+    ({"consumers": ("onnx",), "min_images": 0}, "greater than or equal to 1"),
+    ({"consumers": ("onnx",), "training_side": "phone"}, "Input should be"),
+])  # fmt: skip
+def test_what_a_policy_cannot_ask(fields, says):
     with pytest.raises(ValidationError, match=says):
         PreprocessingPolicy(**fields)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
-from gate.policy.policy import Policy
-from gate.records.evidence import Cost, Evidence, Latency
+from gate import Evidence, Policy, Verdict, decide
+from gate.records.evidence import Cost, Latency
 from gate.records.runtime import RuntimeIdentity
 from gate.summary.render import render_check
 from tests import builders

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import bdtr
+from scipy.special import bdtr, bdtrc
 
-from gate.decision.bound_rules import crossing_upper_bound
-from gate.decision.check_result import CheckResult, Verdict
-from gate.decision.decide import Decision, decide
+from gate import CheckResult, Decision, Evidence, Verdict, decide
+from gate.decision.bound_rules import (
+    BoundedMetric,
+    agreement_lower_bound,
+    crossing_upper_bound,
+    samples_needed,
+)
 from gate.policy.sections import RuntimePolicy
-from gate.records.evidence import Evidence, TensorSpec
+from gate.records.evidence import TensorSpec
 from gate.records.outputs import LISTED, Crossing
 from gate.summary.render import render_check
 from tests import builders
@@ -50,9 +54,7 @@ def policy(share: float | None = 0.01, upper: float | None = 0.05, **overrides: 
     return builders.policy(**{"runtimes": runtimes, "operating_points": (0.5,)} | overrides)
 
 
-def evidence(
-    *crossings: Crossing, output: dict[str, Any] | None = None, **classes: Any
-) -> Evidence:
+def evidence(*crossings, output=None, **classes):
     """Good evidence but for the classes of `ort-cpu` and `ort-cpu-optimized`."""
     logits = output_parity(
         classification=class_parity(crossings=crossings, **classes), **(output or {})
@@ -81,19 +83,16 @@ def test_few_that_cross_pass_and_are_shown_with_their_point():
     assert Decision.from_json(decision.to_json()) == decision
 
 
-@pytest.mark.parametrize(
-    ("crossed", "bounds", "failing"),
-    [
-        (5, {}, {"threshold_crossing"}),
-        (5, {"share": None}, set()),
-        (13, {}, {"threshold_crossing", "threshold_crossing_bound"}),
-        (4, {"upper": 0.02}, {"threshold_crossing_bound"}),
-        (4, {"upper": None}, set()),
-        (0, {"share": 0.0, "upper": 0.007}, {"threshold_crossing_bound"}),
-        (0, {"share": 0.0, "upper": 0.0075}, set()),
-        (SAMPLES - 200, {"share": 1.0, "upper": 1.0}, set()),
-    ],
-)
+@pytest.mark.parametrize(("crossed", "bounds", "failing"), [
+    (5, {}, {"threshold_crossing"}),
+    (5, {"share": None}, set()),
+    (13, {}, {"threshold_crossing", "threshold_crossing_bound"}),
+    (4, {"upper": 0.02}, {"threshold_crossing_bound"}),
+    (4, {"upper": None}, set()),
+    (0, {"share": 0.0, "upper": 0.007}, {"threshold_crossing_bound"}),
+    (0, {"share": 0.0, "upper": 0.0075}, set()),
+    (SAMPLES - 200, {"share": 1.0, "upper": 1.0}, set()),
+])  # fmt: skip
 def test_each_bound_judges_its_own_number(crossed, bounds, failing):
     decision = judge(evidence(crossing(crossed)), **bounds)
     assert {c.name for c in decision.problems} == failing
@@ -124,17 +123,14 @@ def test_counts_that_contradict_each_other_never_pass(name):
     assert decision.verdict is Verdict.ERROR
 
 
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        (evidence(), "has 0 records of this point"),
-        (evidence(crossing(threshold=0.9)), "has 0 records of this point"),
-        (evidence(crossing(threshold=math.nan)), "has 0 records of this point"),
-        (evidence(crossing(label=3)), "has 0 records of this point"),
-        (evidence(crossing(), crossing()), "2 records of this point"),
-        (evidence(crossing(), normalised=True), "without a softmax"),
-    ],
-)
+@pytest.mark.parametrize(("record", "words"), [
+    (evidence(), "has 0 records of this point"),
+    (evidence(crossing(threshold=0.9)), "has 0 records of this point"),
+    (evidence(crossing(threshold=math.nan)), "has 0 records of this point"),
+    (evidence(crossing(label=3)), "has 0 records of this point"),
+    (evidence(crossing(), crossing()), "2 records of this point"),
+    (evidence(crossing(), normalised=True), "without a softmax"),
+])  # fmt: skip
 def test_what_was_not_measured_is_an_error(record, words):
     checks = of_points(judge(record))
     assert [c.verdict for c in checks] == [Verdict.ERROR] * 2
@@ -252,11 +248,98 @@ def test_the_upper_bound_solves_the_binomial_equation(samples, data, confidence)
     assert bound > crossed / samples
 
 
-def test_no_samples_prove_nothing():
-    assert crossing_upper_bound(0, 0, confidence=0.95) == 1.0
-
-
 def test_old_evidence_without_points_is_an_error_where_points_are_asked_for():
     assert not decide(policy(), builders.evidence(), decided_at="now").passed
     assert decide(builders.policy(), evidence(crossing(200)), decided_at="now").passed
     assert runtime_evidence().outputs[0].differences is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "bound"), [(299, 0.99), (2995, 0.999)], ids=["0.99 needs 299", "0.999 needs 2995"]
+)
+def test_samples_needed_for_agreement(samples, bound):
+    assert agreement_lower_bound(0, samples, confidence=0.95) >= bound
+    assert agreement_lower_bound(0, samples - 1, confidence=0.95) < bound
+
+
+@given(st.integers(1, 2000), st.data(), st.sampled_from([0.9, 0.95, 0.99]))
+def test_the_lower_bound_solves_the_binomial_equation(samples, data, confidence):
+    """At the bound, seeing so many agreements or more has probability 1 - confidence."""
+    disagreements = data.draw(st.integers(0, samples))
+    bound = agreement_lower_bound(disagreements, samples, confidence=confidence)
+    if disagreements == samples:
+        assert bound == 0.0
+        return
+    tail = bdtrc(samples - disagreements - 1, samples, bound)
+    assert tail == pytest.approx(1 - confidence, rel=1e-6)
+
+
+def test_no_samples_prove_nothing():
+    assert agreement_lower_bound(0, 0, confidence=0.95) == 0.0
+    assert crossing_upper_bound(0, 0, confidence=0.95) == 1.0
+
+
+@pytest.mark.parametrize("relation", ["<=", ">="])
+@pytest.mark.parametrize(("observed", "bound"), [
+    (math.nan, 1.0), (math.inf, 1.0), (-math.inf, 1.0), (None, 1.0), (1.0, None),
+])  # fmt: skip
+def test_only_finite_numbers_hold(relation, observed, bound):
+    assert not BoundedMetric("x", observed, relation, bound).holds()
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(0, 1e300))
+def test_holds_is_the_comparison_within_what_can_be_measured(observed, bound):
+    assert BoundedMetric("x", observed, "<=", bound).holds() == (0.0 <= observed <= bound)
+    assert BoundedMetric("x", observed, ">=", bound).holds() == (bound <= observed <= 1.0)
+
+
+def test_accuracy_may_rise():
+    assert BoundedMetric("accuracy_drop", -0.1, "<=", 0.0, least=-1.0).holds()
+    assert not BoundedMetric("accuracy_drop", -1.1, "<=", 0.0, least=-1.0).holds()
+
+
+@given(st.floats(0.01, 0.9995), st.floats(0.51, 0.999))
+def test_the_samples_that_are_asked_for_are_the_fewest_that_do(bound, confidence):
+    needed = samples_needed(bound, confidence=confidence)
+    assert needed is not None
+    assert agreement_lower_bound(0, needed, confidence=confidence) >= bound
+    assert needed == 1 or agreement_lower_bound(0, needed - 1, confidence=confidence) < bound
+
+
+def test_no_number_of_samples_proves_certainty():
+    assert samples_needed(1.0, confidence=0.95) is None
+
+
+@pytest.mark.parametrize(("samples", "disagreements", "verdict", "says"), [
+    (100, 0, Verdict.ERROR, "299 samples without a disagreement are needed"),
+    (298, 0, Verdict.ERROR, "299 samples"),
+    (299, 0, Verdict.PASS, "allowed at least 0.99"),
+    (100, 1, Verdict.FAIL, "allowed at least 0.99"),
+    (299, 1, Verdict.FAIL, "allowed at least 0.99"),
+])  # fmt: skip
+def test_too_few_samples_are_no_rejection(samples, disagreements, verdict, says):
+    decision = _on(samples, disagreements)
+    checks = [check for check in decision.checks if check.name == "top1_lower_bound"]
+    assert {check.verdict for check in checks} == {verdict}
+    assert says in render_check(checks[0])
+    assert decision.verdict is verdict
+
+
+@given(st.integers(2, 600), st.integers(0, 5), st.integers(1, 5))
+def test_more_disagreements_never_turn_a_rejection_into_less(samples, disagreements, more):
+    better, worse = _on(samples, disagreements), _on(samples, disagreements + more)
+    assert worse.verdict is Verdict.FAIL
+    assert better.verdict is not Verdict.PASS or disagreements == 0
+
+
+def _on(samples, disagreements):
+    """Decided by a policy whose lower bound is the only bound that the answers could break."""
+    disagreements = min(disagreements, samples)
+    classes = builders.class_parity(
+        top1_disagreements=disagreements, top1_agreement=1 - disagreements / samples
+    )
+    output = builders.output_parity(samples=samples, classification=classes)
+    evidence = builders.with_outputs(output)
+    dataset = evidence.dataset.model_copy(update={"samples": samples})
+    evidence = evidence.model_copy(update={"dataset": dataset})
+    return decide(builders.policy(min_samples=2), evidence, decided_at="now")

@@ -1,0 +1,449 @@
+"""CUDA: what it alone refuses (numbers of an H200, docs/cuda.md), its nodes on the CPU, its devices."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gate import CheckResult, Evidence, Policy, Verdict, decide
+from gate.decision.catalog import cause_for
+from gate.decision.cuda_kernels import cuda_kernels
+from gate.decision.decide import iter_checks
+from gate.policy.defaults import exact_bounds
+from gate.policy.sections import Bounds, RuntimePolicy
+from gate.records.evidence import RuntimeEvidence
+from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, RUNTIMES, CpuNode, RuntimeName
+from gate.summary.render import render_check
+from gate.weights.instrument import last_operators
+from gate.weights.value_graph import ValueGraph
+from tests import builders
+from tests.onnx_file.test_shape_nodes import model, node
+
+ON_CUDA = ("ort-cuda", "ort-cuda-optimized")
+
+
+def of_ratio(ratio: float, name: str = "logits"):
+    noise = builders.noise_parity(ratio=ratio, peak=ratio, diff=ratio, candidate_rms=ratio * 1e-6)
+    return builders.output_parity(name=name, noise=noise)
+
+
+def judged_with(name: str, ratio: float, policy: Policy | None = None, **fields):
+    runtimes = [
+        builders.runtime_evidence(each, **({"outputs": (of_ratio(ratio),)} if each == name else {}))
+        for each in ("torch-cuda", "ort-cpu", "ort-cpu-optimized", *ON_CUDA)
+    ]
+    all_measured = builders.evidence(runtimes=tuple(runtimes), **fields)
+    return decide(policy or Policy.default(), all_measured, decided_at="now")
+
+
+RATIOS = {
+    "RMSNorm epsilon 1e-8 for 1e-6": 2.4,
+    "BatchNorm mean off by 2e-5": 6.4,
+    "TF32": 569.0,
+}
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+@pytest.mark.parametrize("fault", RATIOS)
+def test_cuda_alone_refuses_what_cuda_shows(name, fault):
+    decision = judged_with(name, RATIOS[fault])
+    refused = {(c.runtime, c.name) for c in decision.problems if c.output}
+    assert decision.verdict is Verdict.FAIL
+    assert (name, "noise_ratio") in refused
+    assert {runtime for runtime, _ in refused} == {name}
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+@pytest.mark.parametrize("ratio", [0.6, 2.0])
+def test_correct_files_pass(name, ratio):
+    assert judged_with(name, ratio).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("last", "ratio", "passes"),
+    [
+        (None, 5.7, True),  # evidence of before: any operator of the file
+        (("LogSoftmax",), 5.7, True),
+        (("LogSoftmax",), 9.2, False),
+        (("Gemm",), 5.7, False),
+        ((), 5.7, False),
+    ],
+)
+def test_log_softmax_is_less_exact(last, ratio, passes):
+    operators = {"Gemm": 1, "LogSoftmax": 1}
+    ends = {} if last is None else {"last_operators": {"logits": last}}
+    graph = builders.graph_report(operators=operators, nodes=2, **ends)
+    decision = judged_with("ort-cuda", ratio, graph=graph)
+    assert (decision.verdict is Verdict.PASS) is passes
+    assert judged_with("ort-cpu", 5.7, graph=graph).verdict is Verdict.FAIL
+    assert judged_with("ort-cuda", 5.7).verdict is Verdict.FAIL
+
+
+def stated(**torch) -> Policy:
+    bounds = exact_bounds("cpu", classes=True)
+    return Policy(
+        runtimes={
+            "ort-cpu": RuntimePolicy(required="always", bounds=bounds),
+            "ort-cuda": RuntimePolicy(
+                required="when_present", bounds=exact_bounds("device", classes=True)
+            ),
+            "torch-cuda": RuntimePolicy(required="when_present", bounds=bounds, **torch),
+        }
+    )
+
+
+def test_bounds_that_a_policy_states_mean_what_they_say():
+    assert judged_with("ort-cuda", 20.7, stated()).verdict is Verdict.PASS
+    assert judged_with("ort-cuda", 40.0, stated()).verdict is Verdict.FAIL
+    graph = builders.graph_report(operators={"LogSoftmax": 1}, nodes=1)
+    assert judged_with("ort-cpu", 1.9, stated(), graph=graph).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("policy", "verdict"), [
+    (Policy.default(), Verdict.PASS),
+    (Policy.reduced(), Verdict.PASS),
+    (stated(exceeded="warn"), Verdict.PASS),
+    (stated(), Verdict.FAIL),
+])  # fmt: skip
+def test_how_far_pytorch_moves_refuses_a_file_only_where_the_policy_says_so(policy, verdict):
+    decision = judged_with("torch-cuda", 1e6, policy)
+    assert decision.verdict is verdict
+    (check,) = [
+        c for c in decision.checks if (c.runtime, c.name) == ("torch-cuda", "noise_ratio")
+    ]  # fmt: skip
+    assert check.verdict is (Verdict.WAIVED if verdict is Verdict.PASS else Verdict.FAIL)
+
+
+@pytest.mark.parametrize("broken", [
+    {"failure": "CUDA error", "outputs": ()},
+    {"failure": "no driver", "unusable": True, "outputs": ()},
+    {"providers_active": (CPU_PROVIDER,)},
+])  # fmt: skip
+def test_a_broken_torch_cuda_refuses_nothing_either(broken):
+    runtimes = tuple(
+        builders.runtime_evidence(name, **(broken if name == "torch-cuda" else {}))
+        for name in ("torch-cuda", "ort-cpu", "ort-cpu-optimized", *ON_CUDA)
+    )
+    evidence = builders.evidence(runtimes=runtimes)
+    assert decide(Policy.default(), evidence, decided_at="now").verdict is Verdict.PASS
+    assert decide(stated(), evidence, decided_at="now").verdict is not Verdict.PASS
+
+
+def test_what_must_be_measured_still_must():
+    policy = stated(exceeded="warn")
+    torch = policy.runtimes["torch-cuda"].model_copy(update={"required": "always"})
+    policy = policy.model_copy(update={"runtimes": {**policy.runtimes, "torch-cuda": torch}})
+    runtimes = (builders.absent("torch-cuda"), *builders.evidence().runtimes[1:3])
+    runtimes += (builders.runtime_evidence("ort-cuda"),)
+    decision = decide(policy, builders.evidence(runtimes=runtimes), decided_at="now")
+    assert decision.verdict is Verdict.ERROR
+    without = builders.evidence(runtimes=runtimes[1:])  # evidence that is not whole
+    decision = decide(stated(exceeded="warn"), without, decided_at="now")
+    assert decision.verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize("name", ["ort-cpu", "ort-cuda", "phone"])
+def test_a_runtime_of_the_file_can_not_only_warn(name):
+    runtimes = stated().runtimes
+    kind = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}} if name == "phone" else {}
+    wanted = RuntimePolicy(
+        required="always", bounds=runtimes["ort-cpu"].bounds, exceeded="warn", **kind
+    )
+    with pytest.raises(ValueError, match="exceeded"):
+        Policy(runtimes={**runtimes, name: wanted})
+
+
+def test_an_exception_alone_bounds_nothing():
+    with pytest.raises(ValueError, match="no bound"):
+        RuntimePolicy(required="always", bounds=Bounds(noise_ratio_by_operator={"LogSoftmax": 7.0}))
+
+
+def test_other_devices_keep_the_wider_bound():
+    assert exact_bounds("device", classes=True).noise_ratio == 32.0
+    assert exact_bounds("device", classes=True).noise_ratio_by_operator is None
+
+
+@pytest.mark.parametrize(("nodes", "last"), [
+    ([node("LogSoftmax", ["x"], "y")], ("LogSoftmax",)),
+    ([node("LogSoftmax", ["x"], "l"), node("Transpose", ["l"], "t"), node("Neg", ["t"], "y")], ("LogSoftmax",)),
+    ([node("LogSoftmax", ["x"], "l"), node("Gemm", ["l", "w"], "y")], ("Gemm",)),
+    (
+        [
+            node("LogSoftmax", ["x"], "l"),
+            node("Gemm", ["x", "w"], "g"),
+            node("Add", ["l", "g"], "y"),
+        ],
+        ("Gemm", "LogSoftmax"),
+    ),
+    ([node("Identity", ["x"], "y")], ()),
+])  # fmt: skip
+def test_the_operators_that_an_output_ends_in(nodes, last):
+    graph = ValueGraph(model(*nodes))
+    assert last_operators(graph, graph.outputs[0]) == last
+
+
+ATAN = CpuNode(name="Atan:/Atan", operator="Atan", since_version=7, inputs=("float",))
+ARGMAX = CpuNode(name="ArgMax:/m/ArgMax", operator="ArgMax", since_version=13, inputs=("int64",))
+STFT = CpuNode(name="STFT:stft", operator="STFT", since_version=17)
+RELU = CpuNode(name="Relu:/Relu", operator="Relu", since_version=14, inputs=("float",))
+CONV = CpuNode(name="Conv:/Conv", operator="Conv", since_version=11, inputs=("float", "float"))
+EINSUM = CpuNode(name="Einsum:e", operator="Einsum", since_version=12, inputs=("int64", "int64"))
+FUSED = CpuNode(name="FusedGemm:g", operator="com.microsoft::FusedGemm", since_version=1)
+NCHW = CpuNode(name="Conv:c", operator="com.microsoft.nchwc::Conv")
+REORDER = CpuNode(name="ReorderOutput:r", operator="com.microsoft.nchwc::ReorderOutput")
+OWN = CpuNode(name="Fold:f", operator="acme::Fold", since_version=1)
+
+
+def ran(*nodes: CpuNode, shapes: int = 0, **fields: object) -> RuntimeEvidence:
+    return builders.runtime_evidence(
+        "ort-cuda",
+        **{
+            "nodes_per_provider": {CUDA_PROVIDER: 40, CPU_PROVIDER: shapes + len(nodes)},
+            "fallback_nodes": tuple(node.name for node in nodes),
+            "cpu_nodes": nodes,
+            "cpu_time_share": 0.125,
+            **fields,
+        },
+    )
+
+
+def measured(runtime: RuntimeEvidence, **fields: object) -> Evidence:
+    return builders.evidence(
+        runtimes=(
+            *builders.evidence().runtimes[:3],
+            runtime,
+            builders.absent("ort-cuda-optimized"),
+        ),
+        **fields,
+    )
+
+
+def provider(evidence: Evidence):
+    decision = decide(builders.policy(), evidence, decided_at="now")
+    (check,) = [
+        c for c in decision.checks if (c.name, c.runtime) == ("provider", "ort-cuda")
+    ]  # fmt: skip
+    return decision, check
+
+
+@pytest.mark.parametrize(
+    ("nodes", "passes"),
+    [
+        ((), True),
+        ((ATAN,), True),
+        ((ARGMAX, STFT), True),
+        ((RELU,), False),
+        ((ATAN, RELU), False),
+        ((ATAN, CONV), False),
+        ((EINSUM,), False),
+        ((OWN,), False),
+        ((ARGMAX.model_copy(update={"inputs": ("float",)}),), False),
+        ((ARGMAX.model_copy(update={"inputs": ()}),), False),
+        ((ATAN.model_copy(update={"since_version": None}),), False),
+        ((CpuNode(name="LSTM:l", operator="LSTM", since_version=1),), False),
+        ((CpuNode(name="MultiHeadAttention:a", operator="com.microsoft::MultiHeadAttention", since_version=1, inputs=("double",)),), False),
+    ],
+)  # fmt: skip
+def test_only_nodes_without_a_kernel_may_run_on_the_cpu(nodes, passes):
+    decision, check = provider(measured(ran(*nodes, shapes=9)))
+    assert (check.verdict is Verdict.PASS) is passes
+    assert (decision.verdict is Verdict.PASS) is passes
+    wording = render_check(check) if passes else str(render_check(check, "remedy"))
+    assert ("Warning" if passes else f"providers: [{CUDA_PROVIDER}, {CPU_PROVIDER}]") in wording
+
+
+@pytest.mark.parametrize(("version", "passes"), [
+    ("1.31.1", True), ("1.31.0", True), ("1.22.0", True), ("1.40.0", False), ("2.0", False),
+])  # fmt: skip
+def test_the_table_says_nothing_of_later_versions(version, passes):
+    environment = builders.evidence().environment
+    versions = {**environment.versions, "onnxruntime": version}
+    environment = environment.model_copy(update={"versions": versions})
+    _, check = provider(measured(ran(ATAN), environment=environment))
+    assert (check.verdict is Verdict.PASS) is passes
+
+
+def test_evidence_of_before_is_refused_as_before():
+    old = ran(ATAN, cpu_nodes=(), cpu_time_share=None)
+    _, check = provider(measured(old))
+    assert check.verdict is Verdict.FAIL
+    for share in (1e-6, 0.999):  # time decides nothing
+        assert provider(measured(ran(RELU, cpu_time_share=share)))[1].verdict is Verdict.FAIL
+        assert provider(measured(ran(ATAN, cpu_time_share=share)))[1].verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("node", [FUSED, NCHW, REORDER])
+def test_a_file_that_was_optimized_for_the_cpu_has_that_cause(node):
+    graph = builders.graph_report(operators={"Relu": 3, node.operator: 1})
+    for evidence, cause in (
+        (measured(ran(RELU, node), graph=graph), "cpu_optimized"),
+        (measured(ran(RELU, node)), "device"),  # ONNX Runtime made it of a node that fell back
+        (measured(ran(RELU), graph=graph), "device"),
+    ):
+        _, check = provider(evidence)
+        assert check.verdict is Verdict.FAIL
+        assert cause_for(check) == cause
+
+
+def test_the_table_is_that_of_the_pinned_version():
+    pins = (Path(__file__).parents[3] / "constraints.txt").read_text()
+    (pinned,) = re.findall(r"^onnxruntime-gpu==(\S+)$", pins, re.MULTILINE)
+    assert cuda_kernels().version == pinned
+
+
+@pytest.mark.parametrize(
+    ("operator", "since", "inputs", "lacks"),
+    [
+        ("Add", 14, ("float", "float"), False),
+        ("Add", 14, ("bool", "bool"), True),
+        ("Add", 7, ("float", "float"), False),
+        ("Atan", 22, ("float",), True),
+        ("ArgMax", 13, ("int64",), True),
+        ("ArgMax", 13, ("float",), False),
+        ("Gather", 13, ("float", "int64"), False),
+        ("Gather", 99, ("float", "int64"), True),  # an open range is of its first version alone
+        ("com.microsoft::Attention", 1, ("float",), False),
+        ("com.microsoft::FusedGemm", 1, ("float",), True),
+    ],
+)
+def test_kernels_by_type_and_version(operator, since, inputs, lacks):
+    node = CpuNode(name="n", operator=operator, since_version=since, inputs=inputs)
+    assert cuda_kernels().lacks_kernel(node, "1.31.1") is lacks
+
+
+FAIL, PASS = Verdict.FAIL, Verdict.PASS
+NAN, INF = math.nan, math.inf
+FAR = 2e-3
+"""Twenty times the bound on `max_abs_diff`."""
+
+
+def runtime_with(name: RuntimeName, diff: float = 1e-5, **fields: Any) -> RuntimeEvidence:
+    output = builders.output_parity(max_abs_diff=diff)
+    return builders.runtime_evidence(name, **{"outputs": (output,), **fields})
+
+
+def evidence_of(diffs: dict[RuntimeName, float], **more: RuntimeEvidence | None) -> Evidence:
+    """All five runtimes measured; `diffs` gives the max_abs_diff of some, `more` a whole record."""
+    records = {name: runtime_with(name, diffs.get(name, 1e-5)) for name in RUNTIMES}
+    for name, record in more.items():
+        records[name.replace("_", "-")] = record  # type: ignore[index]
+    return builders.evidence(runtimes=tuple(r for r in records.values() if r is not None))
+
+
+def device_checks(seen: Evidence, **policy: Any) -> dict[str, CheckResult]:
+    """The checks `device`, by runtime."""
+    found = iter_checks(builders.policy(**policy), seen)
+    return {str(check.runtime): check for check in found if check.name == "device"}
+
+
+def test_both_devices_are_stated_for_onnx_runtime_on_cuda_only():
+    torch = runtime_with("torch-cuda", session_options={"device": "cuda"})
+    seen = device_checks(evidence_of({}, torch_cuda=torch))
+    assert list(seen) == ["ort-cuda", "ort-cuda-optimized"]
+    for check in seen.values():
+        assert check.verdict is PASS
+        assert "PyTorch computed on CUDAExecutionProvider (device cuda)" in render_check(check)
+        assert "ONNX Runtime computed on CUDAExecutionProvider" in render_check(check)
+        assert "49 on CUDAExecutionProvider" in render_check(check)
+        assert "times its bound" not in render_check(check)
+
+
+@pytest.mark.parametrize(("record", "why"), [
+    (None, "torch-cuda was not asked for"),
+    (builders.absent("torch-cuda"), "no CUDA device"),
+    (runtime_with("torch-cuda", outputs=(), failure="out of memory."), "out of memory"),
+])  # fmt: skip
+@pytest.mark.parametrize(("diff", "verdict"), [(1e-5, PASS), (FAR, FAIL)])
+def test_a_reference_on_the_cpu_only_is_said_so(record, why, diff, verdict):
+    check = device_checks(evidence_of({"ort-cuda": diff}, torch_cuda=record))["ort-cuda"]
+    assert f"PyTorch computed on the CPU only ({why})" in render_check(check)
+    assert check.verdict is verdict
+    assert ("it is open whether the device or the file is the cause" in render_check(check)) is (
+        diff == FAR
+    )
+    assert "both ran on CUDA" not in render_check(check)
+
+
+@pytest.mark.parametrize(("diffs", "words"), [
+    ({}, "PyTorch on CUDA agrees with its output on the CPU, so ONNX Runtime moved"),
+    ({"torch-cuda": FAR}, "so both sides moved with the device: look at TF32"),
+    ({"ort-cpu": FAR}, "The file is far off on the CPU too, so the device is not the cause"),
+    ({}, "ort-cuda-optimized is not, which points at a single kernel"),
+    ({"ort-cuda-optimized": FAR}, "ort-cuda-optimized is far off as well, so a fusion is not the cause"),
+])  # fmt: skip
+def test_a_large_difference_is_explained_by_the_other_runtimes(diffs, words):
+    check = device_checks(evidence_of({"ort-cuda": FAR, **diffs}))["ort-cuda"]
+    assert check.verdict is FAIL
+    assert words in render_check(check)
+    assert "logits / max_abs_diff is 20 times its bound although both ran on CUDA" in render_check(
+        check
+    )
+    assert "so this is no fallback" in render_check(check)
+
+
+@pytest.mark.parametrize(
+    ("name", "on"),
+    [("ort-cuda", "ort-cuda"), ("torch-cuda", "ort-cuda"), ("torch-cuda", "ort-cuda-optimized")],
+)
+def test_a_side_that_is_not_on_its_device_fails(name, on):
+    for active in ((CPU_PROVIDER,), ()):
+        record = runtime_with(name, providers_active=active)
+        check = device_checks(evidence_of({}, **{name.replace("-", "_"): record}))[on]
+        assert check.verdict is FAIL
+        assert f"{name} is not on CUDA, see its check 'provider'" in render_check(check)
+
+
+@pytest.mark.parametrize(("diff", "verdict"), [
+    (9.9e-4, PASS), (1e-3, FAIL), (NAN, FAIL), (INF, FAIL), (-INF, FAIL), (0.0, PASS),
+])  # fmt: skip
+def test_ten_times_the_bound_is_large(diff, verdict):
+    assert device_checks(evidence_of({"ort-cuda": diff}))["ort-cuda"].verdict is verdict
+
+
+@pytest.mark.parametrize(("diff", "verdict"), [(0.0, PASS), (1e-30, FAIL)])
+def test_a_bound_of_zero_is_exceeded_by_anything(diff, verdict):
+    policy = builders.policy()
+    bounds = policy.runtimes["ort-cuda"].bounds.model_copy(update={"max_abs_diff": 0.0})
+    runtimes = {**policy.runtimes, "ort-cuda": RuntimePolicy(required="always", bounds=bounds)}
+    assert (
+        device_checks(evidence_of({"ort-cuda": diff}), runtimes=runtimes)["ort-cuda"].verdict
+        is verdict
+    )
+
+
+@pytest.mark.parametrize(("field", "bound"), [("ratio", 3.0), ("peak", 6.0), ("diff", 32.0)])
+def test_differences_in_units_of_rounding_count_too(field, bound):
+    # The bound of the ratio is a little wider where there are few elements.
+    for times, verdict in ((9.0, PASS), (13.0, FAIL)):
+        noise = builders.noise_parity(**{field: times * bound})
+        record = runtime_with("ort-cuda", outputs=(builders.output_parity(noise=noise),))
+        check = device_checks(evidence_of({}, ort_cuda=record))["ort-cuda"]
+        assert check.verdict is verdict
+        assert (f"noise_{field} is 1" in render_check(check)) is (verdict is FAIL)
+
+
+diffs = st.floats(0.0, 1.0) | st.sampled_from([NAN, INF])
+others = st.dictionaries(st.sampled_from(sorted(RUNTIMES)), diffs)
+
+
+@given(others, diffs, diffs)
+def test_worse_numbers_never_make_it_pass(rest, a, b):
+    better, worse = sorted((a, b), key=lambda x: x if math.isfinite(x) else INF)
+    if device_checks(evidence_of({**rest, "ort-cuda": better}))["ort-cuda"].verdict is FAIL:
+        assert device_checks(evidence_of({**rest, "ort-cuda": worse}))["ort-cuda"].verdict is FAIL
+
+
+@given(others)
+def test_it_fails_only_where_another_check_fails_too(rest):
+    """So it explains, and adds no bound."""
+    found = list(iter_checks(builders.policy(), evidence_of(rest)))
+    for check in found:
+        if check.name == "device" and check.verdict is FAIL:
+            same = [c for c in found if c.runtime == check.runtime and c.name != "device"]
+            assert FAIL in {c.verdict for c in same}
