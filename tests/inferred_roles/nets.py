@@ -9,12 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gate.api import EvaluationResult, check
-from gate.data.samples import SampleSet
+import gate
 from gate.export.export import export_model
-from gate.measure.job import EvaluationData, Reference
-from gate.policy.policy import Policy
-from gate.records.evidence import Source
 from gate.records.export import ExportSettings
 
 FEATURES = 6
@@ -92,12 +88,12 @@ def exported(model: nn.Module, path: Path) -> Path:
     return path
 
 
-def judged(
-    model: nn.Module, onnx: Path, samples: int, policy: Policy | None = None
-) -> EvaluationResult:
-    return check(
-        onnx,
-        reference=Reference(model, Source(factory="tests:net")),
-        data=EvaluationData(SampleSet.from_arrays({"input": inputs(samples)})),
-        policy=policy,
-    )
+def quick(task: str = "auto", **fields: object) -> gate.Policy:
+    """The built-in policy without probes."""
+    policy = gate.Policy.default(task=task)
+    without = policy.instruments.model_copy(update={"probes": False, "search_inputs": 0})
+    return policy.model_copy(update={"instruments": without, **fields})
+
+
+def judged(model, onnx, samples, policy=None):
+    return gate.check(onnx, model, {"input": inputs(samples)}, policy)

@@ -9,27 +9,19 @@ import numpy as np
 import onnx
 import pytest
 
-from gate.decision.check_result import Verdict
+from gate import Digest, TestedFile, Verdict
 from gate.errors import DigestMismatch
 from gate.onnx_file.reading import WithData, read_subject
-from gate.onnx_file.tested_file import TestedFile
-from gate.policy.policy import Policy
-from gate.policy.sections import Instruments
-from gate.storage.digest import Digest
-from tests.inferred_roles.nets import Net, exported, judged, with_scale
-
-POLICY = Policy.default().model_copy(
-    update={"instruments": Instruments(probes=False, search_inputs=0)}
-)
+from tests.inferred_roles.nets import Net, exported, judged, quick, with_scale
 
 
 @pytest.fixture(scope="module")
-def net() -> Net:
+def net():
     return Net(with_scale)
 
 
 @pytest.fixture
-def plain(net: Net, tmp_path: Path) -> Path:
+def plain(net, tmp_path):
     """A model with all weights in a file beside it."""
     single = exported(net, tmp_path / "single.onnx")
     path = tmp_path / "plain" / "model.onnx"
@@ -60,17 +52,17 @@ def cached(plain: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["hub", "a folder for each", "data alone", "hard"])
-def test_a_file_in_a_cache_is_judged_like_its_copy(net: Net, plain: Path, kind: str) -> None:
+def test_a_file_in_a_cache_is_judged_like_its_copy(net, plain, kind):
     path = cached(plain, kind)
     assert read_subject(path) == read_subject(plain)
-    verdicted = judged(net, path, 48, POLICY)
+    verdicted = judged(net, path, 48, quick())
     assert verdicted.decision.verdict is Verdict.PASS, verdicted.decision.problems
     assert verdicted.evidence.subject.external_data == ("model.onnx_data",)
     names = {"ort-cpu", "ort-cpu-optimized"}
     assert {r.runtime for r in verdicted.evidence.runtimes if r.outputs} == names
 
 
-def test_a_wrong_weight_behind_a_link_is_found_and_located(net: Net, plain: Path) -> None:
+def test_a_wrong_weight_behind_a_link_is_found_and_located(net, plain):
     path = cached(plain, "a folder for each")
     blob = path.with_name("model.onnx_data").resolve()
     proto = onnx.load(path, load_external_data=False)
@@ -80,13 +72,13 @@ def test_a_wrong_weight_behind_a_link_is_found_and_located(net: Net, plain: Path
     values = np.frombuffer(data, np.float32, count=1, offset=offset)
     data[offset : offset + 4] = (values * 1.5).astype(np.float32).tobytes()
     blob.write_bytes(data)
-    verdicted = judged(net, path, 48, POLICY)
+    verdicted = judged(net, path, 48, quick())
     assert verdicted.decision.verdict is Verdict.FAIL
     assert verdicted.explanation.failure is None
     assert verdicted.explanation.localisation is not None
 
 
-def test_what_runs_is_what_was_hashed(plain: Path) -> None:
+def test_what_runs_is_what_was_hashed(plain):
     path = cached(plain, "hub")
     candidate = TestedFile(path, read_subject(path))
     loaded = candidate.loadable()

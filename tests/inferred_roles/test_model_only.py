@@ -9,21 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from gate.api import EvaluationResult, check
-from gate.data.samples import SampleSet
-from gate.decision.check_result import Verdict
-from gate.errors import GateError
+import gate
+from gate import GateError, Verdict
 from gate.export.export_warnings import captured
-from gate.localize.locate import locate
-from gate.measure.job import EvaluationData, MeasurementJob, Reference
-from gate.onnx_file.reading import read_subject
-from gate.onnx_file.tested_file import TestedFile
-from gate.policy.policy import Policy
-from gate.policy.sections import Instruments
-from gate.records.evidence import Source
 from gate.summary.render import render_check
 
-POLICY = Policy.default().model_copy(update={"instruments": Instruments(search_inputs=4)})
+POLICY = gate.Policy.default()
+POLICY = POLICY.model_copy(
+    update={"instruments": POLICY.instruments.model_copy(update={"search_inputs": 4})}
+)
 
 
 class Tagger(nn.Module):
@@ -63,23 +57,20 @@ def file_without_mask(model: Tagger, path: Path) -> Path:
     return path
 
 
-def samples(mask: int | None = 1, **others: np.ndarray) -> SampleSet:
+def samples(mask: int | None = 1, **others: np.ndarray) -> gate.SampleSet:
     """48 samples; a mask of ones, or one that varies."""
     random = np.random.default_rng(0)
     ids = random.integers(0, 30, (48, 7))
     masks = random.integers(0, 2, ids.shape) if mask is None else np.full(ids.shape, mask)
-    return SampleSet.from_arrays({"ids": ids, "mask": masks, **others})
+    return gate.SampleSet.from_arrays({"ids": ids, "mask": masks, **others})
 
 
-def judged(model: Tagger, path: Path, given: SampleSet) -> EvaluationResult:
-    return check(
-        file_without_mask(model, path), reference=Reference(model, Source(factory="tests")),
-        data=EvaluationData(given), policy=POLICY,
-    )  # fmt: skip
+def judged(model, path, given):
+    return gate.check(file_without_mask(model, path), model, gate.EvaluationData(given), POLICY)
 
 
 @pytest.mark.parametrize("mask", [1, None])
-def test_an_input_that_the_model_ignores_may_be_lacking(tmp_path: Path, mask: int | None) -> None:
+def test_an_input_that_the_model_ignores_may_be_lacking(tmp_path, mask):
     seen = judged(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(mask))
     assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
     assert seen.evidence.dataset.model_only == ("mask",)
@@ -92,7 +83,7 @@ def test_an_input_that_the_model_ignores_may_be_lacking(tmp_path: Path, mask: in
 
 
 @pytest.mark.parametrize("mask", [1, None])
-def test_one_that_is_baked_in_fails(tmp_path: Path, mask: int | None) -> None:
+def test_one_that_is_baked_in_fails(tmp_path, mask):
     """With a mask of ones in all samples only the probes can show it."""
     seen = judged(Tagger(masked=True).eval(), tmp_path / "model.onnx", samples(mask))
     assert seen.decision.verdict is Verdict.FAIL
@@ -104,17 +95,14 @@ def test_one_that_is_baked_in_fails(tmp_path: Path, mask: int | None) -> None:
     assert all(name.startswith("probe_") for name in names) if mask else "noise_ratio" in names
 
 
-def test_it_is_localised_with_what_only_the_model_takes(tmp_path: Path) -> None:
+def test_it_is_localised_with_what_only_the_model_takes(tmp_path):
     model = Tagger(masked=True).eval()
-    path = file_without_mask(model, tmp_path / "model.onnx")
-    candidate = TestedFile(path, read_subject(path))
-    found = locate(
-        MeasurementJob(model, candidate, samples(None), policy=POLICY), runtime="ort-cpu"
-    )
+    job = judged(model, tmp_path / "model.onnx", samples(None)).job
+    found = gate.locate(job, runtime="ort-cpu")
     assert found.first_divergence is not None
 
 
-def test_an_array_that_nobody_takes_is_refused(tmp_path: Path) -> None:
+def test_an_array_that_nobody_takes_is_refused(tmp_path):
     labels = np.zeros((48, 1), np.int64)
     with pytest.raises(GateError, match=r"\['labels'\] is no input"):
         judged(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(1, labels=labels))
@@ -131,11 +119,8 @@ class Any(nn.Module):
         return self.tagger(*tensors)
 
 
-def test_a_wrapper_gets_the_samples_in_their_order(tmp_path: Path) -> None:
+def test_a_wrapper_gets_the_samples_in_their_order(tmp_path):
     tagger = Tagger(masked=False).eval()
     path = file_without_mask(tagger, tmp_path / "model.onnx")
-    seen = check(
-        path, reference=Reference(Any(tagger).eval(), Source(factory="tests")),
-        data=EvaluationData(samples(None)), policy=POLICY,
-    )  # fmt: skip
+    seen = gate.check(path, Any(tagger).eval(), gate.EvaluationData(samples(None)), POLICY)
     assert seen.decision.verdict is Verdict.PASS, seen.decision.problems

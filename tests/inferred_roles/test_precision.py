@@ -11,22 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from gate.api import EvaluationResult, check
-from gate.data.samples import SampleSet
-from gate.decision.check_result import Verdict
+import gate
+from gate import Verdict
 from gate.export.export import export_model
-from gate.measure.job import EvaluationData, Reference
-from gate.policy.policy import Policy
-from gate.policy.sections import Instruments
-from gate.records.evidence import Source, Subject, TensorSpec
+from gate.records.evidence import TensorSpec
 from gate.records.export import ExportSettings
 from gate.reference.torch_reference import TorchReference
 from gate.summary.render import render_check
 from tests import builders
-
-POLICY = Policy.default().model_copy(
-    update={"instruments": Instruments(probes=False, search_inputs=0)}
-)
+from tests.inferred_roles.nets import quick
 
 
 class Net(nn.Module):
@@ -62,10 +55,8 @@ def exported_as_it_is(model: nn.Module, path: Path, dtype: type = np.float32) ->
     return path
 
 
-def judged(model: nn.Module, onnx: Path, dtype: type = np.float32) -> EvaluationResult:
-    workload = EvaluationData(SampleSet.from_arrays({"input": inputs(40, dtype)}))
-    reference = Reference(model, Source(factory="tests:net"))
-    return check(onnx, reference=reference, data=workload, policy=POLICY)
+def judged(model, onnx, dtype=np.float32, samples=40):
+    return gate.check(onnx, model, {"input": inputs(samples, dtype)}, quick())
 
 
 def cast(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -83,18 +74,13 @@ def narrowed(net: Net, x: torch.Tensor) -> torch.Tensor:
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-@pytest.mark.parametrize(
-    ("make", "double", "dtype", "gives"),
-    [
-        (cast, False, np.float32, "float64"),
-        (with_buffer, False, np.float32, "float64"),
-        (with_buffer, True, np.float64, "float64"),
-        (narrowed, False, np.float64, "float32"),
-    ],
-)
-def test_what_file_and_model_have_in_float64_is_judged(
-    tmp_path: Path, make, double: bool, dtype: type, gives: str
-) -> None:
+@pytest.mark.parametrize(("make", "double", "dtype", "gives"), [
+    (cast, False, np.float32, "float64"),
+    (with_buffer, False, np.float32, "float64"),
+    (with_buffer, True, np.float64, "float64"),
+    (narrowed, False, np.float64, "float32"),
+])  # fmt: skip
+def test_what_file_and_model_have_in_float64_is_judged(tmp_path, make, double, dtype, gives):
     net = Net(make).double() if double else Net(make)
     path = exported_as_it_is(net, tmp_path / "model.onnx", dtype)
     verdicted = judged(net, path, dtype)
@@ -108,14 +94,14 @@ def test_what_file_and_model_have_in_float64_is_judged(
     assert judged(wrong, path, dtype).decision.verdict is Verdict.FAIL
 
 
-def test_a_model_of_float64_judges_its_file_in_float32(tmp_path: Path) -> None:
+def test_a_model_of_float64_judges_its_file_in_float32(tmp_path):
     net = Net(with_buffer).double()
     path = exported(copy.deepcopy(net).float(), tmp_path / "model.onnx")
     assert judged(net, path).decision.verdict is Verdict.PASS
     assert net.linear.weight.dtype is torch.float64
 
 
-def test_a_file_that_narrows_is_told_which_dtypes_differ(tmp_path: Path) -> None:
+def test_a_file_that_narrows_is_told_which_dtypes_differ(tmp_path):
     path = exported(Net(lambda net, x: net.linear(x)), tmp_path / "model.onnx")
     problems = judged(Net(cast), path).decision.problems
     told = " ".join(render_check(problem) for problem in problems)
@@ -124,7 +110,7 @@ def test_a_file_that_narrows_is_told_which_dtypes_differ(tmp_path: Path) -> None
     assert "cast it in forward" in told
 
 
-def test_an_empty_output_is_the_reason_by_itself(tmp_path: Path) -> None:
+def test_an_empty_output_is_the_reason_by_itself(tmp_path):
     path = exported(net := Net(lambda net, x: (net.linear(x), x[:, :0])), tmp_path / "model.onnx")
     decision = judged(net, path).decision
     assert decision.verdict is Verdict.ERROR
@@ -132,27 +118,24 @@ def test_an_empty_output_is_the_reason_by_itself(tmp_path: Path) -> None:
     assert {problem.output for problem in decision.problems} == {"output_1"}
 
 
-@pytest.mark.parametrize(
-    ("own", "takes", "gives", "keeps"),
-    [
-        ([torch.float32], "float32", "float32", False),
-        ([torch.float32], "float32", "float64", True),
-        ([torch.float32], "float64", "float32", False),
-        ([torch.float32], "float64", "float64", True),
-        ([torch.float32, torch.float64], "float32", "float64", True),
-        ([torch.float64], "float32", "float64", False),
-        ([torch.float64], "float64", "float32", True),
-        ([torch.float64], "int64", "float64", True),
-        ([torch.float64], "int64", "float32", False),
-        ([], "float64", "float32", True),
-        ([torch.float16], "float32", "float32", False),
-    ],
-)
-def test_when_the_reference_keeps_float64(own, takes, gives, keeps) -> None:
+@pytest.mark.parametrize(("own", "takes", "gives", "keeps"), [
+    ([torch.float32], "float32", "float32", False),
+    ([torch.float32], "float32", "float64", True),
+    ([torch.float32], "float64", "float32", False),
+    ([torch.float32], "float64", "float64", True),
+    ([torch.float32, torch.float64], "float32", "float64", True),
+    ([torch.float64], "float32", "float64", False),
+    ([torch.float64], "float64", "float32", True),
+    ([torch.float64], "int64", "float64", True),
+    ([torch.float64], "int64", "float32", False),
+    ([], "float64", "float32", True),
+    ([torch.float16], "float32", "float32", False),
+])  # fmt: skip
+def test_when_the_reference_keeps_float64(own, takes, gives, keeps):
     model = nn.Module()
     for place, dtype in enumerate(own):
         model.register_buffer(f"b{place}", torch.zeros(1, dtype=dtype))
-    subject: Subject = builders.evidence().subject.model_copy(
+    subject = builders.evidence().subject.model_copy(
         update={
             "inputs": (TensorSpec(name="x", dtype=takes, shape=("b",)),),
             "outputs": (TensorSpec(name="y", dtype=gives, shape=("b",)),),
@@ -178,12 +161,7 @@ class Clock(nn.Module):
 @pytest.mark.parametrize(
     ("kept_in", "verdict"), [(torch.float64, Verdict.PASS), (torch.float32, Verdict.FAIL)]
 )
-def test_a_buffer_of_float64_in_a_model_of_float32_stays_so(
-    tmp_path: Path, kept_in: torch.dtype, verdict: Verdict
-) -> None:
+def test_a_buffer_of_float64_in_a_model_of_float32_stays_so(tmp_path, kept_in, verdict):
     path = exported_as_it_is(Clock(kept_in), tmp_path / "model.onnx")
-    seen = check(
-        path, reference=Reference(Clock(torch.float64).eval(), Source(factory="tests")),
-        data=EvaluationData(SampleSet.from_arrays({"input": inputs(48, np.float32)})), policy=POLICY,
-    )  # fmt: skip
+    seen = judged(Clock(torch.float64).eval(), path, samples=48)
     assert seen.decision.verdict is verdict, seen.decision.problems
