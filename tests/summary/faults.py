@@ -16,11 +16,16 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from torch import nn
 
-from gate.api import EvaluationResult, check
-from gate.data.samples import SampleSet
+from gate import (
+    EvaluationData,
+    EvaluationResult,
+    Policy,
+    PreprocessSpec,
+    Reference,
+    SampleSet,
+    check,
+)
 from gate.decision.champion import Champion
-from gate.measure.job import EvaluationData, Reference
-from gate.policy.policy import Policy
 from gate.policy.sections import (
     Bounds,
     ChampionPolicy,
@@ -28,7 +33,7 @@ from gate.policy.sections import (
     PreprocessingPolicy,
     RuntimePolicy,
 )
-from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.preprocess.spec import Resize
 from gate.records.evidence import ExportRecord, Source
 from gate.summary.summarize import summarize
 from gate.summary.summary import Summary
@@ -402,9 +407,7 @@ def judged(fault: Fault, folder: Path) -> EvaluationResult:
     return check(path, reference=reference, data=workload, policy=fault.policy())
 
 
-def _file(
-    path: Path, model: Callable[[], nn.Module], change: Callable[[onnx.ModelProto], None] | None
-) -> Path:
+def _file(path, model, change):
     file = onnx.load_from_string(exported(model))
     if change is not None:
         change(file)

@@ -7,19 +7,26 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from gate import Decision, Evidence, Policy, decide
 from gate.decision.champion import Champion
-from gate.decision.decide import Decision, decide
-from gate.policy.policy import Policy
 from gate.records.champion_comparison import Trend
-from gate.records.evidence import Evidence
+from gate.records.evidence import Environment, differences
 from gate.report.markdown import summary_markdown
 from gate.report.terminal import print_summary
-from gate.summary.champion_changes import UNRECORDED, compare_with_champion, unasked
+from gate.summary.champion_changes import (
+    UNRECORDED,
+    compare_with_champion,
+    machines_sentence,
+    unasked,
+)
 from gate.summary.summarize import summarize
 from gate.summary.summary import Change, ChangeRow
 from tests import builders
+from tests.builders import evidence
 
 AT = "2026-01-01T00:00:00+00:00"
 
@@ -48,9 +55,7 @@ def champion(evidence: Evidence | None = None, **overrides: Any) -> Champion:
     return Champion(**fields | overrides)
 
 
-def change(
-    old: Champion | None, new: Evidence | None = None, policy: Policy | None = None
-) -> Change:
+def change(old, new=None, policy=None):
     new = new or builders.evidence()
     return compare_with_champion(of(policy or builders.policy(), new), new, old)
 
@@ -59,7 +64,7 @@ def row(made: Change, name: str) -> ChangeRow:
     return next(row for row in made.rows if row.name == name)
 
 
-def test_what_changed_comes_first() -> None:
+def test_what_changed_comes_first():
     made = change(champion())
     assert (made.version, made.sha256, made.absent) == ("3", builders.digest("champion.onnx"), None)
     order = [row.changed for row in made.rows]
@@ -70,13 +75,14 @@ def test_what_changed_comes_first() -> None:
     }  # fmt: skip
     assert row(made, "same answers").now == "396 of 400"
     assert row(made, "latency").sense == "worse"
+    assert made.machines is None
     assert "side by side" in row(made, "latency").now
     assert [each.sha256 for each in made.trend] == [
         builders.digest("champion.onnx"), builders.digest("model.onnx"),
     ]  # fmt: skip
 
 
-def test_another_reference_file_is_a_change() -> None:
+def test_another_reference_file_is_a_change():
     def measured(name: str) -> Evidence:
         source = builders.evidence().source
         update = {"factory": "old.onnx", "onnx_sha256": builders.digest(name)}
@@ -88,7 +94,7 @@ def test_another_reference_file_is_a_change() -> None:
     assert "reference file" not in {each.name for each in change(champion()).rows}
 
 
-def test_numbers_of_other_samples_are_not_compared() -> None:
+def test_numbers_of_other_samples_are_not_compared():
     old = old_evidence()
     dataset = old.dataset.model_copy(update={"sha256": builders.digest("other samples")})
     noise = builders.noise_parity(ratio=0.5)
@@ -111,7 +117,7 @@ def test_numbers_of_other_samples_are_not_compared() -> None:
 @pytest.mark.parametrize(
     ("now", "sense"), [(20.5, None), (19.5, None), (22.0, "worse"), (18.0, "better")]
 )
-def test_a_latency_that_only_wavers_is_no_change(now: float, sense: str | None) -> None:
+def test_a_latency_that_only_wavers_is_no_change(now, sense):
     beside = builders.incumbent()
     assert beside.latency is not None
     slow = beside.latency.model_copy(update={"median_ms": now})
@@ -128,12 +134,12 @@ def with_noise(ratio: float) -> Evidence:
     ("before", "sense", "changed"),
     [(1.4, "better", True), (0.9, "worse", True), (1.1, None, False), (math.nan, "better", True)],
 )
-def test_the_sense_of_a_number(before: float, sense: str | None, changed: bool) -> None:
+def test_the_sense_of_a_number(before, sense, changed):
     seen = row(change(champion(with_noise(before))), "noise ratio")
     assert (seen.sense, seen.changed) == (sense, changed)
 
 
-def test_how_the_files_were_made_is_beside_each_other() -> None:
+def test_how_the_files_were_made_is_beside_each_other():
     good = old_evidence()
     assert good.export is not None
     export = good.export.model_copy(update={"strategy": "dynamo", "settings": {"opset": 12}})
@@ -155,7 +161,7 @@ def test_how_the_files_were_made_is_beside_each_other() -> None:
     assert not row(made, "version of onnxruntime").changed
 
 
-def test_which_bounds_moved() -> None:
+def test_which_bounds_moved():
     looser = builders.policy()
     cpu = looser.runtimes["ort-cpu"]
     bounds = cpu.bounds.model_copy(update={"max_abs_diff": 9.0, "l2_logits": None})
@@ -180,16 +186,15 @@ def test_which_bounds_moved() -> None:
         (champion(sha256=builders.digest("model.onnx")), "this very file"),
     ],
 )  # fmt: skip
-def test_where_there_is_nothing_to_compare_with_it_is_said(
-    old: Champion | None, reason: str
-) -> None:
+def test_where_there_is_nothing_to_compare_with_it_is_said(old, reason):
     made = change(old)
+    assert old is not None or made == unasked()
     assert reason in str(made.absent)
     assert made.rows == ()
     assert reason in made.unmoved
 
 
-def test_two_files_that_were_not_run_beside_each_other_are_compared_by_their_evidence() -> None:
+def test_two_files_that_were_not_run_beside_each_other_are_compared_by_their_evidence():
     apart = builders.incumbent(state="incomparable", absent="other inputs", latency=None)
     made = change(champion(incumbent=apart))
     assert row(made, "answers to these samples").now == "other inputs"
@@ -197,7 +202,7 @@ def test_two_files_that_were_not_run_beside_each_other_are_compared_by_their_evi
     assert row(made, "latency").sense is None
 
 
-def test_nothing_shows_none_or_steers_a_terminal() -> None:
+def test_nothing_shows_none_or_steers_a_terminal():
     good = old_evidence(export=None)
     hostile = good.subject.model_copy(update={"producer": "\x1b[2Jpytorch\n" + "x" * 1000})
     old = good.model_copy(update={"subject": hostile})
@@ -210,11 +215,7 @@ def test_nothing_shows_none_or_steers_a_terminal() -> None:
     assert row(made, "policy").before == UNRECORDED
 
 
-def test_who_did_not_ask_is_told_so() -> None:
-    assert unasked() == change(None)
-
-
-def test_another_file_with_the_same_numbers_is_not_called_unchanged() -> None:
+def test_another_file_with_the_same_numbers_is_not_called_unchanged():
     compared = change(champion()).rows
     same = tuple(row.model_copy(update={"changed": False}) for row in compared)
     made = change(champion()).model_copy(update={"rows": same})
@@ -228,22 +229,51 @@ def test_another_file_with_the_same_numbers_is_not_called_unchanged() -> None:
     assert f"- {expected}" in summary_markdown(story, {})
 
 
-def test_where_the_two_were_measured_is_said_if_the_machines_differ() -> None:
-    new = builders.evidence()
-    other = new.environment.model_copy(update={"cpu": "Intel Xeon", "cpu_flags": ("avx512f",)})
-    new = new.model_copy(
-        update={"environment": new.environment.model_copy(update={"cpu_flags": ()})}
-    )
-    made = change(champion(old_evidence(environment=other)), new)
-    assert made.machines == "measured on: test, no avx512f | champion: Intel Xeon, avx512f"
-    assert row(made, "processor").changed
-    assert not row(made, "threads").changed
-    story = summarize(of(builders.policy(), new), new, change=made)
-    stream = io.StringIO()
-    print_summary(story, Console(file=stream, width=120))
-    assert made.machines in stream.getvalue()
-    assert "champion: Intel Xeon, avx512f" in summary_markdown(story, {})
+AMD = {"cpu": "AMD EPYC 9R14", "cpu_flags": ("avx2", "avx512f"), "cores": 8,
+       "os": "Debian 13", "kernel": "Linux 6.12 x86_64"}  # fmt: skip
+INTEL = AMD | {"cpu": "Intel Xeon", "cpu_flags": ("amx_int8", "avx2")}
 
 
-def test_of_one_machine_nothing_is_said() -> None:
-    assert change(champion()).machines is None
+def environment(**fields: Any) -> Environment:
+    return evidence().environment.model_copy(update=fields)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ({}, {}, None),
+        (INTEL, {}, "measured on: AMD EPYC 9R14, avx512f, no amx_int8 | before: Intel Xeon, amx_int8, no avx512f"),
+        # What a record of before does not have is no difference.
+        ({"cpu_flags": None, "os": None, "kernel": None, "cores": None}, {}, None),
+        ({"cores": 2}, {}, "measured on: cores 8 | before: cores 2"),
+        ({"gpu": "H200"}, {}, "measured on: GPU none | before: GPU H200"),
+        ({"cpu_flags": ()}, {}, "measured on: avx2, avx512f | before: no avx2, avx512f"),
+        ({"versions": {"torch": "2.14"}}, {}, None),
+    ],
+)  # fmt: skip
+def test_each_field_by_its_words(old, new, expected):
+    one, other = environment(**AMD | old), environment(**AMD | new)
+    assert machines_sentence(one, other, other="before") == expected
+
+
+def test_a_library_that_only_one_has_is_a_difference():
+    one = environment(versions={"torch": "2.14", "torchvision": "0.29"})
+    found = tuple(differences(one, environment(versions={"torch": "2.15"})))
+    assert {each.name: (each.before, each.now) for each in found} == {
+        "version of torch": ("2.14", "2.15"),
+        "version of torchvision": ("0.29", "none"),
+    }
+
+
+FLAGS = st.sets(st.sampled_from(["avx2", "avx512f", "amx_tile", "sve"])).map(
+    lambda flags: tuple(sorted(flags))
+)
+
+
+@given(FLAGS, FLAGS)
+def test_nothing_differs_from_itself_and_differences_are_seen_from_both_sides(one, other):
+    old, new = environment(cpu_flags=one), environment(cpu_flags=other)
+    assert not list(differences(old, old))
+    there, back = list(differences(old, new)), list(differences(new, old))
+    assert [(d.before, d.now) for d in there] == [(d.now, d.before) for d in back]
+    assert bool(there) == (one != other)

@@ -3,10 +3,8 @@ first screen of the page has it all, on a telephone and on a laptop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from playwright.sync_api import Browser, Locator
+from playwright.sync_api import Locator
 
 from gate.report.html_page import Report, render_page
 from tests.browser import chromium
@@ -18,14 +16,14 @@ SIZES = ((390, 844), (1280, 800))
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     with chromium() as started:
         yield started
 
 
 @pytest.mark.parametrize("name", some(FAULTS, 6))
 class TestFaults:
-    def test_the_headline_names_the_cause(self, name: str) -> None:
+    def test_the_headline_names_the_cause(self, name):
         fault, told = FAULTS[name], story(name)
         headline = told.headline
         assert (headline.verdict, headline.cause) == (fault.verdict, fault.cause)
@@ -35,21 +33,21 @@ class TestFaults:
         assert headline.remedy
         assert len(headline.sentence) < 320
 
-    def test_one_fault_is_one_finding(self, name: str) -> None:
+    def test_one_fault_is_one_finding(self, name):
         """And what the policy waives is another one."""
         told = story(name)
         decisive = [finding for finding in told.findings if finding.cause != "waived"]
         assert len(decisive) == 1, [finding.sentence for finding in decisive]
         assert set(decisive[0].checks) == set(verdicted(name).decision.problems)
 
-    def test_nothing_shows_none_or_markup_of_ours(self, name: str) -> None:
+    def test_nothing_shows_none_or_markup_of_ours(self, name):
         told = story(name)
         texts = [told.headline.sentence, told.headline.remedy or "", *told.notes]
         texts += [finding.sentence for finding in told.findings]
         texts += [word.why for word in told.words]
         assert not [text for text in texts if "None" in text or "\n" in text]
 
-    def test_the_answer_is_read_without_scrolling(self, browser: Browser, name: str) -> None:
+    def test_the_answer_is_read_without_scrolling(self, browser, name):
         found, told = verdicted(name), story(name)
         report = Report(told, found.evidence, found.decision, found.explanation)
         shown = browser.new_page()

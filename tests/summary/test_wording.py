@@ -1,3 +1,5 @@
+"""The words of checks, numbers and sentences."""
+
 from __future__ import annotations
 
 import math
@@ -6,46 +8,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.decision.check_result import CheckResult, Verdict
-from gate.decision.decide import decide
-from gate.policy.policy import Policy
+from gate import CheckResult, Policy, Verdict, decide
+from gate.decision.catalog import CHECKS, meaning_of
 from gate.records.evidence import ModelCode
+from gate.records.instruments import NoiseParity
 from gate.report.markdown import summary_markdown
 from gate.summary import render
+from gate.summary.render import bound_usage, format_bound_usage
 from gate.summary.summarize import (
     agreement_sentences,
+    check_row,
     check_sentences,
     code_sentences,
     summarize,
 )
 from tests import builders
-from tests.builders import class_parity, evidence, output_parity, policy, runtime_evidence
-
-
-def _decision(**overrides: object):
-    return decide(policy(), evidence(**overrides), decided_at="2026-01-01T00:00:00+00:00")
+from tests.builders import (
+    class_parity,
+    evidence,
+    noise_parity,
+    output_parity,
+    policy,
+    probe_parity,
+    runtime_evidence,
+)
 
 
 @given(st.text())
-def test_printable_text_is_one_line_that_cannot_steer_a_terminal(text: str) -> None:
+def test_printable_text_is_one_line_that_cannot_steer_a_terminal(text):
     assert render.make_printable(text).isprintable()
 
 
-@pytest.mark.parametrize(
-    ("observed", "bound", "shown"),
-    [
-        (0.66, 1e-4, "0.66"),
-        (1.00001e-4, 1e-4, "0.000100001"),
-        (0.99999, 1.0, "0.99999"),
-        (1.0, 1.0, "1"),
-        (math.nan, 1e-4, "nan"),
-        (math.inf, 1e-4, "inf"),
-        (None, 1e-4, ""),
-    ],
-)
-def test_an_observed_number_never_looks_like_its_bound_unless_it_is(
-    observed: float | None, bound: float, shown: str
-) -> None:
+@pytest.mark.parametrize(("observed", "bound", "shown"), [
+    (0.66, 1e-4, "0.66"),
+    (1.00001e-4, 1e-4, "0.000100001"),
+    (0.99999, 1.0, "0.99999"),
+    (1.0, 1.0, "1"),
+    (math.nan, 1e-4, "nan"),
+    (math.inf, 1e-4, "inf"),
+    (None, 1e-4, ""),
+])  # fmt: skip
+def test_an_observed_number_never_looks_like_its_bound_unless_it_is(observed, bound, shown):
     check = CheckResult(
         name="max_abs_diff",
         observed=observed,
@@ -58,7 +61,7 @@ def test_an_observed_number_never_looks_like_its_bound_unless_it_is(
     assert render.allowed(check).startswith("≤ ")
 
 
-def test_agreement_is_told_with_samples_confidence_and_lower_bound() -> None:
+def test_agreement_is_told_with_samples_confidence_and_lower_bound():
     parity = class_parity(top1_agreement=0.98, top1_disagreements=8)
     seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
     decision = decide(policy(), seen, decided_at="now")
@@ -66,9 +69,13 @@ def test_agreement_is_told_with_samples_confidence_and_lower_bound() -> None:
     assert "392 of 400 samples" in sentence
     assert "95 % confidence" in sentence
     assert "0.9642" in sentence
+    parity = class_parity(nan_rows=100)  # which are no samples
+    seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
+    (sentence,) = agreement_sentences(decision, seen, confidence=0.95)
+    assert "300 of 300 samples" in sentence
 
 
-def test_what_only_the_model_takes_is_said_on_every_page() -> None:
+def test_what_only_the_model_takes_is_said_on_every_page():
     dataset = evidence().dataset.model_copy(update={"model_only": ("mask",)})
     lacking = evidence(dataset=dataset)
     decision = decide(policy(), lacking, decided_at="now")
@@ -78,7 +85,7 @@ def test_what_only_the_model_takes_is_said_on_every_page() -> None:
     assert list(check_sentences(decide(policy(), evidence(), decided_at="now"), "inputs")) == []
 
 
-def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
+def test_where_no_agreement_is_claimed_that_is_one_line():
     one = output_parity(classification=class_parity(predicted_classes=1))
     runtimes = tuple(
         runtime_evidence(r.runtime, outputs=(one,)) if r.outputs else r for r in evidence().runtimes
@@ -97,15 +104,7 @@ def test_where_no_agreement_is_claimed_that_is_one_line() -> None:
     assert not list(agreement_sentences(tensors, seen, confidence=0.95))
 
 
-def test_rows_of_nan_are_no_samples() -> None:
-    parity = class_parity(nan_rows=100)
-    seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
-    decision = decide(policy(), seen, decided_at="now")
-    (sentence,) = agreement_sentences(decision, seen, confidence=0.95)
-    assert "300 of 300 samples" in sentence
-
-
-def test_code_that_changed_since_the_export_is_told() -> None:
+def test_code_that_changed_since_the_export_is_told():
     measured = ModelCode(files={"mine": builders.digest("b")}, packages={"torch": "2.10"})
     exported = ModelCode(files={"mine": builders.digest("a")}, packages={"torch": "2.9"})
     plain = builders.evidence()
@@ -130,3 +129,69 @@ def test_code_that_changed_since_the_export_is_told() -> None:
     unread = measured.model_copy(update={"unread": {"fast": "it is compiled"}})
     assert "not read" in told(unread, None)
     assert "fast: it is compiled" in told(unread, unread)
+
+
+def check(name: str, **fields: object) -> CheckResult:
+    return CheckResult(name=name, verdict=Verdict.FAIL, code="beyond", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_every_check_has_its_words(name):
+    meaning = meaning_of(name)
+    assert meaning.meaning.endswith("?")
+    assert meaning.why
+    if meaning.unit is not None:
+        assert meaning.formula is not None
+
+
+def test_no_word_of_a_whole_decision_is_lacking():
+    measured = evidence(runtimes=(runtime_evidence(probes=(probe_parity(),)),))
+    for entry in summarize(decide(policy(), measured, decided_at="now"), measured).words:
+        assert entry.meaning.endswith("?"), entry.check.name
+        assert "None" not in f"{entry.meaning} {entry.formula or ''} {entry.unit or ''} {entry.why}"
+
+
+@pytest.mark.parametrize(("observed", "relation", "bound", "expected"), [
+    (3.0, "<=", 2.0, 1.5),
+    (0.0, "<=", 0.0, 0.0),
+    (1e-9, "<=", 0.0, math.inf),
+    (math.nan, "<=", 2.0, math.inf),
+    (-math.inf, "<=", 2.0, math.inf),
+    (0.98, ">=", 0.99, 2.0),
+    (1.0, ">=", 1.0, 0.0),
+    (0.9, ">=", 1.0, math.inf),
+    (447.0, ">=", 400.0, 400.0 / 447.0),
+    ("CPU", None, None, None),
+    (None, "<=", 1.0, None),
+])  # fmt: skip
+def test_how_much_of_its_bound_is_used(observed, relation, bound, expected):
+    used = bound_usage(check("x", observed=observed, relation=relation, bound=bound))
+    assert used == (expected if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(("name", "observed", "relation", "bound", "expected"), [
+    ("noise_ratio", 33.7, "<=", 1.67, "33.7 × rounding, allowed 1.67"),
+    ("top1_agreement", 0.5, ">=", 1.0, "50 %, allowed at least 100 %"),
+    ("max_abs_diff", math.nan, "<=", 0.1, "nan, allowed 0.1"),
+    ("accuracy_drop", 0.012, "<=", 0.0, "1.2 %, allowed 0 %"),
+    ("provider", None, None, None, ""),
+])  # fmt: skip
+def test_a_number_has_its_unit(name, observed, relation, bound, expected):
+    assert (
+        format_bound_usage(check(name, observed=observed, relation=relation, bound=bound))
+        == expected
+    )
+
+
+def of_noise(parity: NoiseParity) -> str:
+    output = output_parity(noise=parity)
+    measured = evidence(runtimes=(runtime_evidence("ort-cpu", outputs=(output,)),))
+    decision = decide(policy(), measured, decided_at="now")
+    noisy = next(c for c in decision.checks if c.name == "noise_ratio")
+    return check_row(noisy, measured).why
+
+
+def test_a_widened_bound_says_so():
+    assert "3, widened to 3.335 for 320 elements" in of_noise(noise_parity(scatter=None))
+    assert "Divided by 1.2" in of_noise(noise_parity(scatter=1.2))
+    assert "Divided" not in of_noise(noise_parity(scatter=1.0))

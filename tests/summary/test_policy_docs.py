@@ -1,0 +1,118 @@
+"""What is said of the policy is said of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from gate import Policy
+from gate.decision.catalog import row_of
+from gate.policy.sections import Bounds, ReviewTag
+from gate.summary.policy_docs import RUNTIME, fields_named, policy_fields, policy_text
+from tests.test_docs import DOCS
+
+FIELDS = policy_fields()
+BOUNDS = f"runtimes.{RUNTIME}.bounds."
+
+
+def models(model: type[BaseModel] = Policy) -> Iterator[type[BaseModel]]:
+    """The models of a policy, found without what is tested here."""
+    yield model
+    for field in model.model_fields.values():
+        for part in _parts(field.annotation):
+            if part is not Policy:
+                yield from models(part)
+
+
+def _parts(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from _parts(part)
+
+
+def test_every_field_of_every_model_is_there_once():
+    expected = [name for model in models() for name in model.model_fields]
+    assert sorted(each.name for each in FIELDS) == sorted(expected)
+    assert len({each.place for each in FIELDS}) == len(FIELDS)
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.place)
+def test_every_field_says_what_it_is_and_what_it_takes(field):
+    assert field.sentence.endswith((".", "?"))
+    assert field.takes
+    assert "'" not in field.takes
+    if field.check is not None:
+        assert field.check.formula
+
+
+@pytest.mark.parametrize("name", Bounds.model_fields)
+def test_a_bound_has_its_check_and_the_metrics_have_its_formula(name):
+    (field,) = fields_named(f"{BOUNDS}{name}", FIELDS)
+    rows = [row for row in (DOCS / "metrics.md").read_text().splitlines() if f"| `{name}` |" in row]
+    assert len(rows) == 1
+    if name != "confidence_bands":  # a section: its shares have one
+        assert field.check is not None
+        assert field.check is row_of(name)
+
+
+@pytest.mark.parametrize(("name", "places"), [
+    ("noise_ratio", [f"{BOUNDS}noise_ratio"]),
+    ("bounds.noise_ratio", [f"{BOUNDS}noise_ratio"]),
+    ("gate.runtimes.ort-cpu.bounds.noise_ratio", [f"{BOUNDS}noise_ratio"]),
+    ("runtimes.ort.v2.bounds.noise_ratio", [f"{BOUNDS}noise_ratio"]),
+    ("twin.runtimes.ort-cpu.required", [f"runtimes.{RUNTIME}.required"]),
+    ("required", ["preprocessing.required", f"runtimes.{RUNTIME}.required"]),
+    ("runtimes.ort-cpu", ["runtimes"]),
+    ("task", ["task"]),
+    ("ratio", []),
+    ("", []),
+])  # fmt: skip
+def test_a_field_is_found_by_the_end_of_its_place(name, places):
+    assert [each.place for each in fields_named(name, FIELDS)] == places
+
+
+@pytest.mark.parametrize(("name", "takes", "default", "built_in"), [
+    ("noise_ratio", "number at least 0 or null", None, {"CPU": 1.5, "CUDA": 2.0}),
+    ("over_5_percent", "number at least 0 and at most 1", None, {"quantized twin": 0.05}),
+    ("min_samples", "integer at least 1", 1, {}),
+    ("review", "automatic | required | signed", "automatic", {}),
+    ("runtimes.ort-cpu.kind", "text or null", None, {}),
+    ("determinism", "section", None, {}),
+])  # fmt: skip
+def test_values_are_those_of_the_model(name, takes, default, built_in):
+    (field,) = fields_named(name, FIELDS)
+    assert (field.takes, field.default, field.built_in) == (takes, default, built_in)
+
+
+ROOT = Path(__file__).parents[2]
+ODD = Policy.default().model_copy(update={"review_tag": ReviewTag(approved="yes", rejected="null")})
+
+
+@pytest.mark.parametrize("policy", [
+    Policy.default(),
+    Policy.default(task="tensors"),
+    Policy.quantized(),
+    Policy.load(ROOT / "params.yaml"),
+    ODD,
+])  # fmt: skip
+def test_who_reads_the_text_gets_the_policy(tmp_path, policy):
+    file = tmp_path / "gate.yaml"
+    file.write_text(policy_text(policy, name="gate.yaml"))
+    assert Policy.from_file(file) == policy
+
+
+def test_every_field_is_there_with_what_it_means():
+    text = policy_text(Policy.default(), name="gate.yaml")
+    words = set(text.replace(",", " ").replace(":", " ").replace(".", " ").split())
+    absent = ("preprocessing.", "incumbent.", "tried", "confidence_bands.", ".kind", ".options", "metrics[].")  # fmt: skip
+    for field in policy_fields():
+        if not any(part in field.place for part in absent):
+            assert field.name in words, field.place
+    assert f"# {next(f for f in policy_fields() if f.place == 'nonfinite').text[:40]}" in text
+    assert RUNTIME not in text
+    assert text.count("bounds: &") == 2  # of the CPU, of CUDA: once each
+    assert max(len(line) for line in text.splitlines() if "graph_forbid" not in line) <= 100

@@ -1,0 +1,251 @@
+"""The summary of a decision: its headline, runtimes, costs and next steps."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from typing import Any
+
+import pytest
+
+from gate import CheckResult, Verdict, decide
+from gate.cli import COMMANDS, main
+from gate.decision.catalog import TITLES
+from gate.policy.sections import RuntimePolicy
+from gate.records.evidence import Cost, Latency
+from gate.records.instruments import GraphFinding
+from gate.summary.summarize import (
+    COST_HEADINGS,
+    SummaryInputs,
+    costs_of,
+    proof_of,
+    steps_of,
+    summarize,
+)
+from gate.summary.summary import CostRow, Step, Summary
+from tests.builders import absent, evidence, noise_parity, output_parity, policy, runtime_evidence
+from tests.report.samples import failed, passed
+
+
+def test_a_story_is_exact_through_json():
+    for decision, measured in (passed(), failed()):
+        story = summarize(decision, measured)
+        text = story.to_json()
+        assert Summary.from_json(text).to_json() == text
+
+
+def told(**overrides: Any) -> Summary:
+    """Of a file that is right, within bounds on its cost or not."""
+    bounds = policy().runtimes["ort-cpu"].bounds
+    bounds = bounds.model_copy(update={"latency_ratio": 0.5, "memory_mb": 100.0})
+    asked = policy(runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)})
+    batch = Latency(batch_size=32, batches=9, median_ms=20.0, p95_ms=20.0)
+    single = batch.model_copy(update={"batch_size": 1, "median_ms": 1.0})
+    cost = Cost(single=single)
+    fields = {"latency": batch, "cost": cost, "memory_bytes": 150_000_000} | overrides
+    measured = evidence(
+        runtimes=(runtime_evidence("ort-cpu", **fields),),
+        reference_latency=batch,
+        reference_cost=cost,
+    )
+    return summarize(decide(asked, measured, decided_at="now"), measured)
+
+
+def test_what_is_slow_and_large_is_blamed_by_its_name():
+    story = told()
+    assert (story.headline.verdict, story.headline.cause) == ("FAIL", "cost")
+    assert story.headline.blamed == "ort-cpu"
+    assert story.headline.sentence == (
+        "ort-cpu is slower than the policy allows: latency_ratio 1, allowed 0.5"
+    )
+    assert [finding.cause for finding in story.findings] == ["cost"]
+    assert {check.name for check in story.findings[0].checks} == {"latency_ratio", "memory_mb"}
+
+
+def test_what_nobody_timed_is_a_lack_of_evidence():
+    story = told(cost=None, memory_bytes=None)
+    assert (story.headline.verdict, story.headline.cause) == ("ERROR", "evidence")
+
+
+STEP = Step(label="Look at it", command="gate locate model.onnx")
+NOW = "2026-01-01T00:00:00+00:00"
+
+
+def judgment(**given: Any) -> SummaryInputs:
+    decision = decide(policy(), evidence(), decided_at=NOW)
+    return SummaryInputs(decision=decision, evidence=evidence(), policy=policy(), **given)
+
+
+def test_what_is_not_said_is_what_follows_from_the_decision():
+    made = judgment()
+    assert made.story == summarize(made.decision, made.evidence, confidence=policy().confidence)
+
+
+@pytest.mark.parametrize(("given", "field", "shown"), [
+    ({"model_name": "digits"}, "name", "digits"),
+    ({"signed_by": "ci 1234\x1b[31m"}, "signed_by", "ci 1234�[31m"),
+])  # fmt: skip
+def test_the_subject_is_named(given, field, shown):
+    assert getattr(judgment().story.subject, field) is None
+    assert getattr(judgment(**given).story.subject, field) == shown
+
+
+def test_its_own_steps_come_in_the_place_of_the_decision_s():
+    assert judgment(steps=(STEP,)).story.steps == (STEP,)
+    assert judgment().story.steps != (STEP,)
+
+
+@pytest.mark.parametrize(
+    ("noise", "warned"),
+    [
+        ({"candidate_rms": 3e-4, "rounding_rms": 3e-4}, True),
+        ({"candidate_rms": 3e-5, "rounding_rms": 3e-5}, False),  # below 1e-5 of the output
+        ({"candidate_rms": 3e-4, "reference_rms": 3e-4}, False),  # PyTorch is as far off
+        ({"candidate_rms": 3e-4, "ratio": 300.0}, False),  # refused, so the bound says it
+    ],
+)
+def test_a_runtime_with_large_rounding_errors_is_warned_of(noise, warned):
+    output = output_parity(noise=noise_parity(**noise))
+    measured = evidence(runtimes=(runtime_evidence("ort-cpu", outputs=(output,)),))
+    story = summarize(decide(policy(), measured, decided_at=NOW), measured)
+    assert any("rounding error of this runtime" in line for line in story.warnings) is warned
+
+
+def test_a_runtime_that_passed_shows_what_came_nearest():
+    rows = {row.runtime: row for row in proof_of(*passed())}
+    row = rows["ort-cpu"]
+    assert (row.state, row.provider) == ("passed", "CPUExecutionProvider")
+    assert row.nodes
+    assert row.worst is not None
+    assert row.strain is not None
+    assert 0.0 < row.strain <= 1.0
+    assert row.agreement == 1.0
+
+
+def test_a_runtime_without_its_device_says_why():
+    row = next(row for row in proof_of(*passed()) if row.runtime == "ort-cuda")
+    assert row.state == "waived"
+    assert row.reason is not None
+    assert "CUDA" in row.reason
+    assert row.worst is None
+
+
+def test_what_fails_is_the_worst_however_much_of_another_bound_is_used():
+    row = next(row for row in proof_of(*failed()) if row.runtime == "ort-cpu")
+    assert row.state == "failed"
+    assert row.worst is not None
+    assert row.worst.verdict == "FAIL"
+
+
+def test_a_runtime_that_broke_says_how():
+    broken = runtime_evidence("ort-cpu", outputs=(), failure="Reshape failed")
+    measured = evidence(runtimes=(broken, runtime_evidence("ort-cpu-optimized")))
+    rows = proof_of(decide(policy(), measured, decided_at="now"), measured)
+    row = next(row for row in rows if row.runtime == "ort-cpu")
+    assert (row.state, row.reason) == ("failed", "Reshape failed")
+
+
+def test_what_is_waived_is_never_the_worst():
+    decision, measured = passed()
+    waived = CheckResult(
+        name="probe_value_far",
+        runtime="ort-cpu",
+        observed=9.0,
+        bound=1.0,
+        relation="<=",
+        verdict=Verdict.WAIVED,
+        explanation="noise_ratio is 9 on this input, allowed <= 1. Nobody can judge it.",
+    )
+    beside = decision.model_copy(update={"checks": (*decision.checks, waived)})
+    assert proof_of(beside, measured) == proof_of(decision, measured)
+
+
+@pytest.mark.parametrize("cause", sorted(TITLES))
+def test_every_cause_has_a_command_that_takes_its_options(cause, capsys):
+    steps = list(steps_of(*failed(), cause))
+    assert steps
+    for step in steps:
+        program, *words = shlex.split(step.command)
+        assert (program, words[0] in COMMANDS) == ("gate", True)
+        named = [word for word in words if re.fullmatch("[a-z]+", word)]
+        assert main([*named[: 2 if words[0] == "preprocess" else 1], "--help"]) == 0
+        told = capsys.readouterr().out
+        assert [word for word in words if word.startswith("--") and word not in told] == []
+
+
+def test_what_passed_is_promoted_next():
+    (step,) = summarize(*passed()).steps
+    assert step.command == "gate promote MODEL.onnx --name NAME --report DIR"
+
+
+def test_a_quantized_file_is_promoted_beside_the_exact_one():
+    decision, evidence = passed()
+    assert evidence.graph is not None
+    finding = GraphFinding(code="quantized", place="node", detail="8 nodes compute in integers")
+    graph = evidence.graph.model_copy(update={"findings": (finding,)})
+    (step,) = steps_of(decision, evidence.model_copy(update={"graph": graph}), "passed")
+    assert step.command is not None
+    assert "gate promote EXACT.onnx" in step.command
+    assert "--twin MODEL.onnx --twin-report DIR" in step.command
+
+
+def test_the_command_that_judged_judges_again():
+    story = summarize(*failed()).with_command(
+        "gate check ", "gate check it.onnx --policy mine.yaml"
+    )
+    assert story.steps[-1].command == "gate check it.onnx --policy mine.yaml"
+    assert not story.steps[0].command.startswith("gate check")  # type: ignore[union-attr]
+
+
+def test_the_names_of_files_are_filled_in_and_quoted():
+    story = summarize(*passed()).with_files({"MODEL.onnx": "my model.onnx", "DIR": "out"})
+    assert story.steps[0].command == "gate promote 'my model.onnx' --name NAME --report out"
+
+
+def latency(median_ms: float, batch_size: int = 1) -> Latency:
+    return Latency(batch_size=batch_size, batches=9, median_ms=median_ms, p95_ms=2 * median_ms)
+
+
+def test_pytorch_comes_first_and_who_did_not_run_has_no_row():
+    cost = Cost(open_ms=12.0, first_ms=4.0, first_batch_size=1, single=latency(1.0),
+                peak_bytes=700_000_000, cuda_bytes=512_000_000)  # fmt: skip
+    runtime = runtime_evidence(
+        "ort-cpu", latency=latency(10.0, 32), cost=cost, memory_bytes=30_000_000
+    )
+    reference = Cost(first_ms=9.0, single=latency(2.0))
+    rows = costs_of(
+        evidence(
+            runtimes=(runtime, absent("ort-cuda")),
+            reference_latency=latency(40.0, 32),
+            reference_cost=reference,
+        )
+    )
+    assert [row.cells() for row in rows] == [
+        ("PyTorch, CPU", "", "9 ms", "2 / 4 ms", "40 / 80 ms (32)", "", "", ""),
+        ("ort-cpu", "12 ms", "4 ms", "1 / 2 ms", "10 / 20 ms (32)", "0.5 ×",
+         "30 MB, CUDA 512 MB", "700 MB"),
+    ]  # fmt: skip
+    assert {len(row.cells()) for row in rows} == {len(COST_HEADINGS)}
+
+
+def test_what_is_long_or_large_is_in_larger_units():
+    row = CostRow(
+        runtime="r", open_ms=3130.0, first_ms=999.4, single=latency(600.0),
+        memory_bytes=999_400_000, peak_bytes=1_240_000_000,
+    )  # fmt: skip
+    assert row.cells() == (
+        "r", "3.13 s", "999 ms", "0.6 / 1.2 s", "", "", "999 MB", "1.24 GB",
+    )  # fmt: skip
+
+
+def test_a_time_that_is_none_shows_as_that():
+    runtime = runtime_evidence(
+        "ort-cpu", latency=latency(math.nan, 32), cost=Cost(single=latency(1.0))
+    )
+    reference = Cost(single=latency(2.0))
+    made = evidence(
+        runtimes=(runtime,), reference_latency=latency(40.0, 32), reference_cost=reference
+    )
+    assert costs_of(made)[1].cells()[5] == "nan ×"
+    assert costs_of(evidence()) == ()
