@@ -32,8 +32,8 @@ EVERY = 3
 """`make test` runs the first, the last and every third row of a table in SLOW_FOLDERS."""
 
 SLOW_FOLDERS = {
-    "benchmarks", "commands", "data", "deploy", "export", "guesses", "lint", "localisation", "parity",
-    "parts", "pipelines", "registry", "report", "runtimes", "scale", "service", "tracking",
+    "benchmarks", "commands", "data", "deploy", "export", "inferred_roles", "lint", "localize", "measure",
+    "mlflow_client", "multi_file", "pipelines", "probes", "registry", "report", "runtimes", "service",
 }  # fmt: skip
 """Each row measures a file, starts a process or writes to a server. 2 400 such rows took 290 s of CPU
 time of 2 480 s of the whole suite (2026-11)."""
