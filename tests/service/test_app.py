@@ -7,7 +7,6 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,12 +19,13 @@ from starlette.responses import PlainTextResponse
 from gate.errors import RegistryUnavailable
 from gate.mlflow_client.webhooks import EVENTS
 from gate.service import app
-from gate.service.app import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_PATH, sign
+from gate.service.app import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_PATH
 from gate.storage.safe_text import EXAMPLE_MODEL
 from tests import plain_http
 from tests.service.deliveries import (
     MODEL,
     OLD_SECRET,
+    SECRET,
     Recorder,
     Service,
     body,
@@ -56,24 +56,15 @@ def plain(**said: Any) -> bytes:
 
 REQUESTS: list[tuple[str, bytes, Callable[[bytes], dict[str, str]], int, str]] = [
     ("unsigned", GOOD, without(SIGNATURE_HEADER), 401, "unsigned"),
-    ("without a time", GOOD, without(TIMESTAMP_HEADER), 401, "unsigned"),
-    ("without an id", GOOD, without(DELIVERY_HEADER), 401, "unsigned"),
     ("without a type", GOOD, without("Content-Type"), 415, "wrong_type"),
     ("a form", GOOD, changed(Content_Type="application/x-www-form-urlencoded"), 415, "wrong_type"),
     ("of a stranger", GOOD, lambda raw: headers(raw, secret="a secret of a stranger"), 401, "forged"),
-    ("of an empty secret", GOOD, lambda raw: headers(raw, secret=""), 401, "forged"),
     ("for another body", GOOD, lambda _: headers(b"{}"), 401, "forged"),
-    ("for another id", GOOD, changed(**{"X-MLflow-Delivery-Id": "another"}), 401, "forged"),
     ("old", GOOD, old(302), 401, "stale"),
     ("of the future", GOOD, old(-302), 401, "stale"),
     ("empty", b"", headers, 400, "malformed"),
-    ("no UTF-8", b'{"entity": "\xff"}', headers, 400, "malformed"),
-    ("UTF-16", GOOD.decode().encode("utf-16"), headers, 400, "malformed"),
     ("no JSON", b"{", headers, 400, "malformed"),
     ("deep", b"[" * 60_000, headers, 400, "malformed"),
-    ("a list", b"[]", headers, 400, "malformed"),
-    ("no data", plain(data=None), headers, 400, "malformed"),
-    ("no name", plain(data={"alias": "champion"}), headers, 400, "malformed"),
     ("too large", b" " * (1 << 20) + GOOD, headers, 413, "too_large"),
     ("of another model", json.dumps(body(model="another")).encode(), headers, 403, "foreign"),
     ("of a model with a lone surrogate", plain(data={"name": "\ud800", "alias": "champion"}), headers, 403, "foreign"),
@@ -81,9 +72,7 @@ REQUESTS: list[tuple[str, bytes, Callable[[bytes], dict[str, str]], int, str]] =
     ("of a workspace that is no text", plain(workspace=1), headers, 400, "malformed"),
     ("MLflow's test in a workspace", json.dumps(body(model=EXAMPLE_MODEL) | {"workspace": "team-a"}).encode(), headers, 200, "test"),
     ("an unknown entity", plain(entity="prompt"), headers, 200, "ignored"),
-    ("an unknown action", plain(action="exploded"), headers, 200, "ignored"),
     ("another alias", json.dumps(body(alias="shadow")).encode(), headers, 200, "ignored"),
-    ("another tag", json.dumps(body("model_version_tag.set", key="team")).encode(), headers, 200, "ignored"),
     ("MLflow's test", json.dumps(body(model=EXAMPLE_MODEL)).encode(), headers, 200, "test"),
 ]  # fmt: skip
 
@@ -121,18 +110,13 @@ def test_requests_without_effect(
     assert len(service.recorder.causes) == seen + 1
 
 
-@pytest.mark.parametrize("kind", EVENTS)
-@pytest.mark.parametrize("secret", [None, OLD_SECRET])
-def test_every_event_of_ours_has_its_effect_at_once(
-    shared: Service, kind: str, secret: str | None
-) -> None:
-    service = shared
-    until(lambda: ("letters", "timer") in service.recorder.ended)
-    start, seen = time.monotonic(), service.recorder.ended.count((MODEL, "webhook"))
-    answer = service.send(body(kind), **({"secret": secret} if secret else {}))
-    assert (answer.status_code, answer.json()) == (202, {"outcome": "accepted"})
-    until(lambda: service.recorder.ended.count((MODEL, "webhook")) > seen)
-    assert time.monotonic() - start < 60
+def test_every_event_of_ours_has_its_effect_at_once(shared: Service) -> None:
+    until(lambda: ("letters", "timer") in shared.recorder.ended)
+    for number, kind in enumerate(EVENTS):
+        seen = shared.recorder.ended.count((MODEL, "webhook"))
+        answer = shared.send(body(kind), secret=(SECRET, OLD_SECRET)[number % 2])
+        assert (answer.status_code, answer.json()) == (202, {"outcome": "accepted"})
+        until(lambda seen=seen: shared.recorder.ended.count((MODEL, "webhook")) > seen)
 
 
 def test_a_replay_only_wakes_the_loop_again(service: Service) -> None:
@@ -149,17 +133,13 @@ def test_events_are_taken_while_the_database_is_away(tmp_path: Path) -> None:
         until(lambda: service.recorder.causes)
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
-def test_other_methods_are_refused(shared: Service, method: str) -> None:
-    answer = plain_http.request(method, shared.address + WEBHOOK_PATH)
-    assert answer.status_code == 405
-    assert answer.headers["allow"] == "POST"
-
-
-@pytest.mark.parametrize("path", ["/", "/webhooks/mlflow/", "/webhooks", "/docs", "/openapi.json"])
-def test_other_paths_are_not_there(shared: Service, path: str) -> None:
-    answer = plain_http.post(shared.address + path, content=GOOD, headers=headers(GOOD))
-    assert answer.status_code == 404
+def test_other_methods_and_paths_are_refused(shared: Service) -> None:
+    for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+        answer = plain_http.request(method, shared.address + WEBHOOK_PATH)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    for path in ("/", "/webhooks/mlflow/", "/webhooks", "/docs", "/openapi.json"):
+        answer = plain_http.post(shared.address + path, content=GOOD, headers=headers(GOOD))
+        assert answer.status_code == 404
 
 
 def test_headers_that_come_twice_are_refused(service: Service) -> None:
@@ -286,39 +266,20 @@ def test_other_applications_can_be_mounted(tmp_path: Path) -> None:
         assert service.get("/models/digits/manifest.json").text == "the store"
 
 
-def test_a_signature_is_for_one_body_only(service: Service) -> None:
-    sent = headers(GOOD, delivery="d-1")
-    longer = GOOD + b" "
-    assert service.post(longer, sent).status_code == 401
-    sent[SIGNATURE_HEADER] = sign(
-        "the-first-secret-of-the-tests",
-        delivery_id="d-1",
-        timestamp=sent[TIMESTAMP_HEADER],
-        body=longer,
-    )
-    assert service.post(longer, sent).status_code == 202
-
-
 @pytest.mark.proof
 def test_two_hundred_at_once_and_a_slow_registry(tmp_path: Path) -> None:
     """All are taken at once, and a look that begins after the last one sees what it was about."""
-    recorder = Recorder(lambda _model, _cause: time.sleep(1))
+    go_on = threading.Event()
+    recorder = Recorder(lambda _model, _cause: go_on.wait(60) and None)
     with running(settings(tmp_path), recorder) as service:
         until(lambda: recorder.calls)
-
-        def send(_: int) -> tuple[int, float]:
-            start = time.monotonic()
-            return service.send(body()).status_code, time.monotonic() - start
-
         with ThreadPoolExecutor(200) as pool:
-            answers = list(pool.map(send, range(200)))
-        assert {status for status, _seconds in answers} == {202}
-        assert max(seconds for _status, seconds in answers) < 30
-        begun = len(recorder.calls)
-        service.send(body())
-        until(lambda: len(recorder.ended) > begun)
-        assert recorder.causes[-1] == "webhook"
-        assert len(recorder.causes) < 40  # one look serves all that came before it
+            answers = list(pool.map(lambda _: service.send(body()).status_code, range(200)))
+        assert set(answers) == {202}
+        assert recorder.causes == []  # the first look, which is the timer's, lasts
+        go_on.set()
+        until(lambda: recorder.ended.count((MODEL, "webhook")) == 1)
+        assert recorder.causes == ["webhook"]  # one look serves all that came before it
 
 
 def test_idle_connections_are_closed_and_counted(

@@ -56,9 +56,7 @@ def _named(world: World, file: str) -> str:
     "change",
     [
         _flipped,
-        lambda _: b"",
         lambda _: b"<html>503</html>",
-        lambda whole: whole[:-1],
     ],
 )
 def test_other_bytes_take_a_version_away_once_a_later_look_finds_them_too(

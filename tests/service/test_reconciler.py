@@ -83,33 +83,6 @@ def test_what_was_promoted_is_deployed_once(service):
     assert service.place.ledger.entries()[-1].cause == "delivery 1"
 
 
-def test_from_approval_to_the_deployed_file(tmp_path):
-    service = Service(tmp_path, REVIEWED)
-    service.place.promote(1)
-    assert service.look() == []
-    assert service.live is None
-    service.place.tag("1", "approved")
-    assert service.look() == [("review", "promoted", "1"), ("deploy", "deployed", "1")]
-    assert service.live == "1"
-
-
-def test_what_must_not_serve_is_not_deployed(service):
-    service.place.point(service.place.hand_made(5))
-    assert service.look() == [("guard", "reverted", "1")]
-    assert service.live == "1"
-    assert service.place.lines()[-1] == ("reverted", "1")
-
-
-def test_bytes_that_were_exchanged_after_the_promotion(service):
-    service.place.promote(2)
-    service.place.stored("2").data += b"\0"
-    service.look()
-    assert service.live == "1"
-    assert service.place.champion == "1"
-    assert ("deployed", "2") not in service.place.lines()
-    assert service.look() == []
-
-
 def test_bytes_that_are_exchanged_while_they_are_fetched(service, monkeypatch):
     service.place.promote(2)
     watched = Watched(service.place.registry)
@@ -230,16 +203,6 @@ def test_a_step_that_failed_is_looked_at_thoroughly_again(service, monkeypatch):
         assert service.look() == [("guard", "ZeroDivisionError", None)]
     place.stored("1").data += b"\0"
     assert service.look() == [("guard", "reverted", None)]
-
-
-def test_after_a_rollback_the_version_before_is_deployed(service):
-    service.place.promote(2)
-    service.look()
-    place = service.place
-    rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
-    assert service.look() == [("deploy", "deployed", "1")]
-    assert service.live == "1"
-    assert service.look() == []
 
 
 def test_champion_without_alias_leaves_what_is_deployed(service):

@@ -17,6 +17,8 @@ from gate.commands.service import serve_command
 from gate.mlflow_client import connection as preflight
 from gate.service import app, reconciler, settings
 from gate.service.settings import ServiceSettings
+from tests import plain_http
+from tests.deploy.forged import store_of
 from tests.service.deliveries import SECRET, body, until
 from tests.service.processes import ROOT, process
 
@@ -182,3 +184,15 @@ class TestRefusesToStart:
                 assert second.popen.wait(60) == 2
                 assert f"cannot listen on 127.0.0.1:{port}" in second.log.read_text()
             assert first.send(body()).status_code == 202
+
+
+def test_damage_that_a_client_finds_is_looked_at(tmp_path: Path) -> None:
+    _store, path = store_of(tmp_path / "store", b"a model")
+    with process(tmp_path, "--store", str(tmp_path / "store")) as service:
+        url = f"{service.address}/models/digits/model.onnx"
+        assert plain_http.get(url).content == b"a model"
+        path.write_bytes(b"another")
+        assert plain_http.get(url).status_code == 503
+        assert plain_http.get(url).status_code == 503
+        assert service.lines("doubt") == ["digits"]
+        assert service.log.read_text().count("not served") == 1

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import base64
-import hashlib
 import hmac
-import time
 
 import pytest
 from hypothesis import given
@@ -44,13 +41,6 @@ def test_a_vector_computed_by_hand() -> None:
 
 
 VECTOR = "v1,TcNOyRQKR5QfSu1UtSwUkII6CA1X+alfBVrlXa0A+h0="
-
-
-def test_the_same_by_the_definition_of_hmac() -> None:
-    key = b"0123456789abcdef".ljust(64, b"\0")
-    inner = hashlib.sha256(bytes(k ^ 0x36 for k in key) + b"abc.1700000000.{}").digest()
-    outer = hashlib.sha256(bytes(k ^ 0x5C for k in key) + inner).digest()
-    assert f"v1,{base64.b64encode(outer).decode()}" == VECTOR
 
 
 @given(
@@ -151,8 +141,3 @@ def test_all_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or compare(a, b))
     opened(GOOD).verify_body(BODY, secrets=[SECRET, "second", "third"])
     assert len(compared) == 3
-
-
-def test_the_clock_is_the_epochs() -> None:
-    now = str(int(time.time()))
-    opened(GOOD | {TIMESTAMP_HEADER: [now]}, now=time.time())

@@ -39,14 +39,6 @@ def service(tmp_path) -> Service:
     return made
 
 
-def test_both_are_deployed_and_once(service: Service) -> None:
-    assert slots(service) == of(service, 1)
-    assert service.look() == []
-    service.place.promote(2)
-    assert service.look() == [("deploy", "deployed", "2")]
-    assert slots(service) == of(service, 2)
-
-
 def test_a_version_is_downloaded_once_for_both(service: Service, tmp_path) -> None:
     place, store = service.place, ModelStore(tmp_path / "another")
     place.registry = watched = Watched(place.registry)
@@ -72,7 +64,8 @@ def test_a_twin_that_is_gone_takes_neither_into_service(service: Service) -> Non
 
 def test_a_rollback_brings_both_back(service: Service) -> None:
     service.place.promote(2)
-    service.look()
+    assert service.look() == [("deploy", "deployed", "2")]
+    assert slots(service) == of(service, 2)
     rollback(service.place.registry, NAME, ledger=service.place.ledger, reason="slow")
     assert service.look() == [("deploy", "deployed", "1")]
     assert slots(service) == of(service, 1)
@@ -124,13 +117,6 @@ def spoil(service: Service, number: str, place: str) -> None:
     service.place.stored(number).beside[f"{QUANTIZED}/{place}"] += b"x"
 
 
-def test_a_twin_that_was_exchanged_takes_neither_into_service(service: Service) -> None:
-    service.place.promote(2)
-    spoil(service, "2", "model.onnx")
-    assert ("guard", "reverted", "1") in service.look()
-    assert slots(service) == of(service, 1)
-
-
 @pytest.mark.parametrize("place", ["model.onnx", "gate/evidence.json", "gate/decision.json"])
 def test_an_approval_examines_the_twin_too(tmp_path, place: str) -> None:
     service = Service(tmp_path, REVIEWED)
@@ -139,11 +125,3 @@ def test_an_approval_examines_the_twin_too(tmp_path, place: str) -> None:
     service.place.tag("1", "approved")
     assert [outcome for _, outcome, _ in service.look()] == ["refused"]
     assert service.place.champion is None
-
-
-def test_an_approval_takes_both_into_service(tmp_path) -> None:
-    service = Service(tmp_path, REVIEWED)
-    service.place.promote(1)
-    service.place.tag("1", "approved")
-    assert service.look() == [("review", "promoted", "1"), ("deploy", "deployed", "1")]
-    assert slots(service) == of(service, 1)

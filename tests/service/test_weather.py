@@ -14,7 +14,6 @@ from gate.mlflow_client.connection import lent
 from gate.registry.interface import CHAMPION
 from gate.registry.registered_model import MismatchMemory, Reading
 from gate.service.reconciler import Reconciler
-from tests.exhaustive import exhaustive
 from tests.registry.releases import onnx_file
 from tests.service.places import REVIEWED, Model, fill
 
@@ -88,9 +87,6 @@ def test_a_fallback_that_was_deleted_keeps_no_version_in_service(model: Register
     assert model.look() == 0
 
 
-HTML = b"<!DOCTYPE html><html><body>502 Bad Gateway</body></html>"
-
-
 class Watched(Registered):
     """Looked at by one service, which remembers, with a clock of its own."""
 
@@ -138,51 +134,6 @@ def watched(tmp_path: Path) -> Watched:
     return made
 
 
-def cut(whole: bytes) -> bytes:
-    return whole[: len(whole) // 2]
-
-
-@exhaustive
-@pytest.mark.proof
-def test_a_minute_of_pages_in_the_place_of_all_files_does_nothing(watched: Watched) -> None:
-    before = watched.state()
-    originals = {path: path.read_bytes() for path in watched.artifacts.rglob("model.onnx")}
-    for page in (lambda _: HTML, lambda _: b"", lambda _: b"{}", cut):
-        for path, whole in originals.items():
-            path.write_bytes(page(whole))
-        for after in (0, 4, 61):
-            assert watched.look_thoroughly(after=after) == 1  # the guard's look failed
-            assert watched.state() == before
-        for path, whole in originals.items():
-            path.write_bytes(whole)
-        assert watched.look() == 0
-        assert watched.state() == before
-
-
-@exhaustive
-def test_one_flipped_bit_once_does_nothing(watched: Watched) -> None:
-    before = watched.state()
-    for number in ("3", "1"):
-        whole = Path(watched.place.folder / f"{number}.onnx").read_bytes()
-        mend = watched.overwrite(number, whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-        assert watched.look_thoroughly() == (1 if number == "3" else 0)
-        mend()
-        for after in (61, 600):
-            assert watched.look_thoroughly(after=after) == 0
-            assert watched.state() == before
-
-
-@exhaustive
-@pytest.mark.proof
-def test_other_wrong_bytes_each_time_are_weather(watched: Watched) -> None:
-    before = watched.state()
-    for seed in range(7, 11):
-        mend = watched.overwrite("3", watched.evil(seed))
-        assert watched.look_thoroughly(after=61) == 1
-        mend()
-    assert watched.state() == before
-
-
 @pytest.mark.proof
 def test_the_same_wrong_bytes_after_the_pause_take_the_alias_back(watched: Watched) -> None:
     mend = watched.overwrite("3", watched.evil(7))
@@ -201,56 +152,6 @@ def test_the_same_wrong_bytes_after_the_pause_take_the_alias_back(watched: Watch
     watched.registry.set_alias(watched.name, CHAMPION, "3")
     watched.look()
     assert (watched.champion, watched.lines[-1]) == ("3", ("deployed", "3"))
-
-
-@exhaustive
-@pytest.mark.proof
-def test_two_overwritten_at_once_condemn_nothing_and_keep_no_alias(watched: Watched) -> None:
-    for number, seed in (("2", 7), ("3", 8)):
-        watched.overwrite(number, watched.evil(seed))
-    for after in (0, 61, 61):
-        assert watched.look_thoroughly(after=after) == 1
-    assert watched.champion == "3"
-    deployed = watched.state()["live"]
-    watched.registry.set_alias(watched.name, CHAMPION, "2")
-    watched.look()
-    assert watched.champion == "1"
-    watched.look(after=61)
-    assert watched.champion == "1"
-    assert deployed == watched.place.release(3).evidence.subject.sha256
-
-
-@exhaustive
-@pytest.mark.proof
-def test_pages_while_somebody_points_elsewhere(watched: Watched) -> None:
-    bad = watched.hand_in(4)
-    mends = [watched.overwrite(number, HTML) for number in ("1", "2", "3")]
-    watched.registry.set_alias(watched.name, CHAMPION, bad)
-    watched.look()
-    assert watched.champion is None
-    mends[0]()
-    watched.look()
-    assert watched.champion == "1"
-    for mend in mends:
-        mend()
-    for _ in range(2):
-        watched.look()
-    assert watched.champion == "3"
-    assert watched.state()["live"] == watched.place.release(3).evidence.subject.sha256
-
-
-@exhaustive
-@pytest.mark.proof
-def test_pages_while_a_version_is_approved_or_deployed_only_delay_it(watched: Watched) -> None:
-    number = watched.hand_in(4)
-    mend = watched.overwrite(number, HTML)
-    watched.approve(number)
-    for after in (0, 59):
-        watched.look(after=after)
-        assert watched.lines[-1] == ("passed", number)
-    mend()
-    watched.look()
-    assert watched.lines[-2:] == [("promoted", number), ("deployed", number)]
 
 
 @pytest.fixture

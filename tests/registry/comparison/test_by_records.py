@@ -13,7 +13,7 @@ from gate.errors import ResourceGone
 from gate.policy.policy import Policy
 from gate.policy.sections import ChampionPolicy
 from gate.records.evidence import Evidence
-from gate.registry.interface import CANDIDATE, CHAMPION
+from gate.registry.interface import CHAMPION
 from gate.registry.load_champion import compare_records
 from gate.registry.release import Release
 from gate.storage.untrusted_files import RECORD_LIMIT
@@ -69,10 +69,6 @@ def world(tmp_path: Path) -> World:
     found = begun(tmp_path)
     assert found.look() == [("hand_in", "promoted", "1"), ("deploy", "deployed", "1")]
     return found
-
-
-def last(world: World, number: str) -> Any:
-    return world.place.model().history().standing(number)
 
 
 def test_the_first_release_is_one_by_the_ledger(world: World) -> None:
@@ -202,31 +198,6 @@ def test_pointing_a_second_time_skips_no_comparison(tmp_path: Path) -> None:
         world.place.point("2")
         world.look()
         assert (world.place.champion, world.live) == ("3", "3")
-
-
-@pytest.mark.further
-def test_a_comparison_holds_until_another_one_serves(tmp_path: Path) -> None:
-    world = begun(tmp_path, REVIEWED)
-    world.look()
-    world.place.tag("1", "approved")
-    world.look()
-    second = world.send(made(world, 2, 0.97))
-    assert world.look() == [("hand_in", "passed", second)]
-    assert last(world, second).incumbent.version == "1"
-    world.place.tag(second, "approved")
-    assert world.look() == [("review", "promoted", second), ("deploy", "deployed", second)]
-    third = world.send(made(world, 3, 0.97))
-    world.look()
-    assert last(world, third).incumbent.version == second
-    fourth = world.send(made(world, 4, 0.97))
-    world.look()
-    world.place.tag(fourth, "approved")
-    assert ("review", "promoted", fourth) in world.look()
-    world.place.registry.set_alias(NAME, CANDIDATE, third)
-    world.place.tag(third, "approved")
-    assert ("review", "refused", third) in world.look()
-    message = "champion is version 4 now, this was compared with version 2"
-    assert message in last(world, third).reason
 
 
 def test_without_a_comparison_nothing_is_promoted_past_the_service(world: World) -> None:

@@ -79,7 +79,8 @@ def of_another_model(world: World) -> Trust:
     return trust_in(world.ci)
 
 
-MISSING: dict[str, tuple[Callable[[World], Trust], str]] = {
+MISSING: dict[str, tuple[Callable[[World], Trust | None], str]] = {
+    "nobody is trusted": (lambda _world: None, "no line of the ledger"),
     "unknown key": (lambda world: trust_in(world.stranger), "is signed by 0 of the keys"),
     "revoked": (
         lambda world: trust_in(world.ci, revoked=(world.ci.public.key_id,)), "is revoked"
@@ -108,10 +109,6 @@ def test_what_is_missing_is_said_and_left_to_the_service(world: World, case: str
     assert "no line of the ledger" in str(found.absent)
     assert message in str(found.absent)
     assert found.compared_by(builders.policy(promotion="by_service")) is None
-
-
-def test_without_a_trust_nothing_is_believed(world: World) -> None:
-    assert of_ci(world, None).state == "unvouched"
 
 
 def test_it_is_shown_where_nobody_asks(world: World) -> None:

@@ -154,46 +154,26 @@ def test_killed_before_a_step_it_is_finished_by_the_same_call(
         assert len(inner.versions) == 2
 
 
-class TestAVersionInTheRegistry:
-    def promoted(self, registry: Simulator, ledger: Ledger, first: Release, second: Release):
-        run(registry, against("1", first, second), ledger)
-        return RegisteredModel(registry, ledger, NAME)
+def test_a_version_is_decided_anew_with_the_comparison_that_the_ledger_notes(
+    registry: Simulator, ledger: Ledger, first: Release, second: Release
+) -> None:
+    """A stricter policy of the service must not be met by who can write to the registry."""
+    run(registry, against("1", first, second), ledger)
+    model = RegisteredModel(registry, ledger, NAME)
+    section = POLICY.incumbent.model_copy(update={"max_latency_ratio": 1.05})
+    strict = POLICY.model_copy(update={"incumbent": section})
 
-    def test_gives_the_same_decision_again(self, registry, ledger, first, second) -> None:
-        model = self.promoted(registry, ledger, first, second)
-        examined = examine(model, "2", history=model.history(), terms=Terms.now(POLICY))
-        assert examined.problem is None
+    def problem(policy) -> str:
+        return str(examine(model, "2", history=model.history(), terms=Terms.now(policy)).problem)
 
-    def test_with_an_edited_comparison_must_not_serve(
-        self, registry, ledger, first, second
-    ) -> None:
-        """A stricter policy of the service must not be met by who can write to the registry."""
-        model = self.promoted(registry, ledger, first, second)
-        fast = against("1", first, second).decision.incumbent
-        forged = fast.model_copy(update={"latency": fast.champion_latency})
-        edited = decide(POLICY, second.evidence, incumbent=forged, decided_at=DECIDED_AT)
-        registry.versions[1].beside[f"{RECORDS}/{DECISION}"] = edited.to_json().encode()
-        section = POLICY.incumbent.model_copy(update={"max_latency_ratio": 1.05})
-        strict = POLICY.model_copy(update={"incumbent": section})
-        for policy in (POLICY, strict):
-            examined = examine(model, "2", history=model.history(), terms=Terms.now(policy))
-            assert "the ledger notes one" in examined.problem
-
-    def test_is_decided_anew_by_a_stricter_policy(self, registry, ledger, first, second) -> None:
-        model = self.promoted(registry, ledger, first, second)
-        section = POLICY.incumbent.model_copy(update={"max_latency_ratio": 1.05})
-        strict = POLICY.model_copy(update={"incumbent": section})
-        examined = examine(model, "2", history=model.history(), terms=Terms.now(strict))
-        assert "incumbent_latency_ratio" in examined.problem
-
-    def test_that_was_compared_with_nothing_does_not_meet_a_policy_that_asks(
-        self, ledger, first
-    ) -> None:
-        registry = Simulator()
-        run(registry, first, ledger, builders.policy())
-        model = RegisteredModel(registry, ledger, NAME)
-        examined = examine(model, "1", history=model.history(), terms=Terms.now(POLICY))
-        assert "it was not compared with the champion" in examined.problem
+    assert problem(POLICY) == "None"
+    assert "incumbent_latency_ratio" in problem(strict)
+    fast = against("1", first, second).decision.incumbent
+    forged = fast.model_copy(update={"latency": fast.champion_latency})
+    edited = decide(POLICY, second.evidence, incumbent=forged, decided_at=DECIDED_AT)
+    registry.versions[1].beside[f"{RECORDS}/{DECISION}"] = edited.to_json().encode()
+    for policy in (POLICY, strict):
+        assert "the ledger notes one" in problem(policy)
 
 
 def test_an_approval_counts_only_against_what_serves_now(

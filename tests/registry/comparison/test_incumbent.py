@@ -73,13 +73,6 @@ def test_a_version_that_was_rolled_back_is_no_standard(
     assert load_champion(of(registry, ledger), into=tmp_path).version == "1"
 
 
-def test_a_version_without_a_line_of_the_ledger_is_said(
-    registry: Simulator, tmp_path: Path
-) -> None:
-    champion = load_champion(of(registry, Ledger(tmp_path / "other.jsonl")), into=tmp_path)
-    assert (champion.state, champion.version, champion.onnx_path) == ("unvouched", "1", None)
-
-
 def test_a_champion_without_evidence_is_said_and_not_skipped(
     registry: Simulator, ledger: Ledger, tmp_path: Path
 ) -> None:

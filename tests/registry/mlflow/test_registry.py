@@ -39,7 +39,7 @@ from tests import builders
 from tests.registry.promoting import promote
 from tests.registry.releases import onnx_file, onnx_file_with_data, release
 from tests.registry.servers import ADMIN, add_user, make_run
-from tests.registry.simulator import Crash, Watched
+from tests.registry.simulator import Watched
 
 POLICY = builders.policy()
 _names = itertools.count(1)
@@ -78,17 +78,20 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return f"sqlite:///{folder}/mlflow.db", folder / "artifacts"
 
 
+@pytest.fixture
+def local(database: tuple[str, Path]) -> Place:
+    uri, artifacts = database
+    return Place(uri, make_run(uri, artifacts=artifacts), f"digits-{next(_names)}", artifacts)
+
+
 @pytest.fixture(
     params=["database", pytest.param("server", marks=[pytest.mark.slow, pytest.mark.proof])]
 )
 def place(request: pytest.FixtureRequest) -> Place:
-    if request.param == "server":
-        server = request.getfixturevalue("server")
-        uri, artifacts, run = server.uri, server.artifacts, make_run(server.uri)
-    else:
-        uri, artifacts = request.getfixturevalue("database")
-        run = make_run(uri, artifacts=artifacts)
-    return Place(uri, run, f"digits-{next(_names)}", artifacts)
+    if request.param == "database":
+        return request.getfixturevalue("local")
+    server = request.getfixturevalue("server")
+    return Place(server.uri, make_run(server.uri), f"digits-{next(_names)}", server.artifacts)
 
 
 @pytest.fixture(autouse=True)
@@ -155,14 +158,14 @@ def test_the_run_stays_finished_and_knows_its_model(
 
 
 def test_an_active_run_and_its_environment_are_left_alone(
-    place: Place, ledger: Ledger, first: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Place, ledger: Ledger, first: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trap of `mlflow run`: MLFLOW_RUN_ID of a run, and another tracking URI, are about."""
     other = f"sqlite:///{tmp_path}/other.db"
     run_id = make_run(other, artifacts=tmp_path / "other")
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     with lent(other), mlflow.start_run(run_id=run_id) as active:
-        assert place.promote(first, ledger).outcome == "promoted"
+        assert local.promote(first, ledger).outcome == "promoted"
         assert mlflow.active_run() is active
         assert mlflow.get_tracking_uri() == other
         assert os.environ["MLFLOW_TRACKING_URI"] == other
@@ -199,127 +202,93 @@ def test_mlflow_loads_what_was_promoted(
 
 
 def test_an_unusual_serialisation_keeps_its_bytes(
-    place: Place, ledger: Ledger, tmp_path: Path
+    local: Place, ledger: Ledger, tmp_path: Path
 ) -> None:
     """A field given twice: valid protobuf, and written once when it is serialised again."""
     path = onnx_file(tmp_path / "model.onnx")
     path.write_bytes(path.read_bytes() + path.read_bytes()[:2])
     of = release(path)
-    assert place.promote(of, ledger).outcome == "promoted"
-    back = place.registry.download(place.name, "1", tmp_path / "back")
+    assert local.promote(of, ledger).outcome == "promoted"
+    back = local.registry.download(local.name, "1", tmp_path / "back")
     assert back.read_bytes() == path.read_bytes()
 
 
-def test_overwritten_artifacts_are_not_promoted(
-    place: Place, ledger: Ledger, first: Release, second: Release, tmp_path: Path
-) -> None:
-    """An interrupted promotion left version 2; before the next one its file is changed."""
-    place.promote(first, ledger)
-    watched = Watched(place.registry)
-
-    def crash(call: str, _: int) -> None:
-        if call == "set_alias candidate":
-            raise Crash
-
-    watched.before = crash
-    with pytest.raises(Crash):
-        promote(watched, place.here(second), policy=POLICY, ledger=ledger)
-    _overwrite(place, "2", tmp_path)
-    outcome = place.promote(second, ledger)
-    assert (outcome.outcome, outcome.version, outcome.previous_version) == ("promoted", "3", "1")
-    assert [e.action for e in ledger.entries()] == ["promoted", "promoted"]
-    assert place.aliases() == {CANDIDATE: "3", CHAMPION: "3", PREVIOUS: "1"}
+Spoil = Callable[[Place, Path], None]
 
 
-def test_rollback_to_overwritten_artifacts_is_refused(
-    place: Place, ledger: Ledger, first: Release, second: Release, tmp_path: Path
-) -> None:
-    place.promote(first, ledger)
-    place.promote(second, ledger)
-    _overwrite(place, "1", tmp_path)
-    with pytest.raises(DigestMismatch, match="version 1"):
-        rollback(place.registry, place.name, ledger=ledger, reason="test")
-    assert place.aliases()[CHAMPION] == "2"
-
-
-@pytest.mark.rows(5)
-@pytest.mark.parametrize("gone", ["MLmodel", "model.onnx", "*"])
-def test_missing_artifacts_are_made_anew(
-    place: Place, ledger: Ledger, first: Release, gone: str
-) -> None:
-    place.promote(first, ledger)
-    _delete(place, "1", gone)
-    outcome = place.promote(first, ledger)
-    assert (outcome.outcome, outcome.version) == ("promoted", "2")
-    assert [e.action for e in ledger.entries()] == ["promoted", "promoted"]
-
-
-@pytest.mark.rows(4)
-@pytest.mark.parametrize("text", ["[" * 20000, "flavors: {onnx: {data: " + "x" * 300 + "}}"])
-def test_an_mlmodel_that_can_not_be_read_is_made_anew(
-    place: Place, ledger: Ledger, first: Release, tmp_path: Path, text: str
-) -> None:
-    place.promote(first, ledger)
-    file = place.registry.download(place.name, "1", tmp_path).with_name("MLmodel")
-    file.write_text(text)
-    with lent(place.uri):
-        client = place.client()
-        model_id = client.get_model_version(place.name, "1").source.removeprefix("models:/")
-        client.log_model_artifact(model_id, str(file))
-    assert place.promote(first, ledger).version == "2"
-    assert [e.action for e in ledger.entries()] == ["promoted", "promoted"]
-
-
-@pytest.mark.rows(5)
-@pytest.mark.parametrize(
-    ("entry", "value"),
-    [("data", "evil.onnx"), ("loader_module", "mlflow.sklearn"), ("code", "code"), (None, [])],
-)
-def test_an_mlmodel_that_would_serve_something_else_is_made_anew(
-    place: Place, ledger: Ledger, first: Release, tmp_path: Path, entry: str | None, value: object
-) -> None:
-    place.promote(first, ledger)
-    file = place.registry.download(place.name, "1", tmp_path).with_name("MLmodel")
-    described = YAML(typ="safe").load(file)
-    if entry:
-        described["flavors"]["python_function"][entry] = value
-    else:
-        described["flavors"] = value
-    YAML(typ="safe").dump(described, file)
-    with lent(place.uri):
-        client = place.client()
-        model_id = client.get_model_version(place.name, "1").source.removeprefix("models:/")
-        client.log_model_artifact(model_id, str(file))
-    outcome = place.promote(first, ledger)
-    assert (outcome.outcome, outcome.version) == ("promoted", "2")
-    assert [e.action for e in ledger.entries()] == ["promoted", "promoted"]
-
-
-def _overwrite(place: Place, number: str, tmp_path: Path) -> None:
+def _log(place: Place, file: Path) -> None:
     """As anyone may who may write the run: through MLflow itself."""
-    evil = onnx_file(tmp_path / "evil" / "model.onnx", seed=666)
     with lent(place.uri):
         client = place.client()
-        model_id = client.get_model_version(place.name, number).source.removeprefix("models:/")
-        client.log_model_artifact(model_id, str(evil))
+        client.log_model_artifact(_model_id(place), str(file))
 
 
-def _delete(place: Place, number: str, pattern: str) -> None:
+def _model_id(place: Place) -> str:
     with lent(place.uri):
-        client = place.client()
-        model_id = client.get_model_version(place.name, number).source.removeprefix("models:/")
-    found = [path for path in place.artifacts.rglob(pattern) if model_id in str(path)]
-    assert found
-    for path in found:
-        if path.is_file():
-            path.unlink()
-    for path in sorted(found, reverse=True):
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+        source: str = place.client().get_model_version(place.name, "1").source
+        return source.removeprefix("models:/")
 
 
-def test_a_model_name_of_all_that_is_allowed(place: Place, ledger: Ledger, first: Release) -> None:
-    odd = dataclasses.replace(place, name=f"{place.name}_O-clock.v1")
+def _overwritten(place: Place, folder: Path) -> None:
+    _log(place, onnx_file(folder / "evil" / "model.onnx", seed=666))
+
+
+def _deleted(pattern: str) -> Spoil:
+    def spoil(place: Place, _folder: Path) -> None:
+        model_id = _model_id(place)
+        found = [path for path in place.artifacts.rglob(pattern) if model_id in str(path)]
+        assert found
+        for path in found:
+            if path.is_file():
+                path.unlink()
+
+    return spoil
+
+
+def _mlmodel(text: str = "", **flavor: object) -> Spoil:
+    """This text, or these entries of the flavor that MLflow serves."""
+
+    def spoil(place: Place, folder: Path) -> None:
+        file = place.registry.download(place.name, "1", folder).with_name("MLmodel")
+        described = YAML(typ="safe").load(file)
+        described["flavors"]["python_function"] |= flavor
+        YAML(typ="safe").dump(described, file)
+        _log(place, Path(file.write_text(text) and file) if text else file)
+
+    return spoil
+
+
+UNFIT: dict[str, Spoil] = {
+    "no MLmodel": _deleted("MLmodel"),
+    "no model": _deleted("model.onnx"),
+    "nothing": _deleted("*"),
+    "another file": _overwritten,
+    "a nested MLmodel": _mlmodel("[" * 20000),
+    "a long line": _mlmodel("flavors: {onnx: {data: " + "x" * 300 + "}}"),
+    "no flavors": _mlmodel("flavors: []"),
+    "another file is served": _mlmodel(data="evil.onnx"),
+    "another module loads it": _mlmodel(loader_module="mlflow.sklearn"),
+    "code is loaded": _mlmodel(code="code"),
+}
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_a_version_that_is_not_whole_is_made_anew_and_not_rolled_back_to(
+    local: Place, ledger: Ledger, first: Release, second: Release, tmp_path: Path, unfit: str
+) -> None:
+    local.promote(first, ledger)
+    UNFIT[unfit](local, tmp_path)
+    outcome = local.promote(first, ledger)
+    assert (outcome.outcome, outcome.version) == ("promoted", "2")
+    assert [e.action for e in ledger.entries()] == ["promoted", "promoted"]
+    with pytest.raises(DigestMismatch, match="version 1"):
+        rollback(local.registry, local.name, ledger=ledger, reason="test")
+    assert local.aliases()[CHAMPION] == "2"
+
+
+def test_a_model_name_of_all_that_is_allowed(local: Place, ledger: Ledger, first: Release) -> None:
+    odd = dataclasses.replace(local, name=f"{local.name}_O-clock.v1")
     assert odd.promote(first, ledger).outcome == "promoted"
     assert odd.promote(first, ledger).outcome == "unchanged"
 
@@ -333,11 +302,9 @@ def test_a_deleted_run_is_a_clear_error(place: Place, ledger: Ledger, first: Rel
 
 
 def test_a_full_disk_is_a_storage_error(
-    database: tuple[str, Path], ledger: Ledger, first: Release, monkeypatch: pytest.MonkeyPatch
+    local: Place, ledger: Ledger, first: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
-
-    place = Place(database[0], make_run(database[0], artifacts=database[1]), "full", database[1])
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -345,9 +312,9 @@ def test_a_full_disk_is_a_storage_error(
     with monkeypatch.context() as patched:
         patched.setattr(LocalArtifactRepository, "log_artifacts", full)
         with pytest.raises(StorageError, match="the disk is full"):
-            place.promote(first, ledger)
-    assert place.aliases()[CHAMPION] is None
-    assert place.promote(first, ledger).outcome == "promoted"
+            local.promote(first, ledger)
+    assert local.aliases()[CHAMPION] is None
+    assert local.promote(first, ledger).outcome == "promoted"
 
 
 def _promote_in_process(place: Place, folder: Path, seed: int, queue: Any) -> None:
@@ -372,13 +339,12 @@ def _promote_in_process(place: Place, folder: Path, seed: int, queue: Any) -> No
         queue.put(("conflict", seed, os.getpid(), str(error)))
 
 
-@pytest.mark.rows(2)
 @pytest.mark.proof
-def test_of_two_processes_at_once_exactly_one_wins(place: Place, tmp_path: Path) -> None:
+def test_of_two_processes_at_once_exactly_one_wins(local: Place, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     queue, barrier = context.Queue(), context.Barrier(2)
     processes = [
-        context.Process(target=_promote_in_process, args=(place, tmp_path, seed, (barrier, queue)))
+        context.Process(target=_promote_in_process, args=(local, tmp_path, seed, (barrier, queue)))
         for seed in (1, 2)
     ]
     for process in processes:
@@ -391,9 +357,9 @@ def test_of_two_processes_at_once_exactly_one_wins(place: Place, tmp_path: Path)
     assert f"process {pid} on " in told
     ledger = Ledger(tmp_path / "ledger.db")
     assert sorted(e.action for e in ledger.entries()) == ["conflict", "promoted"]
-    path = place.registry.download(place.name, "1", tmp_path / "back")
+    path = local.registry.download(local.name, "1", tmp_path / "back")
     assert path.read_bytes() == (tmp_path / f"{seed}.onnx").read_bytes()
-    assert place.aliases() == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
+    assert local.aliases() == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
 
 
 def test_a_dead_server_is_told_soon(ledger: Ledger, first: Release) -> None:
@@ -403,18 +369,18 @@ def test_a_dead_server_is_told_soon(ledger: Ledger, first: Release) -> None:
 
 
 def test_what_is_gone_is_told_from_what_can_not_be_reached(
-    place: Place, ledger: Ledger, first: Release
+    local: Place, ledger: Ledger, first: Release
 ) -> None:
-    assert not place.registry.has_model(place.name)
+    assert not local.registry.has_model(local.name)
     with pytest.raises(ResourceGone):
-        place.registry.version(place.name, "1")
-    place.promote(first, ledger)
-    assert place.registry.has_model(place.name)
-    place.client().delete_model_version(place.name, "1")
+        local.registry.version(local.name, "1")
+    local.promote(first, ledger)
+    assert local.registry.has_model(local.name)
+    local.client().delete_model_version(local.name, "1")
     with pytest.raises(ResourceGone):
-        place.registry.version(place.name, "1")
-    assert place.registry.has_model(place.name)
-    assert place.aliases() == dict.fromkeys((CANDIDATE, CHAMPION, PREVIOUS))
+        local.registry.version(local.name, "1")
+    assert local.registry.has_model(local.name)
+    assert local.aliases() == dict.fromkeys((CANDIDATE, CHAMPION, PREVIOUS))
 
 
 PAGES = [(404, "<html>not found</html>"), (404, '{"detail": "no such page"}'), (410, ""), (500, "")]

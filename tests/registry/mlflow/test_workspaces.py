@@ -29,7 +29,6 @@ from gate.ledger.maintenance import declare_addresses, same
 from gate.mlflow_client.connection import check_server, lent
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.mlflow_client.webhooks import WebhookSubscription
-from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CHAMPION, Tag
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import MismatchMemory, Reading, RegisteredModel
@@ -46,7 +45,7 @@ from tests import builders
 from tests.registry.promoting import promote, submit
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import Server, make_run, serving
-from tests.registry.signed import Signing, save, trust_in
+from tests.registry.signed import Signing, trust_in
 from tests.registry.simulator import Simulator
 from tests.service.deliveries import SECRET, running, settings, until
 
@@ -400,35 +399,6 @@ def test_the_same_name_in_two_workspaces_is_two_models(
     assert ("promoted", "2") in shown[KEY]
     assert ("promoted", "2") not in shown[NAME]
     assert ("promoted", "1") in shown[NAME]
-
-
-@pytest.mark.slow
-@pytest.mark.proof
-def test_a_statement_for_one_workspace_is_refused_in_another(
-    sides: tuple[Side, Side], ledger: Ledger, first: Release, tmp_path: Path
-) -> None:
-    key = SigningKey.make(tmp_path / "ci.pem")
-    trust = trust_in(key)
-    plain, team = sides
-    for signed_for, other in ((plain, team), (team, plain)):
-        signed = Signing(key, registry=signed_for.registry.identity).signed(first, POLICY)
-        options: dict[str, Any] = {"policy": POLICY, "trust": trust}
-        assert submit(other.registry, other.here(signed), **options).outcome == "refused"
-        done = promote(other.registry, other.here(signed), ledger=ledger, **options)
-        assert (done.outcome, "same-registry" in done.reason) == ("refused", False)
-
-    signed = Signing(key, registry=team.registry.identity).signed(first, POLICY)
-    done = submit(team.registry, team.here(signed), policy=POLICY, trust=trust)
-    assert done.outcome == "handed_in", done.reason
-    reconcile = Reconciler(
-        plain.registry,
-        ledger,
-        POLICY,
-        store=ModelStore(tmp_path / "store"),
-        trust=TrustFile(save(trust, tmp_path / "trust.yaml")),
-    )
-    assert _outcomes(reconcile(KEY, cause="test"))[-1] == ("deploy", "deployed", "1")
-    assert team.champion == "1"
 
 
 @pytest.mark.slow

@@ -67,13 +67,19 @@ def test_the_configured_tag(tags, expected):
     assert reviews.speaks(tags, CUSTOM) == (yes or no)
 
 
+SAID = [(Tag.REVIEW, word, TAG) for word in NOES]
+SAID += [
+    (key, word, CUSTOM)
+    for key in ("gate.review", "APPROVAL_CHECK")
+    for word in ("rejected", "nogo")
+]
+
+
 @pytest.mark.rows(3)
-@pytest.mark.parametrize("key", ["gate.review", "APPROVAL_CHECK"])
-@pytest.mark.parametrize("word", ["rejected", "nogo"])
-def test_a_no_by_either_tag_is_heard_wherever_a_version_may_come_to_serve(
-    ledger, first, second, third, key, word
-):
-    policy = builders.policy(review_tag=CUSTOM)
+@pytest.mark.parametrize("said", SAID)
+def test_a_no_is_heard_wherever_a_version_may_come_to_serve(ledger, first, second, third, said):
+    key, word, tag = said
+    policy = builders.policy(review_tag=tag)
     registry = Simulator()
     for each in (first, second):
         promote(registry, release(each.onnx_path, policy=policy), policy=policy, ledger=ledger)
@@ -93,31 +99,6 @@ def test_a_no_by_either_tag_is_heard_wherever_a_version_may_come_to_serve(
     assert ("rejected", "2") in [(e.action, e.version) for e in ledger.entries()]
     with pytest.raises(RegistryError, match="can't be rolled back to version 1: a reviewer reje"):
         rollback(registry, NAME, ledger=ledger, reason="worse", reviews=ReviewSettings.of(policy))
-
-
-@pytest.mark.rows(4)
-@pytest.mark.parametrize("word", NOES)
-def test_a_no_in_any_spelling_is_heard_wherever_a_version_may_come_to_serve(
-    ledger, first, second, third, word
-):
-    registry = Simulator()
-    for each in (first, second):
-        promote(registry, each, policy=POLICY, ledger=ledger)
-    model = RegisteredModel(registry, ledger, NAME)
-    for number in ("1", "2"):
-        registry.set_tag(NAME, number, key=Tag.REVIEW, value=word)
-        problem = veto(model, number, history=model.history()).problem
-        assert problem == f"a reviewer rejected version {number}"
-    for each in (first, second):
-        assert promote(registry, each, policy=POLICY, ledger=ledger).outcome == "refused"
-    promote(registry, third, policy=POLICY, ledger=ledger)
-    assert registry.aliases[PREVIOUS] != "2"
-    registry.aliases[CHAMPION] = "2"
-    (taken,) = guard_champion(model, POLICY, thoroughly=False)
-    assert (taken.outcome, registry.aliases[CHAMPION]) == ("reverted", "3")
-    assert ("rejected", "2") in [(e.action, e.version) for e in ledger.entries()]
-    with pytest.raises(RegistryError, match="can't be rolled back to version 1: a reviewer reje"):
-        rollback(registry, NAME, ledger=ledger, reason="worse")
 
 
 def test_the_guard_s_line_has_the_comment_too(ledger, first, second):

@@ -49,7 +49,6 @@ SAID: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
               "gate.review_comment), on this page under Tags."),
     "another waits": ([PROMOTED_1, PASSED_2], "1", f"champion since {AT}."),
     "champion": ([PROMOTED_1], "1", f"champion since {AT}."),
-    "champion, deployed": ([PROMOTED_1, line("deployed", "1")], "1", f"champion since {AT}."),
     "champion, since the first": (
         [PROMOTED_1, line("unchanged", "1", "3", at="2027-01-01T00:00:00+00:00")], "1",
         f"champion since {AT}."),

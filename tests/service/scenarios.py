@@ -1,0 +1,149 @@
+"""Scenarios as text: what people do to a model, and what each look of the service finds.
+
+`promote 3; point 3; look! STRICT: reverted 1 [400 samples]`: version 3 is promoted, `champion` is
+pointed at it, and a thorough look by the policy STRICT takes it back to version 1, with these words
+in the ledger. Nothing after a colon: the look does nothing, and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gate.errors import ArtifactMissing, GateError, ResourceGone
+from gate.policy.policy import Policy
+from gate.registry.interface import CHAMPION, Alias, Tag
+from gate.registry.promotion import rollback
+from gate.service.champion_guard import guard_champion
+from gate.service.monitoring import Failed, StepResult
+from gate.service.submissions import process_reviews
+from tests import builders
+from tests.registry.releases import NAME
+from tests.service.places import AUTOMATIC, REVIEWED, STRICT, Place
+
+POLICIES = {
+    "AUTOMATIC": AUTOMATIC,
+    "REVIEWED": REVIEWED,
+    "STRICT": STRICT,
+    "OTHER": builders.policy(confidence=0.9),
+    "STRICTLY_REVIEWED": builders.policy(review="required", min_samples=500),
+    "OTHERWISE_REVIEWED": builders.policy(review="required", confidence=0.9),
+}
+PAGE = b"<html>busy</html>"
+
+
+class Scenario:
+    """Plays the steps of a scenario at a place."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.registry = place, place.registry
+        self.whole: dict[str, bytes] = {}
+        """The bytes of versions that were spoiled."""
+
+    def play(self, text: str) -> None:
+        for step in filter(None, (one.strip() for one in text.split(";"))):
+            do, checked, expected = step.partition(":")
+            what, *words = do.replace("look!", "look_thoroughly").split()
+            done: Callable[..., str | None] = getattr(self, f"_{what}", self._edit)
+            found = done(*([what] if done == self._edit else []), *words)
+            outcome, _, reason = expected.strip(" ]").partition("[")
+            assert not checked or (found or "") == outcome.strip(), f"{step}: {found}"
+            assert reason in self.place.ledger.entries()[-1].reason, step
+
+    def _promote(self, number: str) -> str:
+        return self.place.promote(int(number)).outcome
+
+    def _rollback(self) -> str | None:
+        try:
+            done = rollback(self.registry, NAME, ledger=self.place.ledger, reason="worse")
+        except GateError as error:
+            return type(error).__name__
+        assert self.place.champion == done.version
+        return done.version
+
+    def _make(self, seed: str) -> None:
+        """Somebody registers a version without the gate."""
+        self.place.hand_made(int(seed))
+
+    def _forge(self) -> None:
+        self.place.point(self.place.hand_made(7))
+
+    def _point(self, number: str, alias: Alias = CHAMPION) -> None:
+        self.registry.set_alias(NAME, alias, number)
+
+    def _unset(self, alias: Alias) -> None:
+        self.registry.delete_alias(NAME, alias)
+
+    def _is(self, alias: Alias, number: str) -> None:
+        assert self.registry.aliases.get(alias) == number
+
+    def _away(self, *numbers: str) -> None:
+        self._answer("download", ArtifactMissing("its store is away"), numbers)
+
+    def _deleted(self, number: str) -> None:
+        self._answer("version", ResourceGone(f"there is no version {number}"), (number,))
+
+    def _back(self) -> None:
+        self.registry.__dict__.pop("download")
+
+    def _edit(self, what: str, number: str) -> None:
+        place, stored = self.place, self.place.stored(number)
+        match what:
+            case "spoil" | "page":
+                self.whole[number] = stored.data
+                stored.data = PAGE if what == "page" else stored.data + b"\0"
+            case "mend":
+                stored.data = self.whole[number]
+            case "approve" | "reject":
+                place.tag(number, "approved" if what == "approve" else "rejected")
+            case "untag":
+                stored.tags.clear()
+            case "tag":  # as the gate writes it, without a line
+                place.tag(number, "2026: by an editor", Tag.ROLLED_BACK)
+            case "deployed":
+                place.deployed(number)
+            case "waits":
+                about = place.model().history().approving_entry(number)
+                place.model().write("passed", "waits", version=number, about=about)
+            case _:
+                raise ValueError(what)
+
+    def _look(self, policy: str = "") -> str:
+        return self._told(
+            lambda by: guard_champion(self.place.model(), by, thoroughly=False), policy
+        )
+
+    def _look_thoroughly(self, policy: str = "") -> str:
+        return self._told(
+            lambda by: guard_champion(self.place.model(), by, thoroughly=True), policy
+        )
+
+    def _review(self, policy: str = "") -> str:
+        return self._told(lambda by: list(process_reviews(self.place.model(), by)), policy)
+
+    def _told(self, look: Callable[[Policy], Sequence[StepResult | Failed]], policy: str) -> str:
+        place, before = self.place, self.place.lines()
+        try:
+            taken = look(POLICIES[policy] if policy else place.policy)
+        except GateError as error:
+            assert place.lines() == before
+            return type(error).__name__
+        if not taken:
+            assert place.lines() == before
+        told = []
+        for one in taken:
+            assert isinstance(one, StepResult)
+            assert one.outcome in ("refused", "rejected") or place.champion == one.version
+            told.append(f"{one.outcome} {one.version or 'none'}")
+        return ", ".join(told)
+
+    def _answer(self, call: str, error: GateError, numbers: tuple[str, ...]) -> None:
+        """The registry answers so about these versions."""
+        answer = getattr(self.registry, call)
+
+        def failing(name: str, number: str, *rest: Any, **options: Any) -> Any:
+            if number in numbers:
+                raise error
+            return answer(name, number, *rest, **options)
+
+        self.registry.__dict__[call] = failing
