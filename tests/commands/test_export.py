@@ -47,12 +47,6 @@ def test_says_what_was_exported_and_what_comes_next(capsys) -> None:
     ]  # fmt: skip
 
 
-def test_what_it_exports_passes_the_check(capsys) -> None:
-    assert _run(capsys, *BUILD, "--output", "checked.onnx")[0] == 0
-    arguments = ["checked.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
-    assert cli.main(["check", *arguments]) == 0
-
-
 WARNED = """
 import torch
 from torch import nn

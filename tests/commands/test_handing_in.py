@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gate.commands.promote import is_handed_in, refused, submit_or_promote
+from gate.commands.result import ExitCode
 from gate.ledger.ledger import Ledger
 from gate.registry.interface import CANDIDATE, CHAMPION
 from gate.registry.registered_model import RegisteredModel
@@ -50,3 +51,27 @@ def test_what_nobody_vouches_for_is_written_down_where_the_ledger_is(
     done = refused(model, release(onnx_file(tmp_path / "m.onnx")), "why", handing_in=handing_in)
     assert (done.outcome, done.reason) == ("refused", "why")
     assert len(model.ledger.entries()) == (0 if handing_in else 1)
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("ERROR", 2)])
+def test_a_verdict_is_an_exit_code(verdict: str, code: int) -> None:
+    assert int(ExitCode.from_verdict(verdict)) == code
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict", "code"),
+    [
+        ("promoted", "PASS", 0),
+        ("passed", "PASS", 0),
+        ("unchanged", "PASS", 0),
+        ("dry_run", "PASS", 0),
+        ("rolled_back", None, 0),
+        ("refused", "FAIL", 1),
+        ("refused", "ERROR", 2),
+        # These bytes were rolled back, or a reviewer rejected them.
+        ("refused", "PASS", 1),
+        ("refused", None, 1),
+    ],
+)
+def test_a_refusal_is_what_its_decision_is(outcome: str, verdict: str | None, code: int) -> None:
+    assert int(ExitCode.from_promotion(outcome, verdict)) == code

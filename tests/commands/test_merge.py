@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,16 +41,26 @@ def gate(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, dict
     return code, json.loads(capsys.readouterr().out)
 
 
+@functools.cache
+def _kept(model: str, *more: str) -> Path:
+    """A plan with its three parts, measured once."""
+    folder = Path(tempfile.mkdtemp(prefix="parts-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    plan, parts = folder / "plan.json", [folder / f"part-{index}.json" for index in range(3)]
+    assert cli.main(["plan", model, *ASKED, *more, "-o", str(plan)]) == 0
+    for index, part in enumerate(parts):
+        lead = ["--lead", str(parts[0])] if index else []
+        one = ["--unit", str(index), *lead, "-o", str(part)]
+        assert cli.main(["measure", str(plan), *one]) == 0
+    return folder
+
+
 def measured(
     capsys: pytest.CaptureFixture[str], folder: Path, model: str, *more: str
 ) -> tuple[Path, list[Path]]:
-    plan, parts = folder / "plan.json", [folder / f"part-{index}.json" for index in range(3)]
-    assert gate(capsys, "plan", model, *ASKED, *more, "-o", plan)[1]["units"] == 3
-    for index, part in enumerate(parts):
-        lead = ["--lead", parts[0]] if index else []
-        code, said = gate(capsys, "measure", plan, "--unit", index, *lead, "-o", part)
-        assert (code, said["measured"]) == (0, True)
-    return plan, parts
+    shutil.copytree(_kept(model, *more), folder, dirs_exist_ok=True)
+    capsys.readouterr()
+    return folder / "plan.json", [folder / f"part-{index}.json" for index in range(3)]
 
 
 def test_nothing_else_is_written_over(
