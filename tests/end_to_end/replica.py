@@ -3,9 +3,9 @@ or stopped before the step that an order names.
 
     python -m tests.end_to_end.replica SETTINGS
 
-An order: `at`, the number or name of a step (none: nothing happens to it), and `signal`; or
+An order: `at`, the number of a step (none: nothing happens to it), and `signal`; or
 `continue`, of the look that was stopped. `promote`: a seed, of a release that is promoted instead of
-a look; `every_call`: steps are all calls of the registry and of the database; `lease_s`: of the lock.
+a look; `lease_s`: of the lock. Steps are all calls of the registry and of the database.
 The answer: `steps`, `done` and `failed`, or `killed`, or `stopped`.
 """
 
@@ -26,7 +26,6 @@ import onnxruntime
 
 import gate.ledger.lock
 from gate.ledger.database import StateDatabase
-from gate.ledger.ledger import Ledger
 from gate.mlflow_client.connection import quiet_process
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.service.monitoring import Failed, StepResult
@@ -41,12 +40,6 @@ from tests.sandbox.here import always_read_here
 __all__ = ["main", "mlflow", "onnxruntime"]
 
 LEASE_S = 0.6
-LASTING = (
-    (os, "replace"), (os, "symlink"), (StateDatabase, "writing"), (Ledger, "append"),
-    (MlflowRegistry, "set_alias"), (MlflowRegistry, "delete_alias"), (MlflowRegistry, "set_tag"),
-    (MlflowRegistry, "set_description"),
-)  # fmt: skip
-"""Of the store there are more in tests/deploy/test_kills.py."""
 CALLS = (
     (MlflowRegistry, "_using"), (StateDatabase, "reading"), (StateDatabase, "writing"),
 )  # fmt: skip
@@ -77,11 +70,10 @@ def main() -> None:
 
 def _child(settings: ServiceSettings, order: dict[str, Any]) -> None:
     gate.ledger.lock.LEASE_S = order.get("lease_s", LEASE_S)
-    among = CALLS if order.get("every_call") else LASTING
     steps: list[str] = []
     try:
         act = _promotion(settings, order["promote"]) if "promote" in order else _look(settings)
-        with counted(order.get("at"), order.get("signal", signal.SIGKILL), among) as steps:
+        with counted(order.get("at"), order.get("signal", signal.SIGKILL)) as steps:
             done = act()
         failed = [
             f"{type(one.error).__name__}: {one.error}" for one in done if isinstance(one, Failed)
@@ -118,23 +110,19 @@ def _answer(**answer: Any) -> None:
 
 
 @contextmanager
-def counted(
-    at: int | str | None, number: int, among: Sequence[tuple[Any, str]]
-) -> Iterator[list[str]]:
-    """Keep the names of the lasting steps of this thread, and not of the one that renews the lease;
+def counted(at: int | None, number: int) -> Iterator[list[str]]:
+    """Keep the names of the steps of this thread, and not of the one that renews the lease;
     before that one a signal comes."""
     steps: list[str] = []
     ours = threading.get_ident()
-    kept = [(owner, name, getattr(owner, name)) for owner, name in among]
+    kept = [(owner, name, getattr(owner, name)) for owner, name in CALLS]
 
     def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def step(*arguments: Any, **options: Any) -> Any:
             if threading.get_ident() == ours:
-                detail = arguments[2] if name in ("set_alias", "delete_alias") else ""
-                label = f"{name} {detail}".strip()
-                if at == len(steps) or (at == label and label not in steps):
+                if at == len(steps):
                     os.kill(os.getpid(), number)
-                steps.append(label)
+                steps.append(name)
             return call(*arguments, **options)
 
         return step

@@ -21,6 +21,7 @@ from gate.registry.promotion import rollback
 from gate.registry.registered_model import MismatchMemory, Reading
 from gate.registry.release import EvaluatedFile, GoldenFolder, Release
 from gate.signing.statement import Resource, SignedStatement, Statement
+from gate.signing.trust import Trust
 from gate.signing.verification import StatementPair
 from tests import builders
 from tests.golden_vectors import vectors
@@ -198,6 +199,58 @@ def half_a_word(world: World) -> str:
     return number
 
 
+def under_a_trusted_id(world: World) -> str:
+    """Signed by a stranger; the signature names CI's key."""
+    number, key_id = world.send(world.release(2, key=world.stranger)), world.ci.public.key_id
+
+    def rename(data: bytes) -> bytes:
+        return data.replace(world.stranger.public.key_id.encode(), key_id.encode())
+
+    for name in ("evidence", "decision"):
+        world.spoil(number, f"gate/{name}.dsse.json", rename)
+    return number
+
+
+def by_a_reviewer(world: World) -> str:
+    save(trust_in(world.ci, reviewers=trust_in(world.stranger).measurers), world.trust)
+    return world.send(world.release(2, key=world.stranger))
+
+
+def by_a_key_of_last_year(world: World) -> str:
+    """Backdated or not."""
+    (ours,) = trust_in(world.ci).measurers
+    lapsed = ours.model_copy(update={"valid_until": days_ago(40)})
+    save(Trust(measurers=(lapsed, *trust_in(world.stranger).measurers)), world.trust)
+    return world.send(world.release(2, at=days_ago(60)))
+
+
+def for_no_registry(world: World) -> str:
+    return world.send(world.release(2, registry="sqlite:///m.db"))
+
+
+def without_spec(world: World) -> str:
+    number = world.send(world.with_spec(2))
+    beside = world.place.stored(number).beside
+    for name in [name for name in beside if name.startswith("preprocessing")]:
+        del beside[name]
+    return number
+
+
+def one_key_under_two_names(world: World) -> str:
+    save(trust_in(world.ci, world.stranger, threshold=2), world.trust)
+    number = world.send(world.release(2))
+
+    def copied(data: bytes) -> bytes:
+        envelope = json.loads(data)
+        (first,) = envelope["signatures"]
+        other = first | {"keyid": world.stranger.public.key_id}
+        return json.dumps(envelope | {"signatures": [first, other]}).encode()
+
+    for name in ("evidence", "decision"):
+        world.spoil(number, f"gate/{name}.dsse.json", copied)
+    return number
+
+
 def expired(world: World) -> str:
     """Measured anew, with a verdict of long ago."""
     return world.send(world.release(2, at=days_ago(91)))
@@ -337,6 +390,12 @@ FORGERIES: dict[Forge, str] = {
     restated(another_result): "FAILED",
     restated(two_pieces_of_evidence): "2 pieces of evidence",
     unsigned: "there are no statements beside the file",
+    under_a_trusted_id: "is signed by 0",
+    by_a_reviewer: "is signed by 0",
+    by_a_key_of_last_year: "was valid until",
+    for_no_registry: "sqlite:",
+    without_spec: "preprocessing",
+    one_key_under_two_names: "is signed by 1 of",
     unknown_key: "is signed by 0 of the keys that are trusted",
     of_another_model: "letters",
     of_another_registry: "this registry, whoever runs the service says so: gate serve "
@@ -384,7 +443,9 @@ def test_a_forgery_is_refused_once_and_nothing_moves(world: World, forge: Forge)
     assert world.look() == [("hand_in", "refused", number)]
     assert (world.place.champion, world.live) == ("1", "1")
     assert FORGERIES[forge] in world.refusal(number)
-    assert ("--same-registry" in world.refusal(number)) is (forge is of_another_registry)
+    assert ("--same-registry" in world.refusal(number)) is (
+        forge in (of_another_registry, for_no_registry)
+    )
     assert_page_says_refused(world, number)
     assert world.look() == []
     assert world.about(number) == ["refused"]
