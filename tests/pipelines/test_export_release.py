@@ -5,28 +5,23 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from mlflow import MlflowClient
 
 from gate.api import parity_of_preprocessing
 from gate.decision.decide import Decision
-from gate.errors import DigestMismatch, ExportError, ModelError, PolicyError
-from gate.ledger.ledger import Ledger
+from gate.errors import ExportError, ModelError, PolicyError
 from gate.onnx_file.release_file import ReleaseFile
 from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence
-from gate.storage.digest import Digest
 from pipelines import code, export, parity, paths, prepare, promote, train, twin
 from pipelines.export_report import ExportReport
 from pipelines.override import override
 from pipelines.params import ReleaseParams, check_all
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri
-from tests.exhaustive import exhaustive
-from tests.pipelines.test_twin import name_a_twin
 
 SEVERAL = (
     "model.factory=tests.pipelines.tiny:encoder_and_head",
@@ -104,51 +99,6 @@ def test_a_release_is_promoted_and_compared_with_the_one_before(exported: Path) 
     assert compared is not None
     assert (compared.state, compared.version) == ("compared", first.version)
     assert compared.outputs
-
-
-@exhaustive
-@pytest.mark.proof
-def test_a_release_and_its_twin_are_promoted_or_neither(
-    exported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name_a_twin()
-    for stage in (parity, twin, promote):
-        assert stage.main() == 0, capsys.readouterr()
-    assert "Quantized twin: PASS" in capsys.readouterr().out
-    file = paths.TWIN / "release.yaml"
-    evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
-    ours, its = ReleaseFile.load(exported / "release.yaml"), ReleaseFile.load(file)
-    assert (its.chain, its.references) == (ours.chain, ours.references)
-    for name, part in evidence.parts.items():
-        assert part.export is not None
-        exact = Digest.of_file(exported / f"{name}.onnx")
-        assert part.export.settings["of_sha256"] == str(exact)
-    (line,) = Ledger(paths.database()).entries()
-    assert line.twin is not None
-    assert line.twin.sha256 == evidence.subject.sha256
-
-    shutil.copy(exported / "head.onnx", file.with_name("head.onnx"))
-    with pytest.raises(DigestMismatch, match="the part head"):
-        promote.main()
-    assert [entry.action for entry in Ledger(paths.database()).entries()].count("promoted") == 1
-
-
-@exhaustive
-@pytest.mark.proof
-def test_a_part_of_another_training_is_refused_by_its_name(
-    exported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = onnx.load(exported / "head.onnx")
-    weight = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2)
-    values = onnx.numpy_helper.to_array(weight) * np.float32(1.01)
-    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
-    onnx.save(model, exported / "head.onnx")
-    assert parity.main() == 0
-    assert "without a record of its export" in capsys.readouterr().out
-    assert twin.main() == 0
-    assert promote.main() == 1
-    assert "In the part head" in capsys.readouterr().out
-    assert PromotionReport.load(paths.PROMOTION).outcome == "refused"
 
 
 def test_a_part_that_is_no_module_leaves_the_release_as_it_was(exported: Path) -> None:

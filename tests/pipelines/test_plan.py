@@ -1,4 +1,4 @@
-"""What is measured, apart from what is demanded."""
+"""What is measured, apart from what is demanded: another bound decides anew, without measuring."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from gate.commands.result import ExitCode
+from gate.policy.policy import Policy
+from gate.policy.sections import Bounds
+from gate.records.runtime import CPU_PROVIDER
 from pipelines import paths, plan
+from pipelines.measured import measured_part
 from tests.pipelines.conftest import REPOSITORY
 from tests.pipelines.test_twin import POLICY, name_a_twin
+from tests.policy.test_runtimes import policy
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +55,48 @@ def test_another_instrument_of_the_twin_is_in_its_plan_alone() -> None:
     yaml.dump(settings, paths.PARAMS)
     assert written()[0] == exact
     assert written()[1] != twin
+
+
+ANOTHER = {
+    "another bound": ({"bounds": Bounds(max_abs_diff=0.5)}, False),
+    "bounds on its cost": (
+        {"bounds": Bounds(max_abs_diff=0.1, latency_ratio=1.5, memory_mb=100.0)},
+        False,
+    ),
+    "another demand": ({"required": "when_present"}, False),
+    "never": ({"required": "never"}, True),
+    "another option": ({"options": {"providers": [CPU_PROVIDER], "threads": 2}}, True),
+    "another kind": ({"kind": None}, True),
+}
+
+
+@pytest.mark.parametrize(("change", "anew"), ANOTHER.values(), ids=ANOTHER)
+def test_what_is_measured_is_apart_from_what_is_demanded(change, anew):
+    before = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}}
+    parts = [measured_part(policy(**wanted)) for wanted in (before, before | change)]
+    assert (parts[0] != parts[1]) is anew
+
+
+def test_the_order_of_runtimes_decides_nothing():
+    two = Policy.default()
+    turned = two.model_copy(update={"runtimes": dict(reversed(two.runtimes.items()))})
+    assert measured_part(two) == measured_part(turned)
+
+
+@pytest.mark.parametrize(
+    ("change", "anew"),
+    [
+        ({"confidence": 0.9}, False),
+        ({"review": "required"}, False),
+        ({"instruments": {"probe_noise_ratio": 64.0}}, False),
+        ({"instruments": {"noise_samples": 16}}, True),
+        ({"determinism": {"seed": 3}}, True),
+        ({"cuda_provider": {"cudnn_conv_algo_search": "DEFAULT"}}, True),
+        ({"nonfinite": "same_places"}, True),
+        ({"logits": ["y"]}, True),
+    ],
+)
+def test_the_rest_of_the_policy_too(change, anew):
+    plain = Policy.default().to_plain()
+    other = Policy.from_json(json.dumps(plain | change))
+    assert (measured_part(other) != measured_part(Policy.default())) is anew

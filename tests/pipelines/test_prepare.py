@@ -46,8 +46,7 @@ def test_digits_are_split_by_class_and_described(project: Path) -> None:
         assert str(Digest.of_file(Path("data") / name)) == digest
 
 
-def test_the_same_settings_give_the_same_bytes_and_another_seed_does_not(project: Path) -> None:
-    prepare.main()
+def test_the_same_settings_give_the_same_bytes_and_another_seed_does_not(trained: Path) -> None:
     first = files()
     prepare.main()
     assert files() == first
@@ -152,11 +151,10 @@ def loose(folder: Path) -> None:
     ],
 )
 def test_a_bad_folder_is_refused_and_the_old_data_stays(
-    project: Path, spoil: Any, says: str
+    trained: Path, spoil: Any, says: str
 ) -> None:
-    prepare.main()
     before = files()
-    spoil(project / "data" / "raw")
+    spoil(trained / "data" / "raw")
     override(["prepare.source=folder", *FEW])
     with pytest.raises(DataError, match=says):
         prepare.main()
@@ -203,8 +201,7 @@ def test_a_missing_or_torn_npz_is_refused(project: Path, content: bytes | None) 
         prepare.main()
 
 
-def test_a_full_disk_leaves_the_old_data(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare.main()
+def test_a_full_disk_leaves_the_old_data(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = files()
     written = 0
     to_tensor = images.to_tensor

@@ -25,7 +25,6 @@ from gate.golden.folder import read_golden
 from gate.golden.verify import verify_golden
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.mlflow_client.runs import RunLogger
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence
 from gate.signing.local_keys import LocalKeys
@@ -43,7 +42,6 @@ from pipelines.params import load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import known_run, tracking_uri
 from pipelines.stage import Stopped, code_of
-from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import ONNX
 
 
@@ -303,28 +301,6 @@ def test_what_nobody_vouches_for_is_refused_and_not_signed(
     assert client().search_registered_models() == []
 
 
-@pytest.mark.further
-def test_what_is_measured_is_uploaded_once(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run of `parity` goes on in `promote`."""
-    uploaded: list[str] = []
-    file, folder = RunLogger.file, RunLogger.folder
-
-    def watched(self: RunLogger, path: Path, *place: str) -> None:
-        uploaded.append(path.name)
-        file(self, path, *place)
-
-    def watched_folder(self: RunLogger, path: Path, *place: str) -> None:
-        uploaded.append(path.name)
-        folder(self, path, *place)
-
-    monkeypatch.setattr(RunLogger, "file", watched)
-    monkeypatch.setattr(RunLogger, "folder", watched_folder)
-    assert promote.main() == ExitCode.DONE
-    assert sorted(uploaded) == sorted(set(uploaded))
-    assert not {"evidence.json", "evidence.dsse.json", "samples.csv", "plots"} & set(uploaded)
-    assert {"decision.json", "decision.dsse.json", "report.html"} <= set(uploaded)
-
-
 def test_an_edited_evidence_is_judged_as_it_is(measured: Path) -> None:
     """NaN in the evidence: refused, on the page as words, never as a number."""
     plain = json.loads(paths.EVIDENCE.read_text())
@@ -357,44 +333,6 @@ def test_another_policy_decides_anew_on_the_same_evidence(measured: Path) -> Non
     assert str(champion().version) == "1"
 
 
-@exhaustive
-@pytest.mark.proof
-def test_against_the_version_that_serves(measured: Path) -> None:
-    """A first release, the file that serves, and then the same network with one weight changed."""
-    text = paths.PARAMS.read_text()
-    section = "incumbent: {max_accuracy_drop: 0.0, min_agreement: 0.99}"
-    paths.PARAMS.write_text(text.replace("incumbent: null", section))
-    assert promote.main() == ExitCode.DONE
-    first = Decision.load(paths.DECISION)
-    assert first.incumbent is not None
-    assert first.incumbent.state == "first"
-    assert promote.main() == ExitCode.DONE
-    assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
-    assert Change.load(paths.CHANGE).absent == "it is this very file"
-    spoil_weight()
-    assert parity.main() == ExitCode.DONE
-    assert promote.main() == ExitCode.REJECTED
-    decision = Decision.load(paths.DECISION)
-    assert decision.incumbent is not None
-    assert (decision.incumbent.version, decision.incumbent.sha256) == ("1", first.subject_sha256)
-    assert "incumbent_agreement" in {check.name for check in decision.checks}
-    change = Change.load(paths.CHANGE)
-    assert {"accuracy", "same answers", "latency"} <= {row.name for row in change.rows}
-    assert len(change.trend) == 2
-    assert promote.main() == ExitCode.REJECTED  # what was compared before is not measured anew
-    assert Decision.load(paths.DECISION).incumbent == decision.incumbent
-    # An edited one is: the ledger does not note it.
-    (answers,) = decision.incumbent.outputs
-    flattered = answers.model_copy(update={"disagreements": 0, "accuracy": 1.0})
-    edited = decision.incumbent.model_copy(update={"outputs": (flattered,)})
-    decision.model_copy(update={"incumbent": edited}).save(paths.DECISION)
-    assert promote.main() == ExitCode.REJECTED
-    found = Decision.load(paths.DECISION).incumbent
-    assert found is not None
-    assert found.outputs == decision.incumbent.outputs
-    assert str(champion().version) == "1"
-
-
 @pytest.mark.further
 def test_where_nobody_asks_a_comparison_that_fails_stops_nothing(
     measured: Path, monkeypatch: pytest.MonkeyPatch
@@ -409,24 +347,6 @@ def test_where_nobody_asks_a_comparison_that_fails_stops_nothing(
     section = "incumbent: {min_agreement: 0.99}"
     paths.PARAMS.write_text(paths.PARAMS.read_text().replace("incumbent: null", section))
     assert code_of(promote.main) == ExitCode.NOT_JUDGED
-
-
-@exhaustive
-@pytest.mark.proof
-def test_an_experiment_decides_and_reports_only(
-    measured: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DVC_EXP_NAME", "exp")
-    assert promote.main() == ExitCode.DONE
-    assert PromotionReport.load(paths.PROMOTION).outcome == "dry_run"
-    assert client().search_registered_models() == []
-    spoil_weight()
-    assert parity.main() == ExitCode.DONE
-    assert promote.main() == ExitCode.DONE
-    assert Decision.load(paths.DECISION).verdict == "FAIL"
-    assert paths.SUMMARY.read_text().startswith("## ❌ parity-gate: FAIL (tiny)")
-    assert "<failure " in paths.JUNIT.read_text()
-    assert client().search_registered_models() == []
 
 
 def test_exporting_twice_gives_the_same_bytes_on_two_pages(trained: Path) -> None:
@@ -471,7 +391,7 @@ def test_a_full_disk_loses_nothing(
     assert main() == ExitCode.DONE
 
 
-@pytest.mark.parametrize("main", [train.main, export.main, parity.main, promote.main])
+@pytest.mark.parametrize("main", [export.main, promote.main])
 def test_a_dead_server_is_told_by_every_stage(
     measured: Path,
     main: Any,
@@ -575,20 +495,6 @@ def test_the_version_carries_golden_vectors(measured: Path, tmp_path: Path) -> N
     result = verify_golden(downloaded, golden)
     assert result.passed, result.problems
     assert {path.name for path in golden.iterdir()} == {p.name for p in paths.GOLDEN.iterdir()}
-
-
-@pytest.mark.further
-def test_another_policy_gives_the_vectors_its_own_tolerances(
-    measured: Path, tmp_path: Path
-) -> None:
-    text = paths.PARAMS.read_text()
-    paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 2.0e-4"))
-    before = (paths.GOLDEN / "golden.json").read_bytes()
-    assert promote.main() == ExitCode.DONE
-    downloaded = MlflowRegistry(tracking_uri()).download("tiny", "1", tmp_path)
-    (output,) = read_golden(downloaded.parent / "golden").golden.outputs
-    assert output.max_abs_diff == 2e-4
-    assert (paths.GOLDEN / "golden.json").read_bytes() == before
 
 
 def test_no_golden_vectors_no_promotion(measured: Path) -> None:
