@@ -38,8 +38,10 @@ class Acme(Runtime):
     def versions(self):
         return {"acme": "1.2"}
 
+    session = Running
+
     def open(self, file, *, options, conditions, example):
-        return Running(str(file.path))
+        return self.session(str(file.path))
 
 
 class Needed(BaseModel, extra="forbid"):
@@ -95,8 +97,7 @@ class _Few(Running):
 
 
 class TooFew(Acme):
-    def open(self, file, **_):
-        return _Few(str(file.path))
+    session = _Few
 
 
 class _Words(Running):
@@ -105,8 +106,7 @@ class _Words(Running):
 
 
 class Words(Acme):
-    def open(self, file, **_):
-        return _Words(str(file.path))
+    session = _Words
 
 
 class _Zeros(Running):
@@ -115,8 +115,7 @@ class _Zeros(Running):
 
 
 class AnotherModel(Acme):
-    def open(self, file, **_):
-        return _Zeros(str(file.path))
+    session = _Zeros
 
 
 class _Unproven(Running):
@@ -125,8 +124,7 @@ class _Unproven(Running):
 
 
 class Unproven(Acme):
-    def open(self, file, **_):
-        return _Unproven(str(file.path))
+    session = _Unproven
 
 
 class _Rounded(Running):
@@ -135,8 +133,7 @@ class _Rounded(Running):
 
 
 class Rounded(Acme):
-    def open(self, file, **_):
-        return _Rounded(str(file.path))
+    session = _Rounded
 
 
 class _Stored(Running):
@@ -144,8 +141,7 @@ class _Stored(Running):
 
 
 class Stored(Acme):
-    def open(self, file, **_):
-        return _Stored(str(file.path))
+    session = _Stored
 
 
 class _AsksItself(Running):
@@ -157,8 +153,7 @@ class _AsksItself(Running):
 
 
 class AsksItself(Acme):
-    def open(self, file, **_):
-        return _AsksItself(str(file.path))
+    session = _AsksItself
 
 
 class _NoProof(Running):
@@ -167,8 +162,7 @@ class _NoProof(Running):
 
 
 class NoProof(Acme):
-    def open(self, file, **_):
-        return _NoProof(str(file.path))
+    session = _NoProof
 
 
 class _BadProof(Running):
@@ -177,8 +171,7 @@ class _BadProof(Running):
 
 
 class BadProof(Acme):
-    def open(self, file, **_):
-        return _BadProof(str(file.path))
+    session = _BadProof
 
 
 class _Closing(Running):
@@ -191,8 +184,7 @@ class _Closing(Running):
 
 
 class Closing(Acme):
-    def open(self, file, **_):
-        return _Closing(str(file.path))
+    session = _Closing
 
 
 class Nothing:

@@ -41,34 +41,17 @@ def opened(monkeypatch):
     return open_with
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError(
-            "Expected all tensors to be on the same device, but got index is on cpu, different "
-            "from other tensors on cuda:0 (when checking argument in method wrapper_CUDA_index_add)"
-        ),
-        RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 "
-            "and cpu!"
-        ),
-        RuntimeError(
-            "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
-        ),
-        RuntimeError(
-            "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the "
-            "same"
-        ),
-        RuntimeError(
-            "Input and hidden tensors are not at the same device, found input tensor at cuda:0 and "
-            "hidden tensor at cpu"
-        ),
-        TypeError(
-            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor "
-            "to host memory first."
-        ),
-    ],
-)
+FOR_THE_CPU = [
+    RuntimeError("Expected all tensors to be on the same device, but got index is on cpu, different from other tensors on cuda:0 (when checking argument in method wrapper_CUDA_index_add)"),
+    RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
+    RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)"),
+    RuntimeError("Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same"),
+    RuntimeError("Input and hidden tensors are not at the same device, found input tensor at cuda:0 and hidden tensor at cpu"),
+    TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", FOR_THE_CPU)
 def test_a_model_that_was_written_for_the_cpu_has_no_runtime_on_cuda(opened, error):
     with pytest.raises(RuntimeAbsent, match="the model runs on the CPU alone") as absent:
         opened(error)
