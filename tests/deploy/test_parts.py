@@ -51,14 +51,6 @@ def test_all_parts_are_in_the_manifest(store: ModelStore, tmp_path: Path) -> Non
     check_tidy(store)
 
 
-def test_a_rollback_brings_all_parts_back(store: ModelStore, tmp_path: Path) -> None:
-    for seed in (1, 2):
-        assert deploy(store, NAME, {EXACT: models.of_parts(tmp_path, seed)}).outcome == "deployed"
-    assert rollback_deployment(store, NAME).outcome == "rolled_back"
-    slot = check_whole(store).slots[EXACT]
-    assert slot.parts["head"].sha256 == Digest.of_file(tmp_path / "parts-1" / "head.onnx")
-
-
 def test_one_file_and_a_release_follow_each_other(store: ModelStore, tmp_path: Path) -> None:
     single = models.source(tmp_path, 1)
     for source in (single, models.of_parts(tmp_path, 1), single):

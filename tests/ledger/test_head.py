@@ -7,14 +7,18 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gate.errors import EvidenceError, PastChanged, StateUnavailable, StorageError
+from gate.ledger import maintenance
 from gate.ledger.database import StateDatabase
-from gate.ledger.entry import LedgerEntry
+from gate.ledger.entry import LedgerEntry, actor
 from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
+from gate.ledger.maintenance import accept_rewrite
 from gate.storage.digest import Digest
 from tests.ledger.rows import Place, lines, put, replace, rows
 from tests.registry.simulator import Crash
@@ -272,3 +276,107 @@ def test_a_crash_at_any_step_leaves_a_head_that_the_ledger_holds(
         assert kept is not None
         assert (kept.lines, kept.sha256) == (len(lines), ledger_digest(ledger.state, len(lines)))
     assert crashed >= (2 if step == "fsync" else 1)
+
+
+@pytest.mark.parametrize("spoil", CHANGED)
+def test_what_is_accepted_leaves_a_line_and_goes_on(
+    kept_ledger: Ledger, file: StoredHead, spoil
+) -> None:
+    spoil(kept_ledger.state)
+    lost = accept_rewrite(Ledger(Path(kept_ledger.location)), file, reason="the disk died")
+    assert "the store saw 3 lines" in lost[0]
+    line = kept_ledger.entries()[-1]
+    assert (line.action, line.actor) == ("ledger_accepted", actor())
+    assert "the disk died" in line.reason
+    assert lost[0] in line.reason
+    assert len(Ledger(kept_ledger.state, stored_head=file).entries()) == len(kept_ledger.entries())
+    assert accept_rewrite(Ledger(kept_ledger.state), file, reason="again") == ()
+
+
+def test_where_all_agree_nothing_is_written(kept_ledger: Ledger, file: StoredHead) -> None:
+    before = rows(kept_ledger.state)
+    assert accept_rewrite(Ledger(kept_ledger.state), file, reason="to be sure") == ()
+    assert rows(kept_ledger.state) == before
+
+
+def test_a_damaged_head_is_accepted_too(kept_ledger: Ledger, file: StoredHead) -> None:
+    file.path.write_text("{")
+    (lost,) = accept_rewrite(Ledger(kept_ledger.state), file, reason="a bad disk")
+    assert "is damaged" in lost
+    assert len(kept_ledger.entries()) == 4
+
+
+def test_a_broken_chain_is_not_accepted(kept_ledger: Ledger, file: StoredHead) -> None:
+    good = rows(kept_ledger.state)
+    replace(kept_ledger.state, b'"one"', b'"eno"')
+    with pytest.raises(EvidenceError, match="the chain is broken"):
+        accept_rewrite(Ledger(kept_ledger.state), file, reason="never mind")
+    put(kept_ledger.state, good)
+    assert len(kept_ledger.entries()) == 3
+
+
+def test_a_stored_head_that_is_away_is_not_passed_over(
+    kept_ledger: Ledger, file: StoredHead
+) -> None:
+    before = rows(kept_ledger.state)
+    away = Away(file.path, place="the inbox")
+    with pytest.raises(StateUnavailable):
+        accept_rewrite(Ledger(kept_ledger.state), away, reason="never mind")
+    assert rows(kept_ledger.state) == before
+
+
+def test_what_is_lost_after_an_acceptance_is_seen_again(
+    kept_ledger: Ledger, file: StoredHead
+) -> None:
+    good = rows(kept_ledger.state)
+    older_copy(kept_ledger.state)
+    accept_rewrite(Ledger(kept_ledger.state), file, reason="the disk died")
+    put(kept_ledger.state, good)
+    with pytest.raises(PastChanged):
+        kept_ledger.verify()
+
+
+class TestBesideAHealthyService:
+    """It adds lines while a person waits: nothing was lost."""
+
+    @pytest.fixture
+    def added(self, kept_ledger: Ledger) -> LedgerEntry:
+        return LedgerEntry(action="deployed", registry="here", model="digits", reason="a look")
+
+    def test_a_line_while_the_lock_is_waited_for(
+        self,
+        kept_ledger: Ledger,
+        file: StoredHead,
+        added: LedgerEntry,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        real = maintenance.promotion_lock
+
+        @contextmanager
+        def late(ledger: Ledger, **given: Any) -> Iterator[None]:
+            kept_ledger.append(added)
+            with real(ledger, **given):
+                yield
+
+        monkeypatch.setattr(maintenance, "promotion_lock", late)
+        assert accept_rewrite(Ledger(kept_ledger.state), file, reason="to be sure") == ()
+        assert [line.reason for line in kept_ledger.entries()][3:] == ["a look"]
+
+    def test_a_line_that_needs_no_lock(
+        self,
+        kept_ledger: Ledger,
+        file: StoredHead,
+        added: LedgerEntry,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Somebody else's conflict, whose head the service keeps."""
+        answer = file.head
+
+        def overtaken() -> object:
+            monkeypatch.setattr(file, "head", answer)
+            kept_ledger.append(added)
+            return answer()
+
+        monkeypatch.setattr(file, "head", overtaken)
+        assert accept_rewrite(Ledger(kept_ledger.state), file, reason="to be sure") == ()
+        assert [line.reason for line in kept_ledger.entries()][3:] == ["a look"]

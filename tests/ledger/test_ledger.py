@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, event
 
+from gate.commands.history import exported
 from gate.errors import EvidenceError, StateUnavailable, StorageError
 from gate.ledger import database
 from gate.ledger import entry as entry_module
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
-from tests.ledger.rows import Place, parsed_lines, put, put_lines, replace, rows
-from tests.ledger.rows import lines as kept_lines
+from tests.ledger.rows import Place, lines, parsed_lines, put, put_lines, replace, rows
 
 
 def entry(reason: str = "PASS on ort-cpu", **fields: object) -> LedgerEntry:
@@ -47,9 +47,9 @@ def test_what_is_appended_is_read_back(ledger: Ledger) -> None:
     ]
     assert list(ledger.entries()) == written
     assert written[0].parent is None
-    lines = kept_lines(ledger.state)
-    assert written[1].parent == Digest.of_bytes(lines[0])
-    assert json.loads(lines[0])["sha256"] == str(sha256)
+    kept = lines(ledger.state)
+    assert written[1].parent == Digest.of_bytes(kept[0])
+    assert json.loads(kept[0])["sha256"] == str(sha256)
 
 
 def test_an_entry_says_who_and_when() -> None:
@@ -98,12 +98,12 @@ def test_no_ledger_is_an_empty_one(ledger: Ledger) -> None:
 )
 def test_a_changed_ledger_is_seen_at_its_line(ledger: Ledger, spoil, number: int) -> None:
     fill(ledger.state, "one", "two", "three")
-    before = spoil(kept_lines(ledger.state))
+    before = spoil(lines(ledger.state))
     put_lines(ledger.state, before)
     for use in (ledger.entries, lambda: ledger.append(entry())):
         with pytest.raises(EvidenceError, match=rf"ledger\.db:{number}: .*Restore"):
             use()
-    assert kept_lines(ledger.state) == before
+    assert lines(ledger.state) == before
 
 
 @pytest.mark.parametrize("gone", [1, 2])
@@ -236,7 +236,7 @@ def test_no_character_before_the_last_line_can_change_unseen(
     tmp_path_factory, reasons, place
 ) -> None:
     ledger = fill(tmp_path_factory.mktemp("chain") / "ledger.db", *reasons)
-    kept = kept_lines(ledger.state)
+    kept = lines(ledger.state)
     number = place % (len(kept) - 1)
     text = kept[number].decode()
     at = place % len(text)
@@ -266,7 +266,7 @@ def test_what_was_read_is_not_parsed_again_and_an_edit_is_seen(
     reading._chain._hashed_at = -math.inf
     with pytest.raises(EvidenceError, match="the chain is broken"):
         reading.entries()
-    put_lines(ledger.state, kept_lines(ledger.state)[:1])
+    put_lines(ledger.state, lines(ledger.state)[:1])
     assert [e.reason for e in reading.entries()] == ["eno"]
 
 
@@ -279,3 +279,13 @@ def test_who_only_verifies_keeps_no_entries(ledger: Ledger) -> None:
     Ledger(ledger.state).append(entry("three"))
     ledger.verify()
     assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
+
+
+def test_what_is_exported_is_exactly_the_lines(both: Ledger, tmp_path: Path) -> None:
+    for reason in ("one", "zwei\nü"):
+        both.append(entry(reason))
+    assert b"".join(exported(both)) == b"".join(line + b"\n" for line in lines(both.state))
+    assert len(lines(both.state)) == 2
+    replace(both.state, b'"one"', b'"eno"')
+    with pytest.raises(EvidenceError, match="the chain is broken"):
+        exported(both)

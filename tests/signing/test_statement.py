@@ -1,19 +1,34 @@
-"""Statements are in-toto's, by in-toto's own reader."""
+"""Statements: what they name, in in-toto's and SLSA's words, by in-toto's own reader."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
+from in_toto_attestation.predicates.vsa.v1 import vsa_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement as InToto
 
+from gate.decision.decide import decide
 from gate.errors import EvidenceError
-from gate.signing.predicates import Approval
+from gate.records.layout import DECISION
+from gate.signing.predicates import APPROVAL_TYPE, SUMMARY_TYPE, Approval, VerificationSummary
 from gate.signing.statement import Resource, Statement, resources
-from gate.signing.subjects import file_resource
+from gate.signing.subjects import (
+    GOLDEN,
+    PREPROCESSING,
+    file_resource,
+    registered,
+    resource_uri,
+    statement_subjects,
+)
+from gate.storage.digest import Digest
 from tests import builders
+from tests.registry.releases import evidence, onnx_file, onnx_file_with_data
 from tests.signing import signing
 
 
@@ -76,3 +91,146 @@ def test_a_name_stands_for_one_digest() -> None:
 
 def test_a_subject_of_another_algorithm_has_no_sha256() -> None:
     assert Resource(digests={"sha512": "0"}).sha256 is None
+
+
+@given(st.text(min_size=1).filter(lambda name: name.isprintable()))
+def test_a_name_comes_back_whatever_is_in_it(name: str) -> None:
+    registry = "https://mlflow.example.org/x#/models/y"
+    assert registered(resource_uri(registry, name)) == (registry, name)
+
+
+def test_no_name_makes_it_anothers() -> None:
+    one = resource_uri("https://a", "b#/models/c")
+    assert registered(one) == ("https://a", "b#/models/c")
+    assert one != resource_uri("https://a#/models/b", "c")
+
+
+@pytest.mark.parametrize("resource", ["", "urn:sha256:0", "https://mlflow.example.org"])
+def test_what_is_no_registered_model(resource: str) -> None:
+    assert registered(resource) is None
+
+
+def test_a_file_is_named_by_its_digest() -> None:
+    digest = builders.digest("model")
+    assert file_resource(digest) == f"urn:sha256:{digest.hex}"
+    assert registered(file_resource(digest)) is None
+
+
+VECTORS = builders.digest("golden.json")
+
+
+def test_a_file_its_vectors_and_its_spec_by_name(tmp_path: Path) -> None:
+    path, spec = onnx_file(tmp_path / "model.onnx"), builders.digest("spec")
+    plain = evidence(path)
+    file = {"model.onnx": Digest.of_file(path)}
+    assert statement_subjects(path, plain, golden=None) == file
+    source = plain.source.model_copy(update={"preprocess_sha256": spec})
+    pictured = plain.model_copy(update={"source": source})
+    assert statement_subjects(path, pictured, golden=VECTORS) == {
+        **file,
+        GOLDEN: VECTORS,
+        PREPROCESSING: spec,
+    }
+    assert statement_subjects(path, pictured, golden=None, preprocessing=False) == file
+
+
+def test_data_that_leads_elsewhere_is_not_read(tmp_path: Path) -> None:
+    path = onnx_file_with_data(tmp_path / "model.onnx")
+    of = evidence(path)
+    subject = of.subject.model_copy(update={"external_data": ("../secret",)})
+    with pytest.raises(EvidenceError, match="inside of the model's folder"):
+        statement_subjects(path, of.model_copy(update={"subject": subject}), golden=None)
+
+
+APPROVAL = Approval(
+    word="approved",
+    resource_uri="https://mlflow.example.org#/models/digits",
+    version="3",
+    decision=Resource.from_digest(builders.digest("decision"), uri=DECISION),
+    reviewed_at="2026-11-22T12:00:00+00:00",
+)
+
+
+def test_it_comes_back_and_names_what_was_reviewed() -> None:
+    assert Approval.from_json(APPROVAL.to_json()) == APPROVAL
+    statement = APPROVAL.about({"model": builders.digest("model")})
+    assert statement.predicate_type == APPROVAL_TYPE
+    assert statement.digest_of("model") == builders.digest("model").hex
+    assert statement.predicate == {
+        "word": "approved",
+        "resourceUri": "https://mlflow.example.org#/models/digits",
+        "version": "3",
+        "decision": {"uri": "decision.json", "digest": {"sha256": builders.digest("decision").hex}},
+        "reviewedAt": "2026-11-22T12:00:00+00:00",
+    }
+
+
+@pytest.mark.parametrize("word", ["APPROVED", "yes", ""])
+def test_there_are_two_words(word: str) -> None:
+    text = APPROVAL.to_json().replace('"approved"', f'"{word}"')
+    with pytest.raises(EvidenceError):
+        Approval.from_json(text)
+
+
+PASSED = signing.judged()
+FAILED = signing.judged(runtimes=())
+
+
+def summary(which=PASSED, precision: str = "exact") -> VerificationSummary:
+    return VerificationSummary.from_decision(
+        which[1], precision=precision, resource="urn:sha256:0", version="1.2"
+    )
+
+
+def test_in_toto_reads_the_predicate() -> None:
+    plain = summary().to_plain()
+    # In the released schema the levels are one text, and a digest is a list: SLSA's are not.
+    for known_wrong in ("verifiedLevels", "policy", "inputAttestations"):
+        del plain[known_wrong]
+    read = json_format.ParseDict(
+        plain,
+        vsa_pb2.VerificationSummary(),
+        ignore_unknown_fields=True,  # type: ignore[attr-defined]
+    )
+    assert read.verification_result == "PASSED"
+    assert read.resource_uri == "urn:sha256:0"
+    assert read.verifier.id == "urn:parity-gate:gate"
+    assert read.time_verified.ToDatetime(signing.NOW.tzinfo) == signing.NOW
+
+
+def test_it_has_what_slsa_asks_for() -> None:
+    plain = summary().to_plain()
+    assert plain.keys() >= {"verifier", "timeVerified", "resourceUri", "policy",
+                            "verificationResult", "verifiedLevels"}  # fmt: skip
+    assert all(name.startswith("parityGate") for name in plain.keys() - {
+        "verifier", "timeVerified", "resourceUri", "policy", "inputAttestations",
+        "verificationResult", "verifiedLevels",
+    })  # fmt: skip
+    assert plain["policy"]["digest"] == {"sha256": builders.policy().digest().hex}
+    assert plain["inputAttestations"][0]["digest"] == {"sha256": PASSED[0].digest().hex}
+
+
+@pytest.mark.parametrize(
+    ("which", "precision", "result", "levels"),
+    [
+        (PASSED, "exact", "PASSED", ("PARITY_EXACT",)),
+        (PASSED, "quantized", "PASSED", ("PARITY_QUANTIZED",)),
+        (FAILED, "exact", "FAILED", ("FAILED",)),
+    ],
+)
+def test_a_verdict_in_slsas_words(which, precision, result, levels) -> None:
+    found = summary(which, precision)
+    assert (found.verification_result, found.verified_levels) == (result, levels)
+
+
+def test_it_comes_back_with_the_incumbent() -> None:
+    evidence, _ = PASSED
+    policy = builders.policy()
+    assert policy.incumbent is None
+    decision = decide(policy, evidence, decided_at="2026-01-01T00:00:00+00:00").model_copy(
+        update={"incumbent": builders.incumbent()}
+    )
+    found = summary((evidence, decision))
+    assert VerificationSummary.from_json(found.to_json()) == found
+    assert found.incumbent == builders.incumbent()
+    assert found.about({"model.onnx": found.model}).predicate_type == SUMMARY_TYPE
