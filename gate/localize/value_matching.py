@@ -87,6 +87,11 @@ class ValueLayout:
         kept = {n: tensor for n, tensor in self.matching.tensors.items() if n in numbers}
         return ValueLayout(Matching(kept))
 
+    def without(self, numbers: Set[int]) -> ValueLayout:
+        """Return the layout in which these values have no tensor."""
+        kept = {n: tensor for n, tensor in self.matching.tensors.items() if n not in numbers}
+        return ValueLayout(Matching(kept, self.matching.equal), self.missing, self.absent | numbers)
+
     @property
     def put_in(self) -> dict[str, int]:
         """Which value goes in at each cut: the last one that the tensor stands for."""
@@ -281,7 +286,7 @@ class ValueMatcher:
             free.take(number, Tensor(name, -1, "", None, value.shape, value.sketch))
         for value in self._values:
             if value.number not in free.taken:
-                free.take(value.number, self._equal(value, free))
+                free.take(value.number, self._equal(value, free, (before or {}).get(value.number)))
         equal = frozenset(free.taken)
         for number, name in (before or {}).items():
             if number not in free.taken and number not in without:
@@ -309,8 +314,15 @@ class ValueMatcher:
         """The value that this one only repeats, or is computed from before it is folded."""
         return value.inputs[0] if value.number in self.folded else value.repeats
 
-    def _equal(self, value: ComputedValue, free: UnmatchedTensors) -> Tensor | None:
-        """The free tensor that equals the value; of several the one that names speak for."""
+    def _equal(
+        self, value: ComputedValue, free: UnmatchedTensors, before: str | None
+    ) -> Tensor | None:
+        """The free tensor that equals the value; of several the one that names speak for.
+
+        `before`: the tensor of an earlier matching. The file is cut there, so that what only hands
+        it on is the value without a fault; as long as both are equal and the name of the earlier
+        one is the module's, that is no reason to prefer the other.
+        """
         earliest = self._behind(value, free)
         distances = [
             (difference(value.sketch, tensor.sketch), tensor)
@@ -320,7 +332,12 @@ class ValueMatcher:
         nearest = min((distance for distance, _ in distances), default=math.inf)
         if not nearest <= _EQUAL:
             return None
-        near = [tensor for distance, tensor in distances if distance <= _AS_NEAR * nearest]
+        near = [
+            tensor
+            for distance, tensor in distances
+            if distance <= _AS_NEAR * nearest
+            or (tensor.name == before and distance <= _EQUAL and self._is_named(value, tensor))
+        ]
         near = [tensor for tensor in near if not self._belongs_behind(value, tensor)]
         if not near:
             return None
@@ -333,9 +350,12 @@ class ValueMatcher:
         The tensor whose name fits best wins. Among those, the last one of a module wins, because a
         bias near zero hardly changes the value that it is added to; otherwise the first.
         """
-        name = self._clues.name(value, tensor.place, tensor.scope)
-        last = name >= EXACT and not value.functional
-        return name, tensor.place if last else -tensor.place
+        last = self._is_named(value, tensor)
+        return self.name(value, tensor), tensor.place if last else -tensor.place
+
+    def _is_named(self, value: ComputedValue, tensor: Tensor) -> bool:
+        """Return True if a module returned the value, and the tensor is named after it."""
+        return not value.functional and self.name(value, tensor) >= EXACT
 
     def _behind(self, value: ComputedValue, free: UnmatchedTensors) -> int:
         """Place of the last node that computes what the value was computed from."""
@@ -466,7 +486,7 @@ class IterativeMatcher:
             better = self._matched(layout)
             misplaced = self._misplaced(layout, better)
             if misplaced:
-                layout = _absent(layout, misplaced)
+                layout = layout.without(misplaced)
                 continue
             if better.names != layout.names:
                 layout = better
@@ -631,7 +651,7 @@ class IterativeMatcher:
         """The layout without a tensor for the value, if that is the better one."""
         stand_in = self._substitute_tensor(layout, value)
         if stand_in is None:
-            trial = self._matched(_absent(layout, {value.number}))
+            trial = self._matched(layout.without({value.number}))
             return trial if trial.matching.equal >= layout.matching.equal else layout
         if self._has_node(layout, value, stand_in):
             return layout
@@ -766,10 +786,3 @@ def _narrower(layout: ValueLayout, survey: ValueSurvey) -> ValueLayout | None:
     return ValueLayout(
         matching.sure(), layout.missing, layout.absent | frozenset(resized or unsure)
     )
-
-
-def _absent(layout: ValueLayout, lost: Set[int]) -> ValueLayout:
-    """No tensor for these values; all others keep theirs."""
-    tensors = {n: one for n, one in layout.matching.tensors.items() if n not in lost}
-    matching = Matching(tensors, layout.matching.equal)
-    return ValueLayout(matching, layout.missing, layout.absent | lost)

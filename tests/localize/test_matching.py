@@ -62,6 +62,58 @@ class TestLayersThatHardlyChangeTheirInput:
         assert verdicts(found(model, bad, VECTORS), "source") == ["1"]
 
 
+class Clamped(nn.Module):
+    """A layer that gets its own output again, behind a clamp that changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.twice = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.twice(self.twice(x).clamp(-99, 99))
+
+
+@pytest.mark.parametrize("by", ["direct", "dynamo"])
+def test_what_hands_on_a_slightly_wrong_value_is_not_the_layer(tmp_path, by: Exporter):
+    """In the cut run it equals the model's value to the bit, because that was put in before it."""
+    model = Clamped().eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
+    bad = tiny.edit(
+        candidate,
+        tmp_path / "bad.onnx",
+        lambda p: change(p, "twice.weight", lambda w: np.float32(1.0002) * w),
+    )
+    record = found(model, bad, VECTORS)
+    assert (record.first_divergence, record.fault_code) == ("twice", "weights")
+    assert {row.module for row in record.layers if row.verdict == "source"} == {"twice"}
+
+
+class FirstToken(nn.Module):
+    """A token that is zero, computed from what is zero in the first samples only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(4, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.embed(x[:, 0].long() * 0) + x)
+
+
+@pytest.mark.parametrize("by", ["direct", "dynamo"])
+def test_integers_that_are_equal_on_the_first_samples_only(tmp_path, by: Exporter):
+    model = FirstToken().eval()
+    inputs = VECTORS.copy()
+    inputs[:, 0] = [0.1, 0.2, 1.5, 2.5, -3.5, 4.5]
+    candidate = nets.export(model, tmp_path / "m.onnx", inputs, by=by)
+    assert not found(model, candidate, inputs).diverges
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "head.weight", middle))
+    record = found(model, bad, inputs)
+    assert (record.first_divergence, verdicts(record, "source")) == ("head", ["head"])
+
+
 class Recurrent(nn.Module):
     """Two layers in both directions; the states at the end are not used."""
 
