@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from gate.localize.model_runner import (
     sketch,
 )
 from gate.localize.value_matching import ValueLayout, returned_values
-from gate.measure.noise_floor import NoiseStatistics
+from gate.measure.noise_floor import DRAWS, NoiseStatistics
 from gate.policy.defaults import BFLOAT16, REDUCED_UNIT
 from gate.policy.runtime_options import OrtSetup
 from gate.records.instruments import NoiseParity
@@ -47,6 +48,7 @@ class Deviation:
         self._sum = 0.0
         self._elements = 0
         self._noise = NoiseStatistics()
+        self._rounding: NoiseStatistics | None = None
         self._compared = False
         self._exact = False
         self.finite = False
@@ -95,6 +97,10 @@ class Deviation:
                 true, sketched, sketch(tensor), samples=len(value) if value.ndim else 1
             )
 
+    def widen(self, rounding: NoiseStatistics | None) -> None:
+        """Measure in units of random rounding where that is more than the model's own error."""
+        self._rounding = rounding
+
     @property
     def equal(self) -> bool:
         """Return True if all elements are equal, NaN to NaN."""
@@ -140,7 +146,7 @@ class Deviation:
         )
 
     def _record(self) -> NoiseParity:
-        return self._noise.result()
+        return self._noise.result(rounding=self._rounding)
 
     def _measured(self, number: float) -> float:
         if self.mismatch is not None or math.isinf(self.largest):
@@ -359,6 +365,50 @@ class Measuring:
         except ModelError as error:
             measured.noise_unmeasured = str(error)
             return None
+
+
+def widen_by_rounding(
+    measured: Measured, bench: LocalizationContext, survey: ValueSurvey, layout: ValueLayout
+) -> Measured:
+    """Return the deviations in units of random rounding, where that is larger on the first batch.
+
+    PyTorch's own error is no unit for an operator whose kernel in ONNX Runtime has an absolute
+    error, as that of a saturated sigmoid. Raises ModelError or EvidenceError where the model can't
+    run in float64 or under random rounding.
+    """
+    returned = returned_values(bench.graph.outputs, survey, layout.names)
+    numbers = {*measured.layers, *returned.values(), *layout.put_in.values()}
+    side, batch = bench.side, bench.batches[0]
+    values = side.values(batch, survey, numbers)
+    truths = side.truths(batch, survey, values)
+    runs = [side.rounded(batch, survey, values, draw=draw) for draw in range(DRAWS)]
+
+    def floors(*, alone: bool) -> dict[int, NoiseStatistics]:
+        """By number, of the floats of which float64 is the same function."""
+        truth = (truths.through, truths.alone)[alone]
+        return {
+            number: NoiseStatistics.middle(
+                [_noise_of(truth[number], value, run[alone][number]) for run in runs]
+            )
+            for number, value in values.items()
+            if value.dtype.kind == "f" and number in truth and number not in truths.rounding[alone]
+        }
+
+    through, apart = floors(alone=False), floors(alone=True)
+    widened = copy.deepcopy(measured)
+    for number, layer in widened.layers.items():
+        layer.through.widen(through.get(number))
+        layer.alone.widen(apart.get(number))
+    for outputs in (widened.marked, *widened.whole.values()):
+        for name, output in outputs.items():
+            output.widen(through.get(returned[name]))
+    return widened
+
+
+def _noise_of(truth: OutputArray, value: OutputArray, run: OutputArray) -> NoiseStatistics:
+    noise = NoiseStatistics()
+    noise.update(truth, sketch(value), run, samples=len(value) if value.ndim else 1)
+    return noise
 
 
 def _fail(deviations: Iterable[Deviation], error: Exception) -> None:

@@ -21,7 +21,12 @@ from gate.decision.decide import Decision
 from gate.errors import EvidenceError, GateError, PolicyError, describe_failure
 from gate.localize.build_localization import LocalizationFindings, build_localization
 from gate.localize.file_graph import FileGraph
-from gate.localize.layer_deviations import DeviationLimits, Measured, Measuring
+from gate.localize.layer_deviations import (
+    DeviationLimits,
+    Measured,
+    Measuring,
+    widen_by_rounding,
+)
 from gate.localize.model_runner import (
     BUDGET,
     ForwardPathChanged,
@@ -147,6 +152,7 @@ def compare_layers(
                 fake_quantized=watch.is_used,
                 plain_refused=any(_is_plain(policy, name, setup) for name in refused),
             )
+            measured = _beyond_rounding(measured, bench, survey, layout, limits)
             finer = runtime in refused or any(map(limits.is_source, measured.layers.values()))
             doubt = limits.relaxed_limit(measured.whole, refused=finer)
             blamed = _blame(bench, survey, limits, candidate=candidate, bound=doubt)
@@ -255,6 +261,26 @@ def _equal_by_chance(survey: ValueSurvey, layout: ValueLayout, measured: Measure
         and number in layout.matching.equal
         and not layer.alone.equal
     }
+
+
+def _beyond_rounding(
+    measured: Measured,
+    bench: LocalizationContext,
+    survey: ValueSurvey,
+    layout: ValueLayout,
+    limits: DeviationLimits,
+) -> Measured:
+    """Return the deviations of `widen_by_rounding` if a layer is still wrong by them.
+
+    Otherwise the model's own error is the better unit: no layer explains the difference then.
+    """
+    if not any(map(limits.is_source, measured.layers.values())):
+        return measured
+    try:
+        widened = widen_by_rounding(measured, bench, survey, layout)
+    except GateError:  # by which random rounding or float64 is no unit
+        return measured
+    return widened if any(map(limits.is_source, widened.layers.values())) else measured
 
 
 def _blame(

@@ -505,6 +505,18 @@ class ModelRunner:
             ) from error
         return self._valid(batch, survey, references, (through.kept, apart.kept))
 
+    def rounded(
+        self, batch: Batch, survey: ValueSurvey, references: Mapping[int, OutputArray], *, draw: int
+    ) -> tuple[Mapping[int, OutputArray], Mapping[int, OutputArray]]:
+        """Return sketches of the values in `references` under random rounding, seeded by `draw`:
+        through the forward, and each from the references before it. Raises EvidenceError."""
+        through = CaptureOutputs(survey, references, whole=False)
+        apart = ReplaceOutputs(survey, references)
+        for callback in (through.handle, apart.handle):
+            with RandomRounding(draw):
+                self._run(batch, callback)
+        return through.kept, apart.kept
+
     def _valid(
         self,
         batch: Batch,

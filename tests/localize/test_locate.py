@@ -351,6 +351,18 @@ class TestOneFault:
         assert told.remedy
         _assert_spreads(told)
 
+    @pytest.mark.parametrize("by", ["direct", "dynamo"])
+    @pytest.mark.parametrize("kind", [nn.Sigmoid, nn.SiLU])
+    def test_a_saturated_sigmoid_before_it_is_right(self, tmp_path, kind, by: Exporter):
+        """ONNX Runtime's sigmoid errs absolutely: far more than PyTorch's where it is small."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), kind(), nn.Linear(6, 6)).eval()
+        nn.init.constant_(model[0].bias, -15.0)
+        nn.init.constant_(model[0].weight[0], 9.0)
+        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "2.weight", middle))
+        assert verdicts(found(model, bad, VECTORS), "source") == ["2"]
+
     def test_an_optimized_runtime_names_the_same_layer(self, made, tmp_path):
         model, candidate = made(Residual)
         bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("Conv", 1, 1))
