@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import io
 import json
 import logging
+import socket
 import threading
 import time
 import urllib.error
@@ -12,7 +15,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from typing import Literal
+from typing import Any, Literal
 
 from gate.errors import EvidenceError, GateError
 from gate.ledger.entry import Action, LedgerEntry, plain
@@ -48,6 +51,7 @@ CURSOR = "notified.json"
 
 _POLL_S = 2.0
 _TIMEOUT_S = 10.0
+"""Within which the receiver must be connected, have taken the request, and have answered: each."""
 _LONGEST_PAUSE_S = 300.0
 
 MOST_TRIES = 6
@@ -77,14 +81,60 @@ class NotificationCursor(Record):
     """Of these, the ones that the receiver refused. They are sent again when the service starts."""
 
 
+class _TimedReader(io.RawIOBase):
+    """Reads from a socket until a deadline: its timeout is that of each read alone, and a receiver
+    may send one byte of a header after the other."""
+
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
+        self._sock, self._raw, self._end = sock, raw, time.monotonic() + _TIMEOUT_S
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no whole answer came within {_TIMEOUT_S:g} s")
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp = io.BufferedReader(_TimedReader(sock, self.fp.detach()))
+
+
+class _HttpConnection(http.client.HTTPConnection):
+    response_class = _TimedResponse
+
+
+class _HttpsConnection(http.client.HTTPSConnection):
+    response_class = _TimedResponse
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_HttpConnection, req)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_HttpsConnection, req)
+
+
 # Without urllib's handler of redirects: a redirected POST would arrive as a GET without its body,
 # and an invalid Location would raise ValueError. So a redirect is an HTTPError like any other.
 _OPENER = urllib.request.OpenerDirector()
 for _handler in (
     urllib.request.ProxyHandler(),
     urllib.request.UnknownHandler(),
-    urllib.request.HTTPHandler(),
-    urllib.request.HTTPSHandler(),
+    _HttpHandler(),
+    _HttpsHandler(),
     urllib.request.HTTPDefaultErrorHandler(),
     urllib.request.HTTPErrorProcessor(),
 ):

@@ -7,7 +7,9 @@ import hashlib
 import hmac
 import json
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +42,8 @@ class Receiver:
     """Of the next answers; 200 after them."""
     location: str = "/elsewhere"
     """Where a redirect leads."""
+    slow_bytes: int = 0
+    """Bytes of the name of a header that come one by one."""
     got: list[tuple[Message, bytes]] = field(default_factory=list)
 
     @property
@@ -68,7 +72,13 @@ def receiver() -> Iterator[Receiver]:
             self.send_response(made.statuses.pop(0) if made.statuses else 200)
             self.send_header("Location", made.location)
             self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.flush_headers()
+            with suppress(OSError):  # the client gave up
+                for _ in range(made.slow_bytes):
+                    self.wfile.write(b"x")
+                    time.sleep(0.02)
+                self.wfile.write(b": 1\r\n" if made.slow_bytes else b"")
+                self.end_headers()
 
         def do_GET(self) -> None:
             raise AssertionError("a redirect was followed")
@@ -216,6 +226,24 @@ def test_a_crash_after_sending_sends_again(
     (tmp_path / "store" / CURSOR).write_bytes(kept)
     sender.send_new()
     assert receiver.ids[0] == receiver.ids[1]
+
+
+def test_an_answer_that_comes_byte_by_byte_is_cut_off(
+    receiver: Receiver, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = notifier(receiver, ledger, tmp_path)
+    sender.send_new()
+    write_entry(ledger, "promoted")
+    receiver.slow_bytes = 2  # within the limit
+    sender.send_new()
+    write_entry(ledger, "reverted")
+    receiver.slow_bytes = 2000
+    with monkeypatch.context() as limited, pytest.raises(TimeoutError):
+        limited.setattr("gate.service.notifications._TIMEOUT_S", 0.3)
+        sender.send_new()
+    receiver.slow_bytes = 0
+    sender.send_new()
+    assert receiver.accepted == [("promoted", "1"), ("reverted", "1"), ("reverted", "1")]
 
 
 def test_nothing_is_skipped_while_the_receiver_is_away(
