@@ -36,6 +36,9 @@ _CHANNEL = (
     ("grpc.use_local_subchannel_pool", 1),  # else all clients share one connection
 )
 
+MOST_REQUEST_BYTES = MOST_BYTES - (1 << 20)
+"""Of the tensors of a request: a message of protobuf has less than 2 GiB, with all names."""
+
 _REFUSED = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "INTERNAL", "UNKNOWN")
 """Codes about the request or the model; others are about the server or the way to it."""
 
@@ -97,7 +100,15 @@ class GrpcClient:
         }
 
     def infer(self, batch: Batch, identity: str) -> InferenceResponse:
-        """Return the outputs for a batch. Raises EvidenceError where the server refuses it."""
+        """Return the outputs for a batch. Raises EvidenceError where the server refuses it,
+        RuntimeUnusable where gRPC can't send it."""
+        size = sum(values.nbytes for values in batch.values())
+        if size > MOST_REQUEST_BYTES:
+            raise RuntimeUnusable(
+                f"a batch has {size} bytes; a request over gRPC takes at most "
+                f"{MOST_REQUEST_BYTES}. Send smaller batches (options: max_batch_size), or ask "
+                "the server over HTTP."
+            )
         inputs, contents = [], []
         for name, values in batch.items():
             array = np.ascontiguousarray(values)

@@ -27,6 +27,8 @@ pytest.importorskip("tritonclient.grpc", reason="pip install 'parity-gate[server
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
+from gate.runtimes import v2_grpc
+
 REFUSALS = {
     "refuses": grpc.StatusCode.INVALID_ARGUMENT,
     "breaks": grpc.StatusCode.INTERNAL,
@@ -216,6 +218,21 @@ def test_a_refusal_is_no_unusable_server(files: dict[str, Path], fault: str) -> 
     ):
         session.run({"x": SAMPLES})
     assert not isinstance(refused.value, RuntimeUnusable)
+
+
+def test_a_request_beyond_what_grpc_can_send_is_an_unusable_server(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert v2_grpc.MOST_REQUEST_BYTES < 1 << 31
+    monkeypatch.setattr(v2_grpc, "MOST_REQUEST_BYTES", SAMPLES.nbytes)
+    with serving(files["model"]) as server:
+        with closing(opened(files, url=server.url)) as session:
+            session.run({"x": SAMPLES})
+            with pytest.raises(RuntimeUnusable):
+                session.run({"x": np.concatenate([SAMPLES, SAMPLES[:1]])})
+        options = {"url": server.url, "max_batch_size": len(SAMPLES)}
+        with closing(opened(files, **options)) as session:
+            session.run({"x": np.concatenate([SAMPLES, SAMPLES[:1]])})
 
 
 def test_what_speaks_no_grpc_is_an_unusable_server(files: dict[str, Path]) -> None:
