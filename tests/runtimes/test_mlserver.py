@@ -152,9 +152,11 @@ def serving(mlserver: Path, folder: Path, model: nn.Module, fault: str) -> Itera
         process.wait()
 
 
-def judged(folder: Path, model: nn.Module, url: str) -> EvaluationResult:
+def judged(folder: Path, model: nn.Module, url: str, **options: object) -> EvaluationResult:
     samples = np.random.default_rng(0).normal(size=(24, *SHAPES[type(model)])).astype(np.float32)
-    policy = with_server(Policy.built_in("exact", task="tensors"), url)
+    plain = with_server(Policy.built_in("exact", task="tensors"), url).to_plain()
+    plain["runtimes"]["server"]["options"] |= options
+    policy = Policy.from_json(json.dumps(plain))
     return check(folder / "model.onnx", model.eval(), samples, policy)
 
 
