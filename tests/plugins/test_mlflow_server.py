@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,16 @@ from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.interface import CHAMPION
 from gate.registry.promotion import rollback
+from gate.service import settings
 from gate.signing.keys import SigningKey
+from gate.storage.digest import Digest
 from gate.storage.workspace import working_in
 from tests import builders
 from tests.browser import chromium
+from tests.end_to_end.stack import START_S, Stack, until
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file, release
-from tests.registry.servers import ADMIN, make_run, serving
+from tests.registry.servers import ADMIN, Server, make_run, serving
 from tests.registry.signed import save, trust_in
 
 POLICY = builders.policy()
@@ -39,10 +45,11 @@ GUNICORN_AUTH = ("parity-gate-basic-auth", ("--gunicorn-opts", "--timeout 120"))
 
 
 class Site:
-    """A server with two promoted versions, and another model that the gate never promoted."""
+    """A server with two promoted versions."""
 
-    def __init__(self, uri: str, folder: Path, state: Path) -> None:
-        self.uri, self.folder, self.state = uri, folder, state
+    def __init__(self, server: Server, folder: Path, state: Path) -> None:
+        self.server, self.uri, self.folder, self.state = server, server.uri, folder, state
+        uri = server.uri
         self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         self.auth = ADMIN if "MLFLOW_TRACKING_USERNAME" in os.environ else None
 
@@ -83,7 +90,7 @@ def site(
         environment["MLFLOW_ENABLE_WORKSPACES"] = "true"
     arguments = {"guarded": guarded, "app": app, "options": options, "environment": environment}
     with serving(folder, **arguments) as server:
-        made = Site(server.uri, folder, state)
+        made = Site(server, folder, state)
         assert made.promote(1) == "1"
         assert made.promote(2) == "2"
         yield made
@@ -186,6 +193,69 @@ def test_moves_around_the_gate(
         assert WAYS["version deleted"](place).status_code == 503
         place.client.set_registered_model_alias(NAME, "shadow", "2")
         assert place.champion() == "1"
+
+
+@contextmanager
+def service(place: Site) -> Iterator[Stack]:
+    """`gate serve` for the server's model; it looks every second, without a webhook."""
+    made = Stack(place.folder, place.server)
+    (place.folder / "policy.yaml").write_text(json.dumps({"gate": POLICY.to_plain()}))
+    settings.write(place.folder / "secrets", ["s" * 40])
+    try:
+        made.launch("--key", str(place.folder / "writer.pem"), interval=1)
+        yield made
+    finally:
+        if made.service is not None and made.service.poll() is None:
+            made.stop(signal.SIGKILL)
+
+
+def unvouched(place: Site) -> str:
+    """A version that somebody made of the files of version 1, without the gate."""
+    source = str(place.client.get_model_version(NAME, "1").source)
+    made = place.client.create_model_version(NAME, source, model_id=source.rpartition("/")[2])
+    return str(made.version)
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("mode", [GUNICORN_AUTH, UVICORN_AUTH, GUNICORN, UVICORN], ids=str)
+def test_the_service_undoes_what_the_server_does_not_see(
+    mode: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_reverted(number: str) -> bool:
+        # The entry of the ledger comes first, then the alias.
+        return ("reverted", number) in whole.lines() and whole.serves() == number
+
+    with site(tmp_path, mode, monkeypatch) as place:
+        forged = unvouched(place)
+        with service(place) as whole:
+            first, second = whole.digest("1"), whole.digest("2")
+            assert until(lambda: whole.deployed() == second, START_S)
+
+            # Direct SQL.
+            with closing(sqlite3.connect(tmp_path / "mlflow.db", timeout=60)) as database, database:
+                moved = "UPDATE registered_model_aliases SET version = ? WHERE alias = ?"
+                assert database.execute(moved, (forged, CHAMPION)).rowcount == 1
+            assert until(lambda: is_reverted("2"), START_S)
+            assert whole.deployed() == second
+            assert whole.stop() == 0
+
+        # An overwritten artifact: of the version that serves.
+        (path,) = (
+            path
+            for path in place.server.artifacts.rglob("model.onnx")
+            if Digest.of_file(path).hex == second
+        )
+        path.write_bytes(path.read_bytes() + b"\0")
+        with service(place) as whole:
+            assert whole.deployed() == second
+            assert until(lambda: is_reverted("1"), START_S)
+            assert until(lambda: whole.deployed() == first, START_S)
+        # The server follows the ledger: the overwritten version is not set again.
+        with pytest.raises(MlflowException):
+            place.client.set_registered_model_alias(NAME, CHAMPION, "2")
 
 
 @pytest.mark.slow
