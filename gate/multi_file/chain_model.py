@@ -27,17 +27,17 @@ from gate.reference.torch_session import copy_model
 from gate.storage.files import temporary_folder
 
 ChainFunction = Callable[[Mapping[str, Callable[..., Any]], Mapping[str, torch.Tensor]], Any]
-"""Parts by name and a batch of tensors by name in; what a forward returns out."""
+"""Takes the parts by name and a batch of tensors by name. Returns what a forward returns."""
 
 
 class ChainModel(nn.Module):
-    """`function(parts, batch)` as a module, so that all that is done with a model can be done with
-    it. Parts are registered: they move and copy as one."""
+    """Wraps `function(parts, batch)` as one module. The parts are registered as submodules, so
+    that they move and copy together."""
 
     def __init__(
         self, function: ChainFunction, parts: Mapping[str, nn.Module], inputs: Sequence[str]
     ) -> None:
-        """`inputs`: names of the batch, in the order in which forward gets the tensors."""
+        """`inputs`: names of the batch's tensors, in the order of forward's arguments."""
         super().__init__()
         self.function = function
         self.parts = nn.ModuleDict(dict(parts))
@@ -49,8 +49,8 @@ class ChainModel(nn.Module):
     ) -> ChainModel:
         """Build the chain from a copy of `model` on the CPU, in eval mode.
 
-        `chain`: `package.module:function`; `references`: by part the module's path in the model;
-        `inputs`: as in `__init__`. Raises ModelError.
+        `chain`: `package.module:function`. `references`: the path of each part's module in the
+        model. `inputs`: as in `__init__`. Raises ModelError.
         """
         copied = copy_model(model, device="cpu")
         modules = {name: module_of(copied, path, part=name) for name, path in references.items()}
@@ -59,9 +59,8 @@ class ChainModel(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> Any:
         """Return the result of the chain function.
 
-        While the float64 reference is computed, a part may receive in double precision what the
-        code before it made in float32 (numpy zeros, a buffer of its own); that is rounded on both
-        sides.
+        While the float64 reference is computed, tensors that the chain function creates in float32
+        (numpy zeros, a buffer) are converted to float64 before they reach a part.
         """
         in_double = torch.get_default_dtype() == torch.float64
         with contextlib.ExitStack() as hooked:
@@ -73,8 +72,8 @@ class ChainModel(nn.Module):
 
 
 def _widened(module: nn.Module, args: Any, named: Any) -> Any:
-    own = {tensor.dtype for tensor in (*module.parameters(), *module.buffers())}
-    if torch.float32 in own:  # it is not the part that is computed in double precision
+    dtypes = {tensor.dtype for tensor in (*module.parameters(), *module.buffers())}
+    if torch.float32 in dtypes:  # This part is not computed in double precision.
         return args, named
     return pytree.tree_map_only(
         torch.Tensor,
@@ -86,60 +85,60 @@ def _widened(module: nn.Module, args: Any, named: Any) -> Any:
 def chain_function(named: str) -> ChainFunction:
     """Import `package.module:function`. Raises ModelError."""
     module_name, _, path = named.partition(":")
-    found: Any = imported(module_name, wanted=f"the chain {named}")
+    target: Any = imported(module_name, wanted=f"the chain {named}")
     for name in path.split("."):
-        found = getattr(found, name, None)
-    if not callable(found):
+        target = getattr(target, name, None)
+    if not callable(target):
         raise ModelError(
-            f"{module_name} has no function {path!r} for the chain {named}. Expected "
-            "function(parts, batch), which calls parts['name'](...) and returns the outputs."
+            f"{module_name} has no function {path!r} for the chain {named}. Define "
+            "function(parts, batch): it calls parts['name'](...) and returns the outputs."
         )
-    function: ChainFunction = found
+    function: ChainFunction = target
     return function
 
 
 def module_of(model: nn.Module, path: str, *, part: str) -> nn.Module:
-    """The submodule that a part must compute like. Raises ModelError."""
+    """Return the submodule that is the reference of a part. Raises ModelError."""
     if ":" in path:
         raise ModelError(
-            f"the reference of the part {part} is {path}, expected the path of a module in the one "
-            "model that --reference builds, such as encoder: checkpoint, code and digest are of "
-            "one model. Of two factories make one: return nn.ModuleDict({'encoder': ..., 'head': "
-            "...})."
+            f"the reference of the part {part} is {path}, expected the path of a submodule, such "
+            "as encoder, in the one model that --reference builds. Combine several factories into "
+            "one that returns nn.ModuleDict({'encoder': ..., 'head': ...})."
         )
     try:
         return model.get_submodule(path)
     except AttributeError as error:
-        offered = ", ".join(name for name, _ in model.named_children()) or "none"
+        children = ", ".join(name for name, _ in model.named_children()) or "none"
         raise ModelError(
-            f"the model has no submodule {path!r} for the part {part}: it has {offered}. Name it "
-            "in the release file: parts: {" + part + ": {file: …, reference: PATH}}."
+            f"the model has no submodule {path!r} for the part {part}; its submodules: {children}. "
+            "Correct the release file: parts: {" + part + ": {file: …, reference: PATH}}."
         ) from error
 
 
 def _apart(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Two parts may be one module (two files of other sizes), or one a module of the other: a copy
-    each, so that what the chain gives to one is not taken for the other's."""
-    own: dict[str, nn.Module] = {}
+    """Copy modules that are shared between parts or nested in one another, so that the hooks of
+    `CallRecorder` can tell their calls apart."""
+    separate: dict[str, nn.Module] = {}
     for name, module in modules.items():
-        again = any(
-            module in [*other.modules()] or other in [*module.modules()] for other in own.values()
+        is_shared = any(
+            module in [*other.modules()] or other in [*module.modules()]
+            for other in separate.values()
         )
-        own[name] = copy_model(module, device="cpu") if again else module
-    return own
+        separate[name] = copy_model(module, device="cpu") if is_shared else module
+    return separate
 
 
 def restore_structure(form: Any, outputs: Sequence[torch.Tensor], *, part: str) -> Any:
-    """`outputs` in the order of `gate.model.forward_signature.leaves`, in the tuples, lists,
-    dicts, dataclasses and named tuples of `form`; None stays where it is.
+    """Return `outputs` nested in the tuples, lists, dicts, dataclasses and named tuples of `form`.
 
-    Raises OutputMismatch for another number of tensors.
+    outputs: in the order of `gate.model.forward_signature.leaves`. Values of `form` that are None
+    stay None. Raises OutputMismatch if the number of tensors differs.
     """
     names = [leaf.name for leaf in leaves(form)]
     if len(names) != len(outputs):
         raise OutputMismatch(
-            f"the file of the part {part} gives {len(outputs)} outputs, the module "
-            f"{len(names)}: {', '.join(names)}. Export these, and no others."
+            f"the file of the part {part} has {len(outputs)} outputs, its module returns "
+            f"{len(names)}: {', '.join(names)}. Export exactly these outputs."
         )
     return _filled(form, iter(outputs))
 
@@ -151,7 +150,7 @@ def _filled(form: Any, outputs: Iterator[torch.Tensor]) -> Any:
         return next(outputs)
     if isinstance(form, Mapping):
         named = {key: _filled(value, outputs) for key, value in form.items()}
-        # Those of transformers take fields by name, and are dataclasses, too.
+        # The ModelOutput of transformers is a mapping and a dataclass; it takes keyword arguments.
         return named if type(form) is dict else type(form)(**named)
     if dataclasses.is_dataclass(form) and not isinstance(form, type):
         fields = dataclasses.fields(form)
@@ -173,33 +172,34 @@ class Parameters:
 
     positional: tuple[str, ...] = ()
     all: tuple[str, ...] = ()
-    """In the order of the signature."""
+    """All names, in the order of the signature."""
 
     @classmethod
     def from_module(cls, module: nn.Module) -> Parameters:
-        """None where the signature can't be read."""
+        """Read the names from the signature; empty if the signature can't be read."""
         try:
-            found = inspect.signature(module.forward).parameters.values()
+            parameters = inspect.signature(module.forward).parameters.values()
         except (TypeError, ValueError):
             return cls()
-        positional = tuple(one.name for one in found if one.kind in _POSITIONAL)
-        return cls(positional, tuple(one.name for one in found))
+        positional = tuple(each.name for each in parameters if each.kind in _POSITIONAL)
+        return cls(positional, tuple(each.name for each in parameters))
 
-    def tensors(self, given: Sequence[Any], named: Mapping[str, Any], *, part: str) -> list[Leaf]:
-        """Return the tensors that a chain passes to the part, by argument name (`input_1` for one
-        without a name), in forward's order. Raises ModelError for anything that is not a tensor."""
+    def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, part: str) -> list[Leaf]:
+        """Return the tensors passed to the part, in forward's order, named after their arguments
+        (`input_1` for one without a name). Raises ModelError for other values."""
         count = len(self.positional)
-        own = [*self.positional[: len(given)], *(f"input_{at}" for at in range(count, len(given)))]
-        keywords = sorted(named, key=self._position)
-        arguments = dict(zip(own, given, strict=True)) | {name: named[name] for name in keywords}
+        extra = (f"input_{index}" for index in range(count, len(args)))
+        keywords = sorted(kwargs, key=self._position)
+        arguments = dict(zip([*self.positional[: len(args)], *extra], args, strict=True))
+        arguments |= {name: kwargs[name] for name in keywords}
         for name, value in arguments.items():
             try:
                 leaves(value)
             except ModelError as error:
                 raise ModelError(
-                    f"the chain gives the part {part} {_shown(value)} as {name!r}: a file takes "
-                    "tensors alone, in tuples, lists and dicts. Settle it in the module that is "
-                    "exported, or make a tensor of it."
+                    f"the chain passes {_describe(value)} as {name!r} to the part {part}. An ONNX "
+                    "file takes only tensors, in tuples, lists or dicts: convert the value to a "
+                    "tensor, or set it inside the exported module."
                 ) from error
         return leaves(arguments)
 
@@ -209,22 +209,22 @@ class Parameters:
 
 @dataclass(frozen=True)
 class PartInterface:
-    """The inputs and outputs of a part, as its module has them."""
+    """The inputs and outputs of a part's module."""
 
     parameters: Parameters
     form: Any
-    """What the module returned to its first call."""
+    """The value that the first call of the module returned."""
 
 
 def bound(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Return, for each input of a file, the index of its tensor among `names`: by name if all are
-    there, which skips what only the module takes, else in order."""
+    """Return the index in `names` of the tensor for each input of a file: by name if `names` has
+    all of `wanted` (and perhaps tensors that only the module takes), else by position."""
     if wanted and set(wanted) <= set(names):
         return [list(names).index(name) for name in wanted]
     return list(range(len(names)))
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text}" if len(text) <= 40 else type(value).__name__
 
@@ -236,62 +236,62 @@ Array = NDArray[Any]
 class PartCalls:
     """The calls of one part.
 
-    Its inputs are written to disk call by call; the first call defines their form.
+    The inputs of each call are appended to files. The first call defines their names and shapes.
     """
 
     folder: Path
     parameters: Parameters
     names: tuple[str, ...]
-    """Of the tensors of its first call, by the arguments that they were given as; dotted for what
-    was inside of one (`gate.model.forward_signature`)."""
+    """Names of the tensors of the first call, after the arguments; dotted for nested tensors
+    (`gate.model.forward_signature`)."""
     form: Any = None
-    """What its first call returned, for who must return the same kind of thing."""
+    """The value that the first call returned."""
     example: list[Array] = field(default_factory=list)
-    """The inputs of its first call."""
+    """The inputs of the first call."""
     rows: int = 0
     left_out: int = 0
-    """Calls with other arguments than the first one, or of other shapes: steps of a loop that
-    grow."""
+    """Number of calls whose arguments or shapes differ from those of the first call, such as loop
+    steps with growing inputs."""
     axes: BatchAxes | None = None
-    """Of its file; None: axis 0 of all inputs is the samples."""
+    """Batch axes of the part's file. None: axis 0 of all inputs."""
     wanted: tuple[str, ...] = ()
-    """The file's inputs."""
+    """Names of the file's inputs."""
     overwritten: str | None = None
-    """An input into which the module writes: a file leaves what it is given as it is."""
+    """An input that the module modifies in place, which an ONNX file never does."""
 
     @property
     def interface(self) -> PartInterface:
-        """Return the inputs and outputs that its file must have."""
+        """Return the inputs and outputs that the part's file must have."""
         return PartInterface(self.parameters, self.form)
 
     @property
     def named_example(self) -> dict[str, Array]:
-        """The inputs of its first call, by `names`."""
+        """The inputs of the first call, by `names`."""
         return dict(zip(self.names, self.example, strict=True))
 
     def add(self, names: tuple[str, ...], inputs: list[Array]) -> None:
-        """Note what one call was given."""
+        """Record the inputs of one call."""
         if not self.example:
             self.example = inputs
         rows, example = self._rows(inputs), self._rows(self.example)
-        alike = list(map(_kind, rows)) == list(map(_kind, example))
-        if names != self.names or not alike or not _have_samples(rows):
+        is_same_kind = list(map(_kind, rows)) == list(map(_kind, example))
+        if names != self.names or not is_same_kind or not _have_samples(rows):
             self.left_out += 1
             return
-        for place, array in enumerate(rows):
-            with (self.folder / f"{place}.bin").open("ab") as stream:
+        for index, array in enumerate(rows):
+            with (self.folder / f"{index}.bin").open("ab") as stream:
                 stream.write(np.ascontiguousarray(array).tobytes())
         self.rows += len(rows[0])
 
     def _rows(self, inputs: list[Array]) -> list[Array]:
-        """Return the arrays with the samples on axis 0 of each, by the batch axes of the file."""
+        """Return the arrays with their batch axis moved to axis 0."""
         if self.axes is None:
             return inputs
         if self.axes.is_unbatched:
             return [array[None] for array in inputs]
-        axes: list[int | None] = [0] * len(inputs)  # of what only the module takes
-        for name, place in zip(self.wanted, bound(self.names, self.wanted), strict=False):
-            axes[place] = self.axes.inputs[name]
+        axes: list[int | None] = [0] * len(inputs)  # Axis 0 for tensors that only the module takes.
+        for name, index in zip(self.wanted, bound(self.names, self.wanted), strict=False):
+            axes[index] = self.axes.inputs[name]
         sizes = {
             array.shape[axis]
             for array, axis in zip(inputs, axes, strict=True)
@@ -307,30 +307,30 @@ class PartCalls:
         ]
 
     def taken(self, wanted: Sequence[str]) -> list[Array]:
-        """Return what a file with these inputs takes of the first call."""
-        return [self.example[place] for place in bound(self.names, wanted)]
+        """Return the tensors of the first call for a file with these inputs."""
+        return [self.example[index] for index in bound(self.names, wanted)]
 
     def samples(self, names: tuple[str, ...], *, part: str) -> SampleSet:
-        """Return the recorded inputs by these names of its tensors.
+        """Return the recorded inputs under these names.
 
-        Raises DataError if one has no axis of samples.
+        Raises DataError if the inputs share no batch axis.
         """
         if not self.rows:
             shapes = ", ".join(str(array.shape) for array in self.example) or "nothing"
             raise DataError(
-                f"the chain gives the part {part} {shapes}, which have no common axis of samples. "
-                "Let its module make what is the same for all (a mask, a scale), or give it "
-                f"samples of its own: parts: {{{part}: {{file: …, inputs: FILE.npz}}}}."
+                f"the chain passes tensors of shapes {shapes} to the part {part}: they share no "
+                "batch axis. Create constant tensors (a mask, a scale) inside the part's module, "
+                f"or name samples for it: parts: {{{part}: {{file: …, inputs: FILE.npz}}}}."
             )
         samples = SampleSet.from_arrays(
             {
                 name: np.memmap(
-                    self.folder / f"{place}.bin",
+                    self.folder / f"{index}.bin",
                     example.dtype,
                     mode="r",
                     shape=(self.rows, *example.shape[1:]),
                 )
-                for place, (name, example) in enumerate(
+                for index, (name, example) in enumerate(
                     zip(names, self._rows(self.example), strict=True)
                 )
             }
@@ -341,32 +341,32 @@ class PartCalls:
 
 
 class CallRecorder:
-    """The calls of all parts, in a folder that is removed with this object."""
+    """Records the calls of all parts in a folder that is removed with this object."""
 
     def __init__(self, subjects: Mapping[str, Subject] | None = None) -> None:
-        """`subjects`: of the parts' files, which say where the samples are in what a part gets;
-        without them they are on axis 0."""
+        """`subjects`: the parts' files, which define the batch axes. Without them the batch axis is
+        axis 0."""
         self._subjects = subjects or {}
-        held = contextlib.ExitStack()
-        self._folder = held.enter_context(temporary_folder())
-        weakref.finalize(self, held.close)
+        stack = contextlib.ExitStack()
+        self._folder = stack.enter_context(temporary_folder())
+        weakref.finalize(self, stack.close)
         self.by_part: dict[str, PartCalls] = {}
 
     def of(self, part: str) -> PartCalls:
         """Return the calls of one part. Raises ModelError if the chain never called it."""
         if part not in self.by_part:
             raise ModelError(
-                f"the chain never calls the part {part}. Let it run parts[{part!r}](...), or take "
-                "the part out of the release file."
+                f"the chain never calls the part {part}. Call parts[{part!r}](...) in the chain "
+                "function, or remove the part from the release file."
             )
         return self.by_part[part]
 
     def record(self, chain: ChainModel, batch: Mapping[str, Array]) -> list[Leaf]:
-        """Run the chain on a batch, and give its outputs. Raises ModelError where it breaks, or
-        gives or takes what is no tensor."""
-        with contextlib.ExitStack() as hooked, torch.no_grad():
+        """Run the chain on a batch, record the calls of its parts, and return its outputs. Raises
+        ModelError if the chain fails, or passes or returns something other than tensors."""
+        with contextlib.ExitStack() as hooks, torch.no_grad():
             for name, module in chain.parts.items():
-                hooked.enter_context(self._hooked(name, module))
+                hooks.enter_context(self._record_calls(name, module))
             tensors = [torch.from_numpy(np.array(batch[name])) for name in chain.inputs]
             try:
                 return leaves(chain(*tensors), by="the chain")
@@ -374,9 +374,10 @@ class CallRecorder:
                 raise
             except Exception as error:
                 raise ModelError(
-                    f"the chain breaks with the modules: {describe_failure(error)}. Its batch has "
-                    f"{', '.join(chain.inputs)} (a .npy is 'input'), its parts are "
-                    f"{', '.join(chain.parts)}. Mend the function, or give it other samples."
+                    f"the chain fails with the PyTorch modules: {describe_failure(error)}. Its "
+                    f"batch has {', '.join(chain.inputs)} (the array of a .npy file is 'input'), "
+                    f"its parts are {', '.join(chain.parts)}. Fix the chain function or the "
+                    "samples."
                 ) from error
 
     def _axes(self, part: str, inputs: list[Array]) -> dict[str, Any]:
@@ -386,19 +387,19 @@ class CallRecorder:
         axes = axes_of_file(subject.inputs, subject.outputs, even=_have_samples(inputs))
         if axes is not None and set(axes.inputs.values()) == {0, None}:
             shared = [spec for spec in subject.inputs if axes.inputs[spec.name] is None]
-            if any(spec.shape for spec in shared):  # a mask may differ between calls
+            if any(spec.shape for spec in shared):  # A mask may differ between calls.
                 axes = None
         return {"axes": axes, "wanted": tuple(spec.name for spec in subject.inputs)}
 
     @contextlib.contextmanager
-    def _hooked(self, name: str, module: nn.Module) -> Iterator[None]:
-        parameters, given = Parameters.from_module(module), list[tuple[Leaf, Array]]()
+    def _record_calls(self, name: str, module: nn.Module) -> Iterator[None]:
+        parameters, received = Parameters.from_module(module), list[tuple[Leaf, Array]]()
 
-        def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            """Noted here: a module may write into what it is given."""
-            found = parameters.tensors(args, named, part=name)
-            given[:] = [(leaf, leaf.tensor.detach().cpu().numpy().copy()) for leaf in found]
-            names, inputs = tuple(leaf.name for leaf in found), [array for _, array in given]
+        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            """Copy the inputs before the call: a module may modify them in place."""
+            tensors = parameters.tensors(args, kwargs, part=name)
+            received[:] = [(leaf, leaf.tensor.detach().cpu().numpy().copy()) for leaf in tensors]
+            names, inputs = tuple(leaf.name for leaf in tensors), [array for _, array in received]
             if name not in self.by_part:
                 folder = self._folder / name
                 folder.mkdir()
@@ -408,11 +409,11 @@ class CallRecorder:
             self.by_part[name].add(names, inputs)
 
         def after(_module: nn.Module, _args: tuple[Any, ...], returned: Any) -> None:
-            of_part = self.by_part[name]
-            of_part.form = returned if of_part.form is None else of_part.form
-            for leaf, array in given:
+            calls = self.by_part[name]
+            calls.form = returned if calls.form is None else calls.form
+            for leaf, array in received:
                 if not np.array_equal(leaf.tensor.numpy(force=True), array, equal_nan=True):
-                    of_part.overwritten = leaf.name
+                    calls.overwritten = leaf.name
 
         handles = (
             module.register_forward_pre_hook(before, with_kwargs=True),
@@ -426,7 +427,7 @@ class CallRecorder:
 
 
 def _have_samples(inputs: list[Array]) -> bool:
-    """Whether all of them have axis 0 in common."""
+    """Return whether all arrays have the same length on axis 0."""
     sizes = {array.shape[:1] for array in inputs}
     return len(sizes) == 1 and () not in sizes
 

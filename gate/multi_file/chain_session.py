@@ -40,16 +40,16 @@ class ConsumerSession(Session):
         self._session = open_session(file.loadable(), quiet_options(), setup)
 
     def run(self, batch: Batch) -> Sequence[Array]:
-        """All outputs, in the file's order."""
-        found: list[Array] = self._session.run(None, dict(batch))
-        return found
+        """Return all outputs, in the file's order."""
+        outputs: list[Array] = self._session.run(None, dict(batch))
+        return outputs
 
     def proof(self) -> Proof:
-        """Nothing is proven: it stands beside what was measured."""
+        """Return an empty proof: this session is not one of the measured runtimes."""
         return Proof()
 
     def close(self) -> None:
-        """Let it go."""
+        """Release the ONNX Runtime session."""
         del self._session
 
 
@@ -61,23 +61,22 @@ class ConsumerChain:
     session: ChainSession
 
     def run(self, outputs: Sequence[str], feed: Batch) -> list[Array]:
-        """The outputs of these names."""
-        found = dict(zip(self.names, self.session.run(feed), strict=True))
-        return [np.asarray(found[name]) for name in outputs]
+        """Return the outputs with these names."""
+        by_name = dict(zip(self.names, self.session.run(feed), strict=True))
+        return [np.asarray(by_name[name]) for name in outputs]
 
 
 @dataclass(frozen=True)
 class Interfaces:
-    """A chain, and what each of its modules takes and returns: all that files need to take their
-    places."""
+    """A chain function with the inputs and outputs of each part."""
 
     function: ChainFunction
     by_part: Mapping[str, PartInterface]
 
     @classmethod
     def from_batches(cls, chain: ChainModel, batches: Iterable[Batch]) -> Interfaces:
-        """Run the chain with its modules until it has called all of them. Raises ModelError where
-        it breaks, or never calls one; DataError."""
+        """Run the chain with its modules until it has called all of them. Raises ModelError if the
+        chain fails or never calls a part; DataError."""
         calls = CallRecorder()
         for batch in batches:
             calls.record(chain, batch)
@@ -86,12 +85,12 @@ class Interfaces:
         return cls(chain.function, {name: calls.of(name).interface for name in chain.parts})
 
     def open_release(self, file: TestedFile) -> ConsumerChain:
-        """Open a release of the same parts. Raises OutputMismatch for one of others, and whatever
-        ONNX Runtime raises."""
+        """Open a release that has the same parts. Raises OutputMismatch if its parts differ, and
+        the exceptions of ONNX Runtime."""
         files = release_within(file.path, None)
         if files.parts.keys() != self.by_part.keys():
             raise OutputMismatch(
-                f"it has the parts {', '.join(files.parts)}, the new release "
+                f"its parts are {', '.join(files.parts)}, those of the new release are "
                 f"{', '.join(self.by_part)}"
             )
         parts = [
@@ -104,49 +103,49 @@ class Interfaces:
 
 @dataclass(frozen=True)
 class OpenPart:
-    """One part, as the chain calls it: tensors in, what the module returns out."""
+    """One part in a runtime session. The chain calls it like the part's module."""
 
     name: str
     session: Session
     subject: Subject
     interface: PartInterface
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        """Compute. Raises InputMismatch where the seam gives the file what it does not take."""
-        found = self.interface.parameters.tensors(given, named, part=self.name)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the part. Raises InputMismatch if the tensors do not fit the file's inputs."""
+        tensors = self.interface.parameters.tensors(args, kwargs, part=self.name)
         wanted = self.subject.inputs
-        places = bound([leaf.name for leaf in found], [spec.name for spec in wanted])
-        inputs = [found[place].tensor.detach().cpu().numpy() for place in places]
+        indices = bound([leaf.name for leaf in tensors], [spec.name for spec in wanted])
+        inputs = [tensors[index].tensor.detach().cpu().numpy() for index in indices]
         check_seam(wanted, inputs, part=self.name)
         batch = {spec.name: _packed(array) for spec, array in zip(wanted, inputs, strict=True)}
         outputs = [torch.from_numpy(np.array(array)) for array in self.session.run(batch)]
         return restore_structure(self.interface.form, outputs, part=self.name)
 
 
-def check_seam(wanted: Sequence[TensorSpec], given: Sequence[Array], *, part: str) -> None:
-    """Raise InputMismatch where the chain gives a part what its file does not take."""
-    if len(given) != len(wanted):
+def check_seam(wanted: Sequence[TensorSpec], arrays: Sequence[Array], *, part: str) -> None:
+    """Raise InputMismatch if the arrays from the chain do not fit the inputs of a part's file."""
+    if len(arrays) != len(wanted):
         raise InputMismatch(
-            f"the chain gives the part {part} {len(given)} tensors, its file takes "
-            f"{len(wanted)}: {', '.join(spec.name for spec in wanted)}. Export the part as the "
-            "chain calls it."
+            f"the chain passes {len(arrays)} tensors to the part {part}, its file has "
+            f"{len(wanted)} inputs: {', '.join(spec.name for spec in wanted)}. Export the part "
+            "with the arguments that the chain passes."
         )
-    for spec, array in zip(wanted, given, strict=True):
+    for spec, array in zip(wanted, arrays, strict=True):
         fixed = [(have, size) for have, size in zip(array.shape, spec.shape, strict=False)
                  if isinstance(size, int)]  # fmt: skip
         fits = array.ndim == len(spec.shape) and all(have == size for have, size in fixed)
         if array.dtype.name != spec.dtype or not fits:
             shape = "×".join(map(str, spec.shape))
             raise InputMismatch(
-                f"at the seam before the part {part}: the chain gives {array.dtype} "
-                f"{'×'.join(map(str, array.shape))} for {spec.name!r}, its file takes {spec.dtype} "
-                f"{shape}. Another dtype, layout or size: mend the code between the parts, or "
-                "export the part as it is called."
+                f"at the seam before the part {part}: the chain passes {array.dtype} "
+                f"{'×'.join(map(str, array.shape))} as {spec.name!r}, its file expects "
+                f"{spec.dtype} {shape}. Fix the dtype, layout or size in the chain function, or "
+                "export the part with these inputs."
             )
 
 
 class ChainSession(Session):
-    """Runs the chain; what a part can't take or give is the failure of the runtime."""
+    """Runs the chain. An input or output that does not fit a part is a runtime failure."""
 
     def __init__(
         self,
@@ -156,23 +155,24 @@ class ChainSession(Session):
         *,
         ended: Callable[[], None],
     ) -> None:
-        """`outputs`: of the whole. `ended`: gives back what the runtimes hold."""
+        """`outputs`: the outputs of the chain. `ended`: releases the runtimes on `close`."""
         self._function, self._parts = function, {part.name: part for part in parts}
         self._outputs = [spec.name for spec in outputs]
         self._ended = ended
 
     def run(self, batch: Batch) -> Sequence[Array]:
-        """All outputs of the chain, in its order."""
+        """Return all outputs of the chain, in the chain's order."""
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
         with torch.no_grad():
-            found = leaves(self._function(self._parts, tensors), by="the chain")
-        names = [leaf.name for leaf in found]
+            outputs = leaves(self._function(self._parts, tensors), by="the chain")
+        names = [leaf.name for leaf in outputs]
         if names != self._outputs:
             raise OutputMismatch(
-                f"the chain returns {', '.join(names)} with these files, and for the first samples "
-                f"{', '.join(self._outputs)} with the modules. Return the same outputs for all."
+                f"the chain returns {', '.join(names)} with these files, but "
+                f"{', '.join(self._outputs)} with the modules on the first samples. Return the "
+                "same outputs for every batch."
             )
-        return [_packed(leaf.tensor.numpy()) for leaf in found]
+        return [_packed(leaf.tensor.numpy()) for leaf in outputs]
 
     def proof(self) -> Proof:
         """Return the proofs of all parts."""
@@ -208,13 +208,13 @@ class ChainSession(Session):
 
 
 def _packed(array: Array) -> Array:
-    """Row by row; numpy's own function gives a number an axis."""
+    """Return the array in C order. `np.ascontiguousarray` alone makes a 0-d array 1-d."""
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def _shared(providers: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Those that all parts used: a part that fell back shows."""
-    return tuple(name for name in providers[0] if all(name in of_part for of_part in providers[1:]))
+    """Return the providers that all parts used: a part that fell back removes its provider."""
+    return tuple(name for name in providers[0] if all(name in used for used in providers[1:]))
 
 
 def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -227,6 +227,6 @@ def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _odd(values: Sequence[str | None]) -> str | None:
-    """Return what all parts report; else what one part reports and the others do not: `int8`, or
-    another device."""
+    """Return the value that all parts report, or else the first one that differs, such as `int8`
+    or another device."""
     return next((value for value in values if value not in (values[0], "float32")), values[0])

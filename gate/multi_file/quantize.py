@@ -23,52 +23,52 @@ from gate.storage import files
 
 @dataclass(frozen=True)
 class QuantizedRelease:
-    """A release that was quantized, and how."""
+    """A quantized release, with the settings of each quantized part."""
 
     path: Path
-    """Of its release file."""
+    """Path of its release file."""
     subject: Subject
     of: Subject
     """The exact release."""
     records: Mapping[str, ExportRecord]
-    """By part; one without a record is the exact file."""
+    """By part. A part without a record is a copy of the exact file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseQuantization:
-    """How a release becomes a quantized one: each part is calibrated on what the chain gives it,
-    and parts that are not quantized are copied."""
+    """Quantizes a release: calibrates each part on the tensors that the chain passes to it, and
+    copies parts that are not quantized."""
 
     model: nn.Module
-    """Whose modules the parts compute like: the chain runs with them."""
+    """The reference of the release. The chain runs with its modules."""
     samples: SampleSet
-    """For the chain; the first `settings.samples` of them are used."""
+    """Samples of the chain. The first `settings.samples` of them are used."""
     settings: QuantizeSettings
-    """For each part; it is calibrated on all that the chain gives it for those samples."""
+    """Settings of each part."""
     only: tuple[str, ...] = ()
-    """Parts to quantize; none: all that can be."""
+    """Parts to quantize. Empty: all parts that can be quantized."""
     progress: Callable[[int, int], None] = lambda _done, _total: None
-    """Called with the rows that are calibrated on, of all parts, and their total."""
+    """Called with the number of calibration rows that are done, over all parts, and their total."""
 
     def write(self, path: Path, output: Path) -> QuantizedRelease:
-        """Write the twin of the release file `path`: the release file `output`, and the parts
-        beside it. The same files, samples and settings give the same bytes.
+        """Write the quantized twin of the release file `path`: the release file `output` and its
+        parts in the same folder. The same files, samples and settings give the same bytes.
 
-        Raises ExportError with the name of a part that can't be quantized, or is none, and where
-        nothing in any can be; what opening the release and running its chain raises; StorageError,
-        also where the exact files would be overwritten. An older twin stays then.
+        Raises ExportError for an unknown part, a part that can't be quantized, or if no part can
+        be; StorageError, also if the exact files would be overwritten; and the exceptions of
+        `MultiFileRelease.open`. An existing twin is then left unchanged.
         """
         file = ReleaseFile.load(path)
         unnamed = sorted({*self.only} - {*file.parts})
         if unnamed:
             raise ExportError(
-                f"{path} has no part {', '.join(unnamed)}: it has {', '.join(file.parts)}. Name "
-                "some of them, or none for all."
+                f"{path} has no part {', '.join(unnamed)}; its parts: {', '.join(file.parts)}. "
+                "Name some of these, or omit --part to quantize all of them."
             )
         if output.parent.resolve() == path.parent.resolve():
             raise StorageError(
-                f"{output} would put the quantized parts over the exact ones beside {path}. Name a "
-                "folder of its own, such as twin/release.yaml."
+                f"writing {output} would overwrite the exact parts next to {path}. Choose an "
+                "output in another folder, such as twin/release.yaml."
             )
         release = MultiFileRelease.open(
             path,
@@ -78,9 +78,9 @@ class ReleaseQuantization:
             most=self.settings.samples,
         )
         try:
-            with files.scratch(output) as room:
-                records = self._fill(room / output.name, release, file)
-                _move(room, output)
+            with files.scratch(output) as folder:
+                records = self._fill(folder / output.name, release, file)
+                _move(folder, output)
         except OSError as error:
             raise StorageError(
                 f"cannot write {output} and its parts: {error.strerror or error}. Free space or "
@@ -93,43 +93,42 @@ class ReleaseQuantization:
     def _fill(
         self, path: Path, release: MultiFileRelease, file: ReleaseFile
     ) -> dict[str, ExportRecord]:
-        """Write the twin whose release file is `path`; gives how its parts were quantized."""
+        """Write the twin with the release file `path`; return the records of quantized parts."""
         uses = Counter(entry.file for entry in file.parts.values())
         entries, records = dict(file.parts), {}
         batches = self._batches(release)
         for part in release.parts:
             entry = file.parts[part.name]
-            # Two parts of one file are given other things, and get a file each.
-            own = f"{part.name}.quantized.onnx" if uses[entry.file] > 1 else entry.file
+            # Two parts that share a file are calibrated on different tensors: one file for each.
+            name = f"{part.name}.quantized.onnx" if uses[entry.file] > 1 else entry.file
             record = None
             if part.name in batches:
-                record = self._quantized(part, batches[part.name], path.parent / own)
+                record = self._quantized(part, batches[part.name], path.parent / name)
             if record is None:
                 _copy(part, path.parent / entry.file)
             else:
-                entries[part.name] = entry.model_copy(update={"file": own})
+                entries[part.name] = entry.model_copy(update={"file": name})
                 records[part.name] = record
         if not records:
             raise ExportError(
                 f"nothing in {', '.join(self.only or file.parts)} could be quantized: no part has "
-                "an operator that the quantizer knows (Conv, MatMul, Gemm and others). Serve the "
-                "exact release."
+                "an operator that the quantizer supports (Conv, MatMul, Gemm and others). Serve "
+                "the exact release."
             )
         files.write_text(path, release_text(file.chain, entries))
         return records
 
     def _batches(self, release: MultiFileRelease) -> dict[str, tuple[SampleSet, Batches]]:
-        """Yield what the chain passes to each part that is to be quantized, also in batches for its
-        file."""
-        wanted = [part for part in release.parts if not self.only or part.name in self.only]
-        given = {part.name: release.part_inputs(part) for part in wanted}
-        total, before = sum(map(len, given.values())), 0
-        found = {}
-        for part in wanted:
-            samples = given[part.name]
-            found[part.name] = samples, self._rows(part, samples, before=before, total=total)
+        """Return the calibration samples of each part to quantize, also as batches for its file."""
+        parts = [part for part in release.parts if not self.only or part.name in self.only]
+        inputs = {part.name: release.part_inputs(part) for part in parts}
+        total, before = sum(map(len, inputs.values())), 0
+        batches = {}
+        for part in parts:
+            samples = inputs[part.name]
+            batches[part.name] = samples, self._rows(part, samples, before=before, total=total)
             before += len(samples)
-        return found
+        return batches
 
     def _rows(self, part: Part, samples: SampleSet, *, before: int, total: int) -> Batches:
         size, done = self.settings.batch_size, before
@@ -137,12 +136,12 @@ class ReleaseQuantization:
         for batch in samples.batches(binding.batch_size):
             done += binding.batch_size
             self.progress(min(done, before + len(samples)), total)
-            yield binding.by_input(batch)  # after the last one none is read
+            yield binding.by_input(batch)  # Code after the last yield would never run.
 
     def _quantized(
         self, part: Part, rows: tuple[SampleSet, Batches], output: Path
     ) -> ExportRecord | None:
-        """How it was quantized; None where nothing in it could be."""
+        """Quantize one part; return its record, or None if nothing in it could be quantized."""
         samples, batches = rows
         settings = self.settings.model_copy(update={"samples": len(samples)})
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -153,26 +152,26 @@ class ReleaseQuantization:
             return None
         except ExportError as error:
             raise ExportError(
-                f"the part {part.name}: {error} Or name the others alone: --part NAME."
+                f"the part {part.name}: {error} Or quantize only the other parts: --part NAME."
             ) from error
 
 
 def _copy(part: Part, target: Path) -> None:
-    """Byte by byte, with its external data."""
+    """Copy the part's file and its external data."""
     candidate = part.candidate
     for name in (candidate.path.name, *candidate.subject.external_data):
-        own = target.parent / name
-        own.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(candidate.path.parent / name, own)
+        copy = target.parent / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(candidate.path.parent / name, copy)
 
 
-def _move(room: Path, output: Path) -> None:
-    """Each file into its place, the one that names the others last. Whoever ends in between leaves
-    no release file: an older one would name parts of two twins."""
-    parts = [path for path in sorted(room.rglob("*")) if path.is_file()]
-    release = room / output.name
+def _move(folder: Path, output: Path) -> None:
+    """Move all files from `folder` to the folder of `output`, the release file last. If this is
+    interrupted, there is no release file: an older one would name parts of two twins."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    release = folder / output.name
     output.unlink(missing_ok=True)
-    for made in (*(path for path in parts if path != release), release):
-        target = output.parent / made.relative_to(room)
+    for path in (*(path for path in paths if path != release), release):
+        target = output.parent / path.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
-        made.replace(target)
+        path.replace(target)

@@ -38,22 +38,22 @@ _BATCH = "batch"
 
 @dataclass(frozen=True)
 class Part:
-    """One file with the module that it must compute like."""
+    """One ONNX file with the module that is its reference."""
 
     name: str
     candidate: TestedFile
     module: nn.Module
     samples: SampleSet
-    """What the chain gives it, or samples of its own."""
+    """The tensors that the chain passes to it, or samples from the release file."""
     left_out: int = 0
-    """Calls of the chain that are no samples: with inputs of other sizes than the first one."""
+    """Number of the chain's calls that are not measured (`PartCalls.left_out`)."""
 
     def policy(self, policy: Policy) -> Policy:
-        """Return the policy of a part, derived from that of the whole."""
+        """Return the policy of the part, derived from the policy of the release."""
         return policy.of_part([spec.name for spec in self.candidate.subject.outputs])
 
     def case(self, policy: Policy, batch_size: int) -> MeasurementJob:
-        """The same, to look into."""
+        """Return the measurement job of the part."""
         return MeasurementJob(
             self.module, self.candidate, self.samples, self.policy(policy), batch_size
         )
@@ -61,7 +61,7 @@ class Part:
 
 @dataclass(frozen=True)
 class MultiFileRelease:
-    """All parts. Nothing of it is ever changed."""
+    """All parts of an opened release. Immutable."""
 
     parts: tuple[Part, ...]
     chain: ChainModel
@@ -70,7 +70,7 @@ class MultiFileRelease:
     chain_name: str
     """`package.module:function`."""
     samples: SampleSet
-    """Of the chain, with the samples on axis 0 of every array."""
+    """Samples of the chain, with the batch axis on axis 0 of every array."""
 
     @classmethod
     def open(
@@ -82,11 +82,11 @@ class MultiFileRelease:
         batch_size: int,
         most: int | None = None,
     ) -> MultiFileRelease:
-        """Open the parts that the file `path` names, and run the chain once over all samples with
-        the modules, which gives each part's samples. Files with a fixed batch axis make that of
-        the whole. `most`: samples that are used; None: all.
+        """Open the parts of a release file; run the chain with the modules to record their samples.
 
-        Raises PolicyError, OnnxFileError, ModelError, InputMismatch, DataError.
+        A fixed batch size of the files becomes the batch size of the chain. `most`: maximum number
+        of samples, None for all. Raises PolicyError, OnnxFileError, ModelError, InputMismatch,
+        DataError.
         """
         files = release_within(path, None)
         chain = ChainModel.from_model(
@@ -100,7 +100,7 @@ class MultiFileRelease:
             samples = samples.slice(0, min(len(samples), most))
         calls, outputs = _recorded(chain, files, samples, batch_size=batch_size)
         for name in files.parts:
-            calls.of(name)  # which says so where the chain never calls it
+            calls.of(name)  # Raises if the chain never called the part.
         fixed = _fixed_batch(files, calls)
         if fixed is not None:
             calls, outputs = _recorded(chain, files, samples, batch_size=fixed)
@@ -118,58 +118,60 @@ class MultiFileRelease:
         return cls(parts, chain, calls, subject, files.file.chain, samples)
 
     def part_inputs(self, part: Part) -> SampleSet:
-        """Return what the chain passes to a part, whether it has samples of its own or not.
+        """Return the tensors that the chain passes to a part.
 
-        Raises EvidenceError for another number of tensors than its file takes.
+        Raises EvidenceError if their number differs from the file's number of inputs.
         """
         return _part_inputs(self.calls, part.candidate, name=part.name)
 
     def cases(self, whole: MeasurementJob) -> dict[str, MeasurementJob]:
-        """Each part, to look into."""
+        """Return the measurement job of each part."""
         return {part.name: part.case(whole.policy, whole.batch_size) for part in self.parts}
 
     def open_release(self, file: TestedFile) -> ConsumerChain:
-        """Return the `Interfaces.open_release` of this chain."""
+        """Open a release of the same parts as `Interfaces.open_release` does."""
         by_part = {part.name: self.calls.of(part.name).interface for part in self.parts}
         return Interfaces(self.chain.function, by_part).open_release(file)
 
     def session(
         self, chosen: SelectedRuntime, policy: Policy, *, conditions: Conditions
     ) -> Session:
-        """Open every part in a runtime of its own, and run the chain with them. Raises
-        InputMismatch with the name of a part that does not take what the chain gives it, and
-        whatever the runtime raises."""
-        with ExitStack() as held, ExitStack() as unfinished:
+        """Open every part in a separate runtime, and return a session that runs the chain.
+
+        Raises InputMismatch if the chain's tensors do not fit a part, EvidenceError if the runtime
+        is not available, and the exceptions of the runtime.
+        """
+        with ExitStack() as runtimes, ExitStack() as sessions:
             opened = []
             for part in self.parts:
-                own = SelectedRuntime(chosen.name, policy.runtimes[chosen.name])
-                held.callback(own.close)
-                reason = own.absent_reason()
+                runtime = SelectedRuntime(chosen.name, policy.runtimes[chosen.name])
+                runtimes.callback(runtime.close)
+                reason = runtime.absent_reason()
                 if reason is not None:
                     raise EvidenceError(reason)
                 calls = self.calls.of(part.name)
                 wanted = part.candidate.subject.inputs
-                given = calls.taken([spec.name for spec in wanted])
-                check_seam(wanted, given, part=part.name)
-                session = own.open(
+                example = calls.taken([spec.name for spec in wanted])
+                check_seam(wanted, example, part=part.name)
+                session = runtime.open(
                     RunnableFile(part.candidate),
                     conditions=conditions,
-                    example={s.name: array for s, array in zip(wanted, given, strict=True)},
+                    example={s.name: array for s, array in zip(wanted, example, strict=True)},
                 )
-                unfinished.callback(session.close)
+                sessions.callback(session.close)
                 opened.append(OpenPart(part.name, session, part.candidate.subject, calls.interface))
-            unfinished.pop_all()  # the chain's session ends them
-            ended: Callable[[], None] = held.pop_all().close
+            sessions.pop_all()  # ChainSession.close closes them.
+            ended: Callable[[], None] = runtimes.pop_all().close
         return ChainSession(self.chain.function, opened, self.subject.outputs, ended=ended)
 
 
 def _arranged(chain: ChainModel, files: ReleaseFiles, samples: SampleSet) -> SampleSet:
-    """Return the samples with the samples on axis 0 of every array, and the layout of the chain's
-    calls.
+    """Return the samples with the batch axis on axis 0, and with the layout of the chain's calls.
 
-    No file has the inputs of the chain. Axis 0 is the samples where all lengths agree and the chain
-    takes them so. Else an input that is named as one of a part has the axes of that. The axis of an
-    output is the one that grows with the samples, unless the user states it. Raises InputMismatch.
+    No ONNX file declares the chain's inputs. The batch axis is axis 0 if all lengths agree and the
+    chain runs that way. Otherwise an input has the axes of a part's input with the same name. The
+    batch axis of an output is the one that grows with the number of samples, unless the user
+    states it. Raises InputMismatch.
     """
     even = samples.count is not None
     if even and not samples.stated:
@@ -179,10 +181,10 @@ def _arranged(chain: ChainModel, files: ReleaseFiles, samples: SampleSet) -> Sam
         except ModelError as error:
             broken = error
     subjects = [candidate.subject for candidate in files.parts.values()]
-    of_parts = {spec.name: spec for subject in reversed(subjects) for spec in subject.inputs}
+    part_inputs = {spec.name: spec for subject in reversed(subjects) for spec in subject.inputs}
     shapes = samples.shapes
     inputs = [
-        of_parts.get(name)
+        part_inputs.get(name)
         or TensorSpec(
             name=name,
             dtype=spec.dtype,
@@ -193,50 +195,50 @@ def _arranged(chain: ChainModel, files: ReleaseFiles, samples: SampleSet) -> Sam
     stated = {name: axis for name, axis in samples.stated.items() if name in samples.names}
     output_specs = [spec for subject in subjects for spec in subject.outputs]
     try:
-        found = arrange(samples.with_batch_axes(stated), inputs, output_specs)
+        arranged = arrange(samples.with_batch_axes(stated), inputs, output_specs)
     except InputMismatch:
         if even and not samples.stated:
             raise broken from None
         raise
-    axes = found.layout
+    axes = arranged.layout
     if axes is None:
         return samples
-    outputs = _output_axes(chain, found, axes)
+    outputs = _output_axes(chain, arranged, axes)
     outputs |= {name: axis for name, axis in samples.stated.items() if name in outputs}
-    whole = axes.model_copy(update={"outputs": outputs})
-    return found.rearranged(dict.fromkeys(samples.names, 0), whole)
+    layout = axes.model_copy(update={"outputs": outputs})
+    return arranged.rearranged(dict.fromkeys(samples.names, 0), layout)
 
 
 def _few(samples: SampleSet, count: int) -> list[int]:
-    return [place % len(samples) for place in range(count)]
+    return [index % len(samples) for index in range(count)]
 
 
 def _output_axes(chain: ChainModel, samples: SampleSet, axes: BatchAxes) -> dict[str, int | None]:
-    """Return the axes of the outputs by running the chain on two and on three samples."""
+    """Return the batch axes of the outputs, found by running the chain on two and three samples."""
     sizes = (1,) if axes.is_unbatched else (2, 3)
     few, *more = (
         CallRecorder().record(chain, _call(axes, samples.at(_few(samples, size)))) for size in sizes
     )
     return {
-        leaf.name: _growing(leaf.tensor.shape, *(found[place].tensor.shape for found in more))
-        for place, leaf in enumerate(few)
+        leaf.name: _growing(leaf.tensor.shape, *(run[index].tensor.shape for run in more))
+        for index, leaf in enumerate(few)
     }
 
 
 def _growing(few: Sequence[int], more: Sequence[int] = ()) -> int | None:
-    """Return the axis that is two long for two samples and three for three."""
+    """Return the axis with length two for two samples and length three for three."""
     pairs = enumerate(zip(few, more, strict=False))
     return next((axis for axis, lengths in pairs if lengths == (2, 3)), None)
 
 
 def _call(layout: BatchAxes | None, batch: Batch) -> Batch:
-    """Return a batch as the chain takes it."""
+    """Return a batch in the layout of the chain's calls."""
     pairs = tuple((name, name) for name in batch)
     return InputBinding(pairs, length(batch), False, layout=layout).to_call(batch)
 
 
 def _inputs(samples: SampleSet, size: int | str) -> tuple[TensorSpec, ...]:
-    """Return the inputs of the chain, as it takes them."""
+    """Return the specs of the chain's inputs."""
     layout, specs = samples.layout, []
     for spec in samples.specs:
         axis, rest = (0 if layout is None else layout.inputs[spec.name]), spec.shape[1:]
@@ -248,59 +250,61 @@ def _inputs(samples: SampleSet, size: int | str) -> tuple[TensorSpec, ...]:
 def _recorded(
     chain: ChainModel, files: ReleaseFiles, samples: SampleSet, *, batch_size: int
 ) -> tuple[CallRecorder, tuple[TensorSpec, ...]]:
-    """Return the inputs of each part, and the result of the chain."""
+    """Run the chain on all samples; return the calls of its parts and the specs of its outputs."""
     calls = CallRecorder({name: candidate.subject for name, candidate in files.parts.items()})
     outputs, layout = None, samples.layout
-    alone = layout is not None and layout.is_unbatched
-    for batch in samples.with_least(1 if alone else 2).batches(1 if alone else batch_size):
-        found = calls.record(chain, _call(layout, batch))
-        outputs = outputs or _specs(found, layout)
+    unbatched = layout is not None and layout.is_unbatched
+    for batch in samples.with_least(1 if unbatched else 2).batches(1 if unbatched else batch_size):
+        returned = calls.record(chain, _call(layout, batch))
+        outputs = outputs or _specs(returned, layout)
     return calls, outputs or ()
 
 
 def _fixed_batch(files: ReleaseFiles, calls: CallRecorder) -> int | None:
-    """The batch axis that files have, where the chain gives their parts another one; None: they
-    take what they are given, or have several, which running them reports."""
-    wanted = set()
+    """Return the fixed batch size of the files if the recorded calls do not have it. None if they
+    fit, or if the files have different batch sizes: then running them reports the mismatch."""
+    sizes = set()
     for name, candidate in files.parts.items():
-        inputs, of_part = candidate.subject.inputs, calls.of(name)
-        given = of_part.taken([spec.name for spec in inputs])
-        for spec, array in zip(inputs, given, strict=False):
-            axis = 0 if of_part.axes is None else of_part.axes.inputs[spec.name]
+        inputs, part_calls = candidate.subject.inputs, calls.of(name)
+        arrays = part_calls.taken([spec.name for spec in inputs])
+        for spec, array in zip(inputs, arrays, strict=False):
+            axis = 0 if part_calls.axes is None else part_calls.axes.inputs[spec.name]
             if axis is None or axis >= min(len(spec.shape), array.ndim):
                 continue
             size = spec.shape[axis]
             if isinstance(size, int) and array.shape[axis] != size:
-                wanted.add(size)
-    return wanted.pop() if len(wanted) == 1 else None
+                sizes.add(size)
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _samples(
     file: ReleaseFile, calls: CallRecorder, candidate: TestedFile, *, name: str
 ) -> SampleSet:
-    own = file.parts[name].inputs
-    if own is not None:
-        return SampleSet.open(own)
+    location = file.parts[name].inputs
+    if location is not None:
+        return SampleSet.open(location)
     return _part_inputs(calls, candidate, name=name)
 
 
 def _part_inputs(calls: CallRecorder, candidate: TestedFile, *, name: str) -> SampleSet:
-    """Return the inputs by the names of the arguments, which say how the module is called; if they
-    contradict the file's, by those of its inputs, in order."""
-    found = calls.of(name)
+    """Return the recorded inputs of a part under the names of forward's arguments, or under the
+    file's input names if only some of these are names of arguments."""
+    part_calls = calls.of(name)
     wanted = tuple(spec.name for spec in candidate.subject.inputs)
-    if len(bound(found.names, wanted)) != len(wanted):
+    if len(bound(part_calls.names, wanted)) != len(wanted):
         raise EvidenceError(
-            f"the chain gives the part {name} {len(found.example)} tensors, its file takes "
-            f"{len(wanted)}: {', '.join(wanted)}. Export the part as the chain calls it."
+            f"the chain passes {len(part_calls.example)} tensors to the part {name}, its file has "
+            f"{len(wanted)} inputs: {', '.join(wanted)}. Export the part with the arguments that "
+            "the chain passes."
         )
-    shared = set(wanted) & set(found.names)
-    return found.samples(found.names if shared in (set(), set(wanted)) else wanted, part=name)
+    shared = set(wanted) & set(part_calls.names)
+    names = part_calls.names if shared in (set(), set(wanted)) else wanted
+    return part_calls.samples(names, part=name)
 
 
-def _specs(found: Sequence[Leaf], layout: BatchAxes | None) -> tuple[TensorSpec, ...]:
+def _specs(outputs: Sequence[Leaf], layout: BatchAxes | None) -> tuple[TensorSpec, ...]:
     specs = []
-    for leaf in found:
+    for leaf in outputs:
         shape: list[int | str] = list(leaf.tensor.shape)
         if layout is None:
             shape = [_BATCH, *shape[1:]]

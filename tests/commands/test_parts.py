@@ -120,7 +120,7 @@ def test_a_release_is_quantized_by_the_model_that_it_names(
         (("head.onnx", "--output", "t.onnx", *REFERENCE), "--reference is for a release"),
         (("head.onnx", "--output", "t.onnx", "--part", "head"), "--part is for a release"),
         (("release.yaml", "--output", "t/r.yaml", *REFERENCE, "--part", "neck"), "no part neck"),
-        (("release.yaml", "--output", "t.yaml", *REFERENCE), "over the exact ones"),
+        (("release.yaml", "--output", "t.yaml", *REFERENCE), "would overwrite the exact parts"),
     ],
 )
 def test_what_is_not_quantized_so_is_said(

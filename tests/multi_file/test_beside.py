@@ -103,7 +103,7 @@ def test_a_release_of_other_parts_is_incomparable(
     old.path.write_text(old.path.read_text().replace("  head:", "  neck:"))
     found = beside(folder, good, old)
     assert found.state == "incomparable"
-    assert "it has the parts encoder, neck" in str(found.absent)
+    assert "its parts are encoder, neck" in str(found.absent)
 
 
 def chain_of(function: ChainFunction) -> ChainModel:

@@ -78,8 +78,8 @@ def test_in_float32_nothing_is_widened() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("neck", "has no submodule 'neck' for the part neck: it has encoder, head"),
-        ("pkg.models:build", "is pkg.models:build, expected the path of a module in the one model"),
+        ("neck", "has no submodule 'neck' for the part neck; its submodules: encoder, head"),
+        ("pkg.models:build", "is pkg.models:build, expected the path of a submodule"),
     ],
 )
 def test_a_reference_is_a_module_of_the_one_model(path: str, text: str) -> None:

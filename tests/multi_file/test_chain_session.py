@@ -64,10 +64,10 @@ def test_the_parts_are_run_in_order() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (lambda x: (x.double(),), "gives float64 2×3 for 'x', its file takes float32 n×3"),
-        (lambda x: (x.T,), "gives float32 3×2 for 'x'"),
-        (lambda x: (x[0],), "gives float32 3 for 'x'"),
-        (lambda x: (x, x), "gives the part one 2 tensors, its file takes 1: x"),
+        (lambda x: (x.double(),), "float64 2×3 as 'x', its file expects float32 n×3"),
+        (lambda x: (x.T,), "float32 3×2 as 'x'"),
+        (lambda x: (x[0],), "float32 3 as 'x'"),
+        (lambda x: (x, x), "2 tensors to the part one, its file has 1 inputs: x"),
     ],
 )
 def test_a_seam_that_does_not_fit_is_named(given: Any, text: str) -> None:
@@ -99,7 +99,7 @@ def test_a_part_answers_as_its_module_does(form: Any, read: Any) -> None:
 def test_other_outputs_than_the_modules_give_are_refused() -> None:
     session = chained(lambda parts, batch: {"other": parts["one"](batch["x"])}, part())
     with pytest.raises(
-        OutputMismatch, match="returns other with these files, and for the first samples output"
+        OutputMismatch, match="returns other with these files, but output with the modules"
     ):
         session.run({"x": np.ones((2, 3), np.float32)})
 

@@ -204,9 +204,9 @@ def test_two_parts_of_one_file_get_a_file_each(exact: Path, tmp_path: Path) -> N
             "elsewhere/release.yaml",
             ("neck",),
             ExportError,
-            "has no part neck: it has encoder, head",
+            "has no part neck; its parts: encoder, head",
         ),
-        ("twin.yaml", (), StorageError, "over the exact ones"),
+        ("twin.yaml", (), StorageError, "would overwrite the exact parts"),
     ],
 )
 def test_what_can_not_be_made_is_said_before_anything_is_written(
@@ -226,7 +226,7 @@ def test_a_part_that_can_not_be_quantized_is_named(
 
     monkeypatch.setattr("gate.multi_file.quantize.quantize", breaks)
     with pytest.raises(
-        ExportError, match="the part encoder: no. Or name the others alone"
+        ExportError, match="the part encoder: no. Or quantize only the other parts"
     ) as found:
         quantized(exact, tmp_path / "release.yaml")
     assert not isinstance(found.value, NothingQuantized)

@@ -153,7 +153,7 @@ def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
     assert "In the part encoder" in story(verdicted).sentence
     whole = verdicted.evidence.runtime("ort-cpu")
     assert whole is not None
-    assert "at the seam before the part head: the chain gives float32 1×5 for 'x'" in str(
+    assert "at the seam before the part head: the chain passes float32 1×5 as 'x'" in str(
         whole.failure
     )
     (broken,) = [c for c in verdicted.decision.problems if c.name == "runtime" and c.part is None][
@@ -182,7 +182,10 @@ def test_exchanged_parts_are_named(folder: Path) -> None:
     ("chain", "text"),
     [
         ("never_calls_head", "the chain never calls the part head"),
-        ("breaks", r"the chain breaks with the modules: KeyError: 'image'. Its batch has input"),
+        (
+            "breaks",
+            r"the chain fails with the PyTorch modules: KeyError: 'image'. Its batch has input",
+        ),
         ("nothing", "has no function 'nothing' for the chain"),
     ],
 )
@@ -194,7 +197,9 @@ def test_a_chain_that_can_not_run_is_no_verdict(folder: Path, chain: str, text: 
 
 
 def test_a_module_that_is_not_there_is_named(folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"no submodule 'neck' for the part neck: it has encoder"):
+    with pytest.raises(
+        ModelError, match=r"no submodule 'neck' for the part neck; its submodules: encoder"
+    ):
         judged(folder, neck="encoder.onnx", head="head.onnx")
 
 
@@ -339,7 +344,7 @@ def test_a_part_without_an_axis_of_samples_takes_samples_of_its_own(tmp_path: Pa
         parts = f"stem: {{file: stem.onnx}}, masked: {{file: masked.onnx{more}}}"
         return check_release(written(tmp_path, "run_masked", parts), model="masked")
 
-    with pytest.raises(DataError, match="the part masked .* no common axis of samples"):
+    with pytest.raises(DataError, match="the part masked .* share no batch axis"):
         judged_with("")
     found = judged_with(f", inputs: {tmp_path / 'own.npz'}")
     assert found.decision.passed, found.decision.problems
@@ -369,7 +374,7 @@ def test_files_with_two_fixed_batches_never_meet(folder: Path, tmp_path: Path) -
     assert not found.decision.passed
     whole = found.evidence.runtime("ort-cpu")
     assert whole is not None
-    assert "at the seam before the part encoder: the chain gives float32 8" in str(whole.failure)
+    assert "at the seam before the part encoder: the chain passes float32 8" in str(whole.failure)
 
 
 class Exchanged(nn.Module):

@@ -92,4 +92,4 @@ def test_a_decoder_of_one_step_alone_is_refused_by_the_chain(steps: Path) -> Non
     assert verdicted.decision.verdict is Verdict.FAIL
     whole = verdicted.evidence.runtime("ort-cpu")
     assert whole is not None
-    assert "before the part decoder: the chain gives int64" in str(whole.failure)
+    assert "before the part decoder: the chain passes int64" in str(whole.failure)

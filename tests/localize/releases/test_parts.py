@@ -62,7 +62,7 @@ def test_a_seam_is_to_blame_where_every_part_is_right(folder: Path) -> None:
     found = located(folder, chain="run_in_double", encoder="encoder.onnx", head="head.onnx")
     assert found.part is None
     assert found.diverges
-    assert "at the seam before the part head: the chain gives float64" in str(found.seam)
+    assert "at the seam before the part head: the chain passes float64" in str(found.seam)
     assert "The fault is between the parts: at the seam" in found.cause
 
 
