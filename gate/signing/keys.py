@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from securesystemslib.signer import Signature, Signer, SSlibKey
 
 
-# PEM, SubjectPublicKeyInfo, of Ed25519 or ECDSA; no other kind is taken, so that a key's id says
-# how its signatures are checked.
+# Only PEM (SubjectPublicKeyInfo) of Ed25519 or ECDSA is accepted, so that the key ID determines how
+# signatures are verified.
 _TYPES = ("ed25519", "ecdsa")
-"""As securesystemslib calls them."""
+"""Key types of securesystemslib."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -37,14 +37,14 @@ def parsed(pem: str) -> SSlibKey:
     try:
         key = SSlibKey.from_crypto(load_pem_public_key(pem.encode()))
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ValueError("public is no PEM of an Ed25519 or ECDSA key") from error
+        raise ValueError("public is not a PEM Ed25519 or ECDSA key") from error
     if key.keytype not in _TYPES:
-        raise ValueError(f"public is a key of {key.keytype}, expected Ed25519 or ECDSA")
+        raise ValueError(f"public is a key of type {key.keytype}, expected Ed25519 or ECDSA")
     return key
 
 
 def pem_of(key: SSlibKey) -> str:
-    """The text of a key, which securesystemslib keeps raw for Ed25519. Raises ValueError."""
+    """Return a key as PEM. securesystemslib stores Ed25519 keys raw. Raises ValueError."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -66,39 +66,38 @@ KEY_VARIABLE = "GATE_SIGNING_KEY"
 Scheme = Literal["ed25519", "ecdsa"]
 
 _FILE = "file:"
-_MISSING = "Make one: gate keys new."
+_MISSING = "Create one: gate keys new."
 
 
 class PublicKey(Record):
-    """A public key, and whose it is."""
+    """A public key with the name of its owner."""
 
     name: str
-    """Whose, for people."""
+    """The owner, for display."""
     public: str
     """PEM, SubjectPublicKeyInfo."""
     key_id: str = ""
-    """SHA-256 of the key, in hexadecimal, as securesystemslib counts it; derived where it is not
-    given."""
+    """Hexadecimal SHA-256 of the key, as securesystemslib computes it. Derived if omitted."""
 
     @model_validator(mode="before")
     @classmethod
-    def _derive(cls, given: object) -> object:
-        if isinstance(given, dict) and isinstance(given.get("public"), str):
-            derived = parsed(given["public"]).keyid
-            if given.get("key_id") not in (None, "", derived):
-                raise ValueError(f"key_id is {given['key_id']}, the key's own is {derived}")
-            return {**given, "key_id": derived}
-        return given
+    def _derive(cls, data: object) -> object:
+        if isinstance(data, dict) and isinstance(data.get("public"), str):
+            derived = parsed(data["public"]).keyid
+            if data.get("key_id") not in (None, "", derived):
+                raise ValueError(f"key_id is {data['key_id']}, the ID of this key is {derived}")
+            return {**data, "key_id": derived}
+        return data
 
     @classmethod
     def from_pem(cls, pem: bytes, *, name: str) -> Self:
-        """Create the key from a public key in PEM. Raises KeyUnusable where it is not one."""
+        """Create the key from a public key in PEM. Raises KeyUnusable if it is not one."""
         try:
             return cls(name=name, public=pem_of(parsed(pem.decode())))
         except ValueError as error:
             raise KeyUnusable(
-                f"{name} is no public key: expected PEM (SubjectPublicKeyInfo) of Ed25519 or "
-                "ECDSA, as gate keys new writes it beside the private one (.pub)."
+                f"{name} is not a public key: expected PEM (SubjectPublicKeyInfo) of Ed25519 or "
+                "ECDSA, such as the .pub file that gate keys new writes."
             ) from error
 
     @property
@@ -108,12 +107,12 @@ class PublicKey(Record):
 
     @property
     def scheme(self) -> str:
-        """How it signs: `ed25519`, `ecdsa-sha2-nistp256`, …"""
+        """Return the signature scheme, such as `ed25519` or `ecdsa-sha2-nistp256`."""
         return self.verifier.scheme
 
     @property
     def short(self) -> str:
-        """The first twelve digits of the id, for people."""
+        """Return the first twelve digits of the key ID, for display."""
         return self.key_id[:12]
 
     @property
@@ -128,7 +127,7 @@ def labels(keys: Iterable[PublicKey]) -> str | None:
 
 
 class SigningKey:
-    """A key that signs; its private part is never shown, and never in a message."""
+    """A private key that signs. It never appears in a message or a repr."""
 
     def __init__(self, signer: Signer, public: PublicKey) -> None:
         self.signer = signer
@@ -139,10 +138,10 @@ class SigningKey:
 
     @classmethod
     def load(cls, uri: str) -> Self:
-        """A file (`file:PATH` or its path): PEM, PKCS#8, mode 0600; or a key that never leaves its
-        vault: `awskms:…`, `gcpkms:…`, `azurekms:…`, `hsm:…`, as securesystemslib has them.
+        """Load a key from a file or use a key in a vault.
 
-        Raises KeyUnusable, StorageError.
+        uri: `file:PATH` or a path (PEM, PKCS#8, mode 0600), or securesystemslib's URI of a key in a
+        vault: `awskms:…`, `gcpkms:…`, `azurekms:…`, `hsm:…`. Raises KeyUnusable, StorageError.
         """
         if is_in_vault(uri):
             signer = signer_of(uri)
@@ -151,7 +150,7 @@ class SigningKey:
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
-        """Load the key as `load` does; its name is the stem of the file name."""
+        """Load the key from a file. Its name is the stem of the file name."""
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from securesystemslib.signer import CryptoSigner
@@ -162,18 +161,17 @@ class SigningKey:
             signer = CryptoSigner(load_pem_private_key(data, None))
             return cls(signer, public_key_of(signer, name=path.stem))
         except (ValueError, TypeError, UnsupportedAlgorithm):
-            # Without the cause: it may quote what it read.
+            # `from None`: the cause may quote the content of the file.
             raise KeyUnusable(
-                f"{path} is no signing key: expected a private key in PEM (PKCS#8) without a "
-                f"password, of Ed25519 or ECDSA. {_MISSING}"
+                f"{path} is not a signing key: expected an Ed25519 or ECDSA private key in PEM "
+                f"(PKCS#8) without a password. {_MISSING}"
             ) from None
 
     @classmethod
     def make(cls, path: Path, *, scheme: Scheme = "ed25519") -> Self:
-        """Create a key and write it to a file of mode 0600, with its public part next to it
-        (`.pub`).
+        """Create a key and write it to a file of mode 0600, and its public part to a `.pub` file.
 
-        Raises KeyUnusable where the file exists, StorageError.
+        Raises KeyUnusable if the file exists, StorageError.
         """
         from securesystemslib.signer import CryptoSigner
 
@@ -185,20 +183,18 @@ class SigningKey:
         try:
             write_new(path, signer.private_bytes, mode=MODE)
         except FileExistsError:
-            raise KeyUnusable(
-                f"{path} is there already. Name another file, or remove it."
-            ) from None
+            raise KeyUnusable(f"{path} already exists. Name another file, or remove it.") from None
         write_bytes(path.with_suffix(".pub"), key.public.public.encode())
         return key
 
     def sign(self, data: bytes) -> Signature:
-        """Sign bytes. Raises KeyUnusable where it can't now: a vault refuses, or is away."""
+        """Sign bytes. Raises KeyUnusable if the vault refuses or does not answer."""
         try:
             return self.signer.sign(data)
-        except Exception as error:  # whatever the vendor's library raises
+        except Exception as error:  # The vendors' libraries have no common base class.
             raise KeyUnusable(
                 f"the key {self.public.label} can't sign now: "
-                f"{reason(error)}. Repeat when its vault answers, or use another key: --key."
+                f"{reason(error)}. Retry when its vault answers, or use another key: --key."
             ) from None
 
 
@@ -206,7 +202,7 @@ _GIT_S = 10.0
 
 
 def _refuse_tracked(path: Path) -> None:
-    """Raise KeyUnusable if Git tracks the file: everyone with the repository would have the key."""
+    """Raise KeyUnusable if Git tracks the file: every clone would contain the private key."""
     command = ["git", "ls-files", "--error-unmatch", "--", path.name]
     try:
         done = subprocess.run(
@@ -218,42 +214,42 @@ def _refuse_tracked(path: Path) -> None:
     if done.returncode == 0:
         raise KeyUnusable(
             f"{path} is a private key that Git tracks: everyone with the repository can sign with "
-            f"it. Run git rm --cached {path}, add it to .gitignore, and make another key: gate "
+            f"it. Run git rm --cached {path}, add it to .gitignore, and create another key: gate "
             "keys new NAME."
         )
 
 
 def public_key_of(signer: Signer, *, name: str) -> PublicKey:
-    """The public part of a key that signs. Raises ValueError for what is neither Ed25519 nor
-    ECDSA."""
+    """Return the public key of a signer. Raises ValueError unless it is Ed25519 or ECDSA."""
     from securesystemslib.signer import SSlibKey
 
     key = signer.public_key
     if not isinstance(key, SSlibKey):
-        raise ValueError(f"{type(key).__name__} is no public key that can be written as PEM")
+        raise ValueError(f"{type(key).__name__} is not a public key that can be written as PEM")
     return PublicKey(name=name, public=pem_of(key))
 
 
 def read_public(place: str) -> PublicKey:
-    """The public key in a file of PEM, else that of a key that signs, as `SigningKey.load` takes
-    it. Raises KeyUnusable, StorageError."""
+    """Return the public key in a PEM file, or of a signing key that `SigningKey.load` loads.
+
+    Raises KeyUnusable, StorageError.
+    """
     path = Path(place.removeprefix(_FILE))
     if not is_in_vault(place):
         try:
             with open_plain(path) as stream:
                 head = stream.read(1 << 16)
         except OSError as error:
-            why = error.strerror or "no plain file"
-            raise StorageError(f"cannot read {path}: {why}. Name a key's file.") from error
+            why = error.strerror or "not a regular file"
+            raise StorageError(f"cannot read {path}: {why}. Name a key file.") from error
         if b"PRIVATE" not in head:
             return PublicKey.from_pem(head, name=path.stem)
     return SigningKey.load(place).public
 
 
-# The vault returns the public key, and signs. It controls access by its own credentials, which the
-# vendor's library finds.
 PIN_VARIABLE = "GATE_SIGNING_PIN"
-"""The PIN of a token (`hsm:`)."""
+"""Environment variable with the PIN of a token (`hsm:`). The libraries of the other vaults find
+their credentials themselves."""
 
 VAULTS = {
     "awskms": "awskms:KEY-ID, awskms:ARN or awskms:alias/NAME",
@@ -261,7 +257,7 @@ VAULTS = {
     "azurekms": "azurekms://VAULT.vault.azure.net/keys/NAME[/VERSION]",
     "hsm": "hsm:[ID][?label=TOKEN]",
 }
-"""Formats of key addresses, by scheme. Each scheme is also an extra of securesystemslib."""
+"""Formats of key URIs, by scheme. Each scheme is also an extra of securesystemslib."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 
@@ -269,26 +265,26 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 def is_in_vault(uri: str) -> bool:
     """Return whether this names a key in a vault, not a file.
 
-    Raises KeyUnusable for other addresses.
+    Raises KeyUnusable for an unknown scheme.
     """
-    found = _SCHEME.match(uri)
-    if found is None or found[0] == _FILE:
+    match = _SCHEME.match(uri)
+    if match is None or match[0] == _FILE:
         return False
-    if found[0].rstrip(":") not in VAULTS:
+    if match[0].rstrip(":") not in VAULTS:
         if os.path.lexists(uri):
             return False
         raise KeyUnusable(
-            f"'{uri}' names no key: '{found[0]}' is none of file:, "
-            f"{', '.join(f'{name}:' for name in VAULTS)}. Name a file, or one of those."
+            f"'{uri}' has the unknown scheme '{match[0]}'. Name a key file, or use one of file:, "
+            f"{', '.join(f'{name}:' for name in VAULTS)}."
         )
     return True
 
 
 def signer_of(uri: str) -> Signer:
-    """Return the signer that uses the key at this address.
+    """Return the signer that uses the key at this URI.
 
-    Raises KeyUnusable: the vendor's library is missing, the vault refuses, it has no such key, or
-    the key is of another kind.
+    Raises KeyUnusable if the vendor's library is missing, the vault refuses access or does not have
+    the key, or the key type is not supported.
     """
     from securesystemslib.exceptions import UnsupportedLibraryError
     from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, Signer
@@ -296,35 +292,35 @@ def signer_of(uri: str) -> Signer:
     scheme = uri.partition(":")[0]
     vault = SIGNER_FOR_URI_SCHEME[scheme]
     try:
-        found, public = vault.import_(*_arguments(scheme, uri))  # type: ignore[attr-defined]
-        if scheme == "azurekms" and uri.rstrip("/") not in (found, found.rpartition("/")[0]):
+        key_uri, public = vault.import_(*_import_arguments(scheme, uri))  # type: ignore[attr-defined]
+        if scheme == "azurekms" and uri.rstrip("/") not in (key_uri, key_uri.rpartition("/")[0]):
             raise KeyUnusable(
-                f"{uri} names another version than the newest, {found}, and the vault gives only "
-                "that one's public key. Name that, or none: …/keys/NAME."
+                f"{uri} is not the newest version of the key, {key_uri}, and the vault returns the "
+                "public key of that version only. Name it, or omit the version: …/keys/NAME."
             )
-        # Parsed again from PEM, as all readers do: so one key has one ID in every vault.
-        return Signer.from_priv_key_uri(found, parsed(pem_of(public)), _pin)
+        # Parsed from PEM, as readers of a statement do: so a key has the same ID in every vault.
+        return Signer.from_priv_key_uri(key_uri, parsed(pem_of(public)), _pin)
     except UnsupportedLibraryError:
         raise KeyUnusable(
-            f"{scheme}: needs its vendor's library. Install it: "
+            f"{scheme}: keys need the vendor's library. Install it: "
             f"pip install 'securesystemslib[{scheme}]'."
         ) from None
     except KeyUnusable:
         raise
-    except Exception as error:  # whatever the vendor's library raises
+    except Exception as error:  # The vendors' libraries have no common base class.
         raise KeyUnusable(
-            f"{uri} gives no key that signs: {reason(error)}. Expected {VAULTS[scheme]}, a key of "
-            "ECDSA or Ed25519, and the right to read its public part and to sign with it."
+            f"{uri} is not a usable signing key: {reason(error)}. Expected {VAULTS[scheme]}, an "
+            "ECDSA or Ed25519 key, and permission to read its public key and to sign with it."
         ) from None
 
 
-def _arguments(scheme: str, uri: str) -> tuple[Any, ...]:
+def _import_arguments(scheme: str, uri: str) -> tuple[Any, ...]:
     """Return the arguments for securesystemslib's `import_` of this vault."""
     parts = urlsplit(uri)
     if scheme == "azurekms":
         steps = parts.path.strip("/").split("/")
         if len(steps) < 2 or steps[0] != "keys":
-            raise ValueError("no name of a key in it")
+            raise ValueError("it contains no key name")
         return (parts.hostname or "").partition(".")[0], steps[1]
     if scheme == "hsm":
         label = dict(parse_qsl(parts.query)).get("label")
@@ -335,14 +331,14 @@ def _arguments(scheme: str, uri: str) -> tuple[Any, ...]:
 def _pin(_what: str) -> str:
     pin = os.environ.get(PIN_VARIABLE)
     if not pin:
-        raise KeyUnusable(f"the token asks for its PIN. Put it into {PIN_VARIABLE}.")
+        raise KeyUnusable(f"the token requires a PIN. Set the variable {PIN_VARIABLE}.")
     return pin
 
 
 def reason(error: Exception) -> str:
-    """Return the error message of a vendor's library, without passwords in addresses.
+    """Return the error message of a vendor's library, without passwords in URLs.
 
-    Only its first line is used, because the following lines may repeat what was sent.
+    Only the first line, because the following lines may repeat the request.
     """
     from gate.storage.safe_text import Redaction
 

@@ -37,11 +37,11 @@ class Approval(Predicate):
 
     word: Word
     resource_uri: str
-    """The registered model (`gate.signing.subjects`)."""
+    """URI of the registered model (`gate.signing.subjects`)."""
     version: str
-    """Its number there."""
+    """Version number of the registered model."""
     decision: Resource
-    """By the digest of its canonical JSON."""
+    """Its digest is that of the decision's canonical JSON."""
     reviewed_at: str
     """UTC, ISO 8601."""
     comment: str | None = added_field(None)
@@ -56,13 +56,13 @@ class Reviewable:
     model: str
     version: str
     sha256: Digest
-    """Of the model, as evidence counts it."""
+    """Digest of the model, as in the evidence."""
     decision: Digest
 
     def signed(
         self, word: Word, key: SigningKey, *, at: datetime, comment: str | None = None
     ) -> SignedStatement:
-        """Sign a reviewer's approval or rejection of it. Raises KeyUnusable."""
+        """Sign an approval or rejection. Raises KeyUnusable."""
         approval = Approval(
             word=word,
             resource_uri=resource_uri(self.registry, self.model),
@@ -76,25 +76,25 @@ class Reviewable:
     def verify(self, signed: SignedStatement, *, registries: frozenset[str]) -> Approval:
         """Return the approval in a statement, if it is about exactly this version.
 
-        The signature is not verified here. `registries`: all addresses of this registry. Raises
+        Does not verify the signature. `registries`: all addresses of this registry. Raises
         Untrusted.
         """
-        found = Approval.from_statement(signed, what="it")
-        place = registered(found.resource_uri)
+        approval = Approval.from_statement(signed, what="it")
+        resource = registered(approval.resource_uri)
         subjects = signed.statement.subject
         for what, actual, expected in (
-            ("registry", place and place[0], registries | {self.registry}),
-            ("model", place and place[1], {self.model}),
-            ("version", found.version, {self.version}),
+            ("registry", resource and resource[0], registries | {self.registry}),
+            ("model", resource and resource[1], {self.model}),
+            ("version", approval.version, {self.version}),
             ("file", subjects[0].sha256 if len(subjects) == 1 else None, {self.sha256.hex}),
-            ("decision", found.decision.sha256, {self.decision.hex}),
+            ("decision", approval.decision.sha256, {self.decision.hex}),
         ):
             if actual not in expected:
                 raise Untrusted(
                     f"it is about {what} {str(actual)[:200]}, expected "
-                    f"{' or '.join(sorted(expected))}: sign this version anew"
+                    f"{' or '.join(sorted(expected))}: sign this version again"
                 )
-        return found
+        return approval
 
 
 def signers_of(
@@ -102,33 +102,33 @@ def signers_of(
 ) -> tuple[PublicKey, ...]:
     """Return the trusted reviewers who signed a statement, at least one.
 
-    How many are required is counted over all statements. Raises Untrusted.
+    The caller compares their number over all statements with the threshold. Raises Untrusted.
     """
     made = time_of(approval.reviewed_at)
     if made is not None and now - made > timedelta(days=trust.max_age_days):
         raise Untrusted(
             f"it was signed on {made:%Y-%m-%d}, more than {trust.max_age_days:g} days ago "
-            "(trust.max_age_days): sign it anew"
+            "(trust.max_age_days): sign it again"
         )
-    one = trust.model_copy(update={"reviewers_threshold": 1})
+    single = trust.model_copy(update={"reviewers_threshold": 1})
     at = approval.reviewed_at
-    return one.signers(signed, role="reviewers", made_at=at, now=now, what="it")
+    return single.signers(signed, role="reviewers", made_at=at, now=now, what="it")
 
 
 MEASUREMENT_TYPE = "urn:parity-gate:measurement:v1"
 
 
 class CodeVersion(CamelCaseRecord):
-    """The code that measured. None: it is not in Git."""
+    """The version of the code that measured. Git fields are None outside a repository."""
 
     parity_gate: str
     commit: str | None = None
     dirty: bool | None = None
-    """Whether files differed from that commit."""
+    """Whether tracked files differed from the commit."""
 
 
 class MeasuredRuntime(CamelCaseRecord):
-    """A record that shows that a runtime was the one its name says."""
+    """The proof of where a runtime computed."""
 
     name: str
     provider_requested: str
@@ -137,23 +137,23 @@ class MeasuredRuntime(CamelCaseRecord):
     fallback_nodes: tuple[str, ...]
     session_options: dict[str, str]
     identity: dict[str, Any] | None = added_field(None)
-    """As the evidence has it: what measured under a name that promises nothing by itself."""
+    """As in the evidence: identifies a runtime whose name does not."""
     absent_reason: str | None = added_field(None)
     failure: str | None = added_field(None)
 
 
 class MeasurementPredicate(Predicate):
-    """What was measured of one file, and by what."""
+    """The measurement of one file, with the code and runtimes that measured it."""
 
     type_uri: ClassVar[str] = MEASUREMENT_TYPE
 
     evidence: Resource
-    """By the digest of its canonical JSON."""
+    """Its digest is that of the evidence's canonical JSON."""
     model: Sha256
-    """As evidence counts it: with external data, the digest of a manifest."""
+    """As in the evidence: with external data, the digest of a manifest."""
     measured_at: str
     environment: dict[str, Any]
-    """As the evidence has it."""
+    """As in the evidence."""
     code: CodeVersion
     dataset: Resource
     samples: int
@@ -187,8 +187,8 @@ class MeasurementPredicate(Predicate):
         )
 
     def with_fields_of(self, signed: Self) -> Self:
-        """The same, without what `signed` does not say because its words came later: the identity
-        of a runtime. The digest of the evidence covers it."""
+        """Return a copy without the runtime identities that `signed` lacks: older versions did not
+        write them. The digest of the evidence covers them."""
         if len(self.runtimes) != len(signed.runtimes):
             return self
         runtimes = tuple(
@@ -204,9 +204,9 @@ _NOT_YET = "(initial)"
 
 
 def code_version(project: Path) -> CodeVersion:
-    """Return the version of this program, and the Git state of the project around a folder.
+    """Return the version of parity-gate, and the Git state of the project around a folder.
 
-    The Git fields stay empty where there is no Git, no repository, or no answer in time.
+    The Git fields are None without Git or a repository, or if Git does not answer in time.
     """
     version = metadata.version("parity-gate")
     lines = _status(project)
@@ -218,9 +218,9 @@ def code_version(project: Path) -> CodeVersion:
 
 
 def _status(project: Path) -> list[str]:
-    """The commit and the tracked files that differ from it, a line each."""
+    """Return the lines of `git status`: the commit, and the tracked files that differ from it."""
     command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-    # Looking must not write: Git would refresh its index otherwise.
+    # Without this, Git would write its refreshed index.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
@@ -238,42 +238,42 @@ POLICY_URI = "urn:parity-gate:policy"
 
 
 class Verifier(CamelCaseRecord):
-    """The program that verified: parity-gate."""
+    """The verifier of a SLSA summary: parity-gate."""
 
     id: str = VERIFIER
     version: dict[str, str]
 
 
 class VerificationSummary(Predicate):
-    """A verdict. What SLSA has no name for has a name that begins with `parityGate`."""
+    """A verdict. Fields that SLSA does not define have the prefix `parityGate`."""
 
     type_uri: ClassVar[str] = SUMMARY_TYPE
 
     verifier: Verifier
     time_verified: str
-    """When it was decided: UTC, ISO 8601."""
+    """Time of the decision: UTC, ISO 8601."""
     resource_uri: str
-    """What the verdict is for: a model in a registry (`resource_of`), or only the file."""
+    """A model in a registry (`resource_uri` in `gate.signing.subjects`), or only the file."""
     policy: Resource
     input_attestations: tuple[Resource, ...]
-    """The evidence that was decided on."""
+    """The evidence of the decision."""
     verification_result: Literal["PASSED", "FAILED"]
     verified_levels: tuple[str, ...]
     """`PARITY_EXACT`, `PARITY_REDUCED` or `PARITY_QUANTIZED`; `FAILED`."""
     decision: Annotated[Resource, Field(alias="parityGateDecision")]
-    """By the digest of its canonical JSON."""
+    """Its digest is that of the decision's canonical JSON."""
     model: Annotated[Sha256, Field(alias="parityGateModel")]
-    """The model as evidence counts it: with external data, the digest of a manifest."""
+    """As in the evidence: with external data, the digest of a manifest."""
     incumbent: Annotated[ChampionComparison | None, Field(alias="parityGateIncumbent")] = (
         added_field(None)
     )
-    """What the decision took from the version that served, to decide again."""
+    """The comparison with the champion, which is needed to repeat the decision."""
 
     @classmethod
     def from_decision(
         cls, decision: Decision, *, precision: str, resource: str, version: str
     ) -> VerificationSummary:
-        """Create the summary of a decision by a policy of this precision.
+        """Create the summary of a decision by a policy with this precision.
 
         `version`: the version of parity-gate that decided.
         """

@@ -26,7 +26,7 @@ STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io
 
 
 class CamelCaseRecord(Record):
-    """A record whose names are in camelCase on paper, as in-toto and SLSA write them."""
+    """A record whose JSON names are in camelCase, as in in-toto and SLSA."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, serialize_by_alias=True, validate_by_name=True
@@ -34,12 +34,12 @@ class CamelCaseRecord(Record):
 
 
 class Resource(CamelCaseRecord):
-    """in-toto's ResourceDescriptor: something by name or address, and its digest."""
+    """in-toto's ResourceDescriptor: the name or URI of a resource, and its digest."""
 
     name: str | None = added_field(None)
     uri: str | None = added_field(None)
     digests: Annotated[dict[str, str], Field(alias="digest")]
-    """By algorithm, in hexadecimal."""
+    """Hexadecimal digests by algorithm."""
 
     @classmethod
     def from_digest(
@@ -55,7 +55,7 @@ class Resource(CamelCaseRecord):
 
 
 class Statement(CamelCaseRecord):
-    """What a key signs."""
+    """An in-toto statement: the payload that a key signs."""
 
     type: Annotated[Literal["https://in-toto.io/Statement/v1"], Field(alias="_type")] = (
         STATEMENT_TYPE
@@ -68,7 +68,7 @@ class Statement(CamelCaseRecord):
     def _names_each_once(self) -> Self:
         names = [each.name for each in self.subject if each.name is not None]
         if len(set(names)) < len(names):
-            raise ValueError("two subjects have one name")
+            raise ValueError("two subjects have the same name")
         return self
 
     def names(self, digest: Digest) -> bool:
@@ -76,17 +76,17 @@ class Statement(CamelCaseRecord):
         return any(subject.sha256 == digest.hex for subject in self.subject)
 
     def digest_of(self, name: str) -> str | None:
-        """The SHA-256 digest of the subject of this name, in hexadecimal; None: it has none."""
+        """Return the hexadecimal SHA-256 digest of the subject with this name, or None."""
         return next((each.sha256 for each in self.subject if each.name == name), None)
 
 
 def resources(digests: Mapping[str, Digest]) -> tuple[Resource, ...]:
-    """Return subjects by name."""
+    """Return the subjects with these names and digests."""
     return tuple(Resource.from_digest(digest, name=name) for name, digest in digests.items())
 
 
 class Predicate(CamelCaseRecord):
-    """What a statement says about its subjects."""
+    """The content of a statement about its subjects."""
 
     type_uri: ClassVar[str]
 
@@ -98,43 +98,45 @@ class Predicate(CamelCaseRecord):
 
     @classmethod
     def from_statement(cls, signed: SignedStatement, *, what: str = "the statement") -> Self:
-        """Return what a statement says, without verifying it. Raises Untrusted where it is of
-        another type, or not whole."""
+        """Return the predicate of a statement without verifying signatures. Raises Untrusted for
+        another type or an incomplete predicate."""
         statement = signed.statement
         if statement.predicate_type != cls.type_uri:
             raise Untrusted(
                 f"{what} is of type {statement.predicate_type[:200]}, expected {cls.type_uri}. "
-                "It is another statement: sign anew."
+                "It is a different statement: sign again."
             )
         try:
             return cls.model_validate_json(canonical_json(statement.predicate))
         except ValueError as error:
-            raise Untrusted(f"{what} has no whole predicate: {first_line(error)[:300]}") from error
+            raise Untrusted(
+                f"the predicate of {what} is not valid: {first_line(error)[:300]}"
+            ) from error
 
 
 # https://github.com/secure-systems-lab/dsse/blob/master/envelope.md
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 ENVELOPE_LIMIT = 1 << 22
-"""Bytes of an envelope, at most."""
+"""Maximum size of an envelope, in bytes."""
 
-_MOST_SIGNATURES = 16
+_MAX_SIGNATURES = 16
 
 
 @dataclass(frozen=True)
 class SignedStatement:
-    """A statement in its envelope: parsed, but not verified before `signers` was called."""
+    """A statement in its DSSE envelope. Parsing verifies no signature; `signers` does."""
 
     data: bytes
-    """The envelope as it is on the disk."""
+    """The bytes of the envelope's file."""
     statement: Statement
     _envelope: Envelope
     _verified: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
-    """By public key: whether it signed this. Both never change, so that each is verified once."""
+    """By public key: whether it signed the envelope. A cache: neither of them changes."""
 
     @classmethod
     def from_bytes(cls, data: bytes, *, what: str = "the statement") -> Self:
-        """Open an envelope. Raises Untrusted where it is none, or holds no statement."""
+        """Parse an envelope. Raises Untrusted if it is not valid or contains no statement."""
         from securesystemslib.dsse import Envelope
         from securesystemslib.exceptions import FormatError
 
@@ -143,16 +145,15 @@ class SignedStatement:
                 raise EvidenceError(f"more than {ENVELOPE_LIMIT} bytes")
             plain = parse_strict_json(data, what=what)
             if "payloadType" not in plain:
-                raise EvidenceError("it has no payloadType; files of statements end in .dsse.json")
+                raise EvidenceError("it has no payloadType; statement files end in .dsse.json")
             if plain["payloadType"] != PAYLOAD_TYPE:
-                raise EvidenceError(f"its payload is {str(plain['payloadType'])[:100]!r}")
-            if not 0 < len(plain["signatures"]) <= _MOST_SIGNATURES:
+                raise EvidenceError(f"its payloadType is {str(plain['payloadType'])[:100]!r}")
+            if not 0 < len(plain["signatures"]) <= _MAX_SIGNATURES:
                 raise EvidenceError(
-                    f"it has {len(plain['signatures'])} signatures, expected 1 to "
-                    f"{_MOST_SIGNATURES}"
+                    f"it has {len(plain['signatures'])} signatures, expected 1 to {_MAX_SIGNATURES}"
                 )
             if not all(isinstance(each["keyid"], str) for each in plain["signatures"]):
-                raise EvidenceError("a signature names its key by no text")
+                raise EvidenceError("the keyid of a signature is not a string")
             envelope = Envelope.from_dict(plain)
             parse_strict_json(envelope.payload, what=what)
             statement = Statement.from_json(envelope.payload)
@@ -161,15 +162,15 @@ class SignedStatement:
             binascii.Error,
         ) as error:  # fmt: skip
             raise Untrusted(
-                f"{what} is no in-toto statement in a signed DSSE envelope ({PAYLOAD_TYPE}): "
-                f"{first_line(error)[:300].rstrip('.')}. Sign the verdict anew: gate check "
+                f"{what} is not an in-toto statement in a signed DSSE envelope ({PAYLOAD_TYPE}): "
+                f"{first_line(error)[:300].rstrip('.')}. Sign the verdict again: gate check "
                 "--report."
             ) from error
         return cls(data, statement, envelope)
 
     @classmethod
     def sign(cls, statement: Statement, key: SigningKey) -> Self:
-        """Sign a statement. Raises KeyUnusable where the key can't sign now."""
+        """Sign a statement. Raises KeyUnusable if the key can't sign now."""
         from securesystemslib.dsse import Envelope
 
         envelope = Envelope(canonical_json(statement.to_plain()), PAYLOAD_TYPE, {})
@@ -179,13 +180,13 @@ class SignedStatement:
         signed = cls(data, statement, envelope)
         if not signed.signers([key.public]):
             raise KeyUnusable(
-                f"what the key {key.public.label} signed does not verify by "
-                "its own public part: its vault signs in another way than it says. Use another."
+                f"a signature by the key {key.public.label} does not verify with its public key: "
+                "its vault uses another algorithm than it reports. Use another key."
             )
         return signed
 
     def signers(self, keys: Iterable[PublicKey]) -> tuple[PublicKey, ...]:
-        """Those of these keys that signed it, each once."""
+        """Return the keys that signed the envelope, each once."""
         return tuple({key.key_id: key for key in keys if self._is_signed_by(key)}.values())
 
     def _is_signed_by(self, key: PublicKey) -> bool:
@@ -201,7 +202,7 @@ class SignedStatement:
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """Return the IDs of the signing keys as the envelope claims them; they are not verified."""
+        """Return the key IDs that the envelope claims, without verification."""
         return tuple(self._envelope.signatures)
 
     @property
@@ -211,5 +212,5 @@ class SignedStatement:
 
     @property
     def compact(self) -> str:
-        """The same envelope in as few characters as it takes, all of them ASCII."""
+        """Return the envelope as compact ASCII JSON."""
         return canonical_json(self._envelope.to_dict()).decode()

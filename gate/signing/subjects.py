@@ -18,11 +18,11 @@ _MODELS = "/models/"
 
 
 def resource_uri(registry: str, model: str) -> str:
-    """The address of a registered model: `<registry>#/models/<name>`, or
+    """Return the URI of a registered model: `<registry>#/models/<name>`, or
     `<registry>#/workspaces/<workspace>/models/<name>`. `registry`: its identity as
     `gate.ledger.entry.plain` writes it."""
-    place = registry if split_identity(registry)[1] else f"{registry}#"
-    return f"{place}{_MODELS}{quote(model, safe='')}"
+    prefix = registry if split_identity(registry)[1] else f"{registry}#"
+    return f"{prefix}{_MODELS}{quote(model, safe='')}"
 
 
 def file_resource(sha256: Digest) -> str:
@@ -31,27 +31,30 @@ def file_resource(sha256: Digest) -> str:
 
 
 def registered(resource: str) -> tuple[str, str] | None:
-    """Identity of the registry and name of a registered model; None for another resource."""
-    place, _, name = resource.rpartition(_MODELS)
-    if place.endswith("#"):
-        return place.removesuffix("#"), unquote(name)
-    return (place, unquote(name)) if split_identity(place)[1] else None
+    """Split the URI of a registered model into the registry's identity and the model's name.
+
+    None for another resource.
+    """
+    registry, _, name = resource.rpartition(_MODELS)
+    if registry.endswith("#"):
+        return registry.removesuffix("#"), unquote(name)
+    return (registry, unquote(name)) if split_identity(registry)[1] else None
 
 
 GOLDEN = f"{layout.GOLDEN}/golden.json"
 
 PREPROCESSING = "preprocessing"
-"""By the digest of the spec's canonical JSON."""
+"""Name of the subject whose digest is that of the preprocessing spec's canonical JSON."""
 
 
 def statement_subjects(
     onnx_path: Path, evidence: Evidence, *, golden: Digest | None, preprocessing: bool = True
 ) -> dict[str, Digest]:
-    """The file with its external data, its golden vectors, and the spec of its preprocessing
-    (`preprocessing`: whether that goes with it).
+    """Return the subjects: the file, its external data, golden vectors and preprocessing spec.
 
-    Raises DigestMismatch where the files are not those of the evidence, EvidenceError where it
-    names data elsewhere, StorageError.
+    golden: digest of `golden.json`. preprocessing: whether to include the spec of the evidence.
+    Raises DigestMismatch if the files differ from those of the evidence, EvidenceError if it names
+    data outside the model's folder, StorageError.
     """
     subjects = _files(onnx_path, evidence)
     if golden is not None:
@@ -67,7 +70,7 @@ def _files(onnx_path: Path, evidence: Evidence) -> dict[str, Digest]:
     subject = evidence.subject
     if not subject.external_data:
         return {onnx_path.name: subject.sha256}
-    found = {}
+    digests = {}
     for name in (onnx_path.name, *subject.external_data):
         if wrong_name(name):
             raise EvidenceError(
@@ -75,73 +78,74 @@ def _files(onnx_path: Path, evidence: Evidence) -> dict[str, Digest]:
                 "model's folder. It was edited: measure and decide again."
             )
         if not (onnx_path.parent / name).is_file():
-            raise DigestMismatch(f"{onnx_path} has no file {name}. Bring it, or measure anew.")
-        found[name] = Digest.of_file(onnx_path.parent / name)
-    # What was measured is the manifest of them all: none was exchanged since.
-    manifest = Digest.of_json({name: digest.hex for name, digest in found.items()})
+            raise DigestMismatch(
+                f"{onnx_path} needs the data file {name}, which does not exist. Copy it there, or "
+                "measure again."
+            )
+        digests[name] = Digest.of_file(onnx_path.parent / name)
+    # The evidence has the digest of the manifest: it covers every file.
+    manifest = Digest.of_json({name: digest.hex for name, digest in digests.items()})
     if manifest != subject.sha256:
         verify_parts(onnx_path, evidence)
     subject.sha256.verify(manifest, what=str(onnx_path))
-    return found
+    return digests
 
 
-# A consumer may have renamed the model: it is found among the subjects by its digest, its external
-# data by their names relative to it.
-_BESIDE = (f"{layout.GOLDEN}/", "quantized/")
-"""How the names of subjects begin that are no part of the model itself."""
+_NOT_MODEL = (f"{layout.GOLDEN}/", "quantized/")
+"""Prefixes of the subjects that do not belong to the model itself."""
 
-_REMEDY = "The file was exchanged, or is another's: fetch it again, or promote it anew."
+_REMEDY = "The file was replaced, or belongs to another model: fetch it again, or promote it again."
 
 
 def model_files(signed: SignedStatement) -> tuple[str, ...]:
-    """Names of the subjects that are the model: its file and its external data."""
-    found = [each.name or "" for each in signed.statement.subject]
-    return tuple(n for n in found if n and n != PREPROCESSING and not n.startswith(_BESIDE))
+    """Return the names of the subjects that are the model: its file and its external data."""
+    names = [each.name or "" for each in signed.statement.subject]
+    return tuple(n for n in names if n and n != PREPROCESSING and not n.startswith(_NOT_MODEL))
 
 
 def verify_model(signed: SignedStatement, path: Path, *, model: Digest) -> tuple[str, ...]:
     """Verify that the file at `path`, with its external data, is a subject of the statement.
 
-    It must also be `model`, the digest in the evidence. Returns the names of its subjects. Raises
-    Untrusted where it is not, StorageError where it can't be read.
+    The file may have been renamed: its subject is found by the digest, and its external data by
+    their relative names. model: the digest in the evidence, which must match, too. Returns the
+    names of the subjects. Raises Untrusted; StorageError if a file can't be read.
     """
     main = Digest.of_file(path)
     named = model_files(signed)
-    found = [name for name in named if signed.statement.digest_of(name) == main.hex]
-    if not found:
+    matching = [name for name in named if signed.statement.digest_of(name) == main.hex]
+    if not matching:
         raise Untrusted(
             f"{path} has digest {main}, which the statement does not name. It names "
             f"{', '.join(map(repr, named)) or 'no model'}, for the model {model}. {_REMEDY}"
         )
     if main == model:
-        return (found[0],)
-    others = [name for name in named if name not in found]
-    hashed = {found[0]: main.hex}
+        return (matching[0],)
+    others = [name for name in named if name not in matching]
+    hashed = {matching[0]: main.hex}
     wrong = []
     for name in others:
         digest = _data_file_digest(path, name)
         hashed[name] = digest.hex if digest else ""
         if hashed[name] != signed.statement.digest_of(name):
-            wrong.append(f"{name} ({digest or 'not there'})")
+            wrong.append(f"{name} ({digest or 'missing'})")
     if wrong:
         raise Untrusted(
-            f"the external data of {path} is not what the statement names: {', '.join(wrong)}. "
-            f"{_REMEDY}"
+            f"the external data of {path} differs from the statement: {', '.join(wrong)}. {_REMEDY}"
         )
     if Digest.of_json(hashed) != model:
         raise Untrusted(
-            f"{path} with {', '.join(others) or 'no external data'} is not the model {model} that "
-            f"the verdict is on. {_REMEDY}"
+            f"{path} with {', '.join(others) or 'no external data'} is not the model of the "
+            f"verdict, which has digest {model}. {_REMEDY}"
         )
     return tuple(hashed)
 
 
 def verify_golden_files(signed: SignedStatement, folder: Path, *, model: Digest) -> None:
-    """Prove that the golden vectors in a folder are those that the statement names, each array and
-    picture included, and are of this model.
+    """Verify that the statement names the golden vectors in a folder, and that they belong to the
+    model. Verifies every array and picture.
 
-    Raises Untrusted where they are not; DigestMismatch and EvidenceError where a file of them is
-    another; StorageError.
+    Raises Untrusted if they differ, DigestMismatch and EvidenceError if one of their files does,
+    StorageError.
     """
     from gate.golden.folder import read_record, record_digest
 
@@ -154,8 +158,8 @@ def verify_golden_files(signed: SignedStatement, folder: Path, *, model: Digest)
     golden, _ = read_record(folder, sha256=actual)
     if golden.model.sha256 != model:
         raise Untrusted(
-            f"the golden vectors in {folder} are of {golden.model.sha256}, the verdict is on "
-            f"{model}. {_REMEDY}"
+            f"the golden vectors in {folder} belong to the model {golden.model.sha256}, the "
+            f"verdict to {model}. {_REMEDY}"
         )
     for name, digest in golden.files.items():
         read_untrusted(folder / name, limit=golden.sizes[name], sha256=digest)
@@ -169,7 +173,7 @@ def _data_file_digest(path: Path, name: str) -> Digest | None:
     problem = wrong_name(name)
     if problem is not None or not is_inside(path.parent, PurePosixPath(name).parent.as_posix()):
         raise Untrusted(
-            f"the statement names the data file {name[:300]!r}, outside of the model's."
+            f"the statement names the data file {name[:300]!r} outside the model's folder."
         )
     file = path.parent / name
     return Digest.of_file(file) if file.is_file() else None

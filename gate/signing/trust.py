@@ -18,12 +18,12 @@ from gate.storage.yaml_section import has_section, load_section
 SECTION = "trust"
 
 CLOCKS_APART = timedelta(minutes=5)
-"""How far the clocks of two machines may be apart."""
+"""Maximum difference between the clocks of two machines."""
 
 Role = Literal["measurers", "reviewers", "writers"]
 
 KeyId = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-"""Whole: the first digits of one would revoke nothing."""
+"""The full ID: an abbreviated one would revoke nothing."""
 
 Threshold = Annotated[int, Field(ge=1, le=16)]
 
@@ -32,22 +32,22 @@ class TrustedKey(PublicKey):
     """A trusted key, with its validity period."""
 
     valid_from: str | None = None
-    """ISO 8601; None: always was."""
+    """ISO 8601. None: no start."""
     valid_until: str | None = None
-    """None: until it is taken off, or revoked."""
+    """ISO 8601. None: no end."""
 
     @model_validator(mode="after")
     def _has_times(self) -> Self:
         begin, end = (time_of(text) for text in (self.valid_from, self.valid_until))
         for text, time in ((self.valid_from, begin), (self.valid_until, end)):
             if text is not None and time is None:
-                raise ValueError(f"'{text}' is no time; expected ISO 8601, as 2026-01-31T12:00:00Z")
+                raise ValueError(f"'{text}' is not an ISO 8601 time, such as 2026-01-31T12:00:00Z")
         if begin is not None and end is not None and begin >= end:
             raise ValueError(f"valid_from {self.valid_from} is not before {self.valid_until}")
         return self
 
     def expiry_problem(self, at: datetime) -> str | None:
-        """Return why it does not count at this moment, or None."""
+        """Return why the key is not valid at this time, or None."""
         begin, end = time_of(self.valid_from), time_of(self.valid_until)
         if begin is not None and at < begin:
             return f"is valid from {self.valid_from} on"
@@ -70,22 +70,21 @@ class Trust(Record):
     reviewers: tuple[TrustedKey, ...] = ()
     """Keys that may approve, with `review: signed`."""
     writers: tuple[TrustedKey, ...] = ()
-    """Keys that may write the ledger; none: its lines need no signatures."""
+    """Keys that may write the ledger. Empty: ledger entries need no signatures."""
     threshold: Threshold = 1
-    """How many measurers must have signed one statement."""
+    """Number of measurers that must sign each statement."""
     reviewers_threshold: Threshold = 1
-    """How many reviewers must have approved."""
+    """Number of reviewers that must approve a version."""
     max_age_days: Annotated[float, Field(gt=0.0)] = 90.0
-    """How old a statement may be."""
+    """Maximum age of a statement."""
     revoked: tuple[KeyId, ...] = ()
-    """IDs of keys that never count, not even for earlier signatures."""
+    """IDs of keys that are not trusted, not even for earlier signatures."""
     measurer_may_approve: bool = False
     """Whether a reviewer may approve a measurement that is signed with the same key."""
     unsigned: Literal["refuse", "accept_existing"] = added_field("refuse")
-    """What becomes of versions without a statement: those that the ledger had promoted before may
-    go on serving, or not."""
+    """Whether versions without a statement that were promoted earlier may continue to serve."""
     _origin: str | None = PrivateAttr(default=None)
-    """Where it was read; no part of what it says."""
+    """Where the trust was read from, for messages. Not part of its content."""
 
     @model_validator(mode="after")
     def _can_be_met(self) -> Self:
@@ -96,29 +95,29 @@ class Trust(Record):
                 raise ValueError(f"{role} lists a key twice")
             if ids and len(ids) < threshold:
                 raise ValueError(f"{len(ids)} {role} are listed, their threshold is {threshold}")
-        # A threshold that revoked keys leave unmet is not a mistake: revoking the last key means
-        # that no signature counts any more.
+        # Revoked keys may leave a threshold unmet: after the last key is revoked, no signature is
+        # trusted.
         return self
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Read a file with a `trust:` section, or with the trust itself. Raises PolicyError."""
-        found = load_section(cls, path, SECTION if has_section(path, SECTION) else None)
-        return found.read_from(str(path))
+        """Read a YAML file that has a section `trust:` or is one. Raises PolicyError."""
+        trust = load_section(cls, path, SECTION if has_section(path, SECTION) else None)
+        return trust.read_from(str(path))
 
     def read_from(self, origin: str) -> Self:
-        """The same, that names in messages where it was read."""
-        found = self.model_copy()
-        found._origin = origin
-        return found
+        """Return a copy whose messages name this origin."""
+        trust = self.model_copy()
+        trust._origin = origin
+        return trust
 
     @property
     def by(self) -> str:
-        """Return the origin of the trust, as messages append it to the word "trusted"."""
+        """Return the origin of the trust in the form that messages append to "trusted"."""
         return "" if self._origin is None else f" by {self._origin}"
 
     def keys(self, role: Role, *, at: datetime) -> tuple[TrustedKey, ...]:
-        """Those that count at a moment."""
+        """Return the keys of a role that are valid at a time and not revoked."""
         return tuple(
             key
             for key in self._listed(role)
@@ -128,61 +127,62 @@ class Trust(Record):
     def signers(
         self, signed: SignedStatement, *, role: Role, made_at: str, now: datetime, what: str
     ) -> tuple[PublicKey, ...]:
-        """Which trusted keys signed a statement that says it was made then, at least as many as the
-        threshold. `what`: how messages call it.
+        """Return the trusted keys that signed a statement, at least as many as the threshold.
 
-        Raises Untrusted where there are fewer, or it is too old, or of the future.
+        made_at: the statement's own time. what: the name of the statement in messages. Raises
+        Untrusted if there are fewer, or if the statement is too old or dated in the future.
         """
         made = time_of(made_at)
         if made is None:
-            raise Untrusted(f"{what} was made at '{made_at}', which is no time (ISO 8601).")
+            raise Untrusted(f"{what} was made at '{made_at}', which is not an ISO 8601 time.")
         listed = signed.signers(self._listed(role))
         reasons = {key.key_id: self._refusal(key, made, now) for key in listed}
-        good = tuple(key for key in listed if reasons[key.key_id] is None)
+        accepted = tuple(key for key in listed if reasons[key.key_id] is None)
         problems = [*self._untimely(made, now, what=what)]
         threshold = self._threshold(role)
-        if not len(good) >= threshold:
+        if not len(accepted) >= threshold:
             refusals = [reason for reason in reasons.values() if reason]
             others = "".join(f"; {why}" for why in (*refusals, *self._unproven(signed, role)))
-            # Revoked or expired keys are not proposed again.
+            # Do not suggest trusting a revoked or expired key.
             trusting = "" if refusals else ", or trust its key: gate keys trust"
             problems.append(
-                f"{what} is signed by {len(good)} of the keys that are trusted as {role}{self.by}, "
-                f"expected {threshold}{others}. Have it signed by one of them{trusting}."
+                f"{what} is signed by {len(accepted)} of the keys that are trusted as "
+                f"{role}{self.by}, expected {threshold}{others}. Have it signed by one of "
+                f"them{trusting}."
             )
         if problems:
             raise Untrusted(" ".join(problems))
-        return good
+        return accepted
 
     def refusal_of(self, key: PublicKey, role: Role, *, at: datetime) -> str | None:
-        """Return why nothing counts that this key signs in a role at a moment; None: it does."""
+        """Return why signatures of this key in a role are not trusted at a time, or None."""
         listed = (each for each in self._listed(role) if each.key_id == key.key_id)
         return self._refusal(next(listed, key), at, at)
 
     def _untimely(self, made: datetime, now: datetime, *, what: str) -> Iterator[str]:
-        """Return why a statement of that time does not count now."""
+        """Yield why a statement made at that time is not trusted now."""
         age = (now - made) / timedelta(days=1)
         if not age <= self.max_age_days:
             yield (
                 f"{what} is {age:.1f} days old, {self.max_age_days:g} are allowed "
-                "(trust.max_age_days). Measure and sign anew."
+                "(trust.max_age_days). Measure and sign again."
             )
         if not made - now <= CLOCKS_APART:
-            yield f"{what} is of the future: {made.isoformat()}. Set the clocks right."
+            yield f"{what} is dated in the future: {made.isoformat()}. Correct the clocks."
 
     def _unproven(self, signed: SignedStatement, role: Role) -> Iterator[str]:
-        """Which keys the envelope names that are not listed, or did not make the signature."""
-        proven = {key.key_id for key in signed.signers(self._listed(role))}
+        """Yield messages on the envelope's keys that are not listed or whose signature is wrong."""
+        verified = {key.key_id for key in signed.signers(self._listed(role))}
         names = {key.key_id: key.name for key in self._listed(role)}
         for key_id in signed.key_ids:
             short = key_id[:12]
-            if key_id in names and key_id not in proven:
+            if key_id in names and key_id not in verified:
                 yield f"the signature of {names[key_id]} ({short}) does not verify"
             elif key_id not in names and _is_id(key_id):
                 yield f"the key {short} is not among them"
 
     def _refusal(self, key: PublicKey, made: datetime, now: datetime) -> str | None:
-        """Return why a key that is listed, and signed, does not count; None: it does."""
+        """Return why a signature of this key is not trusted, or None."""
         if not isinstance(key, TrustedKey):
             return f"{key.label} is not listed"
         if key.key_id in self.revoked:
@@ -191,7 +191,7 @@ class Trust(Record):
         return f"{key.label} {late}" if late else None
 
     def _threshold(self, role: Role) -> int:
-        """Return how many keys must sign one statement. A ledger line has exactly one signature."""
+        """Return how many keys must sign. A ledger entry has exactly one signature."""
         needed = {"measurers": self.threshold, "reviewers": self.reviewers_threshold}
         return needed.get(role, 1)
 
@@ -201,12 +201,12 @@ class Trust(Record):
 
 
 def _is_id(text: str) -> bool:
-    """Return whether it is a key's id: an envelope may name any text as one."""
+    """Return whether the text has the form of a key ID: an envelope may contain any text."""
     return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 def time_of(text: str | None) -> datetime | None:
-    """The time that an ISO 8601 text names, UTC without a zone; None where it is no time."""
+    """Parse an ISO 8601 time; UTC if it has no zone. None if it is not a time."""
     try:
         time = datetime.fromisoformat(text or "")
     except ValueError:

@@ -36,7 +36,7 @@ from gate.storage.files import write_bytes
 from gate.storage.untrusted_files import read_untrusted
 from gate.storage.workspace import split_identity
 
-_EVIDENCE, _WHAT = "the statement on the evidence", "the statement on the decision"
+_EVIDENCE, _DECISION = "the statement on the evidence", "the statement on the decision"
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Signatory:
     code: CodeVersion
 
     def measured(self, evidence: Evidence, subjects: Mapping[str, Digest]) -> SignedStatement:
-        """Sign what was measured of these files. Raises KeyUnusable."""
+        """Sign the measurement of these files. Raises KeyUnusable."""
         statement = MeasurementPredicate.from_evidence(evidence, code=self.code).about(subjects)
         return SignedStatement.sign(statement, self.key)
 
     def decided(
         self, decision: Decision, subjects: Mapping[str, Digest], *, precision: str, resource: str
     ) -> SignedStatement:
-        """Sign what was decided on these files, for a resource. Raises KeyUnusable."""
+        """Sign the decision on these files, for a resource. Raises KeyUnusable."""
         version = self.code.parity_gate
         summary = VerificationSummary.from_decision(
             decision, precision=precision, resource=resource, version=version
@@ -64,26 +64,23 @@ class Signatory:
 
 @dataclass(frozen=True)
 class StatementPair:
-    """Both, as they travel."""
+    """The statement on the evidence and the statement on the decision."""
 
     evidence: SignedStatement
     decision: SignedStatement
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
-        """Those in a folder. Raises Untrusted where one is missing or none, StorageError."""
+        """Read both. Raises Untrusted if one is missing or not valid, StorageError."""
         return cls(_read(folder / EVIDENCE_STATEMENT), _read(folder / DECISION_STATEMENT))
 
     @property
     def made_at(self) -> datetime:
-        """Return when the verdict was made, as it states itself, for verification at any age.
-
-        Raises Untrusted.
-        """
+        """Return the verdict's own time, to verify it at any age. Raises Untrusted."""
         text = summary_in(self.decision).time_verified
         made = time_of(text)
         if made is None:
-            raise Untrusted(f"the verdict was made at '{text}', which is no time (ISO 8601).")
+            raise Untrusted(f"the verdict was made at '{text}', which is not an ISO 8601 time.")
         return made
 
     def write(self, folder: Path) -> None:
@@ -92,12 +89,12 @@ class StatementPair:
         write_bytes(folder / DECISION_STATEMENT, self.decision.data)
 
     def check_age(self, trust: Trust, *, at: datetime) -> None:
-        """Prove that both, which are verified, still count at a moment: neither is too old, and
-        enough of the keys are valid. Raises Untrusted."""
+        """Verify that both are still trusted at a time: neither is too old, and enough of the keys
+        are valid. Expects verified statements. Raises Untrusted."""
         made = MeasurementPredicate.from_statement(self.evidence, what=_EVIDENCE)
         for signed, time, what in (
             (self.evidence, made.measured_at, _EVIDENCE),
-            (self.decision, summary_in(self.decision).time_verified, _WHAT),
+            (self.decision, summary_in(self.decision).time_verified, _DECISION),
         ):
             trust.signers(signed, role="measurers", made_at=time, now=at, what=what)
 
@@ -106,7 +103,7 @@ class StatementPair:
     ) -> tuple[PublicKey, ...]:
         """Verify both statements against this evidence and decision; return the decision's signers.
 
-        Raises Untrusted where a statement is about other evidence or another decision, or is not
+        Raises Untrusted if a statement is about other evidence or another decision, or is not
         signed by trusted keys.
         """
         verify_measurement(self.evidence, evidence, trust=trust, now=now)
@@ -118,15 +115,15 @@ def verify_measurement(
 ) -> tuple[PublicKey, ...]:
     """Verify that trusted keys signed exactly this evidence, and return them. Raises Untrusted."""
     what = _EVIDENCE
-    found = MeasurementPredicate.from_statement(signed, what=what)
-    expected = MeasurementPredicate.from_evidence(evidence, code=found.code).with_fields_of(found)
-    if found.to_plain() != expected.to_plain():  # NaN is not equal to itself
+    stated = MeasurementPredicate.from_statement(signed, what=what)
+    actual = MeasurementPredicate.from_evidence(evidence, code=stated.code).with_fields_of(stated)
+    if stated.to_plain() != actual.to_plain():  # As JSON values: NaN does not equal itself.
         raise Untrusted(
-            f"{what} is about evidence {found.evidence.sha256}, on {found.model}; this is "
-            f"{evidence.digest()}, on {evidence.subject.sha256}. The evidence was edited, or is "
-            "another's: measure and sign anew."
+            f"{what} is about evidence {stated.evidence.sha256}, on {stated.model}; this is "
+            f"{evidence.digest()}, on {evidence.subject.sha256}. The evidence was edited, or "
+            "belongs to another model: measure and sign again."
         )
-    made = found.measured_at
+    made = stated.measured_at
     return trust.signers(signed, role="measurers", made_at=made, now=now, what=what)
 
 
@@ -134,61 +131,61 @@ def verify_summary(
     signed: SignedStatement, decision: Decision, *, trust: Trust, now: datetime
 ) -> tuple[PublicKey, ...]:
     """Verify that trusted keys signed exactly this decision, and return them. Raises Untrusted."""
-    what = _WHAT
-    found = summary_in(signed)
-    (level,) = found.verified_levels if len(found.verified_levels) == 1 else ("",)
-    expected = VerificationSummary.from_decision(
+    what = _DECISION
+    stated = summary_in(signed)
+    (level,) = stated.verified_levels if len(stated.verified_levels) == 1 else ("",)
+    actual = VerificationSummary.from_decision(
         decision,
         precision=level.removeprefix("PARITY_"),
-        resource=found.resource_uri,
-        version=found.verifier.version.get("parity-gate", ""),
+        resource=stated.resource_uri,
+        version=stated.verifier.version.get("parity-gate", ""),
     )
-    if found.to_plain() != expected.to_plain():  # NaN is not equal to itself
+    if stated.to_plain() != actual.to_plain():  # As JSON values: NaN does not equal itself.
         raise Untrusted(
-            f"{what} is about decision {found.decision.sha256} ({found.verification_result}) on "
-            f"{found.model}; this is {decision.digest()} ({decision.verdict}) on "
-            f"{decision.subject_sha256}. The decision was edited, or is another's: decide anew."
+            f"{what} is about decision {stated.decision.sha256} ({stated.verification_result}) on "
+            f"{stated.model}; this is {decision.digest()} ({decision.verdict}) on "
+            f"{decision.subject_sha256}. The decision was edited, or belongs to another model: "
+            "decide again."
         )
-    made = found.time_verified
+    made = stated.time_verified
     return trust.signers(signed, role="measurers", made_at=made, now=now, what=what)
 
 
 def summary_in(signed: SignedStatement) -> VerificationSummary:
     """Return the verdict summary in a statement, without verifying it. Raises Untrusted."""
-    return VerificationSummary.from_statement(signed, what=_WHAT)
+    return VerificationSummary.from_statement(signed, what=_DECISION)
 
 
 def verify_resource(
     summary: VerificationSummary, *, registries: frozenset[str], model: str
 ) -> None:
-    """Prove that a verdict is for this model, in the registry of these addresses. Raises
+    """Verify that a verdict is for this model in the registry with these addresses. Raises
     Untrusted."""
-    place = registered(summary.resource_uri)
-    if place is None or place[0] not in registries or place[1] != model:
+    resource = registered(summary.resource_uri)
+    if resource is None or resource[0] not in registries or resource[1] != model:
         remedy = ""
-        if place is not None and place[1] == model:
-            address, workspace = split_identity(place[0])
+        if resource is not None and resource[1] == model:
+            address, workspace = split_identity(resource[0])
             if workspace in {split_identity(each)[1] for each in registries}:
                 remedy = (
-                    f" If {address} is another address of this registry, whoever runs the service "
-                    f"says so: gate serve --same-registry {shlex.quote(address)}"
+                    f" If {address} is another address of this registry, declare that when you "
+                    f"start the service: gate serve --same-registry {shlex.quote(address)}"
                 )
         raise Untrusted(
             f"the statement on the decision is for {summary.resource_uri}, expected {model} in "
-            f"{' or '.join(sorted(registries))}. Sign it for this one: gate check --name, or gate "
-            f"promote with the measurer's key.{remedy}"
+            f"{' or '.join(sorted(registries))}. Sign it for this model: gate check --name, or "
+            f"gate promote with the measurer's key.{remedy}"
         )
 
 
 def verify_files(signed: SignedStatement, files: Mapping[str, Digest]) -> None:
-    """Prove that a statement names exactly these files among its subjects, each by its name.
-    Raises Untrusted."""
+    """Verify that a statement names these files with these digests. Raises Untrusted."""
     for name, digest in files.items():
         named = signed.statement.digest_of(name)
         if named != digest.hex:
             raise Untrusted(
                 f"the statement names {name} with digest {named or 'none'}, this is {digest.hex}. "
-                "The file was exchanged: fetch it again, or promote it anew."
+                "The file was replaced: fetch it again, or promote it again."
             )
 
 
@@ -197,8 +194,8 @@ def _read(path: Path) -> SignedStatement:
         data = read_untrusted(path, limit=ENVELOPE_LIMIT)
     except (EvidenceError, DigestMismatch) as error:
         raise Untrusted(
-            f"there is no statement {path.name} with the verdict: {error} Judge the file with a "
-            "signing key: gate check --report --key."
+            f"the verdict has no statement {path.name}: {error} Check the file with a signing "
+            "key: gate check --report --key."
         ) from error
     return SignedStatement.from_bytes(data, what=path.name)
 
@@ -211,7 +208,7 @@ Check = Literal[
 
 @dataclass(frozen=True)
 class ComparedArtifacts:
-    """The artifacts that a statement is compared with. None: that artifact is not checked."""
+    """The artifacts that a statement is compared with. An artifact that is None is not checked."""
 
     model: Path
     registered: tuple[frozenset[str], str] | None = None
@@ -232,14 +229,13 @@ class VerdictVerification:
     trusted: bool
     """A trusted measurer signed it, all artifacts checked match the statement, and it PASSED."""
     summary: VerificationSummary | None
-    """The content of the statement, not trusted unless `trusted` is True. None: it is no
-    verdict."""
+    """The content of the statement, not trusted unless `trusted` is True. None: not a verdict."""
     signers: tuple[PublicKey, ...] = ()
     """Trusted keys that signed it."""
     checked: tuple[Check, ...] = ()
     """The checks that passed."""
     unchecked: tuple[str, ...] = ()
-    """Subjects that were not checked, because no file was given for them."""
+    """Subjects without an artifact to compare them with."""
     problems: tuple[str, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
@@ -255,12 +251,12 @@ class VerdictVerification:
 
 
 def verify_verdict(
-    signed: SignedStatement, beside: ComparedArtifacts, *, trust: Trust, now: datetime
+    signed: SignedStatement, artifacts: ComparedArtifacts, *, trust: Trust, now: datetime
 ) -> VerdictVerification:
     """Verify a verdict's statement and the artifacts that belong to it; list all problems.
 
-    Needs files only: no torch, no MLflow, no ONNX Runtime, no network. Raises StorageError where a
-    file can't be read: then there is no result.
+    Needs neither torch, MLflow, ONNX Runtime nor a network. Raises StorageError if a file can't be
+    read.
     """
     try:
         summary = summary_in(signed)
@@ -268,14 +264,14 @@ def verify_verdict(
         return VerdictVerification(trusted=False, summary=None, problems=(str(error),))
     results: dict[Check, Any] = {}
     problems: list[str] = []
-    for check, verify in _checks(signed, summary, beside, trust=trust, now=now):
+    for check, verify in _checks(signed, summary, artifacts, trust=trust, now=now):
         try:
             results[check] = verify()
         except (Untrusted, DigestMismatch, EvidenceError) as error:
             problems.append(str(error))
     files = {*(results.get("model") or model_files(signed))}
-    files |= {GOLDEN} if beside.golden is not None else set()
-    files |= {PREPROCESSING} if beside.preprocessing is not None else set()
+    files |= {GOLDEN} if artifacts.golden is not None else set()
+    files |= {PREPROCESSING} if artifacts.preprocessing is not None else set()
     names = (each.name or "a subject without a name" for each in signed.statement.subject)
     signers = results.get("signature", ())
     return VerdictVerification(
@@ -291,44 +287,46 @@ def verify_verdict(
 def _checks(
     signed: SignedStatement,
     summary: VerificationSummary,
-    beside: ComparedArtifacts,
+    artifacts: ComparedArtifacts,
     *,
     trust: Trust,
     now: datetime,
 ) -> Iterator[tuple[Check, Callable[[], object]]]:
-    """Yield the checks for which there is an artifact; each raises what is wrong."""
-    evidence, policy = beside.evidence, beside.policy
+    """Yield the checks for which there is an artifact. Each raises an exception if it fails."""
+    evidence, policy = artifacts.evidence, artifacts.policy
     made_at = summary.time_verified
     yield (
         "signature",
-        partial(trust.signers, signed, role="measurers", made_at=made_at, now=now, what=_WHAT),
+        partial(trust.signers, signed, role="measurers", made_at=made_at, now=now, what=_DECISION),
     )
     yield "result", partial(_verify_result, summary)
-    yield "model", partial(verify_model, signed, beside.model, model=summary.model)
-    if beside.registered is not None:
-        registries, name = beside.registered
+    yield "model", partial(verify_model, signed, artifacts.model, model=summary.model)
+    if artifacts.registered is not None:
+        registries, name = artifacts.registered
         yield "resource", partial(verify_resource, summary, registries=registries, model=name)
     if evidence is not None:
         yield "evidence", partial(_verify_evidence, summary, evidence)
-        if beside.measurement is not None:
-            verify = partial(verify_measurement, beside.measurement, evidence)
+        if artifacts.measurement is not None:
+            verify = partial(verify_measurement, artifacts.measurement, evidence)
             yield "measurement", partial(verify, trust=trust, now=now)
     if policy is not None:
         yield "policy", partial(_verify_policy, summary, policy)
         applied = _applied_policy(summary, policy)
         if evidence is not None and applied is not None:
             yield "decision", partial(_verify_decision, summary, evidence, applied)
-    if beside.golden is not None:
-        yield "golden", partial(verify_golden_files, signed, beside.golden, model=summary.model)
-    if beside.preprocessing is not None:
-        yield "preprocessing", partial(verify_files, signed, {PREPROCESSING: beside.preprocessing})
+    if artifacts.golden is not None:
+        golden = artifacts.golden
+        yield "golden", partial(verify_golden_files, signed, golden, model=summary.model)
+    if artifacts.preprocessing is not None:
+        files = {PREPROCESSING: artifacts.preprocessing}
+        yield "preprocessing", partial(verify_files, signed, files)
 
 
 def _verify_result(summary: VerificationSummary) -> None:
     if summary.verification_result != "PASSED":
         raise Untrusted(
-            f"the verdict is {summary.verification_result}: the file was rejected, or could not "
-            "be judged. Its report says why; take another version."
+            f"the verdict is {summary.verification_result}: the file was rejected, or its check "
+            "ended with an error. The report has the reason. Use another version."
         )
 
 
@@ -338,21 +336,21 @@ def _verify_evidence(summary: VerificationSummary, evidence: Evidence) -> None:
         raise Untrusted(
             f"the verdict was made on evidence {', '.join(map(str, named))} of {summary.model}, "
             f"this is {evidence.digest().hex} of {evidence.subject.sha256}. The evidence was "
-            "edited, or is another's."
+            "edited, or belongs to another model."
         )
 
 
 def _applied_policy(summary: VerificationSummary, policy: Policy) -> Policy | None:
-    """Return the policy of the statement: the one that was brought, or that of the twin in it."""
-    each = (policy, policy.twin)
-    return next((one for one in each if one and one.digest().hex == summary.policy.sha256), None)
+    """Return the policy or its twin's policy, whichever the statement names; None if neither."""
+    policies = (policy, policy.twin)
+    return next((p for p in policies if p and p.digest().hex == summary.policy.sha256), None)
 
 
 def _verify_policy(summary: VerificationSummary, policy: Policy) -> None:
     if _applied_policy(summary, policy) is None:
         raise Untrusted(
             f"the verdict was made by policy {summary.policy.sha256}, this is "
-            f"{policy.digest().hex}. Give the policy that was applied: policy.json of the report."
+            f"{policy.digest().hex}. Use the policy that was applied: policy.json of the report."
         )
 
 
@@ -365,8 +363,8 @@ def _verify_decision(summary: VerificationSummary, evidence: Evidence, policy: P
     )
     if made.to_plain() != summary.to_plain():  # NaN is not equal to itself
         raise Untrusted(
-            f"decided again from this evidence and policy, the verdict is {again.verdict} "
-            f"({again.digest().hex}), the statement says {summary.verification_result} "
-            f"({summary.decision.sha256}). It was edited, or parity-gate {version or '?'} has "
-            "other rules than this version: decide anew, or look with that one."
+            f"this evidence and policy lead to the verdict {again.verdict} ({again.digest().hex}), "
+            f"the statement has {summary.verification_result} ({summary.decision.sha256}). It was "
+            f"edited, or the rules of parity-gate {version or '?'} differ from this version: "
+            "decide again, or verify with that version."
         )

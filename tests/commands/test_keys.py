@@ -26,7 +26,7 @@ def test_a_name_is_a_key_in_the_folder_of_keys(capsys: Capture) -> None:
     private = Path(".gate/keys/ci.pem").read_text().splitlines()[1]
     code, out, err = run(capsys, "new", "ci")
     assert code == 2
-    assert "there already" in err
+    assert "already exists" in err
     code, out, err = run(capsys, "new", "sub/other.pem", "--scheme", "ecdsa", "--debug")
     assert code == 0
     assert "gate keys trust sub/other.pub" in out
@@ -55,8 +55,8 @@ def test_a_key_is_shown_without_its_private_part(capsys: Capture) -> None:
     [
         ("none.pem", "No such file"),
         ("awskms:alias/x", r"securesystemslib[awskms]"),
-        ("awskm:x", "is none of file:, awskms:"),
-        ("text", "no public key"),
+        ("awskm:x", "use one of file:, awskms:"),
+        ("text", "not a public key"),
         (".", "Is a directory"),
     ],
 )

@@ -116,7 +116,7 @@ def test_what_would_be_no_trust_is_not_written(tmp_path: Path) -> None:
     before = made(path).read_bytes()
     file = EditedTrust(path)
     file.trust(ONE, ["measurers"], KeyTerms(valid_from="soon"))
-    with pytest.raises(PolicyError, match="is no time"):
+    with pytest.raises(PolicyError, match="is not an ISO 8601 time"):
         file.save()
     assert path.read_bytes() == before
 

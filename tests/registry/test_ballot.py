@@ -145,18 +145,18 @@ CASES: dict[str, Case] = {
     "too old": (
         lambda k: said(k["alice"], at=NOW - timedelta(days=91)), 0, "more than 90 days ago"),
     "of the future": (
-        lambda k: said(k["alice"], at=NOW + timedelta(hours=1)), 0, "of the future"),
+        lambda k: said(k["alice"], at=NOW + timedelta(hours=1)), 0, "dated in the future"),
     "an edited payload": (
         lambda k: spoiled(said(k["alice"]), edited), 0, "expected 2"),
     "a no that was made a yes": (
         lambda k: spoiled(said(k["alice"], "rejected"), turned), 0, "signed by 0 of the keys"),
-    "no signature": (lambda k: spoiled(said(k["alice"]), stripped), 0, "no in-toto statement"),
+    "no signature": (lambda k: spoiled(said(k["alice"]), stripped), 0, "not an in-toto statement"),
     "another type of payload": (
-        lambda k: spoiled(said(k["alice"]), of_another_type), 0, "no in-toto statement"),
-    "no word": (lambda k: stating(k["alice"], APPROVAL_TYPE), 0, "no whole predicate"),
+        lambda k: spoiled(said(k["alice"]), of_another_type), 0, "not an in-toto statement"),
+    "no word": (lambda k: stating(k["alice"], APPROVAL_TYPE), 0, "is not valid"),
     "a statement of another type": (
         lambda k: stating(k["alice"], SUMMARY_TYPE), 0, f"of type {SUMMARY_TYPE}"),
-    "no envelope": (lambda k: {f"{STATEMENT_TAG}{k['alice'].public.short}": "yes"}, 0, "no in-toto"),
+    "no envelope": (lambda k: {f"{STATEMENT_TAG}{k['alice'].public.short}": "yes"}, 0, "not an in-toto"),
     "too long": (
         lambda k: {f"{STATEMENT_TAG}{k['alice'].public.short}": "x" * 5001}, 0, "5000 are read"),
     "a good one beside a bad one": (
@@ -220,7 +220,7 @@ def test_an_approval_is_used_once(
     closed = None if closed_at is None else closed_at.isoformat(timespec="seconds")
     ballot = poll(keys, closed_at=closed).count(said(keys["alice"]), OF)
     assert ballot.is_approved == counts
-    assert ("sign it anew" in str(ballot)) != counts
+    assert ("sign it again" in str(ballot)) != counts
 
 
 def test_a_rejection_stands_above_approvals(keys: dict[str, SigningKey]) -> None:

@@ -117,7 +117,7 @@ def test_data_beside_the_file_is_vouched_for_by_its_name(world: World) -> None:
     with pytest.raises(DigestMismatch, match="bytes changed since they were measured"):
         verify_release(of, policy=policy, **here)
     (path.parent / data).unlink()
-    with pytest.raises(DigestMismatch, match="has no file"):
+    with pytest.raises(DigestMismatch, match="needs the data file"):
         verify_release(of, policy=policy, **here)
 
 
@@ -240,13 +240,13 @@ SPOILED: dict[Callable[[World], Release], str] = {
     golden_left_out: "names golden/golden.json, which was not handed in",
     another_twin: "The twin was exchanged",
     twin_left_out: "names quantized/model.int8.onnx, which was not handed in",
-    another_file: "The evidence was edited, or is another's",
+    another_file: "The evidence was edited, or belongs to another model",
     another_name: "is for simulator#/models/letters, expected digits in simulator",
     another_registry: "is for https://elsewhere#/models/digits, expected digits in simulator",
     no_registry: "is for urn:sha256:",
     unknown_key: "signed by 0 of the keys that are trusted as measurers",
     old: "days old, 90 are allowed",
-    of_the_future: "is of the future",
+    of_the_future: "is dated in the future",
     stripped_signature: "signed by 0 of the keys that are trusted",
     edited_payload: "signed by 0 of the keys that are trusted",
     statements_swapped: "is of type",

@@ -145,7 +145,7 @@ def test_a_version_that_can_not_be_read_is_taken_back(place, monkeypatch, error)
     assert error.__name__ in place.ledger.entries()[-1].reason
 
 
-AGES = {"too old": (91, "91.0 days old"), "of the future": (-30, "of the future")}
+AGES = {"too old": (91, "91.0 days old"), "of the future": (-30, "dated in the future")}
 
 
 @pytest.mark.parametrize(("days", "words"), AGES.values(), ids=list(AGES))

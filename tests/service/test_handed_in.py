@@ -398,7 +398,7 @@ FORGERIES: dict[Forge, str] = {
     one_key_under_two_names: "is signed by 1 of",
     unknown_key: "is signed by 0 of the keys that are trusted",
     of_another_model: "letters",
-    of_another_registry: "this registry, whoever runs the service says so: gate serve "
+    of_another_registry: "this registry, declare that when you start the service: gate serve "
     "--same-registry https://elsewhere",
     of_another_file: "has digest",
     with_the_evidence_of_another: "has digest",
@@ -410,11 +410,11 @@ FORGERIES: dict[Forge, str] = {
     exchanged_spec: "preprocessing",
     without_golden: "golden vectors",
     stripped: "signatures",
-    of_another_type: "its payload is",
+    of_another_type: "its payloadType is",
     another_payload: "is signed by 0",
     half_a_word: "evidence.dsse.json",
     expired: "days old",
-    of_the_future: "is of the future",
+    of_the_future: "is dated in the future",
     old_evidence: "its evidence is 91.0 days old",
     revoked: "is revoked",
     too_few_signatures: "is signed by 1 of the keys",

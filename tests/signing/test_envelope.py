@@ -168,13 +168,15 @@ MALFORMED = {
 
 
 def test_the_decision_itself_is_answered_with_how_its_statement_is_called() -> None:
-    with pytest.raises(Untrusted, match="it has no payloadType; files of statements end in"):
+    with pytest.raises(Untrusted, match="it has no payloadType; statement files end in"):
         SignedStatement.from_bytes(b"{}")
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
 def test_what_is_no_envelope_of_a_statement_is_not_opened(data: bytes) -> None:
-    with pytest.raises(Untrusted, match="x.json is no in-toto statement in a signed DSSE") as why:
+    with pytest.raises(
+        Untrusted, match="x.json is not an in-toto statement in a signed DSSE"
+    ) as why:
         SignedStatement.from_bytes(data, what="x.json")
     assert len(str(why.value)) < 700
 

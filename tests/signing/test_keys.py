@@ -61,7 +61,7 @@ def test_a_key_is_never_written_over(tmp_path: Path) -> None:
     assert SigningKey.load(str(path)).public == made[0].public
     assert all(isinstance(each.exception(), KeyUnusable) for each in attempts if each.exception())
     (tmp_path / "link.pem").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(KeyUnusable, match="there already"):
+    with pytest.raises(KeyUnusable, match="already exists"):
         SigningKey.make(tmp_path / "link.pem")
 
 
@@ -86,7 +86,9 @@ BAD = {
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
 def test_what_is_no_key_is_refused_without_a_word_of_it(tmp_path: Path, data) -> None:
     path = written(tmp_path / "ci.pem", data)
-    with pytest.raises(KeyUnusable, match="no signing key: expected a private key") as refusal:
+    with pytest.raises(
+        KeyUnusable, match="not a signing key: expected an Ed25519 or ECDSA private key"
+    ) as refusal:
         SigningKey.load(str(path))
     assert "hunter2" not in str(refusal.value)
     assert refusal.value.__cause__ is None
@@ -137,13 +139,13 @@ def test_one_key_has_one_id_however_it_is_written() -> None:
     public = key().public
     wrapped = b"Subject: ci\n\n" + public.public.encode().replace(b"\n", b"\r\n")
     assert PublicKey.from_pem(wrapped, name="x").key_id == public.key_id
-    with pytest.raises(ValueError, match="the key's own is"):
+    with pytest.raises(ValueError, match="the ID of this key is"):
         PublicKey(name="x", public=public.public, key_id="0" * 64)
 
 
 @pytest.mark.parametrize("pem", [b"", b"\xff", b"-----BEGIN PUBLIC KEY-----\n", BAD["RSA"]])
 def test_what_is_no_public_key(pem) -> None:
-    with pytest.raises(KeyUnusable, match="no public key"):
+    with pytest.raises(KeyUnusable, match="not a public key"):
         PublicKey.from_pem(pem, name="x")
 
 

@@ -42,7 +42,7 @@ def test_it_is_made_once_for_its_owner_alone_and_said_once(
     key = local.signing_key()
     assert (mode(local.key_path.parent), mode(local.key_path)) == (0o700, 0o600)
     (sentence,) = printed
-    assert f"signed by the key of this folder, {key.public.short}: it proves" in sentence
+    assert f"signed by the key of this folder, {key.public.short}. It proves" in sentence
     assert local.key_path.read_text() not in sentence
     assert local.signing_key().public == key.public
     assert local.trust().measurers[0].key_id == key.public.key_id
@@ -137,7 +137,7 @@ def test_a_key_that_others_may_read_is_refused(local: LocalKeys) -> None:
 def test_what_is_no_key_is_refused_and_not_shown(local: LocalKeys) -> None:
     local.signing_key()
     local.key_path.write_text("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n")
-    with pytest.raises(KeyUnusable, match="is no signing key") as error:
+    with pytest.raises(KeyUnusable, match="is not a signing key") as error:
         local.signing_key()
     assert "c2VjcmV0" not in str(error.value)
 

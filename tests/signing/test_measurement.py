@@ -55,7 +55,7 @@ def edited(**fields: Any) -> Evidence:
 def test_edited_evidence_is_vouched_for_by_nobody(other: Evidence) -> None:
     who = signing.trust()
     assert verify_measurement(SIGNED, EVIDENCE, trust=who, now=signing.NOW)
-    with pytest.raises(Untrusted, match="The evidence was edited, or is another's"):
+    with pytest.raises(Untrusted, match="The evidence was edited, or belongs to another model"):
         verify_measurement(SIGNED, other, trust=who, now=signing.NOW)
 
 

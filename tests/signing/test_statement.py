@@ -85,7 +85,7 @@ def test_subjects_by_name() -> None:
 def test_a_name_stands_for_one_digest() -> None:
     twice = [{"name": "a", "digest": {"sha256": digit * 64}} for digit in "01"]
     plain = {**every()["verdict"].to_plain(), "subject": twice}
-    with pytest.raises(EvidenceError, match="two subjects have one name"):
+    with pytest.raises(EvidenceError, match="two subjects have the same name"):
         Statement.from_json(json.dumps(plain))
 
 

@@ -94,7 +94,7 @@ MISSING: dict[str, tuple[Callable[[World], Trust | None], str]] = {
         spoiled("golden/golden.json", lambda data: data + b" "), "golden vectors"
     ),
     "half a word": (spoiled("gate/evidence.dsse.json", lambda _: b"[1]"), "evidence.dsse.json"),
-    "no statement": (unsigned, "there is no statement"),
+    "no statement": (unsigned, "has no statement"),
     "of another model": (of_another_model, "letters"),
 }  # fmt: skip
 
