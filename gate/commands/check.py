@@ -21,40 +21,39 @@ NAME = "release.yaml"
 def release_file(
     model: Path | None, parts: tuple[tuple[str, Path], ...], chain: str | None
 ) -> Path:
-    """The file that is judged: the one that was named, else the release file of the parts, which is
-    written into the folder that holds all of them.
+    """Return the file to judge: `model`, or a release file that lists the parts.
 
-    Raises UsageError for options that do not go together, StorageError where another release file
-    is there.
+    The release file is written into the common parent folder of the parts. Raises UsageError for
+    conflicting options, StorageError if a different release file exists there.
     """
     if not parts and chain is None:
         if model is None:
             raise click.UsageError("Missing argument 'MODEL', or --part NAME=FILE with --chain.")
         return model
     if model is not None:
-        raise click.UsageError(f"say either {model}, or --part with --chain.")
+        raise click.UsageError(f"use either {model}, or --part with --chain.")
     if not parts or chain is None:
-        raise click.UsageError("--part and --chain go together: which function runs the parts?")
+        raise click.UsageError("--part and --chain go together: the chain runs the parts.")
     named = dict(parts)
     if len(named) < len(parts):
-        raise click.BadParameter("--part: a name is there twice. Give each part its own.")
-    # `resolve` would follow links, and a cache of a hub is full of them.
-    whole = {name: Path(os.path.abspath(file)) for name, file in named.items()}  # noqa: PTH100
-    folder = Path(os.path.commonpath([file.parent for file in whole.values()]))
+        raise click.BadParameter("--part: a name is used twice. Use a unique name for each part.")
+    # `resolve` would follow links, and model hub caches consist of links.
+    absolute = {name: Path(os.path.abspath(file)) for name, file in named.items()}  # noqa: PTH100
+    folder = Path(os.path.commonpath([file.parent for file in absolute.values()]))
     if folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())
-    files = {name: file.relative_to(folder.absolute()) for name, file in whole.items()}
-    return _written(folder / NAME, files, chain)
+    files = {name: file.relative_to(folder.absolute()) for name, file in absolute.items()}
+    return _write_release_file(folder / NAME, files, chain)
 
 
-def _written(path: Path, files: dict[str, Path], chain: str) -> Path:
+def _write_release_file(path: Path, files: dict[str, Path], chain: str) -> Path:
     from gate.onnx_file.release_file import PartEntry, ReleaseFile, release_text
 
     text = release_text(chain, {name: PartEntry(file=str(file)) for name, file in files.items()})
     if path.exists() and path.read_text(errors="replace") != text:
         raise StorageError(
-            f"{path} is there, and says something else than --part and --chain. Judge it (gate "
-            f"check {path}), or remove it."
+            f"{path} exists and differs from --part and --chain. Check it (gate check {path}) or "
+            "remove it."
         )
     atomic.write_text(path, text)
     ReleaseFile.load(path)

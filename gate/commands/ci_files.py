@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from gate.report.ci_formats import CiResult
 
 
-# Where they can't be written is found out before anything is measured. They are written whatever
-# the command comes to, also where nothing could be judged: a file of the build before would show
-# its color. Afterwards a file that fails changes no exit code, and is said on stderr and in
-# `--json`.
+# Whether the files can be written is checked before anything is measured. They are written whatever
+# the result is, even if nothing could be judged: otherwise CI would read the file of an earlier
+# build. A write that fails after the measurement is reported on stderr and in `--json`, and does
+# not change the exit code.
 
 
 _APPENDED = "GITHUB_STEP_SUMMARY"
 
 _STEP_LIMIT = 1 << 20
-"""Bytes that GitHub takes of one step."""
+"""GitHub's size limit for the summary of one step, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,12 @@ class Ending:
     options: Mapping[str, Any]
     outcome: CommandResult | None
     failure: str = ""
-    """Why there is no outcome, without passwords."""
+    """The error message if there is no outcome, without passwords."""
 
 
 @dataclass(frozen=True)
 class CiFile:
-    """One kind of file, by its option."""
+    """A CI file, defined by the option that requests it."""
 
     option: str
     help: str
@@ -80,19 +80,19 @@ class CiFilesCommand(click.Command):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """Make the context as click does, and report invalid arguments in the CI files, too."""
-        given = list(args)
+        """Create the context; also report invalid arguments in the CI files."""
+        arguments = list(args)
         try:
             return super().make_context(info_name, args, parent, **extra)
         except (GateError, click.ClickException) as error:
             with contextlib.suppress(GateError, click.ClickException):
-                paths, others = self._parse_leniently(given, parent)
+                paths, others = self._parse_leniently(arguments, parent)
                 _refuse_mixed(paths, others)
-                self._write(paths, _failed(info_name, others, error, given))
+                self._write(paths, _failed(info_name, others, error, arguments))
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it, and write the files of what it came to."""
+        """Run the command and write its outcome to the requested files."""
         ctx.meta[PARSED] = dict(ctx.params)
         paths = {
             file: path for file in self.files if (path := ctx.params.pop(file.name)) is not None
@@ -102,28 +102,28 @@ class CiFilesCommand(click.Command):
         ready: dict[CiFile, Path] = {}
         try:
             for file, path in paths.items():
-                _make_way(path, file)
+                _prepare_path(path, file)
                 ready[file] = path
             outcome = super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
             raise
-        except BaseException as error:  # foreign code raises what it likes
+        except BaseException as error:  # user code may raise any exception
             self._write(ready, _failed(ctx.info_name, ctx.params, error, arguments))
             raise
         if not isinstance(outcome, CommandResult) or not ready:
-            return outcome  # a child has written them
+            return outcome  # the child process has already written the files
         ending = Ending(command=ctx.info_name or "", options=ctx.params, outcome=outcome)
         return _with_files(outcome, self._write(ready, ending))
 
     def _parse_leniently(
         self, args: list[str], parent: click.Context | None
     ) -> tuple[dict[CiFile, Path], dict[str, Any]]:
-        """The files and the other options of wrong arguments, as far as they can be read."""
+        """Return the CI files and the other options of invalid arguments, as far as they parse."""
         context = click.Context(self, parent=parent, resilient_parsing=True)
         context.ignore_unknown_options = True
         others, _, _ = self.make_parser(context).parse_args(args)
-        found = {file: others.pop(file.name, None) for file in self.files}
-        return {file: Path(path) for file, path in found.items() if path}, others
+        named = {file: others.pop(file.name, None) for file in self.files}
+        return {file: Path(path) for file, path in named.items() if path}, others
 
     def _write(self, paths: Mapping[CiFile, Path], ending: Ending) -> list[dict[str, str | None]]:
         """Write each file, even if another one fails; return the messages to show."""
@@ -152,20 +152,20 @@ def _failed(
 
 
 def _refuse_mixed(paths: Mapping[CiFile, Path], others: Mapping[str, Any]) -> None:
-    """Raise UsageError where two files are one, or one of them is something that is read."""
-    places: dict[Path, str] = {}
+    """Raise UsageError if two options name the same file, or one names an input of the command."""
+    options: dict[Path, str] = {}
     for file, path in paths.items():
-        place = path.resolve()
-        if place in places:
+        resolved = path.resolve()
+        if resolved in options:
             raise click.UsageError(
-                f"{places[place]} and {file.option} both name {path}. Name a file for each."
+                f"{options[resolved]} and {file.option} both name {path}. Use different files."
             )
-        places[place] = file.option
+        options[resolved] = file.option
     for value in _texts(others.values()):
-        option = places.get(Path(value).resolve())
+        option = options.get(Path(value).resolve())
         if option is not None:
             raise click.UsageError(
-                f"{option} would write over {value}, which this command is given. Name another one."
+                f"{option} would overwrite {value}, an argument of this command. Name another file."
             )
 
 
@@ -180,15 +180,15 @@ def _texts(values: Iterable[Any]) -> Iterable[str]:
 
 def _is_appended(path: Path) -> bool:
     """Return whether the path is GitHub's summary file, to which several writers append."""
-    own = os.environ.get(_APPENDED)
-    return bool(own) and path.resolve() == Path(str(own)).resolve()
+    summary = os.environ.get(_APPENDED)
+    return bool(summary) and path.resolve() == Path(str(summary)).resolve()
 
 
-def _make_way(path: Path, file: CiFile) -> None:
-    """See that the file can be written, and take an older one away. Raises StorageError."""
+def _prepare_path(path: Path, file: CiFile) -> None:
+    """Check that the file can be written, and remove an older one. Raises StorageError."""
     try:
         if path.exists() and not path.is_file():
-            raise OSError(None, "it is no file")
+            raise OSError(None, "it is not a regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -200,12 +200,12 @@ def _make_way(path: Path, file: CiFile) -> None:
     except OSError as error:
         raise StorageError(
             f"{file.option}: cannot write {path}: {error.strerror or error}. Nothing was judged. "
-            "Name another place, or fix its permissions."
+            "Name another path or fix its permissions."
         ) from error
 
 
 def _put(path: Path, text: str) -> None:
-    """Raises StorageError."""
+    """Write the file, or append to GitHub's summary. Raises StorageError."""
     if not _is_appended(path):
         files.write_text(path, text)
         return
@@ -213,14 +213,14 @@ def _put(path: Path, text: str) -> None:
         with path.open("ab") as stream:
             data = f"\n{text}".encode()
             if stream.tell() + len(data) > _STEP_LIMIT:
-                raise OSError(None, f"{stream.tell()} bytes are there, and GitHub takes 1 MiB")
+                raise OSError(None, f"it has {stream.tell()} bytes, and GitHub's limit is 1 MiB")
             stream.write(data)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}.") from error
 
 
 def _with_files(outcome: CommandResult, written: list[dict[str, str | None]]) -> CommandResult:
-    """The outcome, which says where they are."""
+    """Return the outcome with the paths of the written files."""
 
     def show(console: Console) -> None:
         outcome.show(console)
@@ -255,34 +255,34 @@ def _sarif(ending: Ending) -> str:
 
     file = str(ending.options.get("model") or ending.options.get("name") or "model.onnx")
     source = None if ending.outcome is None else ending.outcome.plain.get("source")
-    place = (str(source["file"]), int(source["line"])) if source else None
-    return check_sarif_log(_result(ending), file=file, source=place)
+    location = (str(source["file"]), int(source["line"])) if source else None
+    return check_sarif_log(_result(ending), file=file, source=location)
 
 
 class VerdictCommand(CiFilesCommand):
-    """`gate check`, `gate merge`, `gate promote`: their outcome has the story of the decision."""
+    """A command whose outcome is a decision: `gate check`, `gate merge`, `gate promote`."""
 
     files: ClassVar[tuple[CiFile, ...]] = (
         CiFile(
             "--summary",
-            "Write the verdict as Markdown here, for a pull request or cml comment; to "
-            "$GITHUB_STEP_SUMMARY it is added (docs/ci.md).",
+            "Write the verdict as Markdown, for a pull request or cml comment. "
+            "$GITHUB_STEP_SUMMARY is appended to (docs/ci.md).",
             _summary,
         ),
         CiFile(
             "--junit",
-            "Write the checks as JUnit XML here, for GitLab or Jenkins: a suite a runtime, a case "
-            "a check.",
+            "Write the checks as JUnit XML, for GitLab or Jenkins: one suite per runtime, one case "
+            "per check.",
             _junit,
         ),
         CiFile(
             "--metrics-file",
-            "Write the numbers in OpenMetrics here, for Prometheus.",
+            "Write the numbers in OpenMetrics format, for Prometheus.",
             _openmetrics,
         ),
         CiFile(
             "--sarif",
-            "Write the findings in SARIF 2.1.0 here, for code scanning: at the source line of the "
+            "Write the findings as SARIF 2.1.0, for code scanning, at the source line of the "
             "module that diverges first.",
             _sarif,
         ),
@@ -315,5 +315,5 @@ def _result(ending: Ending) -> CiResult:
 def _links(plain: Mapping[str, Any]) -> dict[str, str]:
     """Return the links to the run of `gate check --track` and to the page of the version."""
     run = plain.get("run") or {}
-    found = {"MLflow run": run.get("address"), "Model version": plain.get("url")}
-    return {label: target for label, target in found.items() if target}
+    links = {"MLflow run": run.get("address"), "Model version": plain.get("url")}
+    return {label: target for label, target in links.items() if target}

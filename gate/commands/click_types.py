@@ -17,8 +17,8 @@ from gate import errors
 from gate.storage.untrusted_files import detect_pointer_file
 from gate.storage.workspace import DEFAULT, ModelKey, current_workspace, working_in
 
-# A wrong name is the usual mistake: it is reported at once, with the exception that opening the
-# file would raise later.
+# A wrong path is the most common mistake. It is reported during parsing, with the exception that
+# opening the file would raise later.
 
 
 Kind = Literal["file", "folder", "either"]
@@ -31,7 +31,7 @@ class _Path(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     error: type[errors.GateError]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path. Raises GateError where it can't be what it has to be."""
+        """Return the path. Raises `self.error` if the path is not usable."""
         path = Path(value)
         problem = None if ctx is not None and ctx.resilient_parsing else self.problem(path)
         if problem is not None:
@@ -58,16 +58,16 @@ def _label(param: click.Parameter | None) -> str:
 
 
 class ExistingPath(_Path):
-    """A file or folder that has to be there."""
+    """A file or folder that must exist."""
 
     def __init__(
         self, error: type[errors.GateError], expected: str, *, kind: Kind = "file"
     ) -> None:
-        """`error`: what those raise who open it. `expected`: it, in words."""
+        """`error`: the class that opening the path would raise. `expected`: for the message."""
         self.error, self._expected, self._kind = error, expected, kind
 
     def problem(self, path: Path) -> str | None:
-        """Return that the path is missing, a pointer file, a folder instead of a file, or not
+        """Return the problem if the path is missing, a pointer file, of the wrong kind, or not
         readable."""
         return detect_pointer_file(path) or self._wrong_kind(path)
 
@@ -89,38 +89,38 @@ class ExistingPath(_Path):
 
 
 class OutputPath(_Path):
-    """A file or folder that will be written: found out before the work, not after it."""
+    """A file or folder that will be written; checked before the work starts."""
 
     def __init__(self, kind: Literal["file", "folder"]) -> None:
         self.error, self._kind = errors.StorageError, kind
 
     def problem(self, path: Path) -> str | None:
-        """Return that another kind of path exists there, or a file where its folder would be."""
+        """Return the problem if the path is of the wrong kind, or its folder is not writable."""
         if self._kind == "file" and path.is_dir():
             return f"cannot write {path}: it is a folder. Name a file."
         above = [path, *path.parents] if self._kind == "folder" else list(path.parents)
-        there = next((place for place in above if os.path.lexists(place)), None)
-        if there is not None and not there.is_dir():
-            return f"cannot write {path}: {there} is a file, expected a folder. Name another place."
-        if there is not None and not os.access(there, os.W_OK | os.X_OK):
-            return f"cannot write {path}: no permission to write into {there}. Name another place."
+        nearest = next((parent for parent in above if os.path.lexists(parent)), None)
+        if nearest is not None and not nearest.is_dir():
+            return f"cannot write {path}: {nearest} is a file, expected a folder. Use another path."
+        if nearest is not None and not os.access(nearest, os.W_OK | os.X_OK):
+            return f"cannot write {path}: no permission to write into {nearest}. Use another path."
         return None
 
 
 def _missing_path_hint(path: Path) -> str:
     """Return a hint: a file of a similar name, or the folder that was searched."""
     try:
-        names = [there.name for there in path.parent.iterdir()]
+        names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
-        return f"There is no folder {path.parent} either: check the path and the current folder."
+        return f"The folder {path.parent} does not exist: check the path and the current folder."
     near = difflib.get_close_matches(path.name, names, n=1)
     if near:
         return f"Did you mean {path.with_name(near[0])}?"
-    return "Check the spelling, and the folder that this is called from."
+    return "Check the spelling and the current folder."
 
 
 class Factory(click.ParamType):  # type: ignore[type-arg]
-    """`package.module:callable`, of a package that is there. Nothing of it is imported."""
+    """`package.module:callable` of an installed package; the package is not imported."""
 
     name = "factory"
 
@@ -130,7 +130,7 @@ class Factory(click.ParamType):  # type: ignore[type-arg]
         param: click.Parameter | None,  # noqa: ARG002 - click's interface
         ctx: click.Context | None,  # noqa: ARG002
     ) -> str:
-        """The text. Raises ModelError."""
+        """Return the text. Raises ModelError."""
         from gate.model.factory import require_package
 
         require_package(str(value))
@@ -138,7 +138,7 @@ class Factory(click.ParamType):  # type: ignore[type-arg]
 
 
 class ReferenceType(Factory):
-    """`package.module:callable`, an ONNX file that is there, or one of the registry."""
+    """`package.module:callable`, an existing ONNX file, or a registered model."""
 
     name = "reference"
     _FILE = ExistingPath(
@@ -146,7 +146,7 @@ class ReferenceType(Factory):
     )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text. Raises ModelError."""
+        """Return the text. Raises ModelError."""
         from gate.model.factory import is_onnx_file, parse_registered
 
         if parse_registered(str(value)) is not None:
@@ -158,7 +158,7 @@ class ReferenceType(Factory):
 
 
 class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
-    """Samples: a file, a folder or a URL of them, or `package.module:factory` of a data set."""
+    """A file, folder or URL of samples, or `package.module:factory` of a data set."""
 
     name = "samples"
     _PLACE = ExistingPath(
@@ -171,7 +171,7 @@ class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
     shell_complete = _PLACE.shell_complete
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text. Raises DataError where no file can exist there; URLs are not checked."""
+        """Return the text. Raises DataError if the path does not exist; URLs are not checked."""
         from gate.data.location import SampleLocation
 
         named = SampleLocation.parse(str(value))
@@ -188,7 +188,7 @@ class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
 
 
 class Named(click.ParamType):  # type: ignore[type-arg]
-    """`NAME=VALUE`, as a tuple of the two."""
+    """`NAME=VALUE`, as a tuple (name, value)."""
 
     def __init__(
         self,
@@ -198,15 +198,15 @@ class Named(click.ParamType):  # type: ignore[type-arg]
         *,
         place: ExistingPath | None = None,
     ) -> None:
-        """`split`: returns the two, or raises ValueError, with a hint or without. `place`: what the
-        value names."""
+        """`split`: returns name and value, or raises ValueError with an optional hint. `place`: the
+        type of a value that is a path."""
         self.name, self._expected, self._split, self._place = name, expected, split, place
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, Any]:
-        """The two. Fails with a usage error, raises what `place` raises."""
-        if isinstance(value, tuple):  # click converts what it has converted once more
+        """Return name and value. Raises BadParameter, and the exceptions of `place`."""
+        if isinstance(value, tuple):  # click also converts values that are already converted
             return value
         try:
             name, text = self._split(str(value))
@@ -251,17 +251,17 @@ def _split_axis(text: str) -> tuple[str, int | None]:
 
 
 def _split_setting(text: str) -> tuple[str, str]:
-    place, is_set, value = text.partition("=")
-    if not is_set or not all(place.split(".")):
+    name, is_set, value = text.partition("=")
+    if not is_set or not all(name.split(".")):
         raise ValueError
-    return place, value
+    return name, value
 
 
 NAMED_RECORDING = Named(
     "recording",
     "NAME=FOLDER, the name of lower-case letters, digits, dashes and dots",
     _split_recording,
-    place=ExistingPath(errors.EvidenceError, "what gate record pack wrote", kind="either"),
+    place=ExistingPath(errors.EvidenceError, "output of gate record pack", kind="either"),
 )
 
 NAMED_PART = Named(
@@ -286,8 +286,8 @@ NAMED_AXIS = Named("axis", "NAME=AXIS with an axis counted from 0, or NAME=none"
 class ModelName(click.ParamType):  # type: ignore[type-arg]
     """The name of a registered model, or `WORKSPACE:NAME`.
 
-    A command about one model works in that workspace; then the value is the name alone. `several`:
-    the value is the key of the model (`gate.storage.workspace`).
+    The value is the name, and the command runs in that workspace. With `several`, the value is the
+    key of the model (`gate.storage.workspace`), and the workspace is not changed.
     """
 
     name = "text"
@@ -301,7 +301,7 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str:
-        """The name. Raises StorageError where a command could not work with it."""
+        """Return the name or key. Raises StorageError for an invalid name."""
         key = ModelKey.parse(str(value), workspace=current_workspace())
         if self._several:
             return str(key)
@@ -309,8 +309,8 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
             before = ctx.meta.setdefault("gate.workspace", key.workspace)
             if before != key.workspace:
                 self.fail(
-                    f"one command works in one workspace, and names '{before or DEFAULT}' and "
-                    f"'{key.workspace or DEFAULT}'.",
+                    "a command can use only one workspace, but the models are in "
+                    f"'{before or DEFAULT}' and '{key.workspace or DEFAULT}'.",
                     param,
                     ctx,
                 )
@@ -364,7 +364,7 @@ EVIDENCE_FILE = ExistingPath(errors.EvidenceError, "evidence.json, as gate check
 
 PLAN_FILE = ExistingPath(errors.EvidenceError, "a plan, as gate plan wrote it")
 
-PART_FILE = ExistingPath(errors.EvidenceError, "what gate measure wrote")
+PART_FILE = ExistingPath(errors.EvidenceError, "output of gate measure")
 
 SENT = ExistingPath(
     errors.DataError, "samples, or the folder that gate samples export wrote", kind="either"
@@ -386,36 +386,36 @@ NEW_FILE, NEW_FOLDER = OutputPath("file"), OutputPath("folder")
 
 
 _HEAD = 400
-"""Bytes in which a record says what it is."""
+"""Number of leading bytes that identify the kind of a record."""
 
 _BEGIN = b'{\n  "schema_version": '
-"""Of every record that is saved."""
+"""The first bytes of every saved record."""
 
-_TORN = len(_BEGIN) + 40
-"""Bytes that end before the sign, of a plan or a part."""
+_TRUNCATED = len(_BEGIN) + 40
+"""Maximum size in bytes of a plan or part that was truncated before its identifying field."""
 
 
 class RecordFile(OutputPath):
-    """A file that is new, empty, or an older record of the same kind, whole or torn."""
+    """A new or empty file, or an older record of the same kind, complete or truncated."""
 
     def __init__(self, sign: str, what: str) -> None:
-        """`sign`: a field by which such a record begins. `what`: it, in words."""
+        """`sign`: a field near the start that identifies the record. `what`: for the message."""
         super().__init__("file")
         self._sign, self._what = sign, what
 
     def problem(self, path: Path) -> str | None:
-        """Return that another file exists there."""
-        return super().problem(path) or self._other(path)
+        """Return the problem if the path is not writable, or a file of another kind exists."""
+        return super().problem(path) or self._wrong_content(path)
 
-    def _other(self, path: Path) -> str | None:
+    def _wrong_content(self, path: Path) -> str | None:
         head = head_of(path)
         if f'"{self._sign}"'.encode() in head or _is_truncated(path, head):
             return None
-        return f"{path} is there, and is not {self._what}. Name another file, or remove it."
+        return f"{path} exists and is not {self._what}. Name another file, or remove it."
 
 
 def head_of(path: Path) -> bytes:
-    """The first bytes; none of what is no file, as a device, or can't be read."""
+    """Return the first bytes; empty if the path is not a regular file or not readable."""
     if not path.is_file():
         return b""
     try:
@@ -426,17 +426,19 @@ def head_of(path: Path) -> bytes:
 
 
 def _is_truncated(path: Path, head: bytes) -> bool:
-    """True of nothing, and of a record that ends before it says what it is; zeros may follow, as a
-    crash may leave them."""
+    """Return whether the file is empty or a record cut off before its identifying field.
+
+    Trailing zero bytes are ignored: a crash may leave them.
+    """
     begin = head.rstrip(b"\0")
-    begun = begin.startswith(_BEGIN) or _BEGIN.startswith(begin)
-    if not begun or len(begin) > _TORN or begin.rstrip().endswith(b"}"):
+    is_record = begin.startswith(_BEGIN) or _BEGIN.startswith(begin)
+    if not is_record or len(begin) > _TRUNCATED or begin.rstrip().endswith(b"}"):
         return False
     return head == begin or not _has_more(path)
 
 
 def _has_more(path: Path) -> bool:
-    """Return whether something else than zeros follows the first bytes."""
+    """Return whether a nonzero byte follows the first bytes."""
     with path.open("rb") as stream:
         stream.seek(_HEAD)
         return any(chunk.strip(b"\0") for chunk in iter(partial(stream.read, 2**20), b""))

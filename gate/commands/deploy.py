@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from gate.deploy.store import Manifest, ModelStore
 
 
-@click.command("deploy", short_help="Let a file serve under a name, or roll back.")
+@click.command("deploy", short_help="Deploy a file under a name, or roll back.")
 @click.argument("name")
 @STORE
 @click.option("--file", type=ONNX_FILE, metavar="MODEL.onnx", help="The file to deploy.")
 @click.option(
     "--golden", type=GOLDEN_FOLDER, metavar="FOLDER",
-    help="Its golden vectors. Without them the file is only loaded.",
+    help="Golden vectors of the file. Without them the file is only loaded.",
 )  # fmt: skip
 @click.option(
     "--preprocessing", type=SPEC_FILE, metavar="SPEC",
-    help="How pictures become its input, for the manifest.",
+    help="Preprocessing spec of the file; stored in the manifest.",
 )  # fmt: skip
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
 @click.option(
     "--twin", type=ONNX_FILE, metavar="MODEL.onnx",
-    help="Its quantized twin, which is replaced together with it.",
+    help="The quantized twin; it is replaced together with the file.",
 )  # fmt: skip
 @click.option(
-    "--twin-golden", type=GOLDEN_FOLDER, metavar="FOLDER", help="The twin's golden vectors."
+    "--twin-golden", type=GOLDEN_FOLDER, metavar="FOLDER", help="Golden vectors of the twin."
 )
-@click.option("--rollback", "back", is_flag=True, help="Let the release before serve again.")
+@click.option("--rollback", "back", is_flag=True, help="Restore the previous release.")
 @KEEP
 @machine_options
 @limit_options(FILE_S)
@@ -64,11 +64,11 @@ def command(
     keep: int,
     limits: SandboxLimits,
 ) -> CommandResult:
-    """Let a file serve as NAME from a store, after hashing, loading and computing it.
+    """Deploy a file as NAME in a store, after hashing, loading and running it.
 
-    The name changes from one moment to the next, and back with --rollback. Exit code 0: deployed,
-    or unchanged because it serves already; 1: refused; 2: could not be done or judged, the old one
-    serves. A child process reads and computes the files, within the limits.
+    The switch is atomic; --rollback reverts it. Exit code 0: deployed, or already deployed;
+    1: refused; 2: not deployed or not judged, and the previous release stays. A child process
+    reads and runs the files, within the limits.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def command(
       gate deploy digits --store /srv/models --rollback
     """
     if back == (file is not None):
-        raise click.UsageError("say either --file MODEL.onnx or --rollback.")
+        raise click.UsageError("use either --file MODEL.onnx or --rollback.")
     if back and (golden or preprocessing or sha256 or twin or twin_golden):
         raise click.UsageError("--golden, --preprocessing, --sha256 and --twin go with --file.")
     if twin_golden and not twin:
@@ -119,15 +119,15 @@ def _outcome(store: ModelStore, deployment: Deployment) -> CommandResult:
     return CommandResult(status, plain, lambda out: print_lines(out, headline, style=style))
 
 
-@click.command("deployed", short_help="Show what serves.")
+@click.command("deployed", short_help="Show the deployed releases.")
 @click.argument("name", required=False)
 @STORE
 @machine_options
 def deployed_command(name: str | None, store: Path) -> CommandResult:
-    """Show what serves from a store, and what a rollback would go back to.
+    """Show the deployed releases of a store, and those that a rollback would restore.
 
-    Every file is hashed again: exit code 0 if all are whole, 1 if one is not what was deployed,
-    2 if nothing is deployed as NAME.
+    Every file is hashed again. Exit code 0: all files are unchanged; 1: at least one differs from
+    what was deployed; 2: nothing is deployed as NAME.
 
     \b
     Examples:
@@ -139,35 +139,35 @@ def deployed_command(name: str | None, store: Path) -> CommandResult:
 
     models = ModelStore(store)
     names = models.names() if name is None else (name,)
-    found: list[Manifest] = []
+    manifests: list[Manifest] = []
     problems: dict[str, str] = {}
     for each in names:
         live = models.live(each)
         if live is None:
             raise StorageError(
-                f"nothing is deployed as '{each}' in {store}, but {list(models.names())}. "
-                "Deploy it first: gate deploy."
+                f"nothing is deployed as '{each}' in {store}. It has {list(models.names())}. "
+                "Deploy the model first: gate deploy."
             )
-        found.append(live)
+        manifests.append(live)
         for label, slot in live.slots.items():
             problem = prove(models, slot)
             if problem is not None:
                 problems[f"{each}/{label}"] = problem
     return CommandResult(
         ExitCode.REJECTED if problems else ExitCode.DONE,
-        {"deployed": [live.to_plain() for live in found], "problems": problems},
-        lambda console: _deployed_show(found, problems, console),
+        {"deployed": [live.to_plain() for live in manifests], "problems": problems},
+        lambda console: _show_deployed(manifests, problems, console),
     )
 
 
-def _deployed_show(found: list[Manifest], problems: dict[str, str], console: Console) -> None:
+def _show_deployed(manifests: list[Manifest], problems: dict[str, str], console: Console) -> None:
     from gate.report.terminal import add_row, print_table
 
-    if not found:
+    if not manifests:
         console.print("Nothing is deployed.")
         return
     shown = print_table(("name", "release", "slot", "sha256", "bytes", "golden", "since", "before"))
-    for live in found:
+    for live in manifests:
         for label, slot in live.slots.items():
             cells = (
                 live.name,
@@ -181,4 +181,4 @@ def _deployed_show(found: list[Manifest], problems: dict[str, str], console: Con
             )
             add_row(shown, cells)
     console.print(shown)
-    print_lines(console, *(f"{place}: {text}" for place, text in problems.items()), style="red")
+    print_lines(console, *(f"{slot}: {text}" for slot, text in problems.items()), style="red")

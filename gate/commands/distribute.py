@@ -1,4 +1,4 @@
-"""`gate plan`, `measure`, `merge`; `--engine ray`."""
+"""`gate plan`, `gate measure`, `gate merge`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 @click.option("--unit", type=click.IntRange(min=0), required=True, metavar="K")
 @click.option(
     "--lead", type=PART_FILE, metavar="PART",
-    help="The part of unit 0. Default: unit 0 is measured first, again: some seconds.",
+    help="The part of unit 0. Default: measure unit 0 again first, which takes some seconds.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click_types.PART, required=True, metavar="PART")
 @within_limits
 def measure_command(plan: Path, unit: int, lead: Path | None, output: Path) -> CommandResult:
-    """Measure unit K, and write what it gave; a part that is whole already is left as it is, and
-    that of another unit is never overwritten.
+    """Measure unit K and write the part.
+
+    A complete part of unit K is not measured again. A part of another unit is never overwritten.
 
     \b
     Examples:
@@ -50,13 +51,13 @@ def measure_command(plan: Path, unit: int, lead: Path | None, output: Path) -> C
     from gate.distributed.plan import MeasurementPlan
 
     planned = MeasurementPlan.open(plan)
-    done = _is_there(output, planned, unit)
+    done = _is_measured(output, planned, unit)
     if not done:
         with spinner(f"measuring unit {unit} of {len(planned.units)}"):
             from gate.distributed.plan import measure_unit
 
             measure_unit(planned, unit, lead=lead).save(output)
-    outcome = "was there already" if done else "measured"
+    outcome = "already measured" if done else "measured"
     return CommandResult(
         ExitCode.DONE,
         {"unit": unit, "part": str(output), "measured": not done},
@@ -64,17 +65,17 @@ def measure_command(plan: Path, unit: int, lead: Path | None, output: Path) -> C
     )
 
 
-def _is_there(output: Path, plan: MeasurementPlan, unit: int) -> bool:
-    """Return whether the file holds this unit, whole; what is torn or foreign is measured again.
+def _is_measured(output: Path, plan: MeasurementPlan, unit: int) -> bool:
+    """Return whether the file is a complete part of this unit; a truncated one is measured again.
 
-    Raises StorageError where it is another unit's.
+    Raises StorageError if the file belongs to another unit.
     """
     from gate.distributed.plan import UnitFile, named_unit
 
-    other = named_unit(click_types.head_of(output))
-    if other not in (None, unit):
+    existing = named_unit(click_types.head_of(output))
+    if existing not in (None, unit):
         raise StorageError(
-            f"{output} is the part of unit {other}. Name a file of its own for unit {unit}."
+            f"{output} is the part of unit {existing}. Name another file for unit {unit}."
         )
     try:
         return output.exists() and UnitFile.open(output, plan=plan).unit == unit
@@ -85,32 +86,31 @@ def _is_there(output: Path, plan: MeasurementPlan, unit: int) -> bool:
 @click.command(
     "merge",
     cls=VerdictCommand,
-    short_help="Merge the units of a plan into evidence, and judge.",
+    short_help="Merge the parts of a plan into evidence, and judge it.",
 )
 @click.argument("plan", type=PLAN_FILE)
 @click.argument("parts", type=PART_FILE, nargs=-1, required=True)
 @click.option(
     "-o", "--output", type=click_types.EVIDENCE, metavar="EVIDENCE",
-    help="Write the evidence here, besides the report.",
+    help="Write the evidence to this file, in addition to the report.",
 )  # fmt: skip
-@options.report_option("Write records, page, figures and samples.csv here, signed.")
+@options.report_option("Write a signed report here: records, HTML page, charts, samples.csv.")
 @options.OVERWRITE
 @options.KEY
 @click.option(
     "--name", type=ModelName(), help="The registered model that the verdict is for. Default: none."
 )
 @options.TRACKING_URI
-@click.option("-v", "--verbose", is_flag=True, help="Print every check, and what it asks.")
+@click.option("-v", "--verbose", is_flag=True, help="Print every check with its meaning.")
 @within_limits
 def merge_command(
     plan: Path, parts: tuple[Path, ...], output: Path | None, **options: Any
 ) -> CommandResult:
-    """Fold what all units gave, in their order, measure what belongs to the whole, and judge.
+    """Merge the parts of all units, measure what needs all samples, and judge the file.
 
-    Unit 0 is measured here too, and must give what it gave to the others; its part may be left out.
-    Any other that is missing, doubled with other numbers, damaged, or of another plan or machine
-    is an error that names it.
-    Exit code 0: within every bound; 1: rejected; 2: could not judge.
+    Unit 0 is measured here again, with the same result required; its part may be omitted. A part
+    that is missing, damaged, or of another plan or machine is an error, and so are two parts of one
+    unit with different numbers. Exit code 0: within every bound; 1: rejected; 2: not judged.
 
     \b
     Examples:
@@ -156,24 +156,24 @@ def _question(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
     )
 
 
-@click.command("plan", short_help="Cut a check into units that many machines can measure.")
+@click.command("plan", short_help="Split a check into units that many machines can measure.")
 @options.with_options((options.MODEL, *options.MEASURING))
 @click.option(
     "--units", type=click.IntRange(min=2), metavar="N",
-    help="At most so many, the lead included; each is a range of whole batches. Default: as gate "
-    "check cuts the samples.",
+    help="Maximum number of units, including the lead; each is a range of whole batches. Default: "
+    "as gate check splits the samples.",
 )  # fmt: skip
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Of each worker, and of gate merge: another number sums in another order.",
+    help="Threads of each worker and of gate merge. The number affects the order of summation.",
 )  # fmt: skip
 @click.option("-o", "--output", type=click_types.PLAN, required=True, metavar="PLAN")
 @within_limits
 def plan_command(output: Path, units: int | None, threads: int, **options: Any) -> CommandResult:
     """Write the plan of a check: digests of model, file and samples, the policy, and the units.
 
-    Unit 0, the lead, carries the noise floor by which the others are judged; gate merge measures
-    stability, probes and the search.
+    Unit 0, the lead, measures the noise floor for the other units. gate merge measures stability,
+    probes and the input search.
 
     \b
     Examples:

@@ -115,11 +115,11 @@ Command = Callable[[Callable[[], Any]], None]
     ("arguments", "says"),
     [
         (["--note", "a", "--copy", "./a"], "both name"),
-        (["--model", "m.onnx", "--note", "m.onnx"], "would write over m.onnx"),
+        (["--model", "m.onnx", "--note", "m.onnx"], "would overwrite m.onnx"),
         (["--count", "no", "--model", "m.onnx", "--note", "m.onnx"], "not a valid integer"),
         (["--note", "m.onnx/note"], "is a file, expected a folder"),
         (["--note", "."], "it is a folder"),
-        (["--note", "pipe"], "it is no file"),
+        (["--note", "pipe"], "it is not a regular file"),
         (["--note", "/proc/nowhere/note"], "Nothing was judged"),
     ],
 )
@@ -229,7 +229,7 @@ def test_githubs_own_file_is_added_to_up_to_its_limit(
     assert own.read_text() == "# My step\n\ndone\ndone"
     own.write_text("x" * (1 << 20))
     assert cli.main(["doctor", "--note", "step"]) == 0
-    assert "GitHub takes 1 MiB" in capsys.readouterr().err
+    assert "limit is 1 MiB" in capsys.readouterr().err
     assert own.stat().st_size == 1 << 20
 
 

@@ -58,8 +58,8 @@ def test_parts_become_a_release_file_and_are_judged_by_it(
         ((), "Missing argument 'MODEL'"),
         (PARTS, "--part and --chain go together"),
         (CHAIN, "--part and --chain go together"),
-        (("encoder.onnx", *PARTS, *CHAIN), "say either encoder.onnx, or --part"),
-        ((*PARTS, "--part", "head=encoder.onnx", *CHAIN), "a name is there twice"),
+        (("encoder.onnx", *PARTS, *CHAIN), "use either encoder.onnx, or --part"),
+        ((*PARTS, "--part", "head=encoder.onnx", *CHAIN), "a name is used twice"),
         (("--part", "a b=head.onnx", *CHAIN), "expected NAME=FILE.onnx"),
         (("--part", "../a=head.onnx", *CHAIN), "expected NAME=FILE.onnx"),
         (("--part", "head=none.onnx", *CHAIN), "none.onnx does not exist"),
@@ -80,7 +80,7 @@ def test_another_release_file_is_never_overwritten(
     (place / "release.yaml").write_text("chain: mine:run\n")
     code, _, error = run(capsys, *PARTS, *CHAIN, *ASKED)
     assert code == 2
-    assert "says something else than --part and --chain" in error
+    assert "differs from --part and --chain" in error
     assert (place / "release.yaml").read_text() == "chain: mine:run\n"
 
 
