@@ -195,7 +195,7 @@ def test_a_policy_of_ones_own_says_its_precision_itself(project: Path, name: str
     command = [name, "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
     (project / "own.yaml").write_text("runtimes: {}\n")
     assert cli.main([*command, "--policy", "own.yaml", "--precision", "reduced"]) == 2
-    assert "own.yaml is one of your own: say precision there" in capsys.readouterr().err
+    assert "combined with own.yaml. Set" in capsys.readouterr().err
 
 
 def test_the_model_of_the_caller_stays_as_it_was(project: Path) -> None:

@@ -58,7 +58,7 @@ def _tiny_model() -> bytes:
 
 
 def quietly(call: Callable[[], Any]) -> tuple[Any, str]:
-    """Call, and catch what C libraries say on stderr meanwhile."""
+    """Return the result of `call`, and what C libraries wrote to stderr during the call."""
     from gate.onnx_file.sessions import captured_stderr
 
     with captured_stderr() as lines:
@@ -68,8 +68,8 @@ def quietly(call: Callable[[], Any]) -> tuple[Any, str]:
 
 def reason_of(printed: str) -> str:
     """Return ONNX Runtime's reason for not loading a library, without prefixes and colors."""
-    found = re.search(r"with error: ([^\n\x1b]+)", printed)
-    return found[1].strip() if found else " ".join(printed.split())[-200:] or "it gives no reason"
+    match = re.search(r"with error: ([^\n\x1b]+)", printed)
+    return match[1].strip() if match else " ".join(printed.split())[-200:] or "no reason given"
 
 
 State = Literal["ok", "missing", "absent", "conflict"]
@@ -77,7 +77,7 @@ State = Literal["ok", "missing", "absent", "conflict"]
 
 @dataclass(frozen=True)
 class Symptom:
-    """One thing that was tried. `absent`: not on this machine, and nothing is wrong with that.
+    """The result of one check. `absent`: not available on this machine, which is not a fault.
     `conflict`: another package overwrites its files."""
 
     name: str
@@ -85,7 +85,7 @@ class Symptom:
     seen: str
     remedy: str | None = None
     needed: bool = False
-    """True if nothing at all can be judged without it."""
+    """True if no file can be judged without it."""
 
 
 def _broken(name: str, error: Exception, remedy: str, *, needed: bool = False) -> Symptom:
@@ -138,7 +138,7 @@ def command(tracking_uri: str | None) -> CommandResult:
 
         check_server(address)
 
-    with spinner("trying what this machine can do"):
+    with spinner("checking this machine"):
         diagnosis = examine_machine(Path.cwd(), registry=redacted(address), preflight=preflight)
     return CommandResult(
         ExitCode.DONE if diagnosis.can_judge else ExitCode.NOT_JUDGED,
@@ -153,8 +153,8 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
     from gate.report.terminal import print_table
 
     rows = [
-        (Text(found.name), Text(found.state, style=_STYLES[found.state]), Text(found.seen))
-        for found in diagnosis.findings
+        (Text(finding.name), Text(finding.state, style=_STYLES[finding.state]), Text(finding.seen))
+        for finding in diagnosis.findings
     ]
     console.print(print_table(("what", "state", "seen"), rows))
     for finding in diagnosis.findings:
@@ -163,10 +163,10 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
     if diagnosis.can_judge:
         console.print(Text("This machine can judge files on the CPU.", style="green"))
     else:
-        console.print(Text("This machine can't judge files: mend what is missing.", "bold red"))
+        console.print(Text("This machine can't judge files: fix what is missing.", "bold red"))
 
 
-# A listed provider proves nothing: each one has to run a tiny model.
+# ONNX Runtime also lists providers that do not load, so each one runs a tiny model.
 
 
 _NEEDED_MODULES = ("numpy", "torch", "onnx", "onnxruntime", "pydantic", "scipy")
@@ -176,19 +176,19 @@ _OTHER_MODULES = ("torchvision", "matplotlib", "rich")
 _NEEDED_FOR = {
     "torch": f"gate check {installation.remedy(installation.TORCH)}",
     "onnxruntime": f"gate check {installation.remedy(installation.ONNX_RUNTIME)}",
-    "torchvision": "gate preprocess compare --implementations torchvision needs it, and the "
-    "pipeline: pip install torchvision, as it goes with your torch",
+    "torchvision": "gate preprocess compare --implementations torchvision and the pipeline need "
+    "it: pip install torchvision, in the version that matches your torch",
     "matplotlib": f"a report with charts {installation.remedy('charts')}",
 }
-"""What is not there, though nothing is broken."""
+"""Module to the message if it is not installed."""
 
 _FREE_BYTES = 2 * 1024**3
-"""A resnet's checkpoint, export, registry copy and reports, several times over."""
+"""Enough for several checkpoints, exports, registry copies and reports of a ResNet."""
 
 
 def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None]) -> Diagnosis:
-    """Try everything. `preflight` raises GateError if the registry (its address without secrets)
-    can't be used; `folder` is where work would be written."""
+    """Run all checks. `preflight` raises GateError if `registry` (an address without secrets) is
+    not usable; `folder` is the working folder."""
     deadly = installation.deaths()
     return Diagnosis(
         (
@@ -203,22 +203,23 @@ def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None
 
 
 def _untried(deadly: Mapping[str, str]) -> Symptom:
-    why = f"not tried: {' and '.join(deadly)} would end this process"
-    return Symptom("ort-cpu", "missing", why, "Install what is named above again.", needed=True)
+    why = f"not tried: {' and '.join(deadly)} would crash this process"
+    remedy = "Reinstall the packages that are named above."
+    return Symptom("ort-cpu", "missing", why, remedy, needed=True)
 
 
 def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
     yield Symptom("python", "ok", platform.python_version(), needed=True)
     for name in (*_NEEDED_MODULES, *_OTHER_MODULES):
         needed = name in _NEEDED_MODULES
-        again = f"Install it again: pip install --force-reinstall {installation.distribution(name)}"
+        again = f"Reinstall it: pip install --force-reinstall {installation.distribution(name)}"
         if name in deadly:
             yield Symptom(name, "missing", deadly[name], again, needed)
             continue
         try:
             too_old = installation.outdated(name)
             if too_old is not None:
-                yield Symptom(name, "missing", too_old, "Install a newer one.", needed)
+                yield Symptom(name, "missing", too_old, "Install a newer version.", needed)
                 continue
             version = getattr(importlib.import_module(name), "__version__", None)
             yield Symptom(name, "ok", str(version or metadata.version(name)), needed=needed)
@@ -232,7 +233,7 @@ def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
 
 
 def _onnxruntime_conflict() -> Symptom:
-    """Report several packages of ONNX Runtime: they overwrite each other's files."""
+    """Report whether several ONNX Runtime packages are installed, which overwrite each other."""
     installed = [f"{name} {version}" for name, version in installation.onnx_runtimes().items()]
     if len(installed) < 2:
         return Symptom("one onnxruntime package", "ok", ", ".join(installed) or "none")
@@ -240,7 +241,7 @@ def _onnxruntime_conflict() -> Symptom:
         "one onnxruntime package",
         "conflict",
         f"{' and '.join(installed)} overwrite each other",
-        f"pip uninstall {' '.join(installation.ONNX_RUNTIMES)}, then install the one you want. The "
+        f"pip uninstall {' '.join(installation.ONNX_RUNTIMES)}, then install the one you need. The "
         "runtime openvino needs none of them: pip install 'parity-gate[openvino]'.",
     )
 
@@ -255,7 +256,7 @@ def _cpu_session() -> Symptom:
         active, _ = active_provider(CPU_PROVIDER)
     except Exception as error:
         package = installation.distribution(installation.ONNX_RUNTIME)
-        remedy = f"Install ONNX Runtime again: pip install --force-reinstall {package}"
+        remedy = f"Reinstall ONNX Runtime: pip install --force-reinstall {package}"
         return _broken("ort-cpu", error, remedy, needed=True)
     state: State = "ok" if active == CPU_PROVIDER else "missing"
     return Symptom("ort-cpu", state, f"ran a model on {active}", needed=True)
@@ -263,14 +264,14 @@ def _cpu_session() -> Symptom:
 
 def _cuda() -> tuple[Symptom, ...]:
     needed = (installation.TORCH, installation.ONNX_RUNTIME)
-    lacks = [name for name in needed if not installation.is_installed(name)]
-    if lacks:
-        observation = f"not tried without {' and '.join(lacks)}"
-        return (Symptom("CUDA", "absent", observation, "Install what is named above first."),)
+    missing = [name for name in needed if not installation.is_installed(name)]
+    if missing:
+        observation = f"not tried without {' and '.join(missing)}"
+        return (Symptom("CUDA", "absent", observation, "Install the packages above first."),)
     try:
         return tuple(cuda())
-    except Exception as error:  # torch or ONNX Runtime itself is broken; they are named above
-        return (_broken("CUDA", error, "Mend torch and onnxruntime first."),)
+    except Exception as error:  # torch or ONNX Runtime is broken; both are reported above
+        return (_broken("CUDA", error, "Fix torch and onnxruntime first."),)
 
 
 def _runtimes() -> Iterator[Symptom]:
@@ -282,9 +283,9 @@ def _runtimes() -> Iterator[Symptom]:
 
         rows = [row for row in listed() if row.name not in RUNTIMES and row.kind != ORT]
     except Exception as error:
-        yield _broken("runtimes", error, "Mend the package that is named.")
+        yield _broken("runtimes", error, "Fix the package in the error message.")
         return
-    remedy = "gate runtimes says more; docs/runtimes.md how each is installed."
+    remedy = "See gate runtimes for details and docs/runtimes.md for the installation."
     for row in rows:
         versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
         observation = row.reason or f"{row.provider} {versions}".strip()
@@ -302,7 +303,7 @@ def _registry(registry: str, preflight: Callable[[], None]) -> Symptom:
     except PackageMissing as error:
         return Symptom("MLflow", "absent", f"gate promote {error}", "gate check needs no registry.")
     except GateError as error:
-        remedy = "Mend that, or set MLFLOW_TRACKING_URI. gate check needs no registry."
+        remedy = "Fix this, or set MLFLOW_TRACKING_URI. gate check needs no registry."
         return Symptom("MLflow", "missing", str(error), remedy)
     return Symptom("MLflow", "ok", f"usable at {registry}")
 
@@ -328,11 +329,14 @@ _DRIVER_LIBRARY = "libcuda.so.1"
 _INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 
 _REPLACE = f"pip uninstall onnxruntime; {_INSTALL}"
-"""Never the second without the first: the packages overwrite each other's files."""
+"""Both packages install the same files, so onnxruntime must be removed first."""
 
 
 def cuda() -> Iterator[Symptom]:
-    """Device, libraries, provider. Where there is no device, what lacks is absent, not missing."""
+    """Yield the symptoms of device, libraries and provider.
+
+    Without a device, missing libraries are `absent`, not `missing`.
+    """
     from gate.runtimes.ort import cuda_absent_reason, cuda_unusable_reason
 
     if sys.platform == "darwin":
@@ -354,11 +358,11 @@ def cuda() -> Iterator[Symptom]:
 
 
 def _cuda_model() -> Iterator[Symptom]:
-    """A small residual network on CUDA: where its nodes ran, and whether TF32 is on."""
+    """Run a small residual network on CUDA: yield the placement of its nodes, and TF32."""
     from gate.commands.provider_trial import EXACT, try_provider
     from gate.records.runtime import CUDA_PROVIDER
 
-    remedy = "Mend what is named above under CUDA, and update the driver and onnxruntime-gpu."
+    remedy = "Fix the CUDA problems above, and update the driver and onnxruntime-gpu."
     try:
         trial, _ = quietly(try_provider)
     except Exception as error:  # a broken driver or library raises almost anything
@@ -366,8 +370,8 @@ def _cuda_model() -> Iterator[Symptom]:
         return
     counts = ", ".join(f"{n} on {name}" for name, n in trial.nodes_per_provider.items())
     observation = (
-        f"a residual network ran its nodes: {counts}; with TF32 off it is {trial.exact_error:.2g} "
-        "of the largest output away from the CPU"
+        f"a residual network ran its nodes: {counts}; with TF32 off it differs from the CPU by "
+        f"{trial.exact_error:.2g} of the largest output"
     )
     on_cuda = trial.nodes_per_provider.get(CUDA_PROVIDER, 0) > 0 and not trial.cpu_nodes
     state: State = "ok" if on_cuda and trial.exact_error <= EXACT else "missing"
@@ -385,8 +389,8 @@ def _tf32(trial: ProviderTrial) -> str:
         "PyTorch's matmul": switches.tf32_matmul,
         "cuDNN in PyTorch": switches.tf32_cudnn,
     }
-    found = ", ".join(f"{'on' if on else 'off'} in {name}" for name, on in sides.items())
-    return f"by default {found} (ONNX Runtime: {trial.default_error:.2g} of the largest output)"
+    states = ", ".join(f"{'on' if on else 'off'} in {name}" for name, on in sides.items())
+    return f"by default {states} (ONNX Runtime: {trial.default_error:.2g} of the largest output)"
 
 
 def _device() -> str:
@@ -396,13 +400,13 @@ def _device() -> str:
 
 
 def _cuda_libraries(*, device: bool) -> Symptom:
-    """The shared libraries that ONNX Runtime's CUDA provider needs, each loaded by name."""
+    """Load each shared library that ONNX Runtime's CUDA provider needs."""
     import onnxruntime
 
     version = getattr(onnxruntime, "cuda_version", "")
     if not version:
         observation = "this build of ONNX Runtime has no CUDA"
-        remedy = _REPLACE if device else f"Nothing, without a CUDA device. With one: {_REPLACE}"
+        remedy = _REPLACE if device else f"Not needed without a CUDA device. With one: {_REPLACE}"
         return Symptom("CUDA libraries", "absent", observation, remedy)
     quietly(onnxruntime.preload_dlls)
     missing = [name for name in _library_names(int(version.split(".")[0])) if not _loads(name)]
@@ -415,7 +419,7 @@ def _cuda_libraries(*, device: bool) -> Symptom:
     if set(missing) - {_DRIVER_LIBRARY}:
         remedies.append(f"The others: {_INSTALL}")
     state: State = "missing" if device else "absent"
-    return Symptom("CUDA libraries", state, f"not there: {', '.join(missing)}", " ".join(remedies))
+    return Symptom("CUDA libraries", state, f"missing: {', '.join(missing)}", " ".join(remedies))
 
 
 def _library_names(cuda: int) -> tuple[str, ...]:
@@ -456,6 +460,6 @@ def _cuda_session(*, device: bool) -> Symptom:
         active, printed = "none", f"{type(error).__name__}: {error}"
     if active == CUDA_PROVIDER:
         return Symptom("ort-cuda", "ok", f"ran a model on {active}")
-    observation = f"listed, but {active} is what runs: {reason_of(printed)}"
-    remedy = "Mend what is named above under CUDA; until then only the CPU can be judged."
+    observation = f"listed, but the model ran on {active}: {reason_of(printed)}"
+    remedy = "Fix the CUDA problems above; until then only the CPU can be judged."
     return Symptom("ort-cuda", "missing" if device else "absent", observation, remedy)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def policy_from_request(request: MeasuringRequest) -> Policy:
-    """Return the policy of the file or the built-in one, with what other options say."""
+    """Return the policy of the file or the built-in one, with the overrides of other options."""
     return policy_from_options(
         policy=request.policy,
         precision=request.precision,
@@ -60,7 +60,7 @@ def policy_from_options(
     runtimes: Iterable[str],
     settings: Iterable[tuple[str, str]],
 ) -> Policy:
-    """Return the policy that these options ask for. A URL in `runtimes` is that of a server.
+    """Return the policy for these options. A URL in `runtimes` is the URL of a model server.
 
     Raises PolicyError.
     """
@@ -83,24 +83,27 @@ def policy_from_options(
 def load_policy(
     path: Path | None, precision: Precision | None, *, task: Task | None = None
 ) -> Policy:
-    """The policy of a file, or the built-in one of a precision. Raises PolicyError for both."""
+    """Return the policy of a file, or the built-in one of a precision.
+
+    Raises PolicyError if both are set.
+    """
     from gate.policy.policy import Policy
 
     if path and precision:
         raise PolicyError(
-            f"--precision chooses a built-in policy, and {path} is one of your own: say precision "
-            "there, with bounds that fit it. gate init --precision writes one to begin with."
+            f"--precision selects a built-in policy; it can't be combined with {path}. Set "
+            "precision in that file, with bounds that fit. gate init --precision writes an example."
         )
     return Policy.from_file(path) if path else Policy.built_in(precision or "exact", task=task)
 
 
 _UNPROVEN = (
-    "note: not compared: whether the factory gives the same weights each time (the model has more "
-    "than 2 GB, or its factory can be called once). If it draws them, pass --checkpoint FILE."
+    "note: not checked: whether the factory returns the same weights on each call (the model is "
+    "over 2 GB, or the factory works only once). If weights are random, pass --checkpoint FILE."
 )
 
 SharedOut = Callable[["CheckedFile"], AbstractContextManager["EvaluationData"]]
-"""Gives the data of a check with those who measure it."""
+"""Returns the data of a check with the workers that measure it."""
 
 
 def measured_by(request: CheckRequest) -> AbstractContextManager[SharedOut]:
@@ -113,10 +116,10 @@ def measured_by(request: CheckRequest) -> AbstractContextManager[SharedOut]:
         for name, default in _OF_CLUSTER.items():
             if getattr(request, name) != default:
                 option = f"--{name.replace('_', '-')}"
-                raise click.UsageError(f"{option} is for a cluster. Say --engine ray, too.")
+                raise click.UsageError(f"{option} requires --engine ray.")
         return _by_processes(request.jobs)
     if request.jobs is not None:
-        raise click.UsageError("--jobs is for processes. With --engine ray say --workers N.")
+        raise click.UsageError("--jobs is for processes. With --engine ray use --workers N.")
     return _by_cluster(request)
 
 
@@ -151,8 +154,8 @@ def _by_cluster(request: CheckRequest) -> Iterator[SharedOut]:
 def addressed(story: Summary, request: CheckRequest, *, policy: Policy) -> Summary:
     """Return the summary with the file names of this request filled into its commands.
 
-    The command that judges again is this command line. Passwords are left out, because reports are
-    stored and shared. `policy`: the policy that judged.
+    The `gate check` command of the summary becomes this command line. Passwords are removed,
+    because reports are stored and shared. `policy`: the policy that was applied.
     """
     name = request.name or request.against
     named = {
@@ -166,41 +169,41 @@ def addressed(story: Summary, request: CheckRequest, *, policy: Policy) -> Summa
     }
     story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
     line, first = click.get_current_context().obj, story.steps[0].command or ""
-    if first.startswith("gate promote ") and "--twin" not in first:  # that names its own policy
+    if first.startswith("gate promote ") and "--twin" not in first:  # with --twin it has --policy
         story = story.with_command("gate promote ", " ".join([first, *_promote_options(request)]))
     commands = [step.command for step in story.steps if step.command]
-    looking = [command for command in commands if command.startswith("gate locate ")]
-    if looking:
-        whole = " ".join([looking[0], *_locate_options(request, policy)])
-        story = story.with_command("gate locate ", whole)
+    locate = [command for command in commands if command.startswith("gate locate ")]
+    if locate:
+        extended = " ".join([locate[0], *_locate_options(request, policy)])
+        story = story.with_command("gate locate ", extended)
     again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
-    if story.headline.verdict == "PASS":  # only what was tried out is to be judged again
-        again = _untried(again)
+    if story.headline.verdict == "PASS":  # a PASS is only checked again without trial settings
+        again = _without_settings(again)
     return story.with_command("gate check ", shlex.join(["gate", *again])) if again else story
 
 
-def _untried(words: list[str]) -> list[str]:
-    """The command line without --set, by the policy into which the values are to be written."""
+def _without_settings(words: list[str]) -> list[str]:
+    """Return the command line without --set, and with --policy for a file that has the values."""
     pairs = zip(["", *words], words, strict=False)
-    kept = [word for before, word in pairs if before != "--set" and word.split("=")[0] != "--set"]
-    return kept if "--policy" in kept else [*kept, "--policy", "POLICY"]
+    rest = [word for before, word in pairs if before != "--set" and word.split("=")[0] != "--set"]
+    return rest if "--policy" in rest else [*rest, "--policy", "POLICY"]
 
 
 def _locate_options(request: CheckRequest, policy: Policy) -> list[str]:
-    """The options by which gate locate sees the same numbers, quoted for a shell."""
+    """Return the options with which gate locate computes the same numbers, quoted for a shell."""
     built_in = request.policy is None and policy.precision != "exact"
-    given = {
+    values = {
         "--preprocessing": request.preprocessing,
         "--policy": request.policy,
         "--precision": policy.precision if built_in else None,
     }
-    return [f"{name} {shlex.quote(str(value))}" for name, value in given.items() if value]
+    return [f"{name} {shlex.quote(str(value))}" for name, value in values.items() if value]
 
 
 def _promote_options(request: CheckRequest) -> list[str]:
-    """Return the options without which gate promote would use other values, quoted for a shell."""
+    """Return the options that gate promote needs to use the same values, quoted for a shell."""
     source = click.get_current_context().get_parameter_source("state")
-    given = {
+    values = {
         "--policy": request.policy,
         "--preprocessing": request.preprocessing,
         "--tracking-uri": request.tracking_uri,
@@ -209,7 +212,7 @@ def _promote_options(request: CheckRequest) -> list[str]:
     }
     return [
         f"{name} {shlex.quote(without_passwords(str(value)))}"
-        for name, value in given.items()
+        for name, value in values.items()
         if value is not None
     ]
 
@@ -223,10 +226,10 @@ def _save_report(
     signing: Signing | None,
     opened: ExitStack | None,
 ) -> Path | None:
-    """Write the report where one is requested, or where a run needs it; return its folder.
+    """Write the report if one is requested or an MLflow run needs it; return its folder.
 
-    `opened`: of a run, with which the folder is removed where no report is requested. Raises the
-    exceptions of `_write_signed`.
+    `opened`: the exit stack of the run, which removes the folder if no report is requested. Raises
+    the exceptions of `_write_signed`.
     """
     if request.report is not None:
         with report_folder(request.report) as folder:
@@ -249,8 +252,8 @@ def _write_report(
     story: Summary,
     spec: PreprocessSpec | None,
 ) -> None:
-    """Write the records, the page, the table of samples, the worst of them as pictures, and which
-    files were checked.
+    """Write the records, the page, the table of samples, pictures of the worst samples, and the
+    command's arguments.
 
     Raises StorageError.
     """
@@ -271,13 +274,13 @@ def _write_report(
     samples = verdicted.job.samples
     if artifacts.picture_layout(samples.specs) is not None and not is_installed("PIL"):
         click.echo(
-            "note: the report has no pictures of the worst samples: they need Pillow, pip install "
+            "note: the report has no pictures of the worst samples, which need Pillow: pip install "
             "'parity-gate[data]'",
             err=True,
         )
     worst = artifacts.thumbnails(samples, verdicted.evidence, spec)
     artifacts.save(folder / PICTURES, worst)
-    # Last, because the page shows the pictures that are there.
+    # Last, because the page includes the pictures in the folder.
     write_report(
         folder,
         verdicted.decision,
@@ -290,11 +293,11 @@ def _write_report(
 def _write_signed(
     folder: Path, verdicted: EvaluationResult, signing: Signing, *, compared: bool
 ) -> None:
-    """Sign what was measured and decided, as it is in memory, before any of it is written; then
-    write what `gate promote` and consumers read: both statements, the policy as it was applied, the
-    change, where the file was `compared` with the champion, and of what passed the golden vectors.
+    """Sign evidence and decision as they are in memory, then write the files for `gate promote`.
 
-    Raises KeyUnusable; DigestMismatch where the file is another by now; StorageError.
+    The files are both statements, the effective policy, the change if the file was `compared` with
+    the champion, and the golden vectors after a PASS. Raises KeyUnusable, StorageError, and
+    DigestMismatch if the file has changed since it was measured.
     """
     from gate.measure.artifacts import has_golden, write_golden_of
     from gate.records.layout import CHANGE, GOLDEN, POLICY
@@ -317,39 +320,41 @@ def _write_signed(
 
 @contextlib.contextmanager
 def report_folder(report: Path) -> Iterator[Path]:
-    """An empty folder. What is written there replaces an earlier report, once all of it is written.
-    Raises StorageError."""
+    """Yield an empty folder, whose files replace an earlier report when the context ends.
+
+    Raises StorageError.
+    """
     try:
-        # Inside of the folder, which may be a mounted one, or the current one.
+        # Inside `report`, which may be a mount point or the current folder: a rename would fail.
         with scratch(report / "report") as folder:
             yield folder
             _replace_report(folder, report)
     except OSError as error:
         raise StorageError(
             f"cannot write {report}: {error.strerror or error}. Free space or fix permissions, "
-            "then repeat."
+            "then retry."
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # not empty
             report.rmdir()
 
 
 def _replace_report(folder: Path, report: Path) -> None:
-    """Move all files of a folder into that of the report, which replaces an earlier report."""
+    """Move all files of a folder into `report`, and remove those of an earlier report."""
     from gate.records.layout import OF_REPORTS
 
     for name in {*OF_REPORTS, *(entry.name for entry in folder.iterdir())}:
-        there = report / name
-        if there.is_dir() and not there.is_symlink():
-            shutil.rmtree(there)
+        old = report / name
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
         else:
-            there.unlink(missing_ok=True)
+            old.unlink(missing_ok=True)
     for entry in sorted(folder.iterdir()):
         entry.rename(report / entry.name)
 
 
 def open_runs(uri: str, experiment: str | None) -> Runs:
-    """The experiment's runs. Raises the RegistryErrors within seconds if nothing answers."""
+    """Return the runs of the experiment. Raises RegistryError soon if no server answers."""
     from gate.mlflow_client.runs import EXPERIMENT, Runs
 
     return Runs(uri, experiment=experiment or EXPERIMENT)
@@ -364,19 +369,18 @@ def _runs_of_check(request: CheckRequest) -> Runs | None:
         return open_runs(tracking_uri(uri), request.experiment)
     if uri is not None and (request.against or request.name) is None:
         raise click.UsageError(
-            "--tracking-uri says where --track writes, --against looks and the model of --name "
-            "is: give one of them, too."
+            "--tracking-uri has no effect without --track, --against or --name. Add one of them or "
+            "remove it."
         )
     return None
 
 
 @dataclass
 class TrackedRun:
-    """The run of `gate check --track`: the numbers are written before the verdict is printed, the
-    files after it.
+    """The run of `gate check --track`.
 
-    A failure to write the record does not change the verdict: it is reported, and `gate promote`
-    writes the record again.
+    The numbers are written before the verdict is printed, the files after it. A failure to write
+    is reported but does not change the verdict; `gate promote` then writes the record again.
     """
 
     runs: Runs
@@ -385,11 +389,11 @@ class TrackedRun:
     folder: Path
     """The folder of the report."""
     opened: ExitStack
-    """Ends the run; removes the folder where no report was requested."""
+    """Ends the run; removes the folder if no report was requested."""
     workspace: str | None
-    """The command's workspace: MLFLOW_WORKSPACE no longer names it when the run is finished."""
+    """The command's workspace; MLFLOW_WORKSPACE is already restored when the run is finished."""
     remember: bool
-    """Name the run in the folder."""
+    """Whether to write the run ID into the folder."""
     failure: GateError | None = None
     plain: dict[str, Any] = field(default_factory=dict)
     """The fields of the run in `--json`."""
@@ -405,7 +409,7 @@ class TrackedRun:
         self._describe()
 
     def finish(self) -> str:
-        """Upload the files and end the run; gives what there is to say of a failure."""
+        """Upload the files and end the run; return a line about a new failure, or an empty text."""
         from gate.mlflow_client.log_evaluation import log_files
 
         was_shown = self.failure is not None
@@ -424,11 +428,11 @@ class TrackedRun:
 
     @property
     def text(self) -> str:
-        """The address, or why it is of no use."""
+        """Return the address of the run, or the reason for a failure."""
         if self.failure is None:
             with working_in(self.workspace):
                 return make_printable(self.page.location)
-        return make_printable(f"not written, the verdict stands: {self.failure}")
+        return make_printable(f"not written; the verdict is not affected: {self.failure}")
 
     def _describe(self) -> None:
         page, failed = self.page, self.failure is not None
@@ -461,7 +465,9 @@ def _show(
     )  # fmt: skip
     if folder is not None:
         console.print(f"report  {folder / 'report.html'}")
-        console.print(f"signed  by {make_printable(subject.signed_by or 'nobody')}")
+        console.print(
+            f"signed  {make_printable(f'by {subject.signed_by}' if subject.signed_by else 'no')}"
+        )
     if run is not None:
         console.print(f"run     {run.text}")
 
@@ -473,7 +479,7 @@ def evaluate(
 ) -> CommandResult:
     """Measure, decide, and write the requested files.
 
-    `measured_by`: takes the measurements. Raises GateError where the file can't be judged.
+    `measured_by`: runs the measurement. Raises GateError if the file can't be judged.
     """
     with contextlib.ExitStack() as opened:
         return _evaluated(request, policy, measured_by, opened)
@@ -485,7 +491,7 @@ def _evaluated(
     measured_by: AbstractContextManager[SharedOut],
     opened: ExitStack,
 ) -> CommandResult:
-    """Do what `evaluate` does. `opened` ends the run unless the outcome is left to do so."""
+    """Implement `evaluate`. `opened` ends the run, unless the returned result does so."""
     from gate.preprocess.pictures import read_dumped_tensors
 
     _refuse_existing(request)
@@ -499,12 +505,12 @@ def _evaluated(
     against = None
     if request.against is not None:
         against = Against.from_request(request.against, request)
-        if policy.incumbent is None:  # a policy that asks for one lets the first version pass
+        if policy.incumbent is None:  # a policy with this section lets the first version pass
             against.require_model()
     dumped = read_dumped_tensors(request.tensors)
 
     with measured_by as shared_out:
-        with loading():  # after what is wrong without them
+        with loading():  # after all checks that do not need PyTorch
             from gate.api import check
             from gate.distributed.worker_pool import CheckedFile
             from gate.measure.job import Reference
@@ -601,14 +607,14 @@ def _evaluated(
 
 
 def _source_of(verdicted: EvaluationResult) -> dict[str, Any]:
-    """Return the project's source line that makes the module that diverges first, for --json and
-    --sarif; nothing where there is none."""
-    found = verdicted.explanation.localisation
-    if found is None or found.first_divergence is None or found.part:
+    """Return the source line that creates the module that diverges first, for --json and --sarif;
+    empty if unknown."""
+    location = verdicted.explanation.localisation
+    if location is None or location.first_divergence is None or location.part:
         return {}
     from gate.model.source_code import module_source
 
-    source = module_source(verdicted.job.reference.module, found.first_divergence)
+    source = module_source(verdicted.job.reference.module, location.first_divergence)
     if source is None:
         return {}
     return {"source": {"file": source[0].as_posix(), "line": source[1]}}
@@ -620,13 +626,13 @@ def _refuse_existing(request: CheckRequest) -> None:
     report = None if request.overwrite else request.report
     if report is not None and any((report / name).exists() for name in (EVIDENCE, DECISION)):
         raise StorageError(
-            f"--report: {report} holds a report already. Name another folder, or say --overwrite."
+            f"--report: {report} already has a report. Name another folder or add --overwrite."
         )
 
 
 def _recordings(request: CheckRequest) -> dict[str, Path]:
-    """Return the recordings by name. Raises BadParameter where a name occurs twice."""
+    """Return the recordings by name. Raises BadParameter if a name occurs twice."""
     recordings = dict(request.recorded)
     if len(recordings) < len(request.recorded):
-        raise click.BadParameter("--recorded: a name is there twice. Give each recording its own.")
+        raise click.BadParameter("--recorded: a name is used twice. Use a unique name for each.")
     return recordings

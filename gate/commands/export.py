@@ -62,8 +62,7 @@ def _split_domain(text: str) -> tuple[str, int]:
 _OPTIONS = (
     click.option(
         "--strategy", type=click.Choice(["ladder", *options.STRATEGIES]),
-        help="ladder (default): try all, and take the first whose file computes what the model "
-        "does.",
+        help="ladder (default): try all and use the first whose file matches the model.",
     ),
     click.option(
         "--opset", type=Parsed("opset", _parse_opset), metavar="13|auto",
@@ -72,14 +71,14 @@ _OPTIONS = (
     click.option(
         "--dynamic", multiple=True, metavar="NAME:AXIS=LABEL",
         type=types.Named("axis", "NAME:AXIS=LABEL, such as image:2=height", _split_axis),
-        help="A dynamic axis beside the batch axis. Axes of outputs follow those of inputs; "
+        help="A dynamic axis in addition to the batch axis. Output axes follow from the inputs; "
         "naming one requires it to be dynamic. Repeatable.",
     ),
     click.option(
         "--batch-axis", "batch_axes", multiple=True, metavar="NAME=AXIS|none",
         type=types.NAMED_AXIS,
-        help="The batch axis of an input, or none if it has no batch axis. Default: axis 0, and "
-        "none of a scalar. Repeatable.",
+        help="The batch axis of an input, or none if it has no batch axis. Default: axis 0; a "
+        "scalar has none. Repeatable.",
     ),
     click.option(
         "--output-names", metavar="A,B",
@@ -125,7 +124,7 @@ _OPTIONS = (
 
 
 def settings_of(given: Mapping[str, Any]) -> ExportSettings:
-    """The settings. Raises PolicyError and click's BadParameter."""
+    """Return the export settings. Raises PolicyError and BadParameter."""
     from pydantic import ValidationError
 
     from gate.records.export import ExportSettings
@@ -198,9 +197,9 @@ def command(**question: Any) -> CommandResult:
     """Export the model of FACTORY to an ONNX file, and record every setting.
 
     FACTORY is a callable without arguments that returns the nn.Module. The strategy ladder tries
-    all strategies in order and takes the first whose file is valid and computes what the model
-    does, at every dynamic size. It prints why the earlier ones failed. MODEL.onnx.export.json
-    records the export for gate check --export-record. Use gate check to judge the file.
+    all strategies in order and uses the first whose file is valid and matches the model at every
+    dynamic size. It prints why the earlier ones failed. MODEL.onnx.export.json records the export
+    for gate check --export-record. Use gate check to judge the file.
 
     docs/export.md describes every setting.
 
@@ -247,7 +246,7 @@ def _export_recipe(path: Path, output: Path) -> CommandResult:
         if stated and parameter.name not in _WITH_RECIPE:
             name = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.metavar
             raise click.UsageError(
-                f"{name} does not go with --recipe, which states it. Leave it out."
+                f"{name} can't be combined with --recipe, which already sets it. Remove it."
             )
     recipe = Recipe.read(path)
     with spinner("exporting"):
@@ -300,10 +299,10 @@ def _export(question: Mapping[str, Any]) -> CommandResult:
     named = any("batch" in labels.values() for labels in settings.dynamic_axes.values())
     if samples.count and not settings.batch_axes and not named:
         example = next(samples.batches(min(len(samples), 2 * settings.batch_size + 2)))
-    else:  # in the layout of the model
+    else:  # all samples, in the layout of the model
         example = samples.whole()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the model's own code; the exporters' are recorded
+        warnings.simplefilter("ignore")  # from the model's code; exporter warnings are recorded
         with staged(
             model,
             example,
@@ -342,14 +341,14 @@ def _export_show(
         ("record", str(note_path(output))),
         *(("log", str(log_of(output))) for _ in range(exported.settings.verbose)),
         ("strategy", f"{record.strategy}, opset {subject.opset}"),
-        *(("  not by", line) for line in record.rungs),
+        *(("  failed", line) for line in record.rungs),
         *(("input", _spec(spec)) for spec in subject.inputs),
         *(("output", _spec(spec)) for spec in subject.outputs),
         ("self-check", ", ".join(f"{name} {value:.3g}" for name, value in checked.items())
          or "not possible: no runtime of the gate runs this file"),
-        *(("look at", f"{f.code} {f.level} at {f.location}: {f.message}")
+        *(("see", f"{f.code} {f.level} at {f.location}: {f.message}")
           for f in record.lint if not f.suppressed),
-        *(("look at", line)
+        *(("see", line)
           for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
         ("next", _next(question, weights)),
     ]  # fmt: skip
@@ -380,7 +379,7 @@ def _spec(spec: TensorSpec) -> str:
 @click.option(
     "--calibration", type=types.SAMPLES, required=True,
     help="Representative samples, different from those of gate check: FILE.npy, FILE.npz with one "
-    "array per input, or a folder of such. For a release: the inputs of its chain.",
+    "array per input, or a folder of such files. For a release: the inputs of its chain.",
 )  # fmt: skip
 @options.BATCH_AXIS
 @click.option(
@@ -450,17 +449,17 @@ def quantize_command(
     from gate.export.quantize import QuantizeSettings
     from gate.onnx_file.release_file import is_release_file
 
-    given = {"--reference": reference, "--checkpoint": checkpoint, "--part": parts}
-    of_release = [name for name, value in given.items() if value]
+    release_options = {"--reference": reference, "--checkpoint": checkpoint, "--part": parts}
+    named = [name for name, value in release_options.items() if value]
     if is_release_file(model) != is_release_file(output):
         raise click.UsageError(
-            f"{model} and {output} are not of one kind: the twin of a release is a release "
-            "(--output twin/release.yaml), that of a file a file (--output twin/model.onnx)."
+            f"{model} and {output} must both be ONNX files or both release files: use --output "
+            "twin/model.onnx for a file, --output twin/release.yaml for a release."
         )
-    if of_release and not is_release_file(model):
+    if named and not is_release_file(model):
         raise click.UsageError(
-            f"{', '.join(of_release)} is for a release (release.yaml): the one file {model} is "
-            "calibrated on the samples themselves."
+            f"{', '.join(named)} is for a release (release.yaml), but {model} is a single file. "
+            "Remove it."
         )
     if settings is not None:
         source = click.get_current_context().get_parameter_source
@@ -484,7 +483,7 @@ def quantize_command(
         return _file(model, calibration, axes, output, chosen)
     if reference is None:
         raise click.UsageError(
-            f"{model} is a release: its parts are calibrated on what the model's chain gives them. "
+            f"{model} is a release: its parts are calibrated on intermediate values of the model. "
             "Name the model: --reference PKG.MODULE:FACTORY."
         )
     with loading():
@@ -555,7 +554,7 @@ def _file(
             f"{size} bytes, {size / subject.size_bytes:.0%} of the exact file; calibrated on "
             f"{count} samples"
         )
-        console.print("Judge it by a policy with precision: quantized, beside the exact file.")
+        console.print("Check it with a policy with precision: quantized, next to the exact file.")
 
     return CommandResult(ExitCode.DONE, plain, show)
 
@@ -567,9 +566,9 @@ def _show_release(made: QuantizedRelease, console: Console) -> None:
     for name in made.subject.parts:
         record = made.records.get(name)
         how = (
-            "the exact file, byte by byte"
+            "a copy of the exact file"
             if record is None
             else f"quantized, calibrated on {record.settings['calibration_samples']} samples"
         )
         console.print(f"  {name}: {how}")
-    console.print("Judge it by a policy with precision: quantized, beside the exact release.")
+    console.print("Check it with a policy with precision: quantized, next to the exact release.")

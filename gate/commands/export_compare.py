@@ -1,4 +1,4 @@
-"""`gate export compare`: exporters side by side on one model."""
+"""`gate export compare`: compare exporters on one model."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, NDArray[Any]]
 
 
-_MOST = 16
-"""Largest number of samples for the comparison: more show nothing new about an exporter."""
+_MAX_SAMPLES = 16
+"""Largest number of samples: more show nothing new about an exporter."""
 
 
 @click.command("compare", short_help="Compare exporters on one model.")
@@ -82,8 +82,8 @@ def command(
 ) -> CommandResult:
     """Export a model with every strategy and opset, and measure each file on every runtime.
 
-    The table shows which files compute what the model does. Exit code 0: all do; 1: at least one
-    does not; 2: not measured.
+    The table shows which files match the model. Exit code 0: all do; 1: at least one does not;
+    2: not measured.
 
     \b
     Examples:
@@ -103,35 +103,32 @@ def command(
     stated = load_section(ExportSettings, settings, "export") if settings else None
     reference = Reference.from_factory(factory, checkpoint=checkpoint, untrained=True)
     samples = SampleSet.open(example_input)
-    example = next(samples.batches(min(len(samples), _MOST)))
+    example = next(samples.batches(min(len(samples), _MAX_SAMPLES)))
     exports = list(itertools.product(dict.fromkeys(strategy), dict.fromkeys(opset), foldings))
     with progress_bar("exporting") as progress:
-        found = compare_exports(
+        trials = compare_exports(
             reference, example, exports, settings=stated or ExportSettings(), progress=progress
         )
     if report is not None:
-        found.save(report / "trials.json")
-        files.write_text(report / "trials.md", markdown(found))
-        drawn = trials_chart(found)
+        trials.save(report / "trials.json")
+        files.write_text(report / "trials.md", markdown(trials))
+        drawn = trials_chart(trials)
         if drawn is not None:
             files.write_bytes(report / "plots" / "trials.svg", drawn.file())
 
     def show(console: Console) -> None:
-        print_trials(found, console)
+        print_trials(trials, console)
         if report is not None:
             console.print(f"report  {report / 'trials.md'}, {report / 'plots' / 'trials.svg'}")
 
-    bad = any(trial.verdict in ("FAIL", "ERROR") for trial in found.trials)
-    return CommandResult(ExitCode.REJECTED if bad else ExitCode.DONE, found.to_plain(), show)
+    bad = any(trial.verdict in ("FAIL", "ERROR") for trial in trials.trials)
+    return CommandResult(ExitCode.REJECTED if bad else ExitCode.DONE, trials.to_plain(), show)
 
 
-# The table with which people find out that their default exporter is the fault.
-
-
-_LEAST_SAMPLES = 8
+_MIN_SAMPLES = 8
 
 _NOISE = 0.1
-"""Of the example's standard deviation: what is added to make more samples of it."""
+"""Standard deviation of the noise in generated samples, relative to that of the example."""
 
 _BOUND = 1.5
 
@@ -144,19 +141,19 @@ def compare_exports(
     settings: ExportSettings,
     progress: Callable[[int, int], object] = lambda _done, _total: None,
 ) -> Trials:
-    """Export the model in every way and measure each file on the example.
+    """Export the model with each combination of settings, and measure each file on the example.
 
-    `exports`: strategy, opset and constant folding of each; all else is of `settings`. A small
-    example is filled up to 8 samples with noise around it. `progress` is called with the trials
-    done and all. What can't be exported or measured is a row that says so. Raises GateError where
-    the model itself can't be computed, ExportError where no trial gives a file.
+    `exports`: strategy, opset and constant folding of each trial; `settings` has the rest. An
+    example with fewer than 8 samples is extended with noisy copies. `progress` gets the number of
+    finished trials and the total. A failed export or measurement is recorded in its trial. Raises
+    GateError if the model can't be run, ExportError if all trials fail.
     """
     from gate.data.samples import SampleSet
     from gate.measure.job import EvaluationData
     from gate.records.export import Trials
 
     samples = SampleSet.from_arrays(_enough(example))
-    workload = EvaluationData(samples, batch_size=min(_LEAST_SAMPLES, len(samples)))
+    workload = EvaluationData(samples, batch_size=min(_MIN_SAMPLES, len(samples)))
     bench = _StrategyComparison(reference, example, workload, settings)
     trials: list[ExportTrialRecord] = []
     for done, (strategy, opset, folding) in enumerate(exports):
@@ -164,7 +161,7 @@ def compare_exports(
         trials.append(bench.trial(strategy, opset, folding=folding))
     if all(trial.failure is not None for trial in trials):
         raise ExportError(
-            f"none of {len(trials)} exports of {reference.source.factory} succeeded; "
+            f"all {len(trials)} exports of {reference.source.factory} failed. "
             f"{trials[0].title}: {trials[0].failure}. Try gate lint, and gate export for the log."
         )
     progress(len(exports), len(exports))
@@ -178,7 +175,7 @@ def compare_exports(
 
 
 class _StrategyComparison:
-    """One model and its samples; remembers the graphs that were measured."""
+    """Trials of one model on the same samples; caches the results by graph."""
 
     def __init__(
         self,
@@ -203,7 +200,7 @@ class _StrategyComparison:
             begun = time.perf_counter()
             try:
                 exported = self._export(trial, Path(folder, "model.onnx"))
-            except (GateError, ValueError) as error:  # ValueError: settings that can't be
+            except (GateError, ValueError) as error:  # ValueError: invalid settings
                 seconds = time.perf_counter() - begun
                 return trial.model_copy(update={"seconds": seconds, "failure": _brief(error)})
             trial = trial.model_copy(update={"seconds": time.perf_counter() - begun})
@@ -217,11 +214,11 @@ class _StrategyComparison:
             "strategy": trial.strategy,
             "opset": trial.opset_asked,
             "do_constant_folding": trial.constant_folding,
-            "lint": "off",  # what it costs to export all the same is the question
+            "lint": "off",  # the trial shows what an export despite lint findings computes
         }
         settings = ExportSettings(**{**dict(self._settings), **choice})
         with warnings.catch_warnings():
-            # Deprecations of exporters that are tried on purpose.
+            # Deprecated exporters are used on purpose.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
             return export_model(
@@ -286,14 +283,14 @@ class _StrategyComparison:
 
 
 def _enough(example: Arrays) -> dict[str, NDArray[Any]]:
-    """The example, filled up with noise around it where it has few samples."""
+    """Return the example, extended with noisy copies to the minimum number of samples."""
     import numpy as np
 
     count = min(len(array) for array in example.values())
-    if count >= _LEAST_SAMPLES:
+    if count >= _MIN_SAMPLES:
         return dict(example)
     generator = np.random.default_rng(0)
-    chosen = np.arange(_LEAST_SAMPLES) % count
+    chosen = np.arange(_MIN_SAMPLES) % count
     filled = {}
     for name, array in example.items():
         more = np.array(array[chosen])
@@ -305,9 +302,9 @@ def _enough(example: Arrays) -> dict[str, NDArray[Any]]:
 
 
 def _policy(*, samples: int) -> Policy:
-    """The built-in bounds on numbers, without what needs many more passes.
+    """Return a policy with numeric bounds and without the instruments that need many passes.
 
-    Not on answers, which a handful of samples around one example need not tell apart.
+    There is no bound on top-1 agreement: noisy copies of one example may all have near ties.
     """
     from gate.policy.policy import Policy
     from gate.policy.sections import Bounds, Instruments, RuntimePolicy
@@ -315,7 +312,7 @@ def _policy(*, samples: int) -> Policy:
 
     bounds = Bounds(scaled_diff=2e-2, noise_ratio=_BOUND)
     instruments = Instruments(
-        noise_samples=min(samples, _LEAST_SAMPLES), stability_samples=0, probes=False,
+        noise_samples=min(samples, _MIN_SAMPLES), stability_samples=0, probes=False,
         search_inputs=0, graph=False,
     )  # fmt: skip
     runtimes = {
@@ -354,7 +351,7 @@ def _parity(runtime: RuntimeEvidence, decision: Decision) -> TrialParity:
 
 
 def _brief(error: Exception) -> str:
-    """The first line that says something."""
+    """Return the first nonempty line of the message."""
     from pydantic import ValidationError
 
     from gate.storage.yaml_section import first_problem

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from gate.signing.trust import Trust
 
 
-@click.command("accept-ledger", short_help="Say that a shorter or another ledger is meant.")
-@click.option("--reason", required=True, help="Kept in the ledger, with your name.")
+@click.command("accept-ledger", short_help="Accept a shorter or replaced ledger.")
+@click.option("--reason", required=True, help="Recorded in the ledger with your name.")
 @click.option(
     "--store", type=FILE, default=Path(".gate/store"), show_default=True,
     envvar="GATE_STORE", show_envvar=True, help="The service's store.",
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 def accept_ledger_command(
     reason: str, store: Path, **place: Unpack[loaders.LedgerOptions]
 ) -> CommandResult:
-    """Let the service go on from the ledger as it is now.
+    """Let the service continue from the current state of the ledger.
 
-    The service keeps in its store where the ledger ended, and refuses one that is shorter or other
-    than it was: restore the newest copy. Where that is lost for good, or another ledger is to take
-    its place, this says so, and writes a line that names what was lost. Where no trusted writer
-    signed the last line, this line, signed by one, says that it is right.
+    The service stores the position of the ledger's end. It refuses a ledger that was truncated or
+    replaced; normally you restore the newest copy. If that copy is lost, or the ledger was replaced
+    on purpose, this command accepts the ledger and adds an entry that lists what was lost. If no
+    trusted writer signed the last line, the new entry, signed by a trusted writer, confirms it.
 
     \b
     Examples:
@@ -66,35 +66,35 @@ def accept_ledger_command(
     from gate.service.reconciler import stored_head
 
     if not reason.strip():
-        raise click.BadParameter("say why it is meant.", param_hint="--reason")
-    with spinner("asking where the ledger's end is kept"):
+        raise click.BadParameter("state the reason.", param_hint="--reason")
+    with spinner("reading the position of the ledger's end"):
         stored = stored_head(store)
         lost = accept_rewrite(loaders.written_ledger(place), stored, reason=reason)
     names = [stored.location]
     return CommandResult(
         ExitCode.DONE,
         {"accepted": bool(lost), "lost": list(lost), "asked": names},
-        lambda console: _accept_ledger_show(lost, names, console),
+        lambda console: _show_accepted(lost, names, console),
     )
 
 
-def _accept_ledger_show(lost: Sequence[str], names: Sequence[str], console: Console) -> None:
+def _show_accepted(lost: Sequence[str], names: Sequence[str], console: Console) -> None:
     if not lost:
-        console.print(f"nothing to accept: the ledger holds all that is kept in {', '.join(names)}")
+        console.print(f"nothing to accept: the ledger matches the position in {', '.join(names)}")
         return
     for line in lost:
-        console.print(f"not in the ledger any more: {line}")
-    console.print("the ledger is accepted as it is, and a line of it says so")
+        console.print(f"no longer in the ledger: {line}")
+    console.print("the ledger is accepted, and an entry records this")
 
 
-@click.command("override", short_help="Let MLflow's server move 'champion' around the gate.")
+@click.command("override", short_help="Let MLflow's server accept one move of 'champion'.")
 @click.argument("model", type=ModelName())
 @click.option(
     "--champion", required=True, metavar="VERSION|none",
-    help="The version that 'champion' may be pointed at; none: it may be deleted, and so may the "
-    "model or its version.",
+    help="The version that 'champion' may be set to; none: the alias, the model and its versions "
+    "may be deleted.",
 )  # fmt: skip
-@click.option("--reason", required=True, help="Kept in the ledger, with your name.")
+@click.option("--reason", required=True, help="Recorded in the ledger with your name.")
 @loaders.with_writing
 @TRACKING_URI
 @machine_options
@@ -105,10 +105,10 @@ def override_command(
     tracking_uri: str | None,
     **place: Unpack[loaders.LedgerOptions],
 ) -> CommandResult:
-    """Let MLflow's server with the app parity-gate accept one change of the registered MODEL.
+    """Let an MLflow server with the app parity-gate accept one change of the registered MODEL.
 
-    Writes a signed ledger entry, which counts until the next entry about this model. It changes no
-    alias, and the service goes on examining what 'champion' points at.
+    Writes a signed ledger entry, which is valid until the next entry about this model. It changes
+    no alias, and the service continues to examine the version of 'champion'.
 
     \b
     Examples:
@@ -124,11 +124,11 @@ def override_command(
             f"expected a version number or none (seen: {champion!r}).", param_hint="--champion"
         )
     if not reason.strip():
-        raise click.BadParameter("say why it is meant.", param_hint="--reason")
+        raise click.BadParameter("state the reason.", param_hint="--reason")
     registry = MlflowRegistry(uri_of(tracking_uri))
     about = RegisteredModel(registry, loaders.written_ledger(place), model)
     about.write("overridden", reason, version=version and str(int(version)))
-    allowed = "be removed" if version is None else f"be pointed at version {version}"
+    allowed = "be removed" if version is None else f"be set to version {version}"
     return CommandResult(
         ExitCode.DONE,
         {"model": about.key, "champion": version},
@@ -146,11 +146,11 @@ def override_command(
 @with_state
 @machine_options
 def history_checkpoint_command(output: Path | None, key: str | None, state: str) -> CommandResult:
-    """Sign how many lines the ledger has, and the digest of the last one.
+    """Sign the number of lines of the ledger and the digest of the last one.
 
-    A chain can't see that its end was removed. Who keeps this elsewhere can prove later that all
-    these lines are still there: gate history --verify --checkpoint FILE. The last line has to be
-    believed now: by GATE_TRUST, else .gate/trust.yaml, where that is.
+    A hash chain can't detect that its end was removed. An auditor who stores the checkpoint
+    elsewhere can prove later that all these lines still exist: gate history --verify --checkpoint
+    FILE. The last line must be trusted now, by GATE_TRUST or .gate/trust.yaml, if one exists.
 
     \b
     Examples:
@@ -162,8 +162,8 @@ def history_checkpoint_command(output: Path | None, key: str | None, state: str)
     signing_key = loaders.local_keys().signing_key_if_any(key)
     if signing_key is None:
         raise KeyUnusable(
-            "there is no key to sign the checkpoint with, and an unsigned one proves nothing. Name "
-            "one with --key or GATE_SIGNING_KEY, or make one: gate keys new."
+            "no key to sign the checkpoint with; an unsigned one proves nothing. Name a key with "
+            "--key or GATE_SIGNING_KEY, or create one: gate keys new."
         )
     checkpoint = Checkpoint.from_ledger(loaders.believed_ledger(state))
     data = checkpoint.signed(signing_key).data
@@ -195,10 +195,9 @@ def history_checkpoint_command(output: Path | None, key: str | None, state: str)
 @with_state
 @machine_options
 def history_export_command(output: Path | None, state: str) -> CommandResult:
-    """Write the ledger's lines as they are, one JSON text each, after its chain was verified.
+    """Verify the ledger and write its lines as JSON lines, for other programs.
 
-    They are what other programs read. Signatures stay in the
-    database: keep a checkpoint with them (gate history checkpoint).
+    Signatures stay in the database: store a checkpoint with the lines (gate history checkpoint).
 
     \b
     Examples:
@@ -206,7 +205,7 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
       gate history export | jq 'select(.action == "promoted")'
     """
     if output is None and "--json" in click.get_current_context().obj.arguments:
-        raise click.UsageError("what is exported is lines of JSON: name their file with -o.")
+        raise click.UsageError("--json requires -o FILE: the exported lines are JSON themselves.")
     ledger = loaders.existing_ledger(state)
     lines = list(exported(ledger))
     if output is not None:
@@ -228,8 +227,10 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
 
 
 def exported(ledger: Ledger) -> Iterator[bytes]:
-    """Yield all lines as they are, each with its newline, after the ledger is verified. Raises what
-    `Ledger.verify` raises."""
+    """Verify the ledger and yield all lines unchanged, each with its newline.
+
+    Raises the exceptions of `Ledger.verify`.
+    """
     from gate.ledger.ledger import proven
 
     ledger.verify()
@@ -239,21 +240,21 @@ def exported(ledger: Ledger) -> Iterator[bytes]:
 
 
 Kept = tuple["Checkpoint", tuple["PublicKey", ...], int]
-"""A verified checkpoint, the keys that signed it, and how many lines were added afterwards."""
+"""A verified checkpoint, the keys that signed it, and the number of lines added since."""
 
 
 def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> CommandResult:
     """Verify chain, signatures and checkpoint.
 
-    A failed verification is a result. An impossible one is an error: raises the exceptions of
-    `existing_ledger`, StateUnavailable, PolicyError, UsageError.
+    A failed verification is returned as a result. Raises the exceptions of `existing_ledger`,
+    StateUnavailable, PolicyError, UsageError if the ledger can't be verified at all.
     """
     from gate.ledger.maintenance import audit_ledger
 
     ledger = loaders.existing_ledger(state)
     ledger.trust = believed = loaders.local_keys().trust_if_any(trust)
     if checkpoint is not None and believed is None:
-        raise click.UsageError("a checkpoint is believed by its signature: say whose with --trust.")
+        raise click.UsageError("--checkpoint needs trusted keys: name a trust file with --trust.")
     try:
         proven, kept = audit_ledger(ledger), None
         if checkpoint is not None and believed is not None:
@@ -261,7 +262,7 @@ def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> Comm
     except (DigestMismatch, EvidenceError, Untrusted) as error:
         problem = str(error)
         plain = {"holds": False, "problem": problem, "ledger": ledger.location}
-        text = f"the ledger does not hold: {problem}"
+        text = f"the ledger is not valid: {problem}"
         return CommandResult(
             ExitCode.REJECTED, plain, lambda console: print_lines(console, text, style="bold red")
         )
@@ -299,7 +300,7 @@ def _plain(kept: Kept) -> dict[str, Any]:
 
 def _show_verified(ledger: Ledger, proven: Audit, kept: Kept | None, console: Console) -> None:
     last = "" if proven.head is None else f", the last with digest {proven.head}"
-    lines = [f"the ledger {ledger.location} holds: {proven.lines} lines{last}"]
+    lines = [f"the ledger {ledger.location} is valid: {proven.lines} lines{last}"]
     writers = () if ledger.trust is None else ledger.trust.writers
     if writers:
         counts = [
@@ -310,16 +311,16 @@ def _show_verified(ledger: Ledger, proven: Audit, kept: Kept | None, console: Co
         trusted = "" if ledger.trust is None else ledger.trust.by
         lines.append(f"signed: {', '.join(counts) or 'none'}; trusted{trusted}")
     else:
-        lines.append("signatures were not looked at: no writers are trusted (--trust)")
+        lines.append("signatures were not verified: no writers are trusted (--trust)")
     if proven.accepted:
         numbers = ", ".join(map(str, proven.accepted))
-        lines.append(f"vouched for by a later line of a trusted writer only: {numbers}")
+        lines.append(f"accepted only by a later line of a trusted writer: {numbers}")
     if kept is not None:
         checkpoint, signers, since = kept
         names = ", ".join(key.label for key in signers)
         lines.append(
-            f"the checkpoint of {checkpoint.at}, signed by {names}: its {checkpoint.lines} lines "
-            f"are there, {since} came since"
+            f"the checkpoint of {checkpoint.at}, signed by {names}: all {checkpoint.lines} lines "
+            f"exist, {since} were added since"
         )
     print_lines(console, *lines)
 
@@ -327,12 +328,12 @@ def _show_verified(ledger: Ledger, proven: Audit, kept: Kept | None, console: Co
 _NONE = "The ledger has no such entries."
 
 _WIDE = 70
-"""Columns from which the year and the digest fit."""
+"""Minimum width in columns that fits the year and the digest."""
 
 
 @dataclass(frozen=True)
 class _Line:
-    """An entry, where it stands, and by which key it was signed."""
+    """An entry with its line number and the ID of the signing key."""
 
     entry: LedgerEntry
     number: int = 0
@@ -346,24 +347,24 @@ class _Line:
         "export": "gate.commands.history:history_export_command",
         "checkpoint": "gate.commands.history:history_checkpoint_command",
     },
-    short_help="Print the ledger, and prove it.",
+    short_help="Print or verify the ledger.",
 )
 @click.option("--model", help="Only this registered model.")
 @click.option(
     "--metric", metavar="NAME",
-    help="Print a metric of the policy over the versions of --model instead of the ledger.",
+    help="Print this metric of the policy for each version of --model, instead of the ledger.",
 )  # fmt: skip
 @TRACKING_URI
-@click.option("--limit", type=click.IntRange(min=1), help="Only the newest so many.")
-@click.option("-v", "--verbose", is_flag=True, help="All columns, signers, the reasons in full.")
+@click.option("--limit", type=click.IntRange(min=1), help="Show only the last N entries.")
+@click.option("-v", "--verbose", is_flag=True, help="Print all columns, signers, full reasons.")
 @click.option(
     "--verify", is_flag=True,
-    help="Print no lines: prove the chain, and that trusted writers signed it.",
+    help="Verify the chain and the signatures of trusted writers, instead of printing entries.",
 )  # fmt: skip
 @click.option(
-    "--checkpoint", type=ExistingPath(EvidenceError, "what gate history checkpoint wrote"),
+    "--checkpoint", type=ExistingPath(EvidenceError, "output of gate history checkpoint"),
     metavar="FILE",
-    help="With --verify: prove, too, that all lines are there that were there when it was made.",
+    help="With --verify: also verify that no line of this checkpoint was removed.",
 )  # fmt: skip
 @SIGNING_TRUST
 @with_state
@@ -379,16 +380,16 @@ def command(
     trust: Path | None,
     state: str,
 ) -> CommandResult:
-    """Print the ledger: promotions, refusals, rollbacks and what was deployed. Newest last.
+    """Print the ledger: promotions, refusals, rollbacks and deployments. Newest last.
 
-    One line an entry; the whole text with -v or --json. The chain of hashes is verified on
-    reading: a changed or removed line is an error. With --verify, exit code 1: something was
-    changed, removed, or not signed by a trusted writer, and by which line it shows.
+    One line per entry; full text with -v or --json. The hash chain is verified on reading: a
+    changed or removed line is an error. Exit code 1 with --verify: a line was changed, removed, or
+    not signed by a trusted writer; its number is printed.
 
     \b
     Subcommands, each with its own --help:
-      gate history export                   its lines, as JSON
-      gate history checkpoint               where it ends now, signed, for an auditor to keep
+      gate history export                   the lines, as JSON
+      gate history checkpoint               the current end, signed, for an auditor
 
     \b
     Examples:
@@ -412,7 +413,7 @@ def command(
     key = None if model is None else _key(model)
     lines = [
         _Line(entry, row.number, _key_id(row.signature))
-        for entry, row in zip(entries, rows, strict=False)  # one may have come meanwhile
+        for entry, row in zip(entries, rows, strict=False)  # an entry may be added in between
         if key is None or entry.key == key
     ]
     shown = lines[-limit:] if limit else lines
@@ -425,15 +426,15 @@ def command(
             ],
             "total": len(lines),
         },
-        lambda console: (_show_all if verbose else _history_show)(shown, console),
+        lambda console: (_show_all if verbose else _show_short)(shown, console),
     )
 
 
 def metric_history(
     model: str, metric: str, *, state: str, uri: str | None, limit: int | None
 ) -> CommandResult:
-    """Return the values of a metric over the versions that served, the oldest first, as they lie
-    beside the champion. Raises EvidenceError where there is none, and the RegistryErrors."""
+    """Return the values of a metric for the versions that served, oldest first, as recorded with
+    the champion. Raises EvidenceError if no version has it, RegistryError."""
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.registry.registered_model import RegisteredModel
 
@@ -479,7 +480,7 @@ def _show_metric(rows: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def _key(model: str) -> str:
-    """Return the key of a model of any name: the ledger may have a name that is not allowed now."""
+    """Return the key of a model. Older ledgers may have names that are not allowed today."""
     if SEPARATOR in model:
         return str(ModelKey.parse(model))
     return str(ModelKey(current_workspace(), model))
@@ -493,14 +494,14 @@ def _key_id(signature: str | None) -> str | None:
         return "unreadable"
 
 
-def _history_show(lines: list[_Line], console: Console) -> None:
-    """One line an entry: what does not fit is cut off the reason."""
+def _show_short(lines: list[_Line], console: Console) -> None:
+    """Print one line per entry; the reason is truncated to the width of the console."""
     from rich.text import Text
 
     entries = [line.entry for line in lines]
     several, wide = len({entry.key for entry in entries}) > 1, console.width >= _WIDE
     rows = [_cells(entry, several=several, wide=wide) for entry in entries]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))] if rows else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for entry, row in zip(entries, rows, strict=True):
         start = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         text = Text(f"{start}  {make_printable(entry.reason)}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _POLICY = Path("gate.yaml")
 
 _SCHEMA = Path("gate.schema.json")
-"""The schema by which editors complete the policy, and CI validates it."""
+"""The schema that editors use to complete the policy, and CI to validate it."""
 
 _STAGE = "gate"
 
@@ -33,18 +33,18 @@ _IGNORE, _CACHE = Path(".dvcignore"), "__pycache__"
 
 @dataclass(frozen=True)
 class _File:
-    """One file that a project gets, or has already."""
+    """A file that the command writes or leaves unchanged."""
 
     path: Path
     before: str | None
-    """None: it is not there."""
+    """None if the file does not exist."""
     after: str | None
-    """None: it stays as it is."""
+    """None if the file is left unchanged."""
     note: str
 
     @property
     def diff(self) -> str:
-        """Return the change as a unified diff; empty: nothing is written."""
+        """Return the change as a unified diff; empty if nothing is written."""
         if self.after is None:
             return ""
         old = "/dev/null" if self.before is None else str(self.path)
@@ -53,7 +53,7 @@ class _File:
         return "".join(difflib.unified_diff(before, after, old, str(self.path)))
 
 
-@click.command("init", short_help="Write a commented policy, and a pipeline stage.")
+@click.command("init", short_help="Write a commented policy and a pipeline stage.")
 @click.option(
     "--precision", type=PRECISIONS, default="exact", show_default=True,
     help="Precision of the ONNX file, as gate check --precision.",
@@ -62,9 +62,7 @@ class _File:
     "--pipeline", is_flag=True,
     help="Also add a stage to dvc.yaml and an entry point to MLproject.",
 )  # fmt: skip
-@click.option(
-    "--diff", "shows", is_flag=True, help="Print the changes as a diff, and write nothing."
-)
+@click.option("--diff", "shows", is_flag=True, help="Print the changes as a diff; write nothing.")
 @click.option(
     "--model", default="model.onnx", show_default=True, metavar="FILE",
     help="ONNX file of the stage.",
@@ -74,7 +72,7 @@ class _File:
     help="Factory of the PyTorch model. The stage also depends on its source, if it is in this "
     "project.",
 )  # fmt: skip
-@click.option("--checkpoint", metavar="FILE", help="Its weights. Default: the factory loads them.")
+@click.option("--checkpoint", metavar="FILE", help="Weights. Default: the factory loads them.")
 @click.option(
     "--inputs", default="samples.npy", show_default=True, metavar="SOURCE",
     help="Samples, as gate check --inputs.",
@@ -114,7 +112,7 @@ def command(**begun: Any) -> CommandResult:
 
 
 def _files(begun: Mapping[str, Any]) -> Iterator[_File]:
-    """Yield the files; the caller makes all of them before it writes one."""
+    """Yield the files. The caller must create all of them before it writes the first one."""
     from gate.commands.schema import schema_text
     from gate.policy.policy import Policy
     from gate.summary.policy_docs import policy_text
@@ -127,14 +125,12 @@ def _files(begun: Mapping[str, Any]) -> Iterator[_File]:
     )
     if after is not None:
         after = f"# yaml-language-server: $schema={_SCHEMA}\n{after}"
-        yield _File(_SCHEMA, _text(_SCHEMA), schema_text("gate.yaml"), "its schema, for editors")
+        yield _File(_SCHEMA, _text(_SCHEMA), schema_text("gate.yaml"), "the schema, for editors")
     yield _File(_POLICY, before, after, "the policy: gate policy show --policy gate.yaml")
     if begun["pipeline"]:
         note = "the stage gate: dvc repro gate"
         if _source(begun["reference"]) is None:
-            note += (
-                f" (add to its deps by hand what {begun['reference']} is made of: no source here)"
-            )
+            note += f" (add the source of {begun['reference']} to deps: it is not in this project)"
         yield _entry(Path("dvc.yaml"), "stages", _stage(begun), note)
         if any(source.is_dir() for source in _sources(begun)):
             yield _ignored()
@@ -153,14 +149,14 @@ def _entry(path: Path, section: str, lines: list[str], note: str) -> _File:
 
 
 def _stage(begun: Mapping[str, Any]) -> list[str]:
-    """A stage of DVC: what it reads, so that an edited file is judged again, and so is an edited
-    source of the model."""
-    given = [begun["model"], begun["checkpoint"], begun["inputs"]]
-    read = [file for file in given if file and ":" not in file]
+    """Return the DVC stage. It depends on all files that the check reads, including the source of
+    the model, so that a change runs the check again."""
+    named = [begun["model"], begun["checkpoint"], begun["inputs"]]
+    read = [file for file in named if file and ":" not in file]
     read += [source.as_posix() for source in _sources(begun)]
     deps = [f"    - {json.dumps(file)}" for file in read]
     return [
-        f"{_STAGE}:  # ends with 1 where the file is rejected: what depends on it is not run",
+        f"{_STAGE}:  # exit code 1 if the file is rejected: dependent stages do not run",
         f"  cmd: {json.dumps(shlex.join(_command_line(begun)).replace('${', chr(92) + '${'))}",
         *(["  deps:", *deps] if deps else []),
         "  params:",
@@ -171,17 +167,17 @@ def _stage(begun: Mapping[str, Any]) -> list[str]:
 
 
 def _sources(begun: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Code of this project that the stage runs, each once."""
-    found = (_source(begun["reference"]), _source(begun["inputs"]))
-    return tuple(dict.fromkeys(source for source in found if source is not None))
+    """Return the source files of this project that the stage runs, without duplicates."""
+    sources = (_source(begun["reference"]), _source(begun["inputs"]))
+    return tuple(dict.fromkeys(source for source in sources if source is not None))
 
 
 def _ignored() -> _File:
-    """Python writes its cache into a package that the stage reads: that is no change of it."""
+    """Return .dvcignore, in which Python's cache is excluded from the dependencies of the stage."""
     before = _text(_IGNORE)
     lines = (before or "").splitlines()
     after = "\n".join([*lines, _CACHE, ""]) if {_CACHE, f"{_CACHE}/"}.isdisjoint(lines) else None
-    return _File(_IGNORE, before, after, f"{_CACHE}, which is no source")
+    return _File(_IGNORE, before, after, f"{_CACHE}, which is not source code")
 
 
 def _source(factory: str) -> Path | None:
@@ -207,7 +203,7 @@ def _entry_point(begun: Mapping[str, Any]) -> list[str]:
 
 
 def _command_line(begun: Mapping[str, Any]) -> list[str]:
-    """The command line, which both run."""
+    """Return the `gate check` command line of stage and entry point."""
     words = ["gate", "check", begun["model"], "--reference", begun["reference"]]
     if begun["checkpoint"]:
         words += ["--checkpoint", begun["checkpoint"]]
@@ -228,6 +224,6 @@ def _print(files: tuple[_File, ...], console: Console, *, shows: bool) -> None:
         if shows and file.after is not None:
             console.file.write(file.diff)
         elif file.after is None:
-            console.print(f"left as it is   {file.path}, which has it: {file.note}")
+            console.print(f"unchanged  {file.path}, which already has it: {file.note}")
         else:
-            console.print(f"written         {file.path}: {file.note}")
+            console.print(f"written    {file.path}: {file.note}")

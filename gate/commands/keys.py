@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _FOLDER = Path(".gate", "keys")
 
 
-@click.group("keys", short_help="Make keys that sign, and say whose count.")
+@click.group("keys", short_help="Create signing keys and trust entries.")
 def command() -> None:
-    """Make keys that sign verdicts, show them, and say whose signatures count.
+    """Create keys that sign verdicts, show them, and print trust entries for them.
 
     \b
     Examples:
@@ -28,18 +28,19 @@ def command() -> None:
     """
 
 
-@command.command("new", short_help="Make a key.")
+@command.command("new", short_help="Create a key.")
 @click.argument("place", metavar="[NAME|PATH]", default="signing")
 @click.option(
     "--scheme", type=click.Choice(("ed25519", "ecdsa")), default="ed25519", show_default=True,
-    help="ECDSA (P-256) where others ask for it, as model-signing does.",
+    help="ecdsa (P-256) for tools that require it, such as model-signing.",
 )  # fmt: skip
 @machine_options
 def _new(place: str, scheme: str) -> CommandResult:
-    """Make a key: NAME.pem in .gate/keys, or PATH; mode 0600, its public part beside it (.pub).
+    """Create a key: NAME.pem in .gate/keys, or PATH, with mode 0600. The public key goes into a
+    .pub file in the same folder.
 
-    Whoever can read the file can sign as you. Keep it where only the one who signs can read it; a
-    key in a cloud's vault or in a token is used in place: --key awskms:…, see docs/attestation.md.
+    Anyone who can read the private key can sign as you, so restrict access to the signer. Keys in a
+    cloud vault or hardware token stay there: use --key awskms:…, see docs/attestation.md.
 
     \b
     Examples:
@@ -53,22 +54,22 @@ def _new(place: str, scheme: str) -> CommandResult:
     key = SigningKey.make(path, scheme=cast("Scheme", scheme)).public
     public = path.with_suffix(".pub")
     lines = (
-        f"made      {path}",
+        f"created   {path}",
         f"public    {public}",
         f"key id    {key.key_id}",
         f"sign      --key {path}",
-        f"trust     gate keys trust {public} prints the entry for a trust file, with "
-        "--as measurer where it signs verdicts and --as reviewer where it approves versions",
+        f"trust     gate keys trust {public} prints the entry for a trust file: use "
+        "--as measurer if the key signs verdicts, --as reviewer if it approves versions",
     )
     plain = {"path": str(path), "public_path": str(public), **_plain(key)}
     return CommandResult(ExitCode.DONE, plain, lambda console: console.print("\n".join(lines)))
 
 
-@command.command("show", short_help="Show a key's public part, its id, and whose it is.")
+@command.command("show", short_help="Show a public key with its ID and name.")
 @click.argument("place", metavar="URI|PATH")
 @machine_options
 def _show(place: str) -> CommandResult:
-    """Show the public part of a key: of a file (private or public), or in a vault.
+    """Show the public key of a file (private or public), or of a key in a vault.
 
     \b
     Examples:
@@ -78,7 +79,7 @@ def _show(place: str) -> CommandResult:
     from gate.signing.keys import read_public
 
     key = read_public(place)
-    lines = (f"whose     {key.name}", f"key id    {key.key_id}", f"scheme    {key.scheme}",
+    lines = (f"name      {key.name}", f"key id    {key.key_id}", f"scheme    {key.scheme}",
              key.public.rstrip())  # fmt: skip
     return CommandResult(
         ExitCode.DONE, _plain(key), lambda console: console.print("\n".join(lines))
@@ -90,12 +91,12 @@ def _show(place: str) -> CommandResult:
 @click.option(
     "--as", "roles", multiple=True, required=True,
     type=click.Choice(("measurer", "reviewer", "writer")),
-    help="What they may say: what was measured and decided, what is approved, lines of the ledger. "
-    "Repeatable.",
+    help="What the keys may sign. measurer: evidence and decisions; reviewer: approvals; writer: "
+    "ledger entries. Repeatable.",
 )  # fmt: skip
 @machine_options
 def _trust(publics: tuple[str, ...], roles: tuple[str, ...]) -> CommandResult:
-    """Print what to paste into the section 'trust:' of a file of trust.
+    """Print an entry for the section 'trust:' of a trust file.
 
     \b
     Examples:

@@ -57,7 +57,7 @@ class _LintCommand(CiFilesCommand):
 )  # fmt: skip
 @machine_options
 def command(factory: str, level: LintLevel, strategy: Strategy) -> CommandResult:
-    """Check the source of every forward that the model of FACTORY uses, and of what it calls.
+    """Check the source of every forward method in the model of FACTORY, and of its callees.
 
     FACTORY is a callable without arguments that returns the nn.Module. The model is built, but not
     run. docs/lint lists the rules; `# noqa: TRC001` silences one on its line.
@@ -79,7 +79,7 @@ def command(factory: str, level: LintLevel, strategy: Strategy) -> CommandResult
         report = lint_model(build_model(factory), strategy=strategy)
     pages = {finding.code: finding.page for finding in report.findings}
     refused = report.refused(level)
-    # A model of which nothing could be read is not without findings.
+    # If no source could be read, the absence of findings proves nothing.
     is_read = report.functions or not report.unread
     return CommandResult(
         ExitCode.REJECTED if refused else ExitCode.DONE if is_read else ExitCode.NOT_JUDGED,

@@ -1,4 +1,4 @@
-"""Open what options name: ledger, keys, trust, releases, champion."""
+"""Open the ledger, keys, trust, releases and champion that options name."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReportLocation:
-    """A file, and the folder of the report about it."""
+    """An ONNX file and the folder of its report."""
 
     onnx_path: Path
     folder: Path
     golden: Path | None = None
-    """Other vectors than those of the report."""
+    """Golden vectors to use instead of the report's."""
 
     def evaluated_file(self) -> EvaluatedFile:
         """Return the evaluated file in the folder, not verified and without its statements.
@@ -85,8 +85,10 @@ class ReportLocation:
         return MeasuredFile(statements.evidence, self.folder / GOLDEN)
 
     def policy(self, decision: Decision) -> Policy:
-        """Return the policy of the report, as it was applied, else the built-in one if the decision
-        was made by it. Raises PolicyError."""
+        """Return the policy that made the decision: the report's or a built-in one.
+
+        Raises PolicyError if neither has the digest of the decision.
+        """
         from gate.policy.policy import Policy
         from gate.records.layout import POLICY
 
@@ -94,30 +96,30 @@ class ReportLocation:
         built_in = [make(task=task) for make in (Policy.default, Policy.reduced) for task in tasks]
         with suppress(EvidenceError, OSError):  # older reports have none
             built_in.insert(0, Policy.from_json((self.folder / POLICY).read_bytes()))
-        fitting = [policy for policy in built_in if policy.digest() == decision.policy_sha256]
-        if not fitting:
+        matching = [policy for policy in built_in if policy.digest() == decision.policy_sha256]
+        if not matching:
             raise PolicyError(
                 f"the decision was made by a policy with digest {decision.policy_sha256.short}, "
-                f"which is neither {self.folder / POLICY} nor one of the built-in ones. Name its "
-                "file with --policy."
+                f"which is neither {self.folder / POLICY} nor a built-in policy. Name its file "
+                "with --policy."
             )
-        return fitting[0]
+        return matching[0]
 
     def _golden(self) -> GoldenFolder | None:
-        """Return the named vectors, else those of the report; older reports have none."""
+        """Return `golden`, else the vectors of the report; None for older reports without."""
         from gate.golden.folder import GOLDEN_JSON
         from gate.records.layout import GOLDEN
         from gate.registry.release import GoldenFolder
 
-        beside = self.folder / GOLDEN
-        if self.golden is None and not (beside / GOLDEN_JSON).exists():
+        reported = self.folder / GOLDEN
+        if self.golden is None and not (reported / GOLDEN_JSON).exists():
             return None
-        return GoldenFolder.open(self.golden or beside)
+        return GoldenFolder.open(self.golden or reported)
 
 
 @dataclass(frozen=True)
 class ReleaseVerifier:
-    """Bringing the statements of reports to a release, for the model that it is promoted as."""
+    """Adds the statements of reports to a release, and verifies it for a registered model."""
 
     model: RegisteredModel
     trust: Trust
@@ -129,9 +131,9 @@ class ReleaseVerifier:
     ) -> VerifiedRelease:
         """Verify the release with the statements of the reports.
 
-        A verdict on this very decision that is signed for another model, for none, or without the
-        twin is signed again, if there is a trusted key (`signing`). Raises Untrusted where that is
-        not enough; the exceptions of `verify_release`.
+        A verdict that is about this decision, but was signed for another model, for no model, or
+        without the twin, is signed again if `signing` has a trusted key. Raises Untrusted if there
+        is no such key, and the exceptions of `verify_release`.
         """
         from gate.registry.verify_release import verify_release
 
@@ -150,7 +152,7 @@ class ReleaseVerifier:
         return verify_release(release, policy=policy, trust=self.trust, registries=names)
 
     def _verify_decisions(self, release: Release) -> None:
-        """Verify that the statements are about these decisions, for any resource."""
+        """Verify that the statements are about these decisions; their resource may differ."""
         from datetime import UTC, datetime
 
         for judged in (release, release.twin):
@@ -161,7 +163,7 @@ class ReleaseVerifier:
 
     def _signed(self, release: Release, policy: Policy, signing: VerdictSigning) -> Release:
         twin = release.twin
-        assert release.statements is not None  # by release
+        assert release.statements is not None  # set by `verify`
         return signing.sign(
             release,
             policy,
@@ -173,15 +175,16 @@ class ReleaseVerifier:
 
 
 STATE = Path(".gate")
-"""The folder whose own key and trust count where no others are named."""
+"""The folder of the default signing key and trust file."""
 
 
 @dataclass(frozen=True)
 class Signing:
-    """The signatory of a command's verdict, and its resource: a registered model, or the file."""
+    """The signatory of a command's verdict, and the resource that it is about."""
 
     signatory: Signatory
     resource: str | None = None
+    """URI of the registered model; None: the file."""
 
     @classmethod
     def from_options(
@@ -196,7 +199,7 @@ class Signing:
             resource = _resource(registry, model) if model else None
             return cls(signatory(local_keys().signing_key(key)), resource)
         if key is not None or model is not None:
-            raise click.UsageError("--key and --name are for what --report writes: give it, too.")
+            raise click.UsageError("--key and --name apply to a report: add --report DIR.")
         return None
 
     @property
@@ -212,7 +215,7 @@ class Signing:
         policy: Policy,
         subjects: Mapping[str, Digest],
     ) -> StatementPair:
-        """Sign what was measured and decided, as it is in memory. Raises KeyUnusable."""
+        """Sign evidence and decision as they are in memory. Raises KeyUnusable."""
         from gate.signing.subjects import file_resource
         from gate.signing.verification import StatementPair
 
@@ -226,7 +229,7 @@ class Signing:
 
 
 def _resource(registry: str, model: str) -> str:
-    from gate.ledger.entry import plain  # which imports the ledger's database
+    from gate.ledger.entry import plain  # slow: it imports the ledger's database
     from gate.signing.subjects import resource_uri
 
     return resource_uri(plain(in_workspace(registry, current_workspace())), model)
@@ -248,7 +251,7 @@ def local_keys() -> LocalKeys:
 
 
 def signer_texts(signers: Iterable[PublicKey]) -> list[str]:
-    """Return a text about each signer; for the folder's own key it states what that proves."""
+    """Return a text about each signer; for the local key it states what the signature proves."""
     local = local_keys()
     return [
         local.describe_signature(key) if local.is_local_key(key) else f"signed by {key.label}"
@@ -257,20 +260,20 @@ def signer_texts(signers: Iterable[PublicKey]) -> list[str]:
 
 
 WHOSE_LINES = (
-    "Default: .gate/trust.yaml, where it is; else no signature is asked for. That default takes a "
-    "ledger without any signature as it is."
+    "Default: .gate/trust.yaml, if it exists; else no signature is required. With the default, a "
+    "ledger without any signature is accepted."
 )
-"""Help text about the trust by which a ledger is verified."""
+"""Help text about the trust with which a ledger is verified."""
 
 WRITER_KEY = click.option(
     "--key", metavar="URI", envvar="GATE_SIGNING_KEY", show_envvar=True,
-    help="The key that signs: a file, awskms:…, gcpkms:…, azurekms:…, hsm:…. Default: the key of "
-    "this folder, .gate/keys/local.pem, where there is one.",
+    help="Signing key: a file, awskms:…, gcpkms:…, azurekms:…, hsm:…. Default: "
+    ".gate/keys/local.pem, if it exists.",
 )  # fmt: skip
 
 
 class LedgerOptions(TypedDict):
-    """Which ledger is meant, by what key this command writes there, and whose it believes."""
+    """The ledger's database, the key that signs new entries, and the trust file."""
 
     state: str
     key: str | None
@@ -278,34 +281,34 @@ class LedgerOptions(TypedDict):
 
 
 def with_writing(command: _Command) -> _Command:
-    """Give a command that writes into the ledger `--state`, its key, and whom it believes."""
+    """Add `--state`, `--key` and `--trust` to a command that writes into the ledger."""
     trust = click.option(
         "--trust", type=FILE, metavar="FILE", envvar="GATE_TRUST", show_envvar=True,
-        help="Whose lines are believed: its writers must have signed the last one. "
-        f"{WHOSE_LINES}",
+        help=f"Trusted keys: one of the writers must have signed the last line. {WHOSE_LINES}",
     )  # fmt: skip
     return with_state(WRITER_KEY(trust(command)))
 
 
 def named_state(given: str) -> str:
-    """The URL of the database that was named. Raises BadParameter, UsageError, StorageError."""
+    """Return the URL of the named database. Raises BadParameter, UsageError, StorageError."""
     _refuse_environment()
     return _url(given)
 
 
 def read_ledger(state: str) -> Ledger:
-    """The ledger in the database that was named, to read; whose lines it believes:
-    `gate.ledger.ledger.verify_writer`. Raises BadParameter, UsageError, PolicyError,
-    StorageError."""
+    """Open the ledger in the named database for reading, with the default trust.
+
+    Raises BadParameter, UsageError, PolicyError, StorageError.
+    """
     from gate.ledger.ledger import Ledger
 
-    return _believe(Ledger(named_state(state)))
+    return _with_trust(Ledger(named_state(state)))
 
 
 def existing_ledger(state: str) -> Ledger:
-    """Return an existing ledger to show or to verify, without trust in its signatures.
+    """Open an existing ledger to show or verify it, without checking its signatures.
 
-    Raises StorageError where there is none, too: a missing ledger is not an empty one.
+    Also raises StorageError if there is no ledger: a missing ledger is not an empty one.
     """
     from gate.ledger.ledger import Ledger
 
@@ -319,47 +322,50 @@ def existing_ledger(state: str) -> Ledger:
 
 
 def believed_ledger(state: str) -> Ledger:
-    """One that is there, as `read_ledger` believes it. Raises as both."""
-    return _believe(existing_ledger(state))
+    """Open an existing ledger with the default trust.
+
+    Raises the exceptions of `existing_ledger` and `read_ledger`.
+    """
+    return _with_trust(existing_ledger(state))
 
 
 def written_ledger(place: LedgerOptions) -> Ledger:
     """Open the ledger for writing, with the signing key and the trusted writers.
 
-    Raises the exceptions of `read_ledger`, KeyUnusable, PolicyError, and Untrusted where the key is
+    Raises the exceptions of `read_ledger`, KeyUnusable, PolicyError, and Untrusted if the key is
     not a trusted writer.
     """
     from gate.ledger.ledger import Ledger, require_writable
 
     key = local_keys().signing_key_if_any(place["key"])
-    ledger = _believe(Ledger(_url(place["state"]), key=key), place["trust"])
+    ledger = _with_trust(Ledger(_url(place["state"]), key=key), place["trust"])
     _refuse_environment()
     require_writable(ledger)
     return ledger
 
 
 def folder_trust() -> Path | None:
-    """Return the folder's own trust file if it exists, for a service without a named one."""
-    own = local_keys().trust_path
-    return own if own.exists() else None
+    """Return the folder's trust file if it exists, for a service without `--trust`."""
+    path = local_keys().trust_path
+    return path if path.exists() else None
 
 
 def key_uri(given: str | None) -> str | None:
-    """The address of the key that signs: this one, else that of this folder, if there is one."""
-    own = local_keys().key_path
-    return given or (str(own) if own.exists() else None)
+    """Return `given`, else the path of the local key if it exists."""
+    path = local_keys().key_path
+    return given or (str(path) if path.exists() else None)
 
 
-def _believe(ledger: Ledger, trust: Path | None = None) -> Ledger:
+def _with_trust(ledger: Ledger, trust: Path | None = None) -> Ledger:
     from gate.ledger.ledger import verify_writer
 
     return verify_writer(ledger, local_keys(), trust)
 
 
-def _url(given: str) -> str:
+def _url(state: str) -> str:
     from gate.ledger.database import state_url
 
-    text = address(given) or given
+    text = address(state) or state
     try:
         return state_url(text)
     except ValueError as error:
@@ -370,11 +376,11 @@ def _url(given: str) -> str:
 
 @dataclass(frozen=True)
 class Against:
-    """A registered model whose champion a file is compared with."""
+    """A registered model; a file is compared with its champion."""
 
     model: RegisteredModel
     trust: Trust | None
-    """Trust for the champion's statements, where the ledger has no line about it."""
+    """Trust for the champion's statements, used if the ledger has no entry about it."""
 
     @classmethod
     def from_request(cls, name: str, request: CheckRequest) -> Self:
@@ -390,7 +396,7 @@ class Against:
         keys, trust = local_keys(), request.trust
         if request.report is None:
             return cls(model, keys.trust_if_any(trust))
-        # What is signed here has a key, so that there is a trust, too.
+        # The report is signed, so the local key and with it the local trust exist.
         return cls(model, keys.trust(trust, key=request.key))
 
     def require_model(self) -> None:
@@ -406,14 +412,14 @@ class Against:
         if not exists:
             raise click.BadParameter(
                 f"--against {name}: {registry.identity} has no registered model of this name. "
-                "Check the name and --tracking-uri; leave --against out for the first version."
+                "Check the name and --tracking-uri; omit --against for the first version."
             )
 
     def champion(self, *, policy: Policy, into: Path) -> Champion:
-        """The champion, its files below `into`.
+        """Download the champion into `into` and return it.
 
-        Where the policy bounds nothing against it, it is only shown, and what goes wrong is said
-        there. Else raises the RegistryErrors, EvidenceError, StorageError.
+        If the policy has no bounds against the champion, an error is recorded in the result.
+        Otherwise raises RegistryError, EvidenceError, StorageError.
         """
         from gate.registry.load_champion import champion_if_any, load_champion
 
@@ -423,12 +429,11 @@ class Against:
 
 @contextmanager
 def downloaded_reference(reference: str, *, uri: str | None) -> Iterator[tuple[str, str]]:
-    """Yield what to load a reference from, and its name for the records. The ONNX file of a
-    registered version is downloaded, and removed afterwards. `uri`: the registry, as `tracking_uri`
-    takes it.
+    """Yield the location of a reference, and its name for the records.
 
-    Raises ModelError if there is no such version, DigestMismatch if its file is not the one that
-    was promoted, RegistryError.
+    The ONNX file of a registered version is downloaded, and removed when the context ends. `uri`:
+    the registry, or None for the default. Raises ModelError if there is no such version,
+    DigestMismatch if its file is not the promoted one, RegistryError.
     """
     from gate.model.factory import parse_registered
 
@@ -456,13 +461,13 @@ def downloaded_reference(reference: str, *, uri: str | None) -> Iterator[tuple[s
         if promoted not in (None, sha256.hex):
             raise DigestMismatch(
                 f"--reference {reference}: the file of version {number} has the SHA-256 "
-                f"{sha256.hex}, and {promoted} was promoted. It was exchanged: promote it anew."
+                f"{sha256.hex}, but {promoted} was promoted. It was replaced: promote it again."
             )
         yield str(path), f"models:/{name}/{number}"
 
 
 def champion_shown(model: RegisteredModel, trust: Trust | None = None) -> Champion:
-    """Return the champion's data without its file; a failure is stated in the result."""
+    """Return the champion's data without its file; a failure is recorded in the result."""
     from gate.registry.load_champion import champion_if_any
 
     with temporary_folder() as folder:
@@ -472,8 +477,10 @@ def champion_shown(model: RegisteredModel, trust: Trust | None = None) -> Champi
 def change_against(
     model: RegisteredModel, decision: Decision, evidence: Evidence, *, trust: Trust | None
 ) -> Change:
-    """Return the changes from the version that serves, by the records of both, where gate check did
-    not compare the files. A failure is stated in the result."""
+    """Return the changes since the champion, computed from the records of both versions.
+
+    It is used if gate check did not compare the files. A failure is recorded in the result.
+    """
     from gate.summary.champion_changes import compare_with_champion
 
     return compare_with_champion(decision, evidence, champion_shown(model, trust))

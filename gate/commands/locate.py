@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gate.records.runtime import RuntimeName
 
 
-@click.command("locate", short_help="Say which layer of an ONNX file diverges first.")
+@click.command("locate", short_help="Find the layer of an ONNX file that diverges first.")
 @options.MODEL
 @options.REFERENCE
 @options.CHECKPOINT
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     "ort-cuda-optimized, or one of kind ort of the policy.",
 )  # fmt: skip
 @options.PRECISION
-@options.policy_option("YAML whose determinism and CUDA settings are in force.")
+@options.policy_option("YAML policy; its determinism and CUDA settings are used.")
 @options.report_option("Write localisation.json and a chart here.")
 @click.option(
     "--save", type=NEW_FILE, metavar="MARKED.onnx",
-    help="Write the file with the tensor of each mapped layer as an output, for a viewer.",
+    help="Write a copy of the file with the tensor of each mapped layer as an output.",
 )  # fmt: skip
 @within_limits
 def command(
@@ -59,14 +59,13 @@ def command(
     report: Path | None,
     save: Path | None,
 ) -> CommandResult:
-    """Compare every layer of MODEL.onnx with the PyTorch model, in one pass. Of a release of
-    several files (release.yaml) the layers of the first part that diverges, and whether the seam
-    between the parts is to blame.
+    """Compare every layer of MODEL.onnx with the PyTorch model, in one pass. For a release of
+    several files (release.yaml), compare the layers of the first part that diverges, and report
+    whether the connection between two parts is the cause.
 
-    A layer that is wrong although its inputs are right is a source; what follows from it is
-    propagated.
+    A layer with correct inputs and a wrong output is a source. Later differences are propagated.
 
-    Exit code 0: no layer diverges; 1: at least one does; 2: could not tell.
+    Exit code 0: no layer diverges; 1: at least one does; 2: not compared.
 
     \b
     Examples:
@@ -123,7 +122,7 @@ def command(
         if chart is not None:
             console.print(f"report  {chart}")
         if save is not None:
-            nothing = "nothing was written: no part diverges, so there are no layers to mark"
+            nothing = "not written: no part diverges, so there are no layers to mark"
             console.print(f"marked  {save if found.layers else nothing}")
 
     return CommandResult(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _TRIALS, _LOG, _CHART, _POLICY = "trials.json", "trials.jsonl", "trials.svg", "policy.json"
 
 _SETTINGS, _EXACT = "settings.yaml", "exact.onnx"
-"""The names of the settings and of the float32 file that gate quantize takes, of an int8 file."""
+"""For an int8 result: the settings and the float32 file, as inputs of gate quantize."""
 
 _MODEL, _RECIPE = "model.onnx", "recipe.yaml"
 
@@ -43,11 +43,10 @@ _WRITTEN = (_MODEL, f"{_MODEL}.export.json", _POLICY, _SETTINGS, _EXACT)
 """The files that a search writes in addition to its trials and the recipe."""
 
 _NOT_SEARCHED = ("incumbent", "preprocessing")
-"""Sections of the policy that no other export can meet or miss: the search leaves them out."""
+"""Policy sections that do not depend on how the model is exported; the search ignores them."""
 
 _CANDIDATES, _CONVERTED = 60, 600
-"""The number of candidates that the default budget covers: by a policy of exact precision, and by
-one for float16 or int8."""
+"""Number of candidates that the default budget covers, for precision exact and for others."""
 
 _SHOWN = 3
 """How many reasons of failed trials are printed."""
@@ -64,26 +63,25 @@ class _Request(MeasuringRequest):
     output: Path
 
 
-@click.command("mend", short_help="Search for an export that passes, and prove it.")
+@click.command("mend", short_help="Search for an export that passes, and verify it.")
 @with_options(MEASURING)
 @click.option(
     "--file", type=ONNX_FILE, metavar="MODEL.onnx",
-    help="The file that was rejected. It is tried first; the names of its inputs and outputs are "
-    "kept.",
+    help="The rejected file. It is tried first, and the names of its inputs and outputs are kept.",
 )  # fmt: skip
 @click.option(
     "--settings", "export_settings", type=SETTINGS_FILE, metavar="FILE.yaml",
-    help="YAML with an 'export:' section, such as params.yaml. A strategy or an opset in it is "
-    "kept; what it leaves open is searched.",
+    help="YAML with an 'export:' section, such as params.yaml. A strategy or opset that is set "
+    "there is not searched.",
 )  # fmt: skip
 @click.option(
     "--budget", type=click.IntRange(min=1), metavar="N",
-    help="Forward passes at most, for example --budget 2000. One is one sample computed by one "
-    f"candidate. Default: enough for {_CANDIDATES} candidates, for float16 and int8 {_CONVERTED}.",
+    help="Maximum number of forward passes (one sample on one candidate), for example --budget "
+    f"2000. Default: enough for {_CANDIDATES} candidates, for float16 and int8 {_CONVERTED}.",
 )  # fmt: skip
 @click.option(
     "--time", "time_s", type=TIME, metavar="30m",
-    help="End the search after this time. Without it, the same inputs give the same result.",
+    help="End the search after this time. Without this option the result is deterministic.",
 )  # fmt: skip
 @click.option(
     "--output", type=NEW_FOLDER, required=True, metavar="DIR",
@@ -94,11 +92,11 @@ class _Request(MeasuringRequest):
 def command(**options: Any) -> CommandResult:
     """Search for an export of the PyTorch model that passes the policy at the least cost.
 
-    Tries exporter strategies and opsets, then disables the ONNX Runtime optimizers that are at
-    fault, then replaces operators by equivalent ones. With precision reduced or quantized, it then
-    converts the file and keeps in float32 as few layers as possible. One half of the samples finds
-    the file; it is checked in full on the other half. gate export --recipe DIR/recipe.yaml writes
-    the same file again.
+    Tries exporter strategies and opsets, then disables the ONNX Runtime optimizers that cause the
+    difference, then replaces operators by equivalent ones. With precision reduced or quantized, it
+    then converts the file and keeps as few layers as possible in float32. The search uses one half
+    of the samples; the result is verified on the other half. gate export --recipe DIR/recipe.yaml
+    reproduces the file.
 
     Exit code 0: a file passes; 1: none does; 2: no candidate could be measured.
 
@@ -119,7 +117,7 @@ def command(**options: Any) -> CommandResult:
 
 
 def _mend(request: _Request, policy: Policy) -> CommandResult:
-    """Search, and write the folder. Raises GateError where nothing can be searched."""
+    """Run the search and write the folder. Raises GateError if the search can't start."""
     begun = time.monotonic()
     _require_free(request)
     _refuse_external_runtimes(policy)
@@ -146,8 +144,8 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         )
     if reference.source.is_onnx and request.file is None:
         raise click.UsageError(
-            f"--reference {request.reference} is an ONNX file, from which nothing is exported. "
-            "Name the file to mend: --file MODEL.onnx."
+            f"--reference {request.reference} is an ONNX file, which can't be exported again. "
+            "Name the file to fix: --file MODEL.onnx."
         )
     path = request.export_settings
     settings = (
@@ -242,10 +240,10 @@ def _print_note(text: str) -> None:
 def _write(
     request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any, policy: Policy
 ) -> Recipe | None:
-    """Write the file that passed and its recipe; where none passes, remove those of an earlier
-    search, unless this one was not finished.
+    """Write the file that passed and its recipe.
 
-    Raises StorageError, OSError.
+    If none passes and the search was complete, remove the files of an earlier search. Raises
+    StorageError, OSError.
     """
     from gate.mend.recipe import copy_file
     from gate.mend.search import with_disabled
@@ -258,8 +256,7 @@ def _write(
         (output / name).unlink(missing_ok=True)
     if winner is None or recipe is None:
         return None
-    # The recipe is written first: files next to one are recognized as those of an earlier search,
-    # also after a crash.
+    # The recipe comes first: after a crash it identifies the other files as output of this command.
     recipe.write(output / _RECIPE)
     with_disabled(policy, winner.candidate.disabled_optimizers).save(output / _POLICY)
     if recipe.steps.quantize is not None:
@@ -269,25 +266,25 @@ def _write(
 
 
 def _refuse_external_runtimes(policy: Policy) -> None:
-    """Raise UsageError where the policy requires answers that no new file can have."""
+    """Raise UsageError if the policy requires a runtime that can't run a new file."""
     from gate.policy.runtime_options import is_recorded, is_server
 
     for name, runtime in policy.runtimes.items():
         if is_server(policy, name):
-            kind, demanded = "a model server", runtime.required != "never"
+            kind, required = "a model server", runtime.required != "never"
         else:
             kind = "a recording"
-            demanded = is_recorded(policy, name) and runtime.required == "always"
-        if demanded:
+            required = is_recorded(policy, name) and runtime.required == "always"
+        if required:
             raise click.UsageError(
-                f"the policy requires '{name}', {kind}, which has no answers of a new file. Search "
+                f"the policy requires '{name}', {kind}, which has no outputs of a new file. Search "
                 f"without it (--set runtimes.{name}.required=never), deploy the result, then run "
                 "gate check with this policy."
             )
 
 
 def _require_free(request: _Request) -> None:
-    """Raise UsageError where the search would overwrite or remove what it did not write."""
+    """Raise UsageError if the search would overwrite or remove files of another origin."""
     output = request.output.resolve()
     used = {
         "--file": request.file,
@@ -303,8 +300,8 @@ def _require_free(request: _Request) -> None:
     for option, path in used.items():
         if path is not None and path.exists() and path.resolve().is_relative_to(output):
             raise click.UsageError(
-                f"{option} {path} is in the folder of --output, whose files are replaced. Name "
-                "another folder there."
+                f"{option} {path} is in the folder of --output, where files are replaced. Use "
+                "another folder for --output."
             )
     present = [name for name in (*_WRITTEN, _RECIPE) if (output / name).exists()]
     if not present:
@@ -319,13 +316,13 @@ def _require_free(request: _Request) -> None:
         is_own = False
     if not is_own:
         raise click.UsageError(
-            f"{request.output / present[0]} was not written by gate mend: no {_RECIPE} in that "
-            "folder names its model.onnx by SHA-256. Move it, or name another folder for --output."
+            f"{request.output / present[0]} was not written by gate mend: the folder has no "
+            f"{_RECIPE} with the SHA-256 of model.onnx. Move it or use another folder for --output."
         )
 
 
 def _write_settings(plan: MendPlan, steps: Steps, output: Path) -> None:
-    """Write the settings of the quantizer, and the float32 file whose nodes they name."""
+    """Write the quantizer settings, and the float32 file whose nodes they name."""
     from gate.mend.recipe import copy_file, write_yaml
 
     with temporary_folder() as folder:
@@ -410,7 +407,7 @@ _HEADINGS = ("stage", "settings", "half", "verdict", "worst ratio", "ms", "MB")
 _STYLES = {"PASS": "green", "FAIL": "bold red", "ERROR": "bold red", "not built": "yellow"}
 
 _ENDS = {
-    "budget": "The budget of forward passes is used up: give a larger --budget.",
+    "budget": "The budget of forward passes is used up: use a larger --budget.",
     "time": "The time limit ended the search: the same command continues it.",
     "interrupt": "Interrupted: the same command continues the search.",
     "candidates": "All candidates were tried.",
@@ -418,12 +415,12 @@ _ENDS = {
 
 
 _SHORTENED = {
-    "budget": "the budget ended the search for fewer float32 layers: give a larger --budget",
+    "budget": "the budget ended the search for fewer float32 layers: use a larger --budget",
     "time": "the time limit ended the search for fewer float32 layers: the same command continues",
     "interrupt": "Ctrl-C ended the search for fewer float32 layers: the same command continues",
 }
 
-_UNVERIFIED = "passes on the half of the search, and was not verified on the other"
+_UNVERIFIED = "passes on the search half of the samples; not verified on the other half"
 
 
 def _show(
@@ -483,11 +480,11 @@ def _passed_lines(request: _Request, recipe: Recipe, unsearched: Sequence[str]) 
         )
     if recipe.float32 is not None and recipe.verified.not_measured:
         absent = ", ".join(recipe.verified.not_measured)
-        lines.append(f"not in  {absent}: not measured here; run gate check there")
+        lines.append(f"not in  {absent}: not measured here; run gate check on such a machine")
     for runtime, options in recipe.session_options.items():
         names = ", ".join(options["disabled_optimizers"])
         lines.append(
-            f"serve   open {runtime} with disabled_optimizers {names}; {output / _POLICY} has them"
+            f"serve   open {runtime} with disabled_optimizers {names} (in {output / _POLICY})"
         )
     if unsearched:
         lines.append(f"not yet {', '.join(unsearched)}: sections of the policy for gate check")
@@ -496,7 +493,7 @@ def _passed_lines(request: _Request, recipe: Recipe, unsearched: Sequence[str]) 
 
 
 def _check_command(request: _Request) -> str:
-    """Return the command that checks the file by the same question, for a shell."""
+    """Return the gate check command for the file with the same options, for a shell."""
     note = request.output / f"{_MODEL}.export.json"
     options: list[tuple[str, object]] = [
         ("--reference", request.reference),
@@ -526,10 +523,10 @@ def _failed_lines(record: MendRecord) -> list[str]:
     verified = {trial.key for trial in record.trials if trial.half == "verify"}
     reasons: list[str] = []
     for trial in sorted(record.trials, key=lambda trial: trial.distance):
-        passed = "verified, and refused" if trial.key in verified else _UNVERIFIED
+        passed = "rejected on verification" if trial.key in verified else _UNVERIFIED
         reason = trial.failure or trial.headline or passed
         if reason in reasons or len(reasons) == _SHOWN:
-            continue  # exports often fail alike
+            continue  # many exports fail for the same reason
         label = "then" if reasons else "closest"
         reasons.append(reason)
         layer = f", first in {trial.layer}" if trial.layer else ""

@@ -53,7 +53,7 @@ def test_nothing_is_overwritten_and_a_second_time_changes_nothing(capsys: Captur
     }  # fmt: skip
     after = contents()
     assert {name for name in after if after[name] != before.get(name)} == {"MLproject"}
-    assert "left as it is   gate.yaml" in run(capsys, "--pipeline")[1]
+    assert "unchanged  gate.yaml" in run(capsys, "--pipeline")[1]
     assert contents() == after
 
 

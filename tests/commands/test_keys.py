@@ -30,8 +30,8 @@ def test_a_name_is_a_key_in_the_folder_of_keys(capsys: Capture) -> None:
     code, out, err = run(capsys, "new", "sub/other.pem", "--scheme", "ecdsa", "--debug")
     assert code == 0
     assert "gate keys trust sub/other.pub" in out
-    assert "--as measurer where it signs verdicts" in out
-    assert "--as reviewer where it approves versions" in out
+    assert "--as measurer if the key signs verdicts" in out
+    assert "--as reviewer if it approves versions" in out
     assert SigningKey.load("sub/other.pem").public.scheme == "ecdsa-sha2-nistp256"
     assert private not in out + err
 

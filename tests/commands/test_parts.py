@@ -114,9 +114,9 @@ def test_a_release_is_quantized_by_the_model_that_it_names(
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (("release.yaml", "--output", "t.yaml"), "calibrated on what the model's chain gives them"),
-        (("release.yaml", "--output", "t.onnx", *REFERENCE), "are not of one kind"),
-        (("head.onnx", "--output", "t.yaml"), "are not of one kind"),
+        (("release.yaml", "--output", "t.yaml"), "calibrated on intermediate values of the model"),
+        (("release.yaml", "--output", "t.onnx", *REFERENCE), "must both be"),
+        (("head.onnx", "--output", "t.yaml"), "must both be"),
         (("head.onnx", "--output", "t.onnx", *REFERENCE), "--reference is for a release"),
         (("head.onnx", "--output", "t.onnx", "--part", "head"), "--part is for a release"),
         (("release.yaml", "--output", "t/r.yaml", *REFERENCE, "--part", "neck"), "no part neck"),

@@ -101,7 +101,7 @@ def _logits():
         (("--recorded", "phone"), "expected NAME=FOLDER"),
         (("--recorded", "phone=nowhere"), "does not exist"),
         (("--recorded", "ort-cpu=images.npy"), "computes here, no recording"),
-        (("--recorded", "a=images.npy", "--recorded", "a=images.npy"), "a name is there twice"),
+        (("--recorded", "a=images.npy", "--recorded", "a=images.npy"), "a name is used twice"),
     ],
 )
 def test_a_recording_that_is_not_named_right(given, words, capsys):

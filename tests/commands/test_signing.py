@@ -331,4 +331,4 @@ def test_without_a_report_there_is_nothing_to_sign(
     project = made()
     command = ["check", str(project / "good.onnx"), "--reference", "small_models:build"]
     assert cli.main([*command, "--inputs", str(project / "images.npy"), *option]) == 2
-    assert "are for what --report writes" in capsys.readouterr().err
+    assert "apply to a report: add --report" in capsys.readouterr().err

@@ -83,7 +83,7 @@ class TestWithoutCuda:
     ) -> None:
         monkeypatch.setattr("onnxruntime.cuda_version", "")
         remedy = _examine(tmp_path)["CUDA libraries"].remedy
-        assert remedy.startswith("Nothing, without a CUDA device. With one: pip uninstall onnxr")
+        assert remedy.startswith("Not needed without a CUDA device. With one: pip uninstall onnxr")
 
 
 class TestWithADevice:
@@ -110,7 +110,7 @@ class TestWithADevice:
         monkeypatch.setattr(doctor, "_loads", lambda name: name not in lacking)
         found = _examine(tmp_path)["CUDA libraries"]
         assert found.state == "missing"
-        assert found.seen == "not there: libcuda.so.1, libcurand.so.10"
+        assert found.seen == "missing: libcuda.so.1, libcurand.so.10"
         assert "driver" in str(found.remedy)
         assert "onnxruntime-gpu[cuda,cudnn]" in str(found.remedy)
 
@@ -221,8 +221,8 @@ def test_what_kills_a_process_is_not_imported_but_named(
     found = _examine(tmp_path)
     assert found["onnxruntime"].state == found["ort-cpu"].state == "missing"
     assert found["onnxruntime"].seen == "importing it kills"
-    assert found["onnxruntime"].remedy.startswith("Install it again: pip install --force-reins")
-    assert found["ort-cpu"].seen == "not tried: onnxruntime would end this process"
+    assert found["onnxruntime"].remedy.startswith("Reinstall it: pip install --force-reins")
+    assert found["ort-cpu"].seen == "not tried: onnxruntime would crash this process"
     assert not Diagnosis(tuple(found.values())).can_judge
 
 
