@@ -27,15 +27,15 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 AGAINST = click.option(
     "--against", type=types.ModelName(), metavar="NAME",
     help="Compare with the champion of this registered model on the same samples, by the policy's "
-    "section incumbent:. Needs --tracking-uri, and --state or signed statements that --trust "
-    "accepts, to verify the champion.",
+    "section incumbent:. To verify the champion, it needs --tracking-uri, and --state or signed "
+    "statements that --trust accepts.",
 )  # fmt: skip
 
 
 _ENGINES = ("processes", "ray")
 
 _OF_CLUSTER = {"address": None, "workers": None, "cpus_per_worker": 1, "gpus_per_worker": 0.0}
-"""Options that say something about a cluster, with their defaults."""
+"""Cluster options with their defaults."""
 
 
 CLUSTER: tuple[Callable[..., Any], ...] = (
@@ -63,7 +63,7 @@ CLUSTER: tuple[Callable[..., Any], ...] = (
         help="GPUs per worker. This machine needs the same GPU model.",
     ),
 )  # fmt: skip
-"""As `--help` lists them."""
+"""The cluster options, in the order of `--help`."""
 
 
 FILE = click.Path(path_type=Path)
@@ -81,13 +81,13 @@ FACTORY = click.argument("factory", type=types.Factory(), metavar="PKG.MODULE:FA
 REFERENCE = click.option(
     "--reference", required=True, metavar="PKG.MODULE:FACTORY|FILE.onnx",
     type=types.ReferenceType(),
-    help="A callable without arguments that returns the nn.Module (the current folder is searched, "
-    "too), an ONNX file, or models:/NAME@ALIAS or models:/NAME/VERSION of the MLflow registry.",
+    help="A callable without arguments that returns the nn.Module (the current folder is on the "
+    "path), an ONNX file, or models:/NAME@ALIAS or models:/NAME/VERSION of the MLflow registry.",
 )  # fmt: skip
 
 CHECKPOINT = click.option(
     "--checkpoint", type=types.CHECKPOINT_FILE,
-    help="Its weights: .pt (tensors only) or .safetensors.",
+    help="Weights of the reference: .pt (tensors only) or .safetensors.",
 )  # fmt: skip
 
 WEIGHTS = click.option(
@@ -134,7 +134,7 @@ def policy_option(text: str, **more: Any) -> Callable[[_Command], _Command]:
 
 
 def report_option(text: str) -> Callable[[_Command], _Command]:
-    """Return the option `--report` of a command that writes into this new folder."""
+    """Return the option `--report`, a new folder that the command writes into."""
     return click.option("--report", type=types.NEW_FOLDER, metavar="DIR", help=text)
 
 
@@ -183,18 +183,18 @@ SECRET_FILE = click.option(
 
 
 def tracking_uri(given: str | None) -> str:
-    """The address of the registry: as given, else of the environment, else a database here.
+    """Return the registry's URI: `given`, else MLFLOW_TRACKING_URI, else ./mlflow.db.
 
     Raises StorageError, BadParameter."""
-    here = f"sqlite:///{(Path.cwd() / 'mlflow.db').as_posix()}"
-    return address(given) or os.environ.get("MLFLOW_TRACKING_URI") or here
+    default = f"sqlite:///{(Path.cwd() / 'mlflow.db').as_posix()}"
+    return address(given) or os.environ.get("MLFLOW_TRACKING_URI") or default
 
 
 def address(given: str | None) -> str | None:
-    """An address that an option names: itself, or where it is kept because it holds a password.
+    """Return the address that an option names directly, by file or by environment variable.
 
-    `@FILE`: the first line of a file of mode 0600; `env:NAME`: a variable of the environment.
-    Raises StorageError, BadParameter.
+    `@FILE`: the first line of a file of mode 0600; `env:NAME`: an environment variable. Both keep a
+    password out of the command line. Raises StorageError, BadParameter.
     """
     if given is None or not given.startswith((_IN_FILE, _IN_VARIABLE)):
         return given
@@ -203,31 +203,33 @@ def address(given: str | None) -> str | None:
     else:
         file = Path(given.removeprefix(_IN_FILE))
         text = read_private(file, what="file of the address", missing="Write the address into it.")
-    kept = text.strip().partition("\n")[0].strip()
-    if not kept:
-        raise click.BadParameter(f"'{given}' holds no address. Expected: one in the first line.")
-    return kept
+    line = text.strip().partition("\n")[0].strip()
+    if not line:
+        raise click.BadParameter(
+            f"'{given}' has no address. Expected an address on the first line."
+        )
+    return line
 
 
 def warn_of_passwords(arguments: Sequence[str]) -> None:
     """Warn on stderr that a password in the command line is visible to other users."""
     if any(passwords(argument) for argument in arguments if "://" in argument):
         click.echo(
-            "warning: the command line holds a password, and every user of this machine can read "
-            "it (ps). Keep the address in a file of mode 0600 and name it as @FILE, or in the "
-            "environment: env:NAME. Exchange the password if others use this machine.",
+            "warning: the command line has a password, which every user of this machine can read "
+            "(ps). Store the address in a file of mode 0600 and pass @FILE, or in an environment "
+            "variable and pass env:NAME. Change the password if others use this machine.",
             err=True,
         )
 
 
 def parse_digest(text: str | None) -> Digest | None:
-    """The digest that an option names. Raises BadParameter."""
+    """Return the digest that an option names. Raises BadParameter."""
     if text is None:
         return None
     try:
         return Digest.parse(text.strip().lower())
     except ValueError as error:
-        raise click.BadParameter(f"{error}; 64 hex digits are expected.") from error
+        raise click.BadParameter(f"{error}; expected 64 hex digits.") from error
 
 
 KEY = click.option(
@@ -243,17 +245,17 @@ SIGNING_TRUST = click.option(
 )  # fmt: skip
 
 
-_GONE = {"--ledger": "GATE_LEDGER", "--inbox": "GATE_INBOX"}
+_REMOVED = {"--ledger": "GATE_LEDGER", "--inbox": "GATE_INBOX"}
 
 _INSTEAD = (
-    "the ledger lies in a database now. Name it with --state or GATE_STATE (sqlite:///FILE, "
+    "the ledger is now a database. Name it with --state or GATE_STATE (sqlite:///FILE, "
     "postgresql://HOST/NAME; default: sqlite:///.gate/state.db)."
 )
 
 
 def with_state(command: _Command) -> _Command:
-    """Give a command `--state`, and an error for the options that it replaced."""
-    for name in _GONE:
+    """Add `--state` to a command, and an error for the options that it replaced."""
+    for name in _REMOVED:
         command = click.option(
             name, hidden=True, expose_value=False, callback=_refuse_option, metavar="…"
         )(command)
@@ -266,21 +268,17 @@ def with_state(command: _Command) -> _Command:
 
 
 def _refuse_environment() -> None:
-    """Raise UsageError for environment variables that earlier releases read.
-
-    They must not be ignored silently.
-    """
-    for variable in _GONE.values():
+    """Raise UsageError for removed environment variables, which must not be ignored silently."""
+    for variable in _REMOVED.values():
         if os.environ.get(variable):
             raise click.UsageError(
-                f"the environment has {variable}, and nothing reads it any more: {_INSTEAD} Then "
-                f"take {variable} out of the environment."
+                f"the variable {variable} is no longer supported: {_INSTEAD} Then unset {variable}."
             )
 
 
 def _refuse_option(_context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value is not None:
-        raise click.UsageError(f"there is no {option.opts[0]} any more: {_INSTEAD}")
+        raise click.UsageError(f"{option.opts[0]} is no longer supported: {_INSTEAD}")
 
 
 _TASKS = ("auto", "classification", "tensors")
@@ -327,7 +325,7 @@ class CheckRequest(MeasuringRequest):
     """The options of `gate check`, as parsed."""
 
     model: Path
-    """Of a release its own file, which `--part` writes."""
+    """The ONNX file, or the release file of several parts."""
     parts: tuple[tuple[str, Path], ...] = ()
     chain: str | None = None
     recorded: tuple[tuple[str, Path], ...] = ()
@@ -366,23 +364,23 @@ MEASURING = (
     click.option(
         "--labels", type=types.LABELS_FILE,
         help="FILE.npy with one class index per sample. Default: the labels in --inputs, if any. "
-        "For metrics of the policy labels of any kind: .npy, JSON lines or Parquet "
+        "Metrics of the policy can use labels of any kind: .npy, JSON lines or Parquet "
         "(docs/task-metrics.md).",
     ),
     click.option(
         "--slices", type=types.SLICES_FILE, metavar="FILE",
-        help="JSON lines or Parquet with the columns by which the policy's metrics are sliced. "
+        help="JSON lines or Parquet with the columns that define slices for the policy's metrics. "
         "Default: the file of --labels.",
     ),
     policy_option(
-        "YAML policy, or YAML with a 'gate:' section. Default: exact float32, on the CPU "
-        "always, on CUDA when present."
+        "YAML policy, or YAML with a 'gate:' section. Default: exact float32, on the CPU, and on "
+        "CUDA if available."
     ),
     PRECISION,
     click.option(
         "--task", type=click.Choice(_TASKS),
         help="classification: at least one output has class scores; tensors: compare numbers only; "
-        "auto: judge top-1 agreement where the samples can prove it. Default: the policy's, or "
+        "auto: judge top-1 agreement if the samples are sufficient. Default: the policy's, or "
         "auto.",
     ),
     click.option(
@@ -393,8 +391,8 @@ MEASURING = (
     types.SETTINGS,
     click.option(
         "--runtime", "runtimes", multiple=True, metavar="NAME",
-        help="Also measure this runtime, by its built-in bounds if the policy does not name it. "
-        "gate runtimes lists them. Repeatable.",
+        help="Also measure this runtime, with built-in bounds if the policy does not name it. "
+        "gate runtimes lists the runtimes. Repeatable.",
     ),
     click.option(
         "--preprocessing", type=types.SPEC_FILE, metavar="SPEC",
@@ -411,8 +409,8 @@ CHECK_OPTIONS = (
     click.option(
         "--part", "parts", type=types.NAMED_PART, multiple=True, metavar="NAME=FILE.onnx",
         help="Instead of MODEL: one file of a release of several files, exported from the "
-        "submodule NAME of the reference. With --chain; writes release.yaml beside the files. "
-        "Repeatable.",
+        "submodule NAME of the reference. Requires --chain; writes release.yaml into the folder of "
+        "the files. Repeatable.",
     ),
     click.option(
         "--chain", metavar="PKG.MODULE:FUNCTION",
@@ -421,8 +419,8 @@ CHECK_OPTIONS = (
     *MEASURING,
     click.option(
         "--recorded", type=types.NAMED_RECORDING, multiple=True, metavar="NAME=FOLDER",
-        help="Judge outputs that another machine computed (gate record pack), by the policy's "
-        "runtime NAME or by built-in bounds. Repeatable.",
+        help="Judge outputs that another machine computed (gate record pack), with the bounds of "
+        "the policy's runtime NAME or built-in bounds. Repeatable.",
     ),
     click.option(
         "--server", metavar="URL",
@@ -440,7 +438,7 @@ CHECK_OPTIONS = (
     click.option(
         "--jobs", type=click.IntRange(min=1), metavar="N",
         help="Number of processes, with one thread each; the results do not depend on it. "
-        "Default: one per physical core, if a short trial shows that it is faster.",
+        "Default: one per physical core, if this is faster in a short trial.",
     ),
     *CLUSTER,
     click.option(
@@ -450,13 +448,13 @@ CHECK_OPTIONS = (
     ),
     click.option(
         "--tensors", type=types.NAMED_TENSORS, multiple=True, metavar="NAME=FILE.npy",
-        help="Tensors that your consumer NAME of that policy made of the pictures, on axis 0, in "
-        "their order (folders: by name). Repeatable.",
+        help="Tensors that consumer NAME of the policy made from the pictures, on axis 0, in the "
+        "same order (folders: by name). Repeatable.",
     ),
     click.option(
         "--export-record", type=types.RECORD_FILE, metavar="MODEL.onnx.export.json",
-        help="Record that gate export wrote beside the file: lint findings and exporter warnings, "
-        "for the policy's export_findings.",
+        help="Record that gate export wrote: lint findings and exporter warnings, for the policy's "
+        "export_findings.",
     ),
     click.option("-v", "--verbose", is_flag=True, help="Print every check with its meaning."),
     AGAINST,
@@ -466,11 +464,11 @@ CHECK_OPTIONS = (
     TRACKING_URI,
     EXPERIMENT,
 )  # fmt: skip
-"""The options of a `CheckRequest`, as `--help` lists them."""
+"""The options of a `CheckRequest`, in the order of `--help`."""
 
 
 def with_options(options: Sequence[Callable[..., Any]]) -> Callable[[_Command], _Command]:
-    """Give a command several options, in this order."""
+    """Add several options to a command, in this order."""
 
     def decorate(command: _Command) -> _Command:
         for option in reversed(options):

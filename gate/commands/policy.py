@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def explain(name: str, policy: Path | None) -> CommandResult:
     """Explain NAME: a policy field (by name or full path), or a check of a report.
 
-    In formulas, c is the file's output, r the model's in float32, r64 the model's in float64
-    (docs/metrics.md).
+    In formulas, c is the file's output, r the model's output in float32, r64 the model's output in
+    float64 (docs/metrics.md).
 
     \b
     Examples:
@@ -45,11 +45,11 @@ def explain(name: str, policy: Path | None) -> CommandResult:
     from gate.policy.policy import Policy
     from gate.summary.policy_docs import fields_named, policy_fields
 
-    whole = policy_fields()
-    fields = fields_named(name, whole)
+    all_fields = policy_fields()
+    fields = fields_named(name, all_fields)
     check = None if fields else row_of(name)
     if not fields and check is None:
-        names = {each.name for each in whole}
+        names = {each.name for each in all_fields}
         near = difflib.get_close_matches(name.rpartition(".")[2], names, n=1)
         raise PolicyError(
             f"'{name}' is neither a policy field nor a check. "
@@ -60,7 +60,7 @@ def explain(name: str, policy: Path | None) -> CommandResult:
     values = [
         each
         for each in effective_values(read, file=policy, options={})
-        if each.is_set and any(field in fields_named(each.dotted, whole) for field in fields)
+        if each.is_set and any(field in fields_named(each.dotted, all_fields) for field in fields)
     ]
     plain = {
         "name": name,
@@ -80,11 +80,11 @@ def _elsewhere(name: str) -> str:
     """Return where a setting that is not in the policy belongs; empty if unknown."""
     from gate.records.export import ExportSettings
 
-    own = name.removeprefix("export.")
-    if own in ExportSettings.model_fields:
-        return f"It is a setting of the section 'export:': docs/export.md says what {own} does. "
-    if own in ("parts", "chain"):
-        return "A release file says it, or the section 'release:': docs/releases.md. "
+    setting = name.removeprefix("export.")
+    if setting in ExportSettings.model_fields:
+        return f"{setting} is a setting of the section 'export:': see docs/export.md. "
+    if setting in ("parts", "chain"):
+        return f"{setting} belongs in a release file or the section 'release:': docs/releases.md. "
     return ""
 
 
@@ -151,8 +151,8 @@ def _show(
     runtimes: tuple[str, ...],
     settings: tuple[tuple[str, str], ...],
 ) -> CommandResult:
-    """Print the policy that gate check would use with these options. Each value has its origin: a
-    file and line, an option, or the default.
+    """Print the policy that gate check would use with these options, with the origin of each value:
+    a file and line, an option, or the default.
 
     Bounds that are not set are left out; --json lists them as null.
 
@@ -187,9 +187,9 @@ def _show(
 def _check(policy: Path) -> CommandResult:
     """Validate the policy in FILE and list its runtimes and bounds.
 
-    Exit code 0 if it is valid; 2 if not (unknown field, wrong type, negative or infinite bound, no
-    check that could fail), with the line of each problem. gate runtimes --policy FILE shows
-    whether its runtimes are available here.
+    Exit code 0: valid; 2: invalid (unknown field, wrong type, negative or infinite bound, no check
+    that could fail), with the line of each problem. gate runtimes --policy FILE shows whether its
+    runtimes are available.
 
     \b
     Examples:
@@ -198,17 +198,17 @@ def _check(policy: Path) -> CommandResult:
     """
     from gate.policy.policy import Policy
 
-    found = Policy.from_file(policy)
+    valid = Policy.from_file(policy)
     plain = {
         "policy": str(policy),
-        "digest": str(found.digest()),
+        "digest": str(valid.digest()),
         "runtimes": [
             {
                 "name": name,
                 "required": runtime.required,
                 "bounds": [bound for bound, value in runtime.bounds if value is not None],
             }
-            for name, runtime in found.runtimes.items()
+            for name, runtime in valid.runtimes.items()
         ],
         "not_read": _settings_without_effect(policy),
     }
@@ -216,7 +216,7 @@ def _check(policy: Path) -> CommandResult:
 
 
 def _settings_without_effect(path: Path) -> list[str]:
-    """Return the settings of a policy that stand beside its section, where they have no effect."""
+    """Return policy settings outside the section 'gate:', where they have no effect."""
     from gate.policy.policy import Policy
     from gate.storage.yaml_section import has_section, lines_of
 
@@ -241,7 +241,7 @@ def _print_demands(plain: dict[str, Any], console: Console) -> None:
         console.print(f"{runtime['name']} ({runtime['required']}): {names}")
     if plain["not_read"]:
         names = ", ".join(plain["not_read"])
-        console.print(f"not read, because they are not in the section 'gate:': {names}")
+        console.print(f"ignored because they are outside the section 'gate:': {names}")
 
 
 command.add_command(explain)

@@ -50,7 +50,7 @@ def command() -> None:
 )  # fmt: skip
 @click.option(
     "--tensors", type=types.NAMED_TENSORS, multiple=True, metavar="NAME=FILE.npy",
-    help="Tensors that your own consumer made of the images, on axis 0, in their order. "
+    help="Tensors that consumer NAME made from the images, on axis 0, in the same order. "
     "Repeatable.",
 )  # fmt: skip
 @click.option("--reference", help="Reference implementation. Default: pillow.")
@@ -72,9 +72,9 @@ def _compare(
 ) -> CommandResult:
     """Compare Pillow, torchvision, OpenCV, ONNX, a browser's canvas and Rust on IMAGES.
 
-    Each is compared with the reference. Known causes of a difference are named: no antialias, a
-    half-pixel shift, swapped channels, missing mean or std, a scale of 255. IMAGES are files or
-    folders. Pillow decodes them for all implementations.
+    Each implementation is compared with the reference. Known causes of a difference are named: no
+    antialias, a half-pixel shift, swapped channels, missing mean or std, a scale of 255. IMAGES are
+    files or folders. Pillow decodes them for all implementations.
 
     Exit code 0: all are within the bound; 1: at least one is not; 2: not compared.
 
@@ -94,20 +94,20 @@ def _compare(
     stated, dumped = _spec(spec), read_dumped_tensors(tensors)
     line_up = LineUp(_consumers(implementations, dumped), dumped, reference)
     with progress_bar("preprocess") as advance:
-        found = compare_consumers(
+        comparison = compare_consumers(
             stated,
             pictures_in(images),
             line_up=line_up,
             model=None if model is None else ModelFile(model, read_subject(model).sha256),
             advance=advance,
         )
-    parity, picture = found.parity, None
+    parity, picture = comparison.parity, None
     if report is not None:
         picture = report / "plots" / "preprocessing.png"
         stated.save(report / "preprocessing-spec.json")
         parity.save(report / "preprocessing.json")
-        if found.exhibits:
-            files.write_bytes(picture, side_by_side(found.exhibits, stated))
+        if comparison.exhibits:
+            files.write_bytes(picture, side_by_side(comparison.exhibits, stated))
     required = (line_up.consumers if implementations else ()) + tuple(line_up.dumped)
     plain = {
         "spec": stated.to_plain(),

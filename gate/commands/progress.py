@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-# The lower layers report their steps by `logging.getLogger("gate.steps").debug`: only the bars and
-# spinners here listen.
+# Lower layers report their steps with `logging.getLogger("gate.steps").debug`. Only the bars and
+# spinners in this module handle these records.
 
 
 LONG_S = 2.0
-"""What takes longer is said where no bar can be drawn."""
+"""Seconds after which a step is printed if stderr is not a terminal."""
 
 EVERY_S = 30.0
-"""Seconds between two lines of progress where no bar can be drawn."""
+"""Seconds between two progress lines if stderr is not a terminal."""
 
 _STEPS = logging.getLogger("gate.steps")
 
 
 class Bar:
-    """Called with what is done and how much there is, or step by step. Never passes its total."""
+    """A progress bar, updated with absolute counts or step by step; never exceeds its total."""
 
     def __init__(self, progress: Progress, task: TaskID, pulse: Pulse | None = None) -> None:
         self._progress, self._task, self._pulse = progress, task, pulse
@@ -45,20 +45,20 @@ class Bar:
         self._progress.update(self._task, completed=min(done, total), total=total)
 
     def step(self, note: str = "", *, steps: int = 1) -> None:
-        """`steps` more are done; `note` stands behind the bar from now on."""
+        """Advance the bar by `steps` and show `note` after it."""
         task = self._progress.tasks[self._task]
         done = task.completed + steps
         within = done if task.total is None else min(done, task.total)
         self._progress.update(self._task, completed=within, note=note)
 
     def note(self, text: str) -> None:
-        """`text` stands behind the bar from now on."""
+        """Show `text` after the bar."""
         self._progress.update(self._task, note=text)
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
-    """`total`: where it is clear from the beginning."""
+    """Show a progress bar. `total`: the number of steps, if known at the start."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -86,7 +86,7 @@ def progress_bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
             task = progress.add_task(title, total=total, note="")
             if terminal:
                 made = Bar(progress, task)
-                with _heard(made.note):
+                with _steps_to(made.note):
                     yield made
             else:
                 with _lines_for_long(title, stderr) as pulse:
@@ -95,7 +95,7 @@ def progress_bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def spinner(title: str) -> Iterator[None]:
-    """Show `title`, and behind it what is begun meanwhile, until it is done."""
+    """Show `title` and the current step until the context ends."""
     with _duplicated_stderr() as stderr:
         if not stderr.isatty():
             with _lines_for_long(title, stderr):
@@ -106,16 +106,16 @@ def spinner(title: str) -> Iterator[None]:
         from gate.commands.result import console
 
         shown = console(stderr).status(Text(title))
-        with shown, _heard(lambda text: shown.update(Text(f"{title}: {text}"))):
+        with shown, _steps_to(lambda text: shown.update(Text(f"{title}: {text}"))):
             yield
 
 
 @contextlib.contextmanager
 def _duplicated_stderr() -> Iterator[TextIO]:
-    """stderr by a descriptor of its own: who captures what a library prints must not get ours."""
+    """Yield a duplicate of stderr, so that code that captures stderr does not capture progress."""
     try:
         descriptor = os.dup(sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):  # no file, such as a test's
+    except (OSError, ValueError, AttributeError):  # not a real file, for example in a test
         yield sys.stderr
         return
     encoding = sys.stderr.encoding
@@ -124,18 +124,18 @@ def _duplicated_stderr() -> Iterator[TextIO]:
 
 
 @contextlib.contextmanager
-def _heard(show: Callable[[str], None]) -> Iterator[None]:
-    """Hand on what the rooms below say that they begin."""
+def _steps_to(show: Callable[[str], None]) -> Iterator[None]:
+    """Pass the steps that lower layers log to `show`."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            text = record.getMessage()  # a name of a registry could steer the terminal
+            text = record.getMessage()  # names may contain terminal control characters
             show("".join(char if char.isprintable() else "�" for char in text))
 
     handler, before = Handler(), (_STEPS.level, _STEPS.propagate)
     _STEPS.addHandler(handler)
     _STEPS.setLevel(logging.DEBUG)
-    _STEPS.propagate = False  # a listener to all log records did not request this
+    _STEPS.propagate = False  # handlers of the root logger must not print the steps
     try:
         yield
     finally:
@@ -158,25 +158,25 @@ def _lines_for_long(title: str, stream: TextIO) -> Iterator[Pulse | None]:
         pulse.begin(text)
 
     try:
-        with _heard(begin):
+        with _steps_to(begin):
             yield pulse
     finally:
         late.stop()
 
 
 class Pulse:
-    """Prints the step and what is left of it, when it is called and 30 s have gone by."""
+    """Prints the current step and the remaining samples, at most once every 30 s."""
 
     def __init__(
         self, title: str, stream: TextIO, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock`: seconds from any beginning."""
+        """`clock`: returns seconds since an arbitrary time."""
         self._title, self._stream, self._clock = title, stream, clock
         self._last = clock()
         self._step = self._left = ""
 
     def begin(self, step: str) -> None:
-        """The step before is over."""
+        """Start a new step."""
         self._step = f" ({step})"
         self._beat()
 
@@ -195,16 +195,16 @@ class Pulse:
 
 
 class _SlowStepNotice:
-    """Says a text once its step has gone on for `LONG_S`."""
+    """Prints the name of a step after it has run for `LONG_S`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._timer: threading.Timer | None = None
 
     def begin(self, text: str) -> None:
-        """The step before is over."""
+        """Start a new step."""
         self.stop()
-        self._timer = threading.Timer(LONG_S, self._say, (text,))
+        self._timer = threading.Timer(LONG_S, self._print, (text,))
         self._timer.daemon = True
         self._timer.start()
 
@@ -213,7 +213,7 @@ class _SlowStepNotice:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # no reader, or the process is ending
             print(f"{text} …", file=self._stream, flush=True)
 
@@ -228,6 +228,6 @@ def _is_for_machines() -> bool:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Say it, and let Python's collector rest meanwhile."""
+    """Show a spinner and pause Python's garbage collector, which slows imports down."""
     with paused_gc(), spinner("loading PyTorch and the model"):
         yield

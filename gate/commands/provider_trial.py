@@ -26,18 +26,18 @@ class ProviderTrial:
     exact_error: float
     """max|c - r| / max|r| against ONNX Runtime on the CPU, with TF32 off."""
     default_error: float
-    """The same as the provider computes by default."""
+    """The same with the provider's default options."""
 
     @property
     def reduces(self) -> bool:
-        """Return True if the provider computes in less than float32 by default."""
+        """Return whether the provider computes below float32 precision by default."""
         return not self.default_error <= EXACT
 
 
 def try_provider(provider: str = CUDA_PROVIDER) -> ProviderTrial:
     """Run the network on `provider` twice, with TF32 off and by default, and on the CPU.
 
-    Raises RuntimeUnusable where the provider does not load, and what ONNX Runtime raises.
+    Raises RuntimeUnusable if the provider does not load, and the exceptions of ONNX Runtime.
     """
     import numpy as np
 
@@ -67,7 +67,7 @@ def _run(model: bytes, provider: str, options: Mapping[str, str], images: Any) -
 
 
 def residual_network() -> bytes:
-    """Convolutions with a residual connection, pooling and a linear layer; random weights."""
+    """Return an ONNX network of convolutions, a residual connection, pooling and a linear layer."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper
 

@@ -42,7 +42,7 @@ def record_command() -> None:
 @click.option(
     "--outputs", type=types.OUTPUTS, required=True,
     help="Outputs, samples on axis 0: FILE.npy, FILE.npz with one array per output, a folder of "
-    "such, or a folder with outputs.json, which includes the probes.",
+    "such files, or a folder with outputs.json, which includes the probes.",
 )  # fmt: skip
 @click.option(
     "--meta", type=types.META_FILE, required=True,
@@ -51,7 +51,7 @@ def record_command() -> None:
 )  # fmt: skip
 @click.option(
     "-o", "--output", type=types.NEW_RECORDING, required=True, metavar="DIR|FILE.zip",
-    help="A new folder, or a new zip.",
+    help="A new folder or zip file.",
 )  # fmt: skip
 @machine_options
 def _pack(model: Path, inputs: Path, outputs: Path, meta: Path, output: Path) -> CommandResult:
@@ -87,8 +87,8 @@ def _record_show(output: Path, manifest: RecordingManifest, console: Console) ->
         )
     )
     if not probes:
-        console.print("Without probes: gate samples export writes them, and they will be asked for")
-    console.print(f"Judge it: gate check MODEL.onnx … --recorded NAME={output}")
+        console.print("No probes, although gate check requires them: use gate samples export")
+    console.print(f"Next: gate check MODEL.onnx … --recorded NAME={output}")
 
 
 @click.group("samples", short_help="Write samples for another machine.")
@@ -112,7 +112,7 @@ def samples_command() -> None:
 )
 @click.option(
     "--reference", type=types.Factory(), metavar="PKG.MODULE:FACTORY",
-    help="The PyTorch model; with it, probes are written, too.",
+    help="The PyTorch model, which is needed for some probes.",
 )  # fmt: skip
 @options.CHECKPOINT
 @options.policy_option("Policy of the later gate check; it selects the probes. Default: built-in.")
@@ -129,11 +129,11 @@ def _export(
     policy: Path | None,
     batch_size: int,
 ) -> CommandResult:
-    """Write the samples and probes of MODEL.onnx as .npy, as raw little-endian numbers, and
-    samples.json, which lists them.
+    """Write the samples and probes of MODEL.onnx as .npy and as raw little-endian numbers, and a
+    list of them, samples.json.
 
-    Run them on the other machine, write outputs.json and the outputs beside it, and use gate record
-    pack. docs/recorded.md has programs in Rust and C++.
+    Run them on the other machine, write the outputs and outputs.json into one folder, and use gate
+    record pack. docs/recorded.md has programs in Rust and C++.
 
     \b
     Examples:
@@ -178,8 +178,8 @@ def _samples_show(
 ) -> None:
     console.print(f"{output}: {header.parts[0].size} samples, {len(header.parts) - 1} probes")
     if not with_model:
-        console.print("Probes that the model has to be asked about are not among them: --reference")
+        console.print("Probes that depend on the model are not included: add --reference")
     console.print(
-        f"Run them elsewhere, then: gate record pack MODEL.onnx --inputs {output} --outputs DIR "
-        "--meta meta.json -o RECORDING"
+        f"Run them on the other machine, then: gate record pack MODEL.onnx --inputs {output} "
+        "--outputs DIR --meta meta.json -o RECORDING"
     )

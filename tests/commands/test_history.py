@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from gate import cli
-from gate.commands.history import _history_show, _Line, _show_all
+from gate.commands.history import _show_short, _Line, _show_all
 from gate.commands.promote import version_page
 from gate.ledger.entry import LedgerEntry, Row
 from gate.ledger.ledger import Ledger
@@ -53,7 +53,7 @@ def printed(show, of: list[_Line], width: int) -> list[str]:
 @pytest.mark.parametrize("models", [("digits",), ("digits", "a-model-with-a-very-long-name")])
 @pytest.mark.parametrize("width", [45, 80, 200, 10_000])
 def test_one_line_an_entry(width: int, models: tuple[str, ...]) -> None:
-    lines = printed(_history_show, entries(*models), width)
+    lines = printed(_show_short, entries(*models), width)
     assert len(lines) == 4 * len(models)
     assert max(map(len, lines)) <= width
     for line, action in zip(lines[:: len(models)], ("promoted", "rolled_back"), strict=False):
@@ -81,7 +81,7 @@ def test_in_full_nothing_is_cut() -> None:
 
 
 def test_no_entries() -> None:
-    for show in (_history_show, _show_all):
+    for show in (_show_short, _show_all):
         assert printed(show, [], 80) == ["The ledger has no such entries."]
 
 

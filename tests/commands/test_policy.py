@@ -119,9 +119,9 @@ def test_explain_names_the_line_of_a_file(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("keep_initializers_as_inputs", "section 'export:': docs/export.md says what keep_"),
-        ("export.verbose", "section 'export:': docs/export.md says what verbose does"),
-        ("parts", "A release file says it, or the section 'release:': docs/releases.md"),
+        ("keep_initializers_as_inputs", "section 'export:': see docs/export.md"),
+        ("export.verbose", "section 'export:': see docs/export.md"),
+        ("parts", "parts belongs in a release file or the section 'release:': docs/releases.md"),
     ],
 )
 def test_explain_says_where_another_section_is_explained(

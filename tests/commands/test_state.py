@@ -116,7 +116,7 @@ def test_what_was_said_before_is_answered(
         ("postgresql://gate:hunter2@db:port/x", "the database's URL can't be read"),
         ("postgresql://gate:hunter2@127.0.0.1:1/x", "can't be used now"),
         ("@missing", "missing"),
-        ("env:NOT_SET_IN_THE_TEST", "holds no address"),
+        ("env:NOT_SET_IN_THE_TEST", "has no address"),
     ],
 )
 def test_a_state_that_is_none(

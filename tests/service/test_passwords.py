@@ -63,7 +63,7 @@ def test_no_address_where_one_is_expected(tmp_path: Path, given: str, capsys) ->
     file.touch(mode=0o600)
     arguments = ["serve", "--model", "digits", "--state", given.format(file=file)]
     assert cli.main(arguments) == 2
-    assert "holds no address" in capsys.readouterr().err
+    assert "has no address" in capsys.readouterr().err
 
 
 def test_any_other_address_is_itself() -> None:
@@ -100,7 +100,7 @@ class TestInTheCommandLine:
         assert "Traceback" in said.err
         assert "hunter2x" not in said.err + said.out
         assert json.loads(said.out)["error"]["message"]
-        assert said.err.startswith("warning: the command line holds a password")
+        assert said.err.startswith("warning: the command line has a password")
         assert "@FILE" in said.err.splitlines()[0]
 
     def test_no_warning_without_one(self, capsys) -> None:
