@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from gate import cli
-from gate.commands.history import _show_short, _Line, _show_all
+from gate.commands.history import _Line, _show_all, _show_short
 from gate.commands.promote import version_page
 from gate.ledger.entry import LedgerEntry, Row
 from gate.ledger.ledger import Ledger
