@@ -37,16 +37,16 @@ _DETAIL = re.compile(r"WeightsUnpickler error: (.*)")
 def load_checkpoint(model: nn.Module, path: Path) -> Digest:
     """Load `path` (`.pt`, `.pth` or `.safetensors`) into `model`, strictly; return its digest.
 
-    A `.pt` file is a state dict, or a dict that holds one under `state_dict`, `model` or
-    `model_state_dict`; it is read with `weights_only`, so no code in it runs. A `module.` prefix
-    of DataParallel is dropped. Raises CheckpointError if the file is missing, broken, unsafe, for
-    another architecture, or holds NaN or infinity; `model` is then as it was before.
+    A `.pt` file is a state dict, or a dict with one under `state_dict`, `model` or
+    `model_state_dict`. It is read with `weights_only`, so none of its code runs. The prefix
+    `module.` of DataParallel is removed. Raises CheckpointError if the file is missing, damaged,
+    unsafe, from another architecture, or contains NaN or infinity. `model` is unchanged then.
     """
     if (pointer := detect_pointer_file(path)) is not None:
         raise CheckpointError(pointer)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise CheckpointError(f"the checkpoint {path} {what}. Name a .pt or .safetensors file.")
+        raise CheckpointError(f"the checkpoint {path} {what}. Pass a .pt or .safetensors file.")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -56,7 +56,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> Digest:
     state = _without_prefix(_read(data, path), model)
     _fill_tied(state, model)
     _check_finite(state, model, path)
-    trial = copy.deepcopy(model)  # load_state_dict copies what fits before it raises
+    trial = copy.deepcopy(model)  # load_state_dict copies matching entries before it raises
     try:
         trial.load_state_dict(state, strict=True)
     except Exception as error:
@@ -66,15 +66,15 @@ def load_checkpoint(model: nn.Module, path: Path) -> Digest:
             "Check the factory, the number of classes and the file."
         ) from error
     model.load_state_dict(state, strict=True)
-    return Digest.of_bytes(data)  # of the bytes that were loaded, whatever lies there by now
+    return Digest.of_bytes(data)  # digest of the loaded bytes, even if the file has changed since
 
 
 def save_checkpoint(model: nn.Module, path: Path) -> Digest:
     """Write the weights of `model` to `path` as safetensors, atomically; return the digest.
 
-    The same weights give the same bytes. Tensors that share memory are written once per name, so
-    that any reader can load the file strictly. Raises CheckpointError if something is not a
-    tensor or not finite, StorageError if the file can't be written.
+    The same weights give the same bytes. Tensors that share memory are written under each name, so
+    that the file can be loaded strictly. Raises CheckpointError for entries that are not tensors or
+    not finite, StorageError if the file can't be written.
     """
     from safetensors.torch import save
 
@@ -84,7 +84,7 @@ def save_checkpoint(model: nn.Module, path: Path) -> Digest:
     strange = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
     if strange:
         raise CheckpointError(
-            f"{strange[0]} is no tensor and can't be saved as safetensors. "
+            f"{strange[0]} is not a tensor and can't be saved as safetensors. "
             "Keep such state outside of the model's state dict."
         )
     _check_finite(state, model, path)
@@ -113,7 +113,7 @@ def _read_safetensors(data: bytes, path: Path) -> State:
         return dict(load(data))
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{path} is not a whole safetensors file: {first_line(error).rstrip('.')}. "
+            f"{path} is not a complete safetensors file: {first_line(error).rstrip('.')}. "
             "Copy or download it again."
         ) from error
 
@@ -121,28 +121,28 @@ def _read_safetensors(data: bytes, path: Path) -> State:
 def _read_torch(data: bytes, path: Path) -> object:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on odd pickle protocols; what matters is raised
+            warnings.simplefilter("ignore")  # about unusual pickle protocols; real problems raise
             return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
         unsafe = _FORBIDDEN.search(str(error))
         if unsafe is None:
             raise _broken(path, error) from error
         raise CheckpointError(
-            f"{path} wants to run code when it is loaded ({unsafe.group(1)}); it was not run. "
-            "Only tensors are accepted: save model.state_dict(), best as .safetensors."
+            f"{path} contains code that would run when it is loaded ({unsafe.group(1)}). "
+            "The gate did not run it. Save model.state_dict(), preferably as .safetensors."
         ) from error
-    except Exception as error:  # torch raises almost anything on bytes that are no checkpoint
+    except Exception as error:  # torch raises almost any exception for invalid checkpoints
         raise _broken(path, error) from error
 
 
 def _broken(path: Path, error: Exception) -> CheckpointError:
-    # torch's own text advises to switch the protection off: only its detail is passed on.
+    # torch's message recommends to disable the protection, so only its detail is shown.
     detail = _DETAIL.search(str(error))
     reason = detail.group(1).strip() if detail else ""
     if not isinstance(error, pickle.UnpicklingError):
         reason = first_line(error, empty="").rstrip(".")
     return CheckpointError(
-        f"{path} is not a whole PyTorch checkpoint ({type(error).__name__}"
+        f"{path} is not a complete PyTorch checkpoint ({type(error).__name__}"
         f"{': ' if reason else ''}{reason}). Copy or download it again."
     )
 
@@ -177,7 +177,7 @@ def _without_prefix(state: State, model: nn.Module) -> State:
 
 
 def _fill_tied(state: State, model: nn.Module) -> None:
-    """Give back the names that `safetensors.torch.save_model` drops because they share memory."""
+    """Restore the names that `safetensors.torch.save_model` drops for tensors that share memory."""
     wanted = model.state_dict()
     by_memory = {_memory(wanted[key]): key for key in state if key in wanted}
     for key, value in wanted.items():
@@ -187,14 +187,14 @@ def _fill_tied(state: State, model: nn.Module) -> None:
 
 
 def _memory(value: object) -> tuple[object, ...] | None:
-    """Return what identifies a tensor that has several names; None: it cannot be shared."""
+    """Return the identity of a tensor with several names, or None if it can't be shared."""
     if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value) or value.numel() == 0:
         return None
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
 def _check_finite(state: State, model: nn.Module, path: Path) -> None:
-    """Refuse NaN and infinity, except in a buffer that the model builds so (attention masks)."""
+    """Refuse NaN and infinity, except in buffers that the model itself builds (attention masks)."""
     constants = dict(model.named_buffers())
     for key, value in state.items():
         if not isinstance(value, torch.Tensor) or bool(torch.isfinite(value).all()):
@@ -209,7 +209,7 @@ def _check_finite(state: State, model: nn.Module, path: Path) -> None:
 
 
 def _difference(state: State, model: nn.Module) -> str:
-    """A few missing, unexpected and misshapen entries, in words; empty if there are none."""
+    """Describe a few missing, unexpected and misshapen entries. Empty if there are none."""
     wanted = model.state_dict()
     missing = [key for key in wanted if key not in state]
     unexpected = [key for key in state if key not in wanted]

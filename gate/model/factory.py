@@ -16,10 +16,10 @@ from gate.errors import ModelError
 
 @contextlib.contextmanager
 def paused_gc() -> Iterator[None]:
-    """Pause the garbage collector in a process of our own, and freeze what exists afterwards.
+    """Pause the garbage collector in one of our processes, and freeze all objects afterwards.
 
-    The modules of PyTorch make a million objects that stay, and the collector would visit them
-    again and again: a third of the time that the imports take.
+    PyTorch's modules create a million permanent objects. Visiting them repeatedly takes a third of
+    the import time.
     """
     collected = gc.isenabled()
     gc.disable()
@@ -27,7 +27,8 @@ def paused_gc() -> Iterator[None]:
         yield
     finally:
         if collected:
-            gc.freeze()  # to and fro: into the oldest generation, without a look
+            # Both together move all objects into the oldest generation without a collection.
+            gc.freeze()
             gc.unfreeze()
             gc.enable()
 
@@ -43,8 +44,8 @@ _REGISTERED = re.compile(r"models:/([^/@]+)(?:@([^/@]+)|/([0-9]+))")
 
 
 def parse_registered(reference: str) -> tuple[str, str | None, str | None] | None:
-    """Return name, alias and number of `models:/NAME@ALIAS` or `models:/NAME/NUMBER`, one of the
-    two None; None for other references. Raises ModelError if the text is malformed."""
+    """Return name, alias and number of `models:/NAME@ALIAS` or `models:/NAME/NUMBER`; alias or
+    number is None. None for other references. Raises ModelError if the text is malformed."""
     if not reference.startswith("models:"):
         return None
     found = _REGISTERED.fullmatch(reference)
@@ -57,7 +58,7 @@ def parse_registered(reference: str) -> tuple[str, str | None, str | None] | Non
 
 
 def parse_factory(factory: str) -> tuple[str, list[str]]:
-    """Module and attributes. Raises ModelError if the text is malformed."""
+    """Return module and attributes. Raises ModelError if the text is malformed."""
     module_name, colon, attribute = factory.partition(":")
     path = attribute.split(".")
     names = [*module_name.split("."), *path]
@@ -70,25 +71,25 @@ def parse_factory(factory: str) -> tuple[str, list[str]]:
 
 
 def require_package(factory: str) -> None:
-    """Raise ModelError if the text is malformed, or its outermost package is nowhere.
+    """Raise ModelError if the text is malformed, or if its outermost package does not exist.
 
-    Nothing is imported: what is inside the package shows when the factory is called.
+    Imports nothing: errors inside the package appear when the factory is called.
     """
     package = parse_factory(factory)[0].partition(".")[0]
     importlib.invalidate_caches()
     try:
         found = package in sys.modules or importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # of other import finders, whose errors refuse nothing
+    except (ImportError, ValueError):  # errors of other import finders are not decisive
         return
     if not found and not PathFinder.find_spec(package, [str(Path.cwd())]):
         raise ModelError(no_module(package, wanted=f"the factory {factory}"))
 
 
 def source_in_project(factory: str) -> Path | None:
-    """The file or folder below the current folder, relative to it, in which a factory's outermost
-    package lies; None: it is elsewhere, or nowhere. Nothing is imported.
+    """Return the file or folder of a factory's outermost package relative to the current folder.
 
-    Raises ModelError if the text is malformed.
+    None if the package is elsewhere or does not exist. Imports nothing. Raises ModelError if the
+    text is malformed.
     """
     package, project = parse_factory(factory)[0].partition(".")[0], Path.cwd().resolve()
     importlib.invalidate_caches()

@@ -16,7 +16,7 @@ from torch import nn
 
 from gate.errors import ModelError
 
-# What forward returns is named by where it stands:
+# Outputs of forward are named by their position in its return value:
 #
 #     tensor                                output
 #     (a, b), [a, b]                        output_0, output_1
@@ -24,32 +24,32 @@ from gate.errors import ModelError
 #     dataclass, named tuple                its fields, in their order
 #     {"foo": (a, {"deep": b})}             foo.0, foo.1.deep
 #
-# What forward takes is put together by the same dotted names: `batch.image` and `batch.mask` become
+# Arguments of forward are built from the same dotted names: `batch.image` and `batch.mask` become
 # `forward(batch={"image": ..., "mask": ...})`, and `pair.0`, `pair.1` the tuple `pair`.
 _WHOLE = "output"
 
 _WHITE = re.compile(r"\s+")
 
 Tree = dict[str, Any]
-"""Keys to the places of tensors, or to further trees."""
+"""Maps keys to indices of tensors or to subtrees."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of what forward returned."""
+    """One tensor of the return value of forward."""
 
     name: str
-    """By where it stands; white space in keys becomes `_`."""
+    """The dotted name; white space in keys becomes `_`."""
     stated: bool
-    """True if the model itself names it: by a key or field on the way, not by places alone."""
+    """True if the name contains a key or field, not only positions."""
     tensor: torch.Tensor
 
 
 def leaves(returned: Any, *, by: str = "the model's forward") -> list[Leaf]:
-    """The tensors of nested mappings, dataclasses, named tuples, tuples and lists, in their order.
+    """Return the tensors of nested mappings, dataclasses, named tuples, tuples and lists in order.
 
-    None is left out, as exporters do. Raises ModelError for anything else, and for two tensors
-    of one name. `by`: who returned them, for the error.
+    Drops None, as exporters do. Raises ModelError for any other type, and for two tensors with the
+    same name. `by`: the caller for the error message.
     """
     try:
         return _leaves(returned)
@@ -58,7 +58,7 @@ def leaves(returned: Any, *, by: str = "the model's forward") -> list[Leaf]:
 
 
 class _NoTensor(Exception):
-    """An output that is not a tensor, and the way out."""
+    """Raised for an output that is not a tensor."""
 
 
 def _leaves(returned: Any) -> list[Leaf]:
@@ -72,12 +72,12 @@ def _leaves(returned: Any) -> list[Leaf]:
     names = [leaf.name for leaf in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise _NoTensor(f"two tensors that are called {twice[0]}. Give each another key.")
+        raise _NoTensor(f"two tensors with the name {twice[0]}. Use different keys.")
     return found
 
 
 def is_plain(returned: Any) -> bool:
-    """True for what a traced module returns as it is: tensors, in tuples."""
+    """Return True for values that a traced module can return: tensors in tuples."""
     if type(returned) is tuple:
         return all(is_plain(value) for value in returned)
     return isinstance(returned, torch.Tensor)
@@ -96,7 +96,7 @@ def _named(prefix: str, value: Any, *, stated: bool) -> Iterator[Leaf]:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Return the named fields of a value; None if it has only positions."""
+    """Return the named fields of a value, or None if it has only positions."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
@@ -113,13 +113,13 @@ def _items(value: Any) -> Sequence[Any]:
         return value
     raise _NoTensor(
         f"{type(value).__name__} among its outputs. Expected tensors, in tuples, lists, dicts or "
-        "dataclasses; return these alone (wrap the model where its code is not yours)."
+        "dataclasses. Return only these, or wrap the model if you can't change its code."
     )
 
 
 def parameters(model: nn.Module) -> frozenset[str] | None:
-    """Names that forward takes by keyword; None where it takes any number (`*inputs`, `**inputs`),
-    or its signature can't be read."""
+    """Return the keyword names of forward. None if it accepts any number of arguments (`*inputs`,
+    `**inputs`) or if its signature can't be read."""
     kinds = _kinds(model)
     return None if kinds is None or kinds & _VARIABLE else frozenset(_signature(model)[0])
 
@@ -137,12 +137,13 @@ def _kinds(model: nn.Module) -> set[Any] | None:
 class ForwardSignature:
     """How tensors in a fixed order become the arguments of a model's forward.
 
-    By keyword where the first parts of all names are parameters of forward, else by position. With
-    `**kwargs` all other names are parameters, too, where at least one is listed or none are.
+    By keyword if the first parts of all names are parameters of forward, else by position. With
+    `**kwargs` all other names count as parameters, too, if at least one parameter matches or
+    forward has no others.
     """
 
     def __init__(self, model: nn.Module, *candidates: Sequence[str]) -> None:
-        """`candidates`: names of the tensors, in their order; the first that fit are taken."""
+        """`candidates`: lists of tensor names in order. The first list that matches is used."""
         self._parameters, self._hints = _signature(model)
         self._tree: Tree | None = None
         any_name = (_kinds(model) or set()) & _VARIABLE == {inspect.Parameter.VAR_KEYWORD}
@@ -159,7 +160,7 @@ class ForwardSignature:
 
     @property
     def plain(self) -> bool:
-        """True if the tensors, in their order, are forward's first positional arguments."""
+        """True if the tensors in their order are the first positional arguments of forward."""
         if self._tree is None:
             return True
         flat = all(isinstance(place, int) for place in self._tree.values())
@@ -168,24 +169,24 @@ class ForwardSignature:
 
     @property
     def structured(self) -> dict[str, Any]:
-        """Arguments that are put together of several tensors, with their annotations; None: there
-        is none."""
+        """Arguments that consist of several tensors, with their annotations (None without one)."""
         tree = self._tree or {}
         return {n: self._hints.get(n) for n, place in tree.items() if not isinstance(place, int)}
 
     @property
     def keyword_only(self) -> tuple[str, ...]:
-        """Arguments that forward does not take by position."""
+        """Keyword-only arguments of forward."""
         return tuple(name for name in self._tree or {} if not self._parameters[name])
 
     @property
     def takes_none(self) -> bool:
-        """True if an argument is annotated as one that may be None."""
+        """Return True if the annotation of an argument allows None."""
         return any(_without_none(self._hints.get(n)) is not self._hints.get(n)
                    for n in self._parameters)  # fmt: skip
 
     def sorted(self, names: Sequence[str]) -> tuple[str, ...]:
-        """`names` as forward lists the parameters that they belong to; as given by position."""
+        """Return `names` in the order of forward's parameters; unchanged for positional
+        arguments."""
         if self._tree is None:
             return tuple(names)
         order = list(self._parameters)
@@ -203,8 +204,8 @@ class ForwardSignature:
 
 
 def _tree(names: Sequence[str]) -> Tree | None:
-    """`a.b` as nested dicts; None where a name is both whole and a part of another, or where
-    numbers do not count from 0 (`input.1` is a name that exporters make up)."""
+    """Return dotted names as nested dicts. None if a name is also a prefix of another, or if
+    numbers do not count from 0 (exporters invent names such as `input.1`)."""
     tree: Tree = {}
     for place, name in enumerate(names):
         *path, last = name.split(".")
@@ -229,8 +230,8 @@ def _countable(tree: Tree) -> bool:
 
 
 def _grown(place: int | Tree, tensors: Sequence[torch.Tensor], hint: Any) -> Any:
-    """A tensor, or what the tree says: a list where forward asks for one, else a tuple; the
-    dataclass or named tuple that forward asks for, else a dict. Inner ones likewise."""
+    """Return a tensor or the structure of the tree, recursively: a list if the annotation is a
+    list, else a tuple; the annotated dataclass or named tuple, else a dict."""
     if isinstance(place, int):
         return tensors[place]
     hint = _without_none(hint)
@@ -253,22 +254,22 @@ def _without_none(hint: Any) -> Any:
 
 
 def _inner(hint: Any, key: int | str) -> Any:
-    """The annotation of an item of a list, tuple or mapping, or of a field; None: there is none."""
+    """Return the annotation of an item of a list, tuple or mapping, or of a field, or None."""
     inner = typing.get_args(hint)
     if isinstance(key, int):
         if typing.get_origin(hint) is tuple and inner[-1:] != (...,):
             return inner[key] if key < len(inner) else None
         return inner[0] if inner else None
     if inner:
-        return inner[-1]  # of a mapping: behind the type of its keys
+        return inner[-1]  # for a mapping: after the type of its keys
     try:
         return typing.get_type_hints(hint).get(key)
-    except Exception:  # no class, or annotations that name what is not there
+    except Exception:  # not a class, or annotations with unknown names
         return None
 
 
 def _signature(model: nn.Module) -> tuple[dict[str, bool], dict[str, Any]]:
-    """Names that forward takes by keyword, whether also by position, and their annotations."""
+    """Return keyword names of forward, whether they are also positional, and their annotations."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
@@ -280,12 +281,12 @@ def _signature(model: nn.Module) -> tuple[dict[str, bool], dict[str, Any]]:
     }
     try:
         return named, typing.get_type_hints(model.forward)
-    except Exception:  # annotations may name what is imported for type checkers only
+    except Exception:  # annotations may use names that are imported for type checkers only
         return named, {}
 
 
 class PositionalModel(nn.Module):
-    """A model that takes tensors by position and returns a tuple of tensors."""
+    """A model with positional tensors as inputs and a tuple of tensors as output."""
 
     def __init__(self, model: nn.Module, call: ForwardSignature) -> None:
         super().__init__()

@@ -28,19 +28,18 @@ from gate.records.evidence import ModelCode
 
 
 def collect_code(model: nn.Module, *, factory: str = "", chain: str = "") -> ModelCode:
-    """The source files that define `model`, and the packages that they stand on.
+    """Return the source files that define `model`, and the packages that they use.
 
-    Files are those of the modules of the factory and of a release's chain, of the classes of all
-    submodules and of the functions that were hung onto them (hooks, a `forward` of the instance,
-    what these close over), and of whatever those files import, transitively, as far as it lies
-    outside of Python and of the installed packages. What a factory reads besides (a YAML file) is
-    not among them. The model is not run and not changed.
+    Files of the modules of the factory and of a release's chain, of the classes of all submodules,
+    of attached functions (hooks, a `forward` of the instance, their closures), and of everything
+    that these files import, transitively, outside of Python and the installed packages. Other files
+    that a factory reads (a YAML file) are not included. Does not run or change the model.
     """
     return modules_of(model, factory=factory, chain=chain).code()
 
 
 def modules_of(model: nn.Module, *, factory: str = "", chain: str = "") -> SourceFiles:
-    """The same, with the paths of the files."""
+    """Return the source files with their paths."""
     modules = SourceFiles()
     for named in filter(None, (factory, chain)):
         modules.add(named.partition(":")[0])
@@ -54,7 +53,7 @@ def modules_of(model: nn.Module, *, factory: str = "", chain: str = "") -> Sourc
 
 
 def _homes(model: nn.Module) -> Iterator[str]:
-    """Names of modules in which a class or function of the model is defined."""
+    """Return the names of modules that define a class or function of the model."""
     for kind in {type(module) for module in model.modules()}:
         yield from (base.__module__ for base in kind.__mro__)
     for module in model.modules():
@@ -63,8 +62,7 @@ def _homes(model: nn.Module) -> Iterator[str]:
 
 
 def _of_functions(value: Any, visited: set[int]) -> Iterator[str]:
-    """Yield the modules of a function, or of a dict of functions, and of those that they close
-    over."""
+    """Yield the modules of a function or of a dict of functions, including those in closures."""
     if id(value) in visited:
         return
     visited.add(id(value))
@@ -77,7 +75,7 @@ def _of_functions(value: Any, visited: set[int]) -> Iterator[str]:
         for cell in value.__closure__ or ():
             try:
                 yield from _of_functions(cell.cell_contents, visited)
-            except ValueError:  # not filled yet
+            except ValueError:  # an empty cell of a closure
                 continue
     elif isinstance(value, dict):
         for item in value.values():
@@ -86,7 +84,7 @@ def _of_functions(value: Any, visited: set[int]) -> Iterator[str]:
 
 
 def _generated(module: nn.Module) -> str | None:
-    """Why there is no source file of the module's forward, or None."""
+    """Return why the module's forward has no source file, or None."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is TorchScript: its code came with the weights"
     if isinstance(module, fx.GraphModule):
@@ -98,9 +96,9 @@ _EXPECTED = "a callable without arguments that returns an nn.Module"
 
 
 def build_model(factory: str) -> nn.Module:
-    """Import and call `package.module:callable` (no arguments); return its `nn.Module`.
+    """Import and call `package.module:callable` without arguments; return its `nn.Module`.
 
-    Raises ModelError if the text is malformed, or if anything on the way to a module fails.
+    Raises ModelError if the text is malformed or the import or call fails.
     """
     model = call_factory(factory, expected=_EXPECTED)
     if not isinstance(model, nn.Module):
@@ -112,14 +110,14 @@ def build_model(factory: str) -> nn.Module:
 
 
 _LARGE = 2e9
-"""Bytes of weights from which a model is not built twice."""
+"""Bytes of weights above which a model is not built twice."""
 
 
 def require_same_weights(factory: str, model: nn.Module) -> bool:
     """Build the model again under another seed and compare parameters and persistent buffers.
 
     Returns False if nothing was compared: `model` has more than 2 GB, or can't be built twice. The
-    random states stay as they are. Raises ModelError if the factory gives other weights.
+    random states do not change. Raises ModelError if the weights differ.
     """
     tensors = model.state_dict()
     if sum(one.nbytes for one in tensors.values() if isinstance(one, torch.Tensor)) > _LARGE:
@@ -127,20 +125,20 @@ def require_same_weights(factory: str, model: nn.Module) -> bool:
     with seeded(_SEED):
         try:
             again = build_model(factory).state_dict()
-        except ModelError:  # some factories can be called once
+        except ModelError:  # some factories can be called only once
             return False
     for name, tensor in tensors.items():
         if _differs(tensor, again.get(name)):
             raise ModelError(
-                f"{factory} gives other weights each time ({name} differs between two calls), so "
-                "no file can agree with it. Pass --checkpoint FILE, or set a seed in the factory."
+                f"{factory} returns other weights with each call ({name} differs), "
+                "so no file can match it. Pass --checkpoint FILE, or set a seed in the factory."
             )
     return True
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the generators of Python, NumPy and PyTorch, which go on as before afterwards."""
+    """Seed the generators of Python, NumPy and PyTorch inside the block, then restore them."""
     python, legacy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
@@ -154,11 +152,11 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 _SEED = 20_240_229
-"""Another one than people choose."""
+"""A seed that users are unlikely to choose."""
 
 
 def _differs(one: object, other: object) -> bool:
-    """Return True if two tensors differ; False if the bytes of either are not available."""
+    """Return True if two tensors differ, False if the bytes of one are not available."""
     tensors = [each for each in (one, other) if isinstance(each, torch.Tensor)]
     if len(tensors) < 2 or any(map(nn.parameter.is_lazy, tensors)):
         return False
@@ -175,10 +173,10 @@ def _differs(one: object, other: object) -> bool:
 def call_factory(factory: str, *, expected: str) -> object:
     """Import and call `package.module:callable`. `expected`: what it should be, for messages.
 
-    The current folder is put first on `sys.path` and stays there, as with `python -m`: what comes
-    back may import more of its package later. A module that changes the folder is brought back, or
-    relative paths of the caller would name other files from then on. Raises ModelError if the text
-    is malformed, or if anything on the way fails.
+    Puts the current folder first on `sys.path` and leaves it there, as `python -m` does, because
+    the model may import more of its package later. If a module changes the current folder, it is
+    restored: relative paths of the caller must stay valid. Raises ModelError if the text is
+    malformed or the import or call fails.
     """
     module_name, attribute = parse_factory(factory)
     with contextlib.chdir(Path.cwd()):
@@ -194,7 +192,7 @@ def call_factory(factory: str, *, expected: str) -> object:
 
 
 def imported(module_name: str, *, wanted: str) -> ModuleType:
-    """Import a module of the user's, from the current folder too. `wanted` says what for.
+    """Import a module of the user, also from the current folder. `wanted`: the purpose.
 
     Raises ModelError if it is missing, or if importing it fails.
     """
@@ -233,8 +231,8 @@ def _attribute(
         target = getattr(target, name)
     if isinstance(target, nn.Module):
         raise ModelError(
-            f"{factory} is a model already, expected a callable that builds one. "
-            "Name a function that returns it."
+            f"{factory} is already a model, expected a callable that builds one. "
+            "Pass a function that returns it."
         )
     if not callable(target):
         raise ModelError(f"{factory} is {_describe(target)}, expected {expected}.")
@@ -242,11 +240,11 @@ def _attribute(
 
 
 def _offer(target: object) -> str:
-    """Some public callables, so that a misspelt name is seen at once."""
+    """Return some public callables, which helps to find a misspelled name."""
     names = [
         name for name, value in vars(target).items() if not name.startswith("_") and callable(value)
     ]
-    return ", ".join(sorted(names)[:8]) or "nothing that can be called"
+    return ", ".join(sorted(names)[:8]) or "no callables"
 
 
 def _describe(value: object) -> str:
@@ -259,11 +257,10 @@ _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.")
 def torchvision_model(name: str, *, weights: str | None, num_classes: int | None) -> nn.Module:
     """Build the torchvision model `name`, with `weights` (`IMAGENET1K_V1`, `DEFAULT`) or none.
 
-    Weights are taken from the torch hub cache, or downloaded into it. A file whose name carries a
-    hash must have that hash, and may hold nothing but tensors. With weights and another
-    `num_classes`, the modules whose size depends on it (the heads) are new and random: seed
-    before the call. Raises ModelError for unknown names or numbers, CheckpointError where the
-    weights can't be had or are unsafe.
+    Weights come from the torch hub cache or are downloaded into it. A file with a hash in its name
+    must have that hash, and may hold tensors only. With weights and another `num_classes`, modules
+    whose size depends on it (the heads) are new and random: seed before the call. Raises ModelError
+    for unknown names or numbers, CheckpointError if the weights are unavailable or unsafe.
     """
     import torchvision.models as zoo
 
@@ -282,7 +279,7 @@ def torchvision_model(name: str, *, weights: str | None, num_classes: int | None
 
 
 def _build(name: str, num_classes: int | None) -> nn.Module:
-    """An untrained model; detection and segmentation models would else fetch a backbone."""
+    """Build an untrained model. Detection and segmentation models would download a backbone."""
     import torchvision.models as zoo
 
     arguments: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
@@ -290,7 +287,7 @@ def _build(name: str, num_classes: int | None) -> nn.Module:
     if "weights_backbone" in parameters:
         arguments["weights_backbone"] = None
     if name in {"googlenet", "inception_v3"}:
-        # Their default (True) warns that it will change.
+        # The default (True) warns that it will change.
         arguments["init_weights"] = True
     return _called(name, weights=None, **arguments)
 
@@ -321,20 +318,20 @@ def _weights_entry(name: str, weights: str) -> Any:
 
 
 def _fetch_safely(entry: Any) -> None:
-    """Put the weights into the cache, and prove that the file is whole and holds only tensors.
+    """Put the weights into the cache; verify that the file is complete and holds only tensors.
 
-    torchvision's builders unpickle without `weights_only` and check the hash at download alone.
+    torchvision unpickles without `weights_only` and verifies the hash only at the download.
     """
     file_name = Path(urlparse(entry.url).path).name
     cached = Path(torch.hub.get_dir()) / "checkpoints" / file_name
     remedy = (
         f"Place the file {file_name} in {cached.parent} (TORCH_HOME moves it), "
-        "or give a local checkpoint instead (model.checkpoint)."
+        "or set a local checkpoint instead (model.checkpoint)."
     )
     if cached.exists():
         _check_hash(cached, remedy)
     try:
-        # stdout may be a machine's to read; torch announces the download there.
+        # torch announces the download on stdout, which may be parsed by a program.
         with contextlib.redirect_stdout(sys.stderr):
             entry.get_state_dict(
                 progress=sys.stderr.isatty(), check_hash=True, map_location="cpu", weights_only=True
@@ -356,12 +353,12 @@ def _check_hash(cached: Path, remedy: str) -> None:
     if not actual.startswith(expected.group(1)):
         raise CheckpointError(
             f"{cached} has SHA-256 {actual[:12]}…, its name promises {expected.group(1)}…: "
-            f"it is not whole or was changed. Delete it. {remedy}"
+            f"it is incomplete or was changed. Delete it. {remedy}"
         )
 
 
 def _replace_heads(model: nn.Module, fresh: nn.Module, name: str) -> None:
-    """Take the modules from `fresh` whose parameters have another shape than in `model`."""
+    """Copy modules from `fresh` whose parameters differ in shape from those of `model`."""
     wanted = fresh.state_dict()
     differing = [
         key for key, value in model.state_dict().items()
@@ -370,8 +367,8 @@ def _replace_heads(model: nn.Module, fresh: nn.Module, name: str) -> None:
     owners = {key.rpartition(".")[0] for key in differing}
     if "" in owners or any(key not in wanted for key in differing):
         raise ModelError(
-            f"{name} with weights can't be given another number of classes: its structure depends "
-            "on it. Leave num_classes out, or write a factory that builds the model."
+            f"the number of classes of {name} with weights can't change: its structure depends "
+            "on it. Omit num_classes, or write a factory that builds the model."
         )
     for owner in sorted(owners):
         model.set_submodule(owner, fresh.get_submodule(owner))

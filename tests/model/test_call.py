@@ -76,7 +76,7 @@ def test_what_is_no_tensor_is_refused(value: Any):
 
 @pytest.mark.parametrize("returned", [{"a.b": T, "a": {"b": T}}, {"a b": T, "a_b": T}])
 def test_two_tensors_of_one_name_are_refused(returned: Any):
-    with pytest.raises(ModelError, match="two tensors that are called"):
+    with pytest.raises(ModelError, match="two tensors with the name"):
         leaves(returned)
 
 

@@ -107,7 +107,7 @@ def test_a_pickle_that_wants_to_run_code_does_not(
     path, proof = tmp_path / "model.pt", tmp_path / "proof"
     write(seeded().state_dict() | {"extra": RunsCode(proof)}, path)
     model = seeded(seed=2)
-    with pytest.raises(CheckpointError, match=r"wants to run code.*mkdir.*was not run"):
+    with pytest.raises(CheckpointError, match=r"would run when it is loaded.*mkdir.*did not run it"):
         load_checkpoint(model, path)
     assert not proof.exists()
     assert same_weights(model, seeded(seed=2))
@@ -125,7 +125,7 @@ def test_a_bare_pickle_does_not_run_either(tmp_path: Path, protocol: int) -> Non
 
 def test_a_pickled_module_is_refused(tmp_path: Path) -> None:
     torch.save(seeded(), tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match=r"nets\.Small.*save model\.state_dict"):
+    with pytest.raises(CheckpointError, match=r"nets\.Small.*Save model\.state_dict"):
         load_checkpoint(seeded(), tmp_path / "model.pt")
 
 
@@ -139,7 +139,7 @@ def test_a_truncated_checkpoint_is_refused(tmp_path: Path, suffix: str, kept: in
         save_checkpoint(seeded(seed=1), path)
     path.write_bytes(path.read_bytes()[:kept])
     model = seeded(seed=2)
-    with pytest.raises(CheckpointError, match="not a whole"):
+    with pytest.raises(CheckpointError, match="not a complete"):
         load_checkpoint(model, path)
     assert same_weights(model, seeded(seed=2))
 
@@ -147,8 +147,8 @@ def test_a_truncated_checkpoint_is_refused(tmp_path: Path, suffix: str, kept: in
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("model.pt", b"this is text, no checkpoint", "not a whole PyTorch checkpoint"),
-        ("model.safetensors", b"this is text, no checkpoint", "not a whole safetensors"),
+        ("model.pt", b"this is text, no checkpoint", "not a complete PyTorch checkpoint"),
+        ("model.safetensors", b"this is text, no checkpoint", "not a complete safetensors"),
         ("model.ckpt", b"anything", "expected .pt, .pth or .safetensors"),
     ],
 )
@@ -272,7 +272,7 @@ def test_extra_state_is_loaded_from_torch_files_and_not_saved(tmp_path: Path) ->
     torch.save(model.state_dict(), tmp_path / "model.pt")
     load_checkpoint(model, tmp_path / "model.pt")
     assert model.steps == 3
-    with pytest.raises(CheckpointError, match="_extra_state is no tensor"):
+    with pytest.raises(CheckpointError, match="_extra_state is not a tensor"):
         save_checkpoint(model, tmp_path / "model.safetensors")
 
 

@@ -36,7 +36,7 @@ def test_builds_what_the_callable_returns(factory: str) -> None:
         (f"{HERE}:Smal", "It has: AlwaysDropout"),
         (f"{HERE}:Holder.other", "has no 'Holder.other'"),
         (f"{HERE}:Holder.number", "is an object of type int"),
-        (f"{HERE}:READY", "a model already"),
+        (f"{HERE}:READY", "is already a model"),
         (f"{HERE}:not_a_module", "type str, expected an nn.Module"),
         (f"{HERE}:needs_arguments", "without arguments"),
         (f"{HERE}:leaves", "SystemExit"),
