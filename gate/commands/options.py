@@ -406,6 +406,7 @@ MEASURING = (
 
 CHECK_OPTIONS = (
     click.argument("model", type=types.ONNX_FILE, required=False),
+    *MEASURING,
     click.option(
         "--part", "parts", type=types.NAMED_PART, multiple=True, metavar="NAME=FILE.onnx",
         help="Instead of MODEL: one file of a release of several files, exported from the "
@@ -416,7 +417,6 @@ CHECK_OPTIONS = (
         "--chain", metavar="PKG.MODULE:FUNCTION",
         help="FUNCTION(parts, batch) that runs the parts in order (docs/releases.md).",
     ),
-    *MEASURING,
     click.option(
         "--recorded", type=types.NAMED_RECORDING, multiple=True, metavar="NAME=FOLDER",
         help="Judge outputs that another machine computed (gate record pack), with the bounds of "

@@ -197,7 +197,11 @@ class ReleasePage:
         write_promotion(page, promotion, model_name=self.model, note=closing)
 
 
-@click.command("promote", cls=VerdictCommand, short_help="Put a judged file into service.")
+@click.command(
+    "promote",
+    cls=VerdictCommand,
+    short_help="Register a file that passed, and make it the champion.",
+)
 @options.MODEL
 @click.option("--name", type=types.ModelName(), required=True, help="The registered model.")
 @click.option(
@@ -246,10 +250,10 @@ def command(
 ) -> CommandResult:
     """Make the judged MODEL.onnx the champion in the registry, if its decision is a PASS.
 
-    Statements are verified, file, evidence and policy hashed and decided on again first. A verdict
-    that was signed for no model is signed for this one, where a trusted key is at hand. Exit code
-    0: promoted, or handed in, or unchanged because it serves already; 1: refused; 2: could not be
-    done, or the decision is an ERROR; the old one serves.
+    Verifies the signatures, hashes file, evidence and policy, and decides again first. A verdict
+    without a model name is signed again for this model if a trusted key is available. Exit code 0:
+    promoted, handed in, or promoted before; 1: refused; 2: failed, or the decision is an ERROR.
+    After 1 and 2 the champion is unchanged.
 
     \b
     Examples:
@@ -427,7 +431,7 @@ def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
     return (look, Step(label="Take it back", command=f"gate rollback {shown}"))
 
 
-@click.command("rollback", short_help="Put the previous version back into service.")
+@click.command("rollback", short_help="Make the previous version the champion again.")
 @click.argument("model", type=types.ModelName())
 @click.option("--reason", default="asked for on the command line", help="Kept in the ledger.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
@@ -445,7 +449,7 @@ def rollback_command(
 ) -> CommandResult:
     """Point the alias 'champion' of the registered MODEL at the version of 'previous'.
 
-    The old bytes are downloaded and hashed first: they must be those that the ledger recorded.
+    The file of that version is downloaded first and must have the digest in the ledger.
 
     \b
     Examples:

@@ -51,11 +51,10 @@ def command(
     output: Path | None,
     trust: Path | None,
 ) -> CommandResult:
-    """Write the HTML report of RECORDS, an evidence.json or a folder with one. The report names the
-    signing key, if it is trusted.
+    """Write the HTML report of RECORDS, an evidence.json or a folder with one.
 
-    With OTHER, write the report of OTHER with its changes against RECORDS; the options apply to
-    OTHER, too.
+    The report names the signing key, if it is trusted. With OTHER, write the report of OTHER with
+    its changes since RECORDS; the options apply to both.
 
     Exit code 0: written, whatever the verdict; 2: not written.
 

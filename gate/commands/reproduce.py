@@ -65,9 +65,9 @@ def command(**request: Any) -> CommandResult:
     """Write the smallest part of a rejected file that shows why, for a bug report.
 
     REPORT is the folder of gate check --report. The zip has the graph, its inputs, the expected
-    values, a script that was run before it is handed over, and the text of an issue.
+    values, a script that has been tested, and the text of an issue.
 
-    Exit code 0: written; 1: the difference can't be reproduced by itself; 2: an error.
+    Exit code 0: written; 1: this part alone does not show the difference; 2: an error.
 
     \b
     Examples:

@@ -220,17 +220,16 @@ class _Signing:
         )
 
 
-@click.command("approve", short_help="Sign that a version may serve.")
+@click.command("approve", short_help="Sign the approval of a version.")
 @with_options(_OPTIONS)
 @machine_options
 def approve_command(**options: Any) -> CommandResult:
-    """Sign that VERSION of the registered model NAME may serve, where the policy says
-    review: signed.
+    """Approve VERSION of the registered model NAME, for a policy with review: signed.
 
-    Exactly this file, this decision and this moment are signed; the signature goes into a tag of
-    the version, which takes the right to edit the model and neither ledger nor service. Whether
-    it counts, the service decides by its own trust: it promotes when enough of its reviewers have
-    approved. Exit code 0: signed; 2: it could not be, or there is no PASS to approve.
+    Signs the digests of file and decision with the time, and stores the signature in a tag of the
+    version. You need the right to edit the model, but no access to the ledger or the service. The
+    service promotes the version when enough of its trusted reviewers have approved. Exit code 0:
+    signed; 2: not signed, or the decision is not a PASS.
 
     \b
     Examples:
@@ -242,15 +241,14 @@ def approve_command(**options: Any) -> CommandResult:
 
 
 # A tag alone would do; it is signed so that the ledger says whose no it is.
-@click.command("reject", short_help="Sign that a version must not serve.")
+@click.command("reject", short_help="Sign the final rejection of a version.")
 @with_options(_OPTIONS)
 @machine_options
 def reject_command(**options: Any) -> CommandResult:
-    """Sign that VERSION of the registered model NAME must not serve. That is final for its bytes.
+    """Reject VERSION of the registered model NAME. This is final for its bytes.
 
-    The signature says whose word it is; the tag gate.review is set to rejected as well, so that it
-    is heard whatever the policy asks of reviewers, and whether the key is trusted or not. Exit code
-    0: signed; 2: it could not be.
+    Signs the rejection, and sets the tag gate.review to rejected. The service obeys the tag under
+    every review setting, even if it does not trust the key. Exit code 0: signed; 2: not signed.
 
     \b
     Examples:

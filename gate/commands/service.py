@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gate.service.monitoring import Failed, Reconcile, StepResult
 
 
-@click.command("reconcile", short_help="Judge, guard and deploy registered models, now.")
+@click.command("reconcile", short_help="Do once what gate serve does after an event.")
 @click.argument("models", type=ModelName(several=True), nargs=-1, required=True, metavar="MODEL...")
 @options.policy_option("The policy in force. Default: the built-in one.")
 @options.TRUST
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 @options.TRACKING_URI
 @machine_options
 def reconcile_command(**places: Any) -> CommandResult:
-    """Do for each MODEL what the service does after an event, without one.
+    """Do for each MODEL what the service does after an event.
 
-    What was handed in is judged, a reviewed candidate is promoted, the alias 'champion' goes back
-    from a version that must not serve, and what it rightly points at is deployed. A second time
-    there is nothing to do.
+    Judges submissions, promotes an approved candidate, moves the alias 'champion' away from a
+    version that must not serve, and deploys the version of 'champion'. A second run changes
+    nothing.
 
     \b
     Examples:
@@ -124,7 +124,7 @@ def _environment(name: str) -> dict[str, Any]:
     return {"envvar": f"GATE_{name}", "show_envvar": True}
 
 
-@click.command("serve", short_help="Act on what happens in the registry.")
+@click.command("serve", short_help="Run the service that guards and deploys models.")
 @click.option(
     "--model", "models", type=ModelName(several=True), multiple=True, **_environment("MODELS"),
     help="A registered model to look after; repeat it for more. Others are left alone. "
@@ -191,11 +191,11 @@ def _environment(name: str) -> dict[str, Any]:
 @options.TRACKING_URI
 @machine_options
 def serve_command(**options: Any) -> CommandResult:
-    """Take MLflow's webhooks and keep the registry and what is deployed right.
+    """Run the service: judge submissions, guard the alias 'champion', and deploy its version.
 
-    POST /webhooks/mlflow takes deliveries; /models/<name>/manifest.json and model.onnx serve what
-    is deployed; /healthz, /readyz and /metrics tell how it does. The log goes to stderr. SIGTERM
-    and Ctrl-C end it well: what was begun is finished first.
+    POST /webhooks/mlflow accepts events of MLflow; /models/<name>/manifest.json and model.onnx
+    return the deployed files; /healthz, /readyz and /metrics are for monitoring. The log goes to
+    stderr. After SIGTERM or Ctrl-C it finishes what it has begun.
 
     \b
     Examples:
@@ -263,9 +263,9 @@ _NAME = click.option(
 )
 
 
-@click.group("webhooks", short_help="Set up the webhook on an MLflow server.")
+@click.group("webhooks", short_help="Register the webhook on an MLflow server.")
 def webhooks_command() -> None:
-    """Set up, look at and test the service's webhook on an MLflow server.
+    """Register, list and test the service's webhook on an MLflow server.
 
     \b
     Examples:
@@ -276,7 +276,7 @@ def webhooks_command() -> None:
     """
 
 
-@webhooks_command.command("register", short_help="Make the webhook, or mend it.")
+@webhooks_command.command("register", short_help="Create or repair the webhook.")
 @click.option(
     "--url", default="http://127.0.0.1:8400/webhooks/mlflow", show_default=True,
     help="Where the server finds gate serve.",
@@ -288,10 +288,10 @@ def webhooks_command() -> None:
 def _register(
     url: str, name: str, secret_file: Path | None, tracking_uri: str | None
 ) -> CommandResult:
-    """Have the server send its events to gate serve, signed with the newest secret.
+    """Create or repair the webhook that sends MLflow's events to gate serve, signed with a secret.
 
-    A secret file that does not exist is made. Repeat it as often as you like: the webhook of this
-    name is made as it should be, never a second one.
+    A missing secret file is created. Repeating the command never creates a second webhook of this
+    name.
 
     \b
     Examples:
@@ -338,7 +338,7 @@ def _list(tracking_uri: str | None) -> CommandResult:
 @options.TRACKING_URI
 @machine_options
 def _test(name: str, tracking_uri: str | None) -> CommandResult:
-    """Have the server send a test of every event. Exit code 2 if one is not taken.
+    """Let the server send a test of every event. Exit code 2 if one is not accepted.
 
     \b
     Examples:
@@ -351,7 +351,7 @@ def _test(name: str, tracking_uri: str | None) -> CommandResult:
     return _tried(ExitCode.DONE if good else ExitCode.NOT_JUDGED, trials)
 
 
-@webhooks_command.command("rotate", short_help="Exchange the secret while the service runs.")
+@webhooks_command.command("rotate", short_help="Replace the secret while the service runs.")
 @_NAME
 @options.SECRET_FILE
 @click.option(
@@ -364,10 +364,10 @@ def _test(name: str, tracking_uri: str | None) -> CommandResult:
 def _rotate(
     name: str, secret_file: Path | None, overlap: float, tracking_uri: str | None
 ) -> CommandResult:
-    """Exchange the secret while the service runs: no delivery is refused meanwhile.
+    """Replace the secret while the service runs. No delivery is refused.
 
-    A new secret comes first into the file, which gate serve reads again by itself; the server gets
-    it, tests it, and after the overlap the old one leaves the file.
+    Adds a new secret to the file, which gate serve reads again; gives it to the server and tests
+    it; and removes the old one after the overlap.
 
     \b
     Examples:

@@ -85,7 +85,7 @@ def outcome(found: VerdictVerification) -> str:
         return f"TRUSTED {found.summary.verification_result}"
     if _is_proven(found):
         assert found.summary is not None
-        return f"NOT TRUSTED: those whom you trust say {found.summary.verification_result}"
+        return f"NOT TRUSTED: a trusted key signed {found.summary.verification_result}"
     count = len(found.problems)
     return f"NOT TRUSTED ({count} problem{'' if count == 1 else 's'})"
 
@@ -109,20 +109,20 @@ def show_statement(found: VerdictVerification, console: Console) -> None:
             "made": says.time_verified,
         }
         if not _is_proven(found):
-            console.print("What the statement claims, and nothing here proves:")
+            console.print("The statement claims, without proof:")
         for name, fact in facts.items():
             console.print(f"{name:<10}{make_printable(fact)}")
     if found.signers:
         names = ", ".join(key.label for key in found.signers)
         console.print(f"signed by {make_printable(names)}")
-    console.print(f"{'proven':<10}{', '.join(found.checked) or 'nothing'}")
+    console.print(f"{'verified':<10}{', '.join(found.checked) or 'nothing'}")
     if found.unchecked:
         console.print(
-            make_printable(f"not checked, because not given: {', '.join(found.unchecked)}")
+            make_printable(f"not verified, because no file was given: {', '.join(found.unchecked)}")
         )
 
 
-@click.command("verify-release", short_help="Prove that a released file computes the same here.")
+@click.command("verify-release", short_help="Recompute the golden vectors of a release here.")
 @MODEL
 @click.option(
     "--golden", type=types.GOLDEN_FOLDER, required=True, metavar="FOLDER",
@@ -150,15 +150,15 @@ def verify_release_command(
     trust: Path | None,
     limits: SandboxLimits,
 ) -> CommandResult:
-    """Compute the golden vectors of a release again with MODEL.onnx, on this machine.
+    """Recompute the golden vectors of a release with MODEL.onnx on this machine.
 
-    Needs ONNX Runtime, neither PyTorch nor the model's code. Of a release of several files
-    (release.yaml) each part is computed; its chain is code, and is not run. Exit code 0: these are
-    the released bytes, and every output is within its tolerance; 1: not so; 2: could not look, or
-    not within the limits of time and memory.
+    Needs ONNX Runtime, but neither PyTorch nor the model's code. Of a release of several files
+    (release.yaml) each part is computed, but its chain is not run. Exit code 0: these are the
+    released bytes, and every output is within its tolerance; 1: they are not, or one is not; 2: the
+    golden vectors could not be computed within the limits of time and memory.
 
-    File and vectors prove each other, not where they come from: give the signed verdict and whom
-    you trust, or take the digests from the ledger or the deployed manifest.
+    Golden vectors do not prove where a file comes from. For that, give the signed verdict and your
+    trusted keys, or the digests of the ledger or the deployed manifest.
 
     \b
     Examples:
@@ -237,7 +237,7 @@ def _cells(output: OutputResult) -> tuple[str, ...]:
     )
 
 
-@click.command("verify-verdict", short_help="Check who vouches for a file, and that it passed.")
+@click.command("verify-verdict", short_help="Verify a signed verdict about a file.")
 @click.argument("statement", type=types.STATEMENT_FILE, metavar="decision.dsse.json")
 @click.option(
     "--model", type=types.ONNX_FILE, required=True, metavar="MODEL.onnx",
@@ -285,12 +285,10 @@ def verify_verdict_command(
     golden: Path | None,
     preprocessing: Path | None,
 ) -> CommandResult:
-    """Check a verdict: a trusted key signed it, not too long ago, on exactly these bytes, and it
-    PASSED.
+    """Verify that a trusted key signed a recent verdict for exactly this file, and that it PASSED.
 
-    Needs files only: no PyTorch, MLflow, ONNX Runtime or network; nothing of the model is run. Exit
-    code 0: trusted, and PASSED; 1: not so, and everything that is wrong is printed; 2: could not
-    look.
+    Needs files only: no PyTorch, MLflow, ONNX Runtime or network. The model is not run. Exit code
+    0: trusted and PASSED; 1: not, with every problem; 2: could not be verified.
 
     \b
     Examples:

@@ -42,7 +42,7 @@ def test_a_verdict_is_trusted_by_what_was_given(made: Released, capsys: Capture)
     assert code == 0
     assert out.splitlines()[:2] == ["TRUSTED PASSED", "verdict   PASSED, PARITY_EXACT"]
     assert "claims" not in out
-    assert "not checked, because not given: golden/golden.json, preprocessing" in out
+    assert "not verified, because no file was given: golden/golden.json, preprocessing" in out
 
 
 def test_all_of_it_is_checked(made: Released, capsys: Capture) -> None:
@@ -75,7 +75,7 @@ def test_everything_that_is_wrong_is_printed(made: Released, capsys: Capture) ->
     code, out, _ = run(capsys, *whole(made))
     assert code == 1
     assert out.splitlines()[0] == "NOT TRUSTED (4 problems)"
-    assert out.index("What the statement claims, and nothing here proves:") < out.index(
+    assert out.index("The statement claims, without proof:") < out.index(
         "verdict   PASSED"
     )
     for why in (
@@ -140,7 +140,7 @@ def test_an_old_verdict_of_a_revoked_key_on_a_rejected_file(
 def test_a_rejection_by_whom_one_trusts_is_no_claim(tmp_path: Path, capsys: Capture) -> None:
     made = release(tmp_path, runtimes=(), now=datetime.now(UTC))
     code, out, _ = run(capsys, *least(made))
-    assert (code, out.splitlines()[0]) == (1, "NOT TRUSTED: those whom you trust say FAILED")
+    assert (code, out.splitlines()[0]) == (1, "NOT TRUSTED: a trusted key signed FAILED")
     assert "claims" not in out
     assert "verdict   FAILED\n" in out
 
