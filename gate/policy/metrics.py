@@ -1,4 +1,4 @@
-"""The section `metrics:`: metrics of the task, and how far they may fall."""
+"""The section `metrics:`: metrics of the task, and how much they may drop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$"
 
 
 class MetricPolicy(PolicyRecord):
-    """A metric of the task, per sample or over the data set, and how far it may fall."""
+    """A metric of the task, per sample or over the data set, and how much it may drop."""
 
     name: Annotated[str, Field(pattern=_NAME, max_length=64)]
     """Name in reports, in MLflow and in `gate history --metric`."""
@@ -56,31 +56,30 @@ class MetricPolicy(PolicyRecord):
     options: dict[str, JsonValue] = added_field({})
     """Keyword arguments of the function."""
     output: str | None = None
-    """The output that the metric is about; None: the only one. A function of your own gets a
-    dict of all outputs by name where there are several."""
+    """The output that the function gets. None: the only one, or a dict of all outputs by name."""
     aggregate: Aggregate | None = None
-    """`mean` or `sum` of a value per sample; `dataset`: a value of all samples together. None: as
-    the built-in metric has it, else `mean`."""
+    """`mean` or `sum` of a value per sample; `dataset`: one value of all samples. None: that of the
+    built-in metric, else `mean`."""
     higher_is_better: bool | None = None
-    """None: as the built-in metric has it, else true."""
+    """None: that of the built-in metric, else true."""
     max_drop: Bound | None = None
     """How much worse than the reference on the same samples. 0: the values themselves must not be
     worse. Above 0: the upper confidence bound of the drop must not be above it."""
     min: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """Smallest allowed value, of a metric of which higher is better."""
+    """Smallest allowed value, if higher is better."""
     max: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """Largest allowed value, of a metric of which lower is better."""
+    """Largest allowed value, if lower is better."""
     max_drop_from_champion: Bound | None = None
-    """As `max_drop`, against the version that serves now. Needs the section `incumbent`."""
+    """As `max_drop`, against the champion. Needs the section `incumbent`."""
     slices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Columns beside the samples. The drop is bounded for each value of each column, too, with
     Holm's correction over all of them."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
-    """Of the one-sided confidence bounds."""
+    """Level of the one-sided confidence bounds."""
     time_limit_s: Positive = 60.0
     """Seconds that the metric may take for one batch."""
     memory_limit_mb: Positive = 8192.0
-    """Millions of bytes that the process of the metrics may take."""
+    """MB that the process of the metrics may use."""
 
     @model_validator(mode="after")
     def _is_computable(self) -> Self:

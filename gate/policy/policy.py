@@ -143,76 +143,76 @@ class Policy(PolicyRecord):
     """All that the gate demands."""
 
     schema_version: Literal[1] = 1
-    """Of the form of the policy's text."""
+    """Version of this file format."""
     task: Task = "classification"
-    """`classification`: outputs of shape (batch, classes >= 2) are logits and at least one must
-    exist. `tensors`: any outputs, only numeric bounds. `auto`: agreement is claimed of such an
-    output where the samples can prove it, and nowhere demanded."""
+    """`classification`: outputs of shape (batch, classes >= 2) are logits, and at least one must
+    exist. `tensors`: any outputs, only numeric bounds. `auto`: such an output is judged as logits
+    if the samples have at least two classes, and need not exist."""
     precision: Precision = "exact"
-    """`exact`: float32 on both sides, so that numbers are bounded. `reduced`: the file computes in
-    less. `quantized`: in 8 bits, and it is judged by its answers."""
+    """`exact`: model and file compute in float32. `reduced`: the file computes in float16, bfloat16
+    or TF32. `quantized`: the file computes in 8 bits and is judged by its answers."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     """Confidence level of `top1_lower_bound` and `threshold_crossing_bound` (one-sided
     Clopper-Pearson)."""
     min_samples: Annotated[int, Field(ge=1)] = 1
-    """Fewer samples are an ERROR: they prove too little. One sample is enough only where probes
-    were computed, which stand for the second one."""
+    """Fewer samples are an ERROR. One sample is enough only if probes were computed."""
     logits: tuple[str, ...] = ()
     """Names of the outputs that are logits; empty: all of shape (batch, classes >= 2)."""
     outputs: dict[str, Role] = added_field({})
-    """What the outputs of these names are, and so how they are judged (docs/roles.md)."""
+    """Role of each output by name: `logits`, `probabilities`, `scores`, `embedding`, `boxes`,
+    `indices`, `mask` or `tensor` (docs/roles.md)."""
     operating_points: OperatingPoints = added_field(())
-    """Confidences from which on somebody acts on an answer: for all classes, or by class index."""
+    """Confidence thresholds of your application, such as [0.5], or by class index: {3: [0.7]}.
+    `threshold_crossing` bounds how many samples cross them."""
     nonfinite: NonFinite = added_field("refuse")
-    """NaN and infinity that both sides give in the same places: refused, or equal
-    (`same_places`). On one side alone they are a fault."""
+    """`refuse`: NaN in outputs fails. `same_places`: NaN and infinity are accepted where model and
+    file both return them. On one side only they always fail."""
     determinism: DeterminismPolicy = DeterminismPolicy()
-    """Switches that are in force while measuring, and recorded."""
+    """Switches of PyTorch and ONNX Runtime during the measurement."""
     cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
     """Options of ONNX Runtime's CUDA provider."""
     instruments: Instruments = added_field(Instruments())
-    """What is measured beside the samples."""
+    """What is measured in addition to the differences on the samples."""
     waive: Waivers = added_field(())
-    """Checks that may go unmeasured, of all outputs (`[noise_ratio]`) or by output
-    (`{boxes: [empty]}`): what would be an ERROR for want of a measurement is WAIVED then, and
-    shown. `empty`: the output has no element in any sample. `nonfinite`: it has no finite one. A
-    measured number is never waived."""
+    """Checks that are WAIVED instead of ERROR if they could not be measured, for all outputs
+    (`[noise_ratio]`) or by output (`{boxes: [empty]}`). `empty`: the output has no element in any
+    sample. `nonfinite`: it has no finite element. A measured number is never waived."""
     export_findings: ExportFindings = added_field(ExportFindings())
-    """What the export told, and what of it refuses the file."""
+    """Which warnings of the export refuse the file."""
     preprocessing: PreprocessingPolicy | None = added_field(None)
-    """Parity of preprocessing between the training side and named consumers; None: not asked."""
+    """Comparison of preprocessing implementations (docs/preprocessing.md). None: not compared."""
     metrics: tuple[MetricPolicy, ...] = added_field(())
-    """Metrics of the task, and how far each may fall (docs/task-metrics.md)."""
+    """Metrics of your task, and how much each may drop (docs/task-metrics.md)."""
     incumbent: ChampionPolicy | None = added_field(None)
-    """Bounds relative to the version that serves now; None: not asked."""
+    """Bounds relative to the champion. None: not compared."""
     review: Literal["automatic", "required", "signed"] = added_field("automatic")
-    """`required`: what passes becomes `candidate` and waits until a reviewer approves it by a tag.
-    `signed`: until as many reviewers as the service's trust asks for have signed that."""
+    """`automatic`: a version that passes is promoted. `required`: it becomes `candidate` and waits
+    for a reviewer, who sets a tag. `signed`: it waits for the signed approvals of as many reviewers
+    as the service's trust file requires."""
     review_tag: ReviewTag = added_field(ReviewTag())
-    """The tag by which reviewers speak."""
+    """The tag that reviewers set."""
     max_age_days: Annotated[float, Field(gt=0.0)] = added_field(90.0)
-    """How old evidence may be when its version becomes `champion`: by a promotion, in review, or by
-    hand."""
+    """Maximum age of the evidence when its version becomes `champion`."""
     promotion: Literal["direct", "by_service"] = added_field("direct")
-    """Who moves `champion`: whoever promotes, where the ledger is; or the service alone, which
-    judges what was handed in."""
+    """`direct`: `gate promote` moves `champion`. `by_service`: it only creates a candidate, which
+    the service judges and promotes."""
     after_deploy: Literal["nothing", "replay_golden"] = added_field("nothing")
-    """`replay_golden`: when the service has deployed a version, it replays the golden vectors
-    through each runtime of kind `server` (also one with `required: never`), and deploys the release
-    before again where the answers differ."""
+    """`replay_golden`: after a deployment the service runs the golden vectors through each runtime
+    of kind `server` (also with `required: never`), and deploys the previous release again if the
+    answers differ."""
     environments: Literal["same", "any"] = added_field("same")
-    """Of units that several machines measured, where precision is `exact`: all with the same
-    processor, libraries and switches, or whatever they have."""
+    """Machines that measure units of one check under precision `exact`. `same`: they need the same
+    processor, libraries and switches. `any`: they may differ."""
     confidential: bool = added_field(False)
-    """True: `gate reproduce` includes no weights and no samples unless that is asked for."""
+    """True: `gate reproduce` leaves out weights and samples unless options request them."""
     tried: dict[str, JsonValue] = added_field({})
     """Values that `gate check --set` tried out in the place of the policy's, by their places: what
     they let pass is not promoted."""
     twin: Policy | None = added_field(None)
-    """The policy of the quantized twin that is promoted and deployed together with the file; None:
-    there is none."""
+    """The policy of the quantized twin, the int8 file that is promoted and deployed together with
+    this one. None: there is no twin."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
-    """Which runtimes are measured, and within which bounds, by name."""
+    """The runtimes to measure, by name, with their bounds."""
     # Not a field, so that a file can't set it: `of_part` does.
     _judged_in_chain: bool = PrivateAttr(default=False)
 

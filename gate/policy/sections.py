@@ -100,12 +100,12 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Required = Literal["always", "when_present", "never"]
 
 NonFinite = Literal["refuse", "same_places"]
-"""NaN that both sides give in the same places: refused, or equal. On one side it is a fault."""
+"""NaN at the same positions on both sides is refused or accepted."""
 
 Role = Literal[
     "logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor"
 ]
-"""What an output is, and so how it is judged: docs/roles.md."""
+"""The role of an output decides how it is judged: docs/roles.md."""
 
 _COSTS = ("latency_ratio", "memory_mb", "p95_ms", "throughput_min")
 
@@ -153,24 +153,24 @@ class Bounds(PolicyRecord):
     batch_invariance: Bound | None = added_field(None)
     batch_invariance_ratio: Bound | None = added_field(None)
     cosine_distance: Bound | None = added_field(None)
-    """Of the role `embedding`; None: 1e-4."""
+    """For the role `embedding`. None: 1e-4."""
     row_sum_diff: Bound | None = added_field(None)
-    """Of the role `probabilities`; None: 1e-3."""
+    """For the role `probabilities`. None: 1e-3."""
     unequal_share: Share | None = added_field(None)
-    """Of integers and bools: elements that differ, but for near-ties. None: 0 for the role
-    `indices`, else not asked."""
+    """Share of integers and bools that differ, without near-ties. None: 0 for the role `indices`,
+    else not bounded."""
     threshold_crossing: Share | None = added_field(None)
-    """Of the samples, at each of the policy's operating points."""
+    """Share of the samples that cross an operating point on one side only."""
     threshold_crossing_bound: Share | None = added_field(None)
     """Exact upper bound of that share, at the policy's confidence."""
     latency_ratio: Positive | None = added_field(None)
-    """Median time of a batch, the runtime's by PyTorch's, on the CPU in the same run."""
+    """Median time of a batch, divided by that of PyTorch on the CPU in the same run."""
     memory_mb: Positive | None = added_field(None)
-    """Millions of bytes by which the process may grow while the file is opened and run."""
+    """MB by which the process may grow while it opens and runs the file."""
     p95_ms: Positive | None = added_field(None)
-    """Of a server: 95th percentile of a request's milliseconds, in each load."""
+    """For a server: 95th percentile of the request time in ms, at each load."""
     throughput_min: Positive | None = added_field(None)
-    """Of a server: requests per second of the load with the most connections, at least."""
+    """For a server: least requests per second at the load with the most connections."""
 
     @property
     def empty(self) -> bool:
@@ -192,17 +192,16 @@ class RuntimePolicy(PolicyRecord):
     """Whether a runtime must be measured, and within which bounds."""
 
     required: Required
-    """`always`: a machine without it can't judge. `when_present`: WAIVED, and shown, where the
-    machine lacks it. `never`: not measured."""
+    """`always`: without it the verdict is ERROR. `when_present`: WAIVED on a machine without it.
+    `never`: not measured."""
     bounds: Bounds = Bounds()
-    """What its numbers must hold; at least one on outputs, unless it is `never`."""
+    """At least one bound on outputs, unless the runtime is `never`."""
     exceeded: Literal["fail", "warn"] = added_field("fail")
-    """What a check that does not hold does. `warn`: it is shown, and refuses nothing; of torch-cuda
-    alone, which never runs the file."""
+    """`warn`: a failed check only warns. For torch-cuda only, which never runs the file."""
     kind: RuntimeName | None = added_field(None)
-    """Which runtime of the registry measures under this name; None: the one of this name."""
+    """The runtime to use (`gate runtimes` lists them). None: the runtime of this name."""
     options: dict[str, JsonValue] = added_field({})
-    """Of the runtime: `gate runtimes` and docs/runtimes.md say which it takes."""
+    """Options of the runtime (docs/runtimes.md)."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -215,50 +214,49 @@ class RuntimePolicy(PolicyRecord):
 
 
 class DeterminismPolicy(PolicyRecord):
-    """Switches that are in force while measuring, on the PyTorch and the ONNX Runtime side."""
+    """Switches of PyTorch and ONNX Runtime during the measurement."""
 
     tf32: bool = False
-    """TF32 keeps 10 bits of the mantissa, in PyTorch and in ONNX Runtime on CUDA."""
+    """Allow TF32, which keeps 10 bits of the mantissa, in PyTorch and ONNX Runtime on CUDA."""
     cudnn_deterministic: bool = True
-    """cuDNN takes only algorithms that give the same answer twice."""
+    """cuDNN uses deterministic algorithms only."""
     cudnn_benchmark: bool = False
-    """cuDNN picks algorithms by timing: other ones, and so another rounding, in each run."""
+    """cuDNN chooses algorithms by timing, so that each run may round differently."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] = 0
-    """Of PyTorch's random numbers, and of the inputs that the gate makes."""
+    """Seed of PyTorch's random numbers and of the probes."""
     threads: Annotated[int, Field(ge=1)] | None = added_field(None)
-    """Threads of PyTorch and of each session of ONNX Runtime; None: as PyTorch has them."""
+    """Threads of PyTorch and of each ONNX Runtime session. None: PyTorch's default."""
     algorithms: bool = added_field(False)
-    """`torch.use_deterministic_algorithms(True)`: operators without a deterministic one raise."""
+    """Call `torch.use_deterministic_algorithms(True)`: other operators raise an error."""
 
 
 class Instruments(PolicyRecord):
-    """What is measured beside the samples, and what the probes and the graph must hold.
+    """What is measured in addition to the differences on the samples, and its bounds.
 
     All of it is on by default: a policy that says nothing gets every instrument.
     """
 
     noise_samples: Annotated[int, Field(ge=0)] = 32
-    """Samples on which the float64 reference runs; 0: no noise floor."""
+    """Samples that the float64 reference computes for the noise floor. 0: none."""
     max_floor: Positive = added_field(0.01)
-    """Largest noise floor of an output, in units of its spread: a larger one hides faults, so that
-    the output is an ERROR (`not_measurable`)."""
+    """Largest noise floor of an output, as a share of its standard deviation. A larger one would
+    hide faults and is an ERROR (`not_measurable`)."""
     stability_samples: Annotated[int, Field(ge=0)] = 8
-    """Samples for repeatability and batch invariance; 0: not measured."""
+    """Samples for repeatability and batch invariance. 0: not measured."""
     probes: bool = True
-    """Inputs that unmask baked-in behavior."""
+    """Run probes: inputs that show what the trace baked in."""
     probe_batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1, 4, 7)
-    """Where the batch axis is dynamic: one, the export's batch, an odd one."""
+    """Batch sizes of probes, if the batch axis is dynamic."""
     probe_noise_ratio: Bound = 32.0
-    """Bound for probes: they look for other answers, not for lost bits, and have few elements.
-    Where the precision is reduced, a probe holds this one or the next."""
+    """`noise_ratio` of a probe. It is wide, because probes find another function, not lost bits.
+    With precision `reduced` this bound or the next one must hold."""
     probe_relative_diff: Bound = 1e-3
-    """Bound where no float64 reference runs, or the precision is quantized; where it is reduced,
-    this one or the one before."""
+    """Relative difference of a probe, if float64 does not run or the precision is `quantized`."""
     probe_beyond_range: Literal["warn", "fail"] = added_field("warn")
-    """Where the file overflows (NaN or infinity) on ten times the samples or more, and the model's
-    output is finite: show it, or refuse the file. A finite difference always refuses it."""
+    """`fail`: refuse a file that overflows (NaN or infinity) at ten times the samples or more,
+    where the model's output is finite. A finite difference always refuses it."""
     search_inputs: Annotated[int, Field(ge=0)] = 64
-    """Inputs on which the traced and the eager module are compared; 0: no search."""
+    """Inputs on which the trace search compares the traced and the eager module. 0: no search."""
     graph: bool = True
     """Read the ONNX graph."""
     graph_forbid: tuple[GraphCode, ...] = (
@@ -272,7 +270,7 @@ class Instruments(PolicyRecord):
         "quantized",
         "external_data",
     )
-    """Findings that refuse the file; the others are shown only."""
+    """Findings in the graph that refuse the file. Others are only shown."""
 
     @model_validator(mode="after")
     def _comparable(self) -> Self:
@@ -292,11 +290,11 @@ class CudaProviderPolicy(PolicyRecord):
     """Options of ONNX Runtime's CUDA provider (`use_tf32` follows `determinism.tf32`)."""
 
     cudnn_conv_algo_search: Literal["DEFAULT", "HEURISTIC", "EXHAUSTIVE"] = "HEURISTIC"
-    """How convolutions choose their algorithm; `EXHAUSTIVE` picks by timing."""
+    """How ONNX Runtime chooses convolution algorithms. `EXHAUSTIVE` chooses by timing."""
     arena_extend_strategy: Literal["kNextPowerOfTwo", "kSameAsRequested"] = "kNextPowerOfTwo"
-    """How the memory of the device grows."""
+    """How ONNX Runtime extends its memory arena on the device."""
     do_copy_in_default_stream: bool = True
-    """Copies wait for the kernels before them."""
+    """Copy in the default stream, after the kernels before it."""
 
     def provider_options(self, *, tf32: bool) -> dict[str, str]:
         """The options as ONNX Runtime takes and reports them: text."""
@@ -309,30 +307,29 @@ class CudaProviderPolicy(PolicyRecord):
 
 
 class ExportFindings(PolicyRecord):
-    """What the export itself told, and what of it refuses the file; the rest is shown only."""
+    """Which warnings of the export refuse the file. Others are only shown."""
 
     tracer_warnings: Literal["show", "refuse"] = "show"
-    """Warnings of the tracer about the user's code."""
+    """Warnings of the tracer about the model's code."""
     hazards: Literal["show", "refuse"] = "show"
-    """What the exporter warned of, and outputs without a batch axis."""
+    """Warnings of the exporter, and outputs without a batch axis."""
     lint: Literal["show", "refuse_errors", "refuse_warnings"] = "refuse_errors"
     """Findings of the trace-safety rules (docs/lint) that no `# noqa` silences."""
     record: Literal["optional", "required"] = "optional"
-    """`required`: evidence that does not say how the file was exported is an ERROR."""
+    """`required`: a missing export record (`gate check --export-record`) is an ERROR."""
 
 
 class ChampionPolicy(PolicyRecord):
-    """How much worse than the version that serves now a file may be, on the same samples. None:
-    not asked for."""
+    """How much worse than the champion a file may be, on the same samples. None: not bounded."""
 
     max_accuracy_drop: Share | None = None
-    """Accuracy of the version that serves minus that of the new file."""
+    """Accuracy of the champion minus that of the new file."""
     min_agreement: Share | None = None
-    """Share of samples to which both give the same class."""
+    """Share of samples for which both return the same class."""
     max_latency_ratio: Positive | None = None
-    """Median time of a batch, new by old."""
+    """Median time of a batch, divided by that of the champion."""
     first_release: Literal["allow", "refuse"] = "allow"
-    """Where no version serves, so that there is nothing to compare with."""
+    """Whether a file is promoted if there is no champion to compare with."""
 
     @property
     def is_bounded(self) -> bool:
@@ -346,21 +343,21 @@ class ChampionPolicy(PolicyRecord):
 
 
 class PreprocessingPolicy(PolicyRecord):
-    """How near those who feed the model must come to the preprocessing that it was trained with."""
+    """How far preprocessing implementations may differ from that of the training."""
 
     consumers: Annotated[tuple[ConsumerName, ...], Field(min_length=1)]
-    """Implementations of the gate (docs/preprocessing.md), or consumers whose tensors are given."""
+    """Implementations of the gate (docs/preprocessing.md), or consumers given by `--tensors`."""
     training_side: ImplementationName = "pillow"
-    """Whom they are compared with."""
+    """The implementation to compare with."""
     required: Literal["always", "when_present"] = "always"
-    """`when_present`: an implementation that is not installed on the measuring machine is waived;
-    one that can't do the spec anywhere is not."""
+    """`when_present`: waives an implementation that is not installed here, but not one that does
+    not support the spec."""
     max_diff: Bound = 1.0
-    """Of any value, in 1/255 of the value range before normalisation."""
+    """Largest difference of a value, in 1/255 of the value range before normalization."""
     max_flips: Share | None = None
-    """Largest share of pictures whose top-1 class differs; None: the model is not asked."""
+    """Largest share of pictures whose top-1 class differs. None: the model is not run."""
     min_images: Annotated[int, Field(ge=1)] = 50
-    """Copies of a picture, pixel by pixel, count once."""
+    """Least number of distinct pictures."""
 
     @model_validator(mode="after")
     def _comparable(self) -> Self:
@@ -395,15 +392,15 @@ def without_case(text: str) -> str:
 
 
 class ReviewTag(PolicyRecord):
-    """Which tag of a version holds a reviewer's word, and what the words are; all of it compared
-    without case, and without the space around."""
+    """The tag of a version that reviewers set, and its values, without regard to case and outer
+    spaces."""
 
     name: Annotated[str, Field(pattern=r"^ *[\w.\-:/][\w.\-:/ ]*$", max_length=250)] = REVIEW_TAG
-    """MLflow takes letters, digits and `_ - . : /` and spaces."""
+    """Name of the tag: letters, digits, spaces and `_ - . : /`."""
     approved: Word = APPROVED
-    """The value that lets a version pass."""
+    """The value that approves a version."""
     rejected: Word = REJECTED
-    """The value that refuses it."""
+    """The value that rejects a version."""
 
     @model_validator(mode="after")
     def _is_unmistakable(self) -> Self:

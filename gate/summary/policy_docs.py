@@ -230,14 +230,14 @@ def _built_in(name: str) -> dict[str, JsonValue]:
 _WIDTH = 92
 
 _HEAD = """\
-# What must hold before a file is promoted: gate check --policy {name} judges by it.
+# The policy: what must hold before a file is promoted (gate check --policy {name}).
 #
-# As it stands it is what applies without a policy. What you delete keeps its default, with two
-# exceptions: without task it is classification, and a section runtimes names all of them.
+# These are the built-in values. A setting that you delete keeps its default, except that
+# task is then classification, and that only the runtimes listed under runtimes are measured.
 #
-#   gate policy show --policy {name}    what is in force, and where it is said
-#   gate policy check {name}            whether it can refuse anything
-#   gate policy explain NAME               what one of these means
+#   gate policy show --policy {name}    the values in effect, and where each is set
+#   gate policy check {name}            validate this file
+#   gate policy explain NAME               explain a setting
 
 gate:
 """
