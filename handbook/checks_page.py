@@ -70,8 +70,8 @@ def page() -> str:
 
 
 def _checks() -> list[tuple[str, CheckSpec]]:
-    """Return the checks, those with the same cause together."""
-    causes = [*dict.fromkeys(spec.cause for spec in CHECKS.values())]
+    """Return the checks by cause, in the order of the titles."""
+    causes = [*TITLES]
     return sorted(CHECKS.items(), key=lambda check: causes.index(check[1].cause))
 
 

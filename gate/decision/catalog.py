@@ -56,7 +56,7 @@ TITLES: dict[Cause, str] = {
     "nonfinite": "NaN or infinity that the model does not return",
     "optimiser": "An optimizer of ONNX Runtime changes the result",
     "runtime": "A runtime cannot run the file",
-    "device": "The file ran on another device, or differs there",
+    "device": "The device is missing, was not used, or gives other results",
     "cpu_optimized": "Optimized for the CPU before export",
     "unstable": "The same input gives different outputs",
     "export": "The export reported a problem",
@@ -117,6 +117,8 @@ class CheckSpec:
     meaning: str
     """The question that it answers."""
     cause: Cause
+    """Its title is in `TITLES`. A remedy about an export takes a cause such as `graph`, of which
+    another remedy is shown if the reference is an ONNX file (`gate.summary.render`)."""
     remedy: str
     codes: Mapping[str, Code] = field(default_factory=dict)
     formula: str | None = None
@@ -722,7 +724,7 @@ CHECKS: dict[str, CheckSpec] = {
             ),
             "absent": CodeSpec(
                 "{runtime} was not measured, but the policy requires it: {reason}",
-                headline="{reason:short}, and the policy requires {runtime}",
+                headline="{runtime} is required by the policy and was not measured: {reason:brief}",
                 cause="device",
             ),
             "absent_waived": CodeSpec(

@@ -278,7 +278,7 @@ def differences_chart(evidence: Evidence, decision: Decision | None = None) -> C
     return chart(
         "differences",
         paint,
-        title=f"How large the differences of single elements are ({make_printable(worst.name)})",
+        title=f"Distribution of the differences of elements ({make_printable(worst.name)})",
         alternative=f"Largest difference {format_number(worst.max_abs_diff)}, mean "
         f"{format_number(worst.mean_abs_diff)}; {beside or 'no floor was measured'}. "
         f"Equal: {equal}",
@@ -307,7 +307,7 @@ def _differences_draw(
         axes.text(at, height, f" {literal(label)} ", ha="right" if right else "left",
                   va="center", fontsize=SMALL)  # fmt: skip
     axes.set_xlabel("|file - reference|")
-    axes.set_ylabel("share in %")
+    axes.set_ylabel("share of elements, %")
 
 
 def _lines(output: OutputParity, decision: Decision | None) -> Iterator[tuple[str, float]]:

@@ -61,7 +61,7 @@ def summary_markdown(story: Summary, links: Mapping[str, str]) -> str:
     if story.costs:
         costs = (row.cells() for row in story.costs)
         lines += _table("Time and memory (median / 95th percentile):", COST_HEADINGS, costs)
-    lines += [*_listed("Also to be known:", map(literal, (*story.warnings, *story.notes)))]
+    lines += [*_listed("Notes:", map(literal, (*story.warnings, *story.notes)))]
     steps = ((step.label, step.command) for step in story.steps if step.command)
     lines += [
         *_listed("Next:", (f"{literal(label)}: `{_code(command)}`" for label, command in steps))
@@ -112,11 +112,11 @@ def _findings(story: Summary) -> Iterator[str]:
 def _change(story: Summary) -> Iterator[str]:
     change = story.change
     if change.version is None:
-        yield f"Against the champion: {literal(change.absent or 'nothing to compare with')}"
+        yield f"Comparison with the champion: {literal(change.absent or 'nothing to compare with')}"
         yield ""
         return
     moved = [row for row in change.rows if row.changed]
-    yield f"Against the champion, version {literal(change.version)}:"
+    yield f"Comparison with the champion, version {literal(change.version)}:"
     yield ""
     if not moved:
         yield f"- {literal(change.unmoved)}"

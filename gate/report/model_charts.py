@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LOOKS = {"ok": (BLUE, "o", 4.5), "propagated": (ORANGE, "s", 4.5), "source": (RED, "X", 9.0)}
 
-_LABELS = {"ok": "as the model", "propagated": "follows from it", "source": "wrong here"}
+_LABELS = {"ok": "ok", "propagated": "propagated", "source": "source of the error"}
 
 _MOST_POINTS = 300
 """Most drawn layers: of more, the chart shows the worst layer of each range."""
@@ -154,7 +154,7 @@ def latency(evidence: Evidence) -> Chart | None:
             named = literal(f"{name}, batch {one.batch_size}")
             label(axes, place - 0.27, name=named, value=times)
         axes.set_xlim(0, 1.05 * max(highs) or 1.0)
-        list_rows(axes, len(rows), xlabel="milliseconds a batch, transfers included")
+        list_rows(axes, len(rows), xlabel="ms per batch, transfers included")
         drawn.legend(loc="outside lower center", ncols=2)
 
     return chart(
@@ -190,7 +190,7 @@ def memory(evidence: Evidence) -> Chart | None:
         for place, (name, size) in enumerate(rows):
             label(axes, place - 0.27, name=literal(name), value=f"{size:.3g} MB")
         axes.set_xlim(0, 1.05 * max(size for _, size in rows) or 1.0)
-        growth = "megabytes that the process grew by at its peak; roughly"
+        growth = "growth of the process at its peak, MB (approximate)"
         list_rows(axes, len(rows), xlabel=growth)
 
     return chart(

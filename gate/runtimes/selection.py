@@ -334,10 +334,10 @@ def _installed() -> Iterator[Listed]:
         elif name == ORT:
             yield _providers()
         elif name == RECORDED:
-            reason = "it gives back what another machine computed: gate check --recorded"
+            reason = "outputs of another machine, given with gate check --recorded"
             yield Listed(name, name, "by options", reason=reason)
         elif name == SERVER:
-            reason = "it needs the URL of a model: gate check --server"
+            reason = "needs the URL of a model: gate check --server"
             yield Listed(name, name, "by options", reason=reason)
         else:
             yield _row(name, wanted)
@@ -350,7 +350,7 @@ def _providers() -> Listed:
         versions = {"onnxruntime": str(onnxruntime.__version__)}
     except Exception as error:  # a broken binary package raises almost anything
         return Listed(ORT, ORT, "broken", reason=first_line(error))
-    reason = f"options name the providers; this build lists {there}"
+    reason = f"needs options.providers; this build has {there}"
     return Listed(ORT, ORT, "by options", versions=versions, reason=reason)
 
 

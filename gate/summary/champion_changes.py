@@ -58,7 +58,7 @@ _SHOWN = 200
 
 def unasked() -> Change:
     """Return a change without a comparison, because none was requested."""
-    return Change(absent="no version to compare with was named (--against)")
+    return Change(absent="--against was not given")
 
 
 def compare_with_champion(

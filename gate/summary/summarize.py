@@ -49,7 +49,7 @@ from gate.summary.summary import (
 )
 
 COST_HEADINGS = (
-    "runtime", "open", "first run", "one sample", "batch", "of PyTorch", "memory", "peak"
+    "runtime", "open", "first run", "one sample", "batch", "vs. PyTorch", "memory", "peak"
 )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[S
         return
     if decision.verdict is Verdict.PASS:
         yield Step(
-            label="Put it into service",
+            label="Promote it",
             command=f"gate promote {_MODEL} --name NAME --report DIR",
         )
         return
@@ -227,9 +227,11 @@ def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[S
         where = f"--inputs {_SAMPLES}{_runtime(decision, cause)}"
         yield Step(label="See every layer", command=f"gate locate {reference} {where}")
     elif exported and cause in ("baked_in", "batch", "export", "model"):
-        yield Step(label="See what the trace can't keep", command=f"gate lint {factory}")
+        yield Step(
+            label="Find source lines that tracing gets wrong", command=f"gate lint {factory}"
+        )
     elif cause in ("device", "runtime", "evidence"):
-        yield Step(label="See what this machine can prove", command="gate doctor")
+        yield Step(label="Check this machine", command="gate doctor")
     elif cause == "preprocessing":
         yield Step(
             label="See the pictures side by side",
@@ -364,7 +366,7 @@ def _passed(decision: Decision, evidence: Evidence, proof: tuple[RuntimeProof, .
     nearest = proof[0].worst if proof and proof[0].strain else None
     if nearest is not None and format_bound_usage(nearest):
         name = short_name(nearest, several_outputs=has_several_outputs(decision.checks))
-        text += f"; the nearest is {name}, {format_bound_usage(nearest)}"
+        text += f"; closest to its bound: {name}, {format_bound_usage(nearest)}"
     return make_printable(text)
 
 

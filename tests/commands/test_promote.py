@@ -85,7 +85,7 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     assert "no version of small serves yet" in told_of[0]
     assert "`gate rollback small`" in told_of[0]
     assert "gate promote" not in told_of[0]
-    assert "Against the champion, version 1:" in told_of[1]
+    assert "Comparison with the champion, version 1:" in told_of[1]
 
     assert cli.main(["rollback", "small"]) == 2  # nobody is there to confirm
     assert "add --yes" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_what_changed_against_the_champion_is_there_and_what_did_not_is_not() ->
     text = summary_markdown(story, {})
     assert "- accuracy: 97 % → 96 % (worse)" in text
     assert "opset: 13" not in text
-    assert "no version to compare with was named (--against)" in summary_markdown(
+    assert "--against was not given" in summary_markdown(
         summarize(*passed()), {}
     )
 

@@ -32,7 +32,7 @@ def test_it_tells_the_story_as_the_version_page_does(name: str) -> None:
     assert result.story is not None
     text = pull_request_comment(result)
     assert text.endswith(summary_markdown(result.story, result.links))
-    order = [text.index(words) for words in (f"{result.verdict}: ", "Against the champion", "| runtime")]  # fmt: skip
+    order = [text.index(words) for words in (f"{result.verdict}: ", "Comparison with the champion", "| runtime")]  # fmt: skip
     assert order == sorted(order)
 
 
