@@ -26,7 +26,7 @@ $(READY): pyproject.toml constraints.txt
 		$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'
 	@touch $@
 
-constraints: $(READY)  ## Pin the whole dependency tree again (UPGRADE=1: the newest of everything)
+constraints: $(READY)  ## Pin all dependencies again (UPGRADE=1: the newest versions)
 	@$(BIN)/python -m benchmarks.constraints $(if $(UPGRADE),--upgrade)
 
 dist: $(READY)  ## sdist and wheel, into dist
@@ -36,11 +36,11 @@ dist: $(READY)  ## sdist and wheel, into dist
 release: $(READY)  ## Build, check and tag the version of gate/__init__.py
 	@$(BIN)/python -m pipelines.release
 
-browser: $(READY)  ## Install onnxruntime-web for the runtime browser-wasm, where npm can bring it
+browser: $(READY)  ## Install onnxruntime-web for the runtime browser-wasm, if npm is available
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { echo "No Chromium here: the runtime browser-wasm is absent"; exit 0; }; \
 	$(BIN)/python -m gate runtimes install browser-wasm >/dev/null || echo "Not here: onnxruntime-web - the runtime browser-wasm is absent, tests that need it are skipped"
 
-repro: $(READY) browser  ## Data to promoted model: dvc repro, then what happened (SET=section.key=value)
+repro: $(READY) browser  ## Run the example from data to promoted model with DVC (SET=section.key=value)
 	@$(BIN)/python -m pipelines.repro $(if $(SET),--set '$(SET)')
 
 ui: $(READY)  ## MLflow on 127.0.0.1 with links to the run and the version (PORT=5000)
@@ -54,7 +54,7 @@ screens: $(READY) packages  ## Pictures of reports and of MLflow's pages, into b
 
 docs: $(READY)  ## The documentation site from docs/ and the code, strictly, into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "What happened: the site was built, without a warning, and loads nothing from elsewhere. Where to look: build/site/index.html; with its search, which a browser runs from a server alone: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
+	@echo "Docs built: build/site/index.html. The search needs a server: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 lint: $(READY)  ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .
@@ -62,11 +62,11 @@ lint: $(READY)  ## Format check, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-fix: $(READY)  ## Format, and mend what can be mended
+fix: $(READY)  ## Format, and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-packages:  ## Install Debian's chromium and postgresql for the tests, where root lacks them
+packages:  ## Install Debian's chromium and postgresql for the tests, if missing
 	@missing=$$(command -v chromium >/dev/null || echo chromium); \
 	{ command -v initdb || ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1 || missing="$$missing postgresql"; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -83,22 +83,22 @@ PYTEST := $(BIN)/python -m pytest -q --instafail -n $(WORKERS) --max-worker-rest
 	--dist loadfile --no-loadscope-reorder
 # Each file in a process of its own.
 ALONE := grep -rl 'mark\.alone' tests --include='test_*.py' | xargs -n 1 $(BIN)/python -m pytest -q -m alone
-FAILED := echo "What happened: tests failed, or too little is covered. Where to look: the list above ('FAILED', 'ERROR', TOTAL); one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
+FAILED := echo "Tests failed, or the coverage is too low: see 'FAILED', 'ERROR' and TOTAL above. Run one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
 test check exhaustive: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
-test: $(READY) packages browser  ## Run the tests but for slow proofs and further rows of slow tables
+test: $(READY) packages browser  ## Run the tests, except slow proofs and further rows of slow tables
 	@$(PYTEST) -m "not alone and not proof and not further" || { $(FAILED); }
-	@echo "What happened: all tests passed. Left out: slow proofs and further rows of slow tables (the marks 'proof', 'alone' and 'further'), which make check runs. Where to look: make repro, then make ui."
+	@echo "All tests passed. Not run: the marks 'proof', 'alone' and 'further', which make check runs. Next: make repro, then make ui."
 
-exhaustive: $(READY) packages browser  ## Every row of every proof and more examples of laws: an hour or more
+exhaustive: $(READY) packages browser  ## Run every row of every proof, and more examples of properties: an hour or more
 	@GATE_EXHAUSTIVE=1 $(PYTEST) -m "proof and not alone" && $(ALONE) || { $(FAILED); }
-	@echo "What happened: all proofs passed, with every row. Where to look: tests/exhaustive.py says what make check leaves out."
+	@echo "All proofs passed, with every row. tests/exhaustive.py lists the rows that make check leaves out."
 
 frozen: $(READY)  ## Compare evidence and corpus with a commit, to the last bit (BASE=commit ALL=1)
 	@$(BIN)/python -m benchmarks.frozen $(BASE) $(if $(ALL),--all) $(if $(ONLY),--only $(ONLY))
 
-check: lint packages browser  ## What CI runs: lint and all tests, with branch coverage but for proofs and further rows of tables
+check: lint packages browser  ## What CI runs: lint, all tests, and branch coverage of the tests without slow proofs
 	@$(PYTEST) -m "not alone" --cov --cov-report= \
 		&& $(ALONE) \
 		&& $(BIN)/coverage report --fail-under=90 \
 		|| { $(FAILED); }
-	@echo "What happened: lint and all tests passed. Where to look: the coverage table above; make repro, then make ui."
+	@echo "Lint and all tests passed; the coverage is above. Next: make repro, then make ui."

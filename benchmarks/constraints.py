@@ -44,7 +44,7 @@ def main() -> int:
             return 2
         found = json.loads(report.read_text(encoding="utf-8"))
     FILE.write_text(_HEAD + "".join(f"{line}\n" for line in pins(found)), encoding="utf-8")
-    print(f"What happened: {FILE.name} pins {len(pins(found))} packages. Next: make install.")
+    print(f"{FILE.name} pins {len(pins(found))} packages. Next: make install.")
     return 0
 
 

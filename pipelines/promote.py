@@ -159,15 +159,15 @@ def _steps(decision: Decision) -> tuple[Step, ...]:
     look = Step(label="Look at it in MLflow", command="make ui")
     if decision.passed:
         return (look, Step(label="Serve it", command="make stack"))
-    return (look, Step(label="Judge it again, when the cause is mended", command="make repro"))
+    return (look, Step(label="Judge it again, when the cause is fixed", command="make repro"))
 
 
 def _tell(story: Summary, report: PromotionReport) -> None:
     print_summary(story, console(sys.stdout))
     print(report.sentence())
     if report.signed_by is not None:
-        print(f"Whose word: {make_printable(report.signed_by)}")
-    print("Where to look: make ui")
+        print(make_printable(report.signed_by[:1].upper() + report.signed_by[1:]))
+    print("Next: make ui")
 
 
 def _tell_twin(decision: Decision) -> None:

@@ -38,8 +38,8 @@ def main(root: Path) -> int:
         return 2
     _run("git", "-C", str(root), "tag", "-a", tag, "-m", f"parity-gate {__version__}")
     print(
-        f"What happened: {tag} was built, passed twine check, was installed in an empty "
-        f"environment, and is tagged. Where to look: {dist}. Next: git push origin {tag}, then "
+        f"{tag} was built in {dist}, passed twine check, was installed in an empty environment, "
+        f"and is tagged. Next: git push origin {tag}, then "
         f"twine upload {' '.join(path.name for path in built)}"
     )
     return 0

@@ -132,11 +132,11 @@ def _closing(ran: Ran) -> str:
     return "\n".join(
         (
             "",
-            f"What happened: {happened}",
-            *([f"Whose word:    {report.signed_by}"] if report and report.signed_by else []),
-            "Where to look: make ui     (the last run and model version in MLflow)",
-            *([f"               {records}"] if report is not None else []),
-            "               dvc metrics show, dvc plots show, gate history",
+            f"Result:    {happened}",
+            *([f"Signature: {report.signed_by}"] if report and report.signed_by else []),
+            "Look at:   make ui     (the last run and model version in MLflow)",
+            *([f"           {records}"] if report is not None else []),
+            "           dvc metrics show, dvc plots show, gate history",
         )
     )
 

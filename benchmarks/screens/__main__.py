@@ -47,10 +47,7 @@ def main() -> int:
     sheet = write_sheet(folder, taking.taken)
     if asked.docs:
         write_small(folder, scene.ROOT / "docs")
-    print(
-        f"What happened: {len(taking.taken)} pictures were taken of reports and of MLflow's pages. "
-        f"Where to look: {sheet}"
-    )
+    print(f"Took {len(taking.taken)} pictures of reports and of MLflow's pages: {sheet}")
     return ExitCode.DONE
 
 

@@ -62,7 +62,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     opened = Project(clone(tmp_path_factory.mktemp("a clone")))
     printed = opened.repro()
     assert "Promoted: champion is version 1 of tiny" in printed
-    assert "Where to look: make ui" in printed
+    assert "Next: make ui" in printed
     yield opened
     assert opened.running() == []
 

@@ -99,7 +99,7 @@ def test_exit_codes_of_make_repro(
 ) -> None:
     dvc[:] = [lambda: None, 0, "parity 0", "promote 0"]
     assert repro.main() == ExitCode.DONE
-    assert "What happened: Promoted" in capsys.readouterr().out
+    assert "Result:    Promoted" in capsys.readouterr().out
     dvc[:] = [lambda: refuse(promoted), 255, "promote 1"]
     assert repro.main() == ExitCode.REJECTED
     dvc[:] = [lambda: None, 255, "prepare 0", "export 1"]
@@ -117,8 +117,8 @@ def test_exit_codes_of_make_repro(
 @pytest.mark.parametrize(
     ("stages", "says"),
     [
-        ((), "What happened: no stage had to run"),
-        (("export 0", "parity 0"), "What happened: ran export, parity; nothing was decided"),
+        ((), "Result:    no stage had to run"),
+        (("export 0", "parity 0"), "Result:    ran export, parity; nothing was decided"),
     ],
 )
 def test_an_older_decision_is_not_told(
@@ -156,7 +156,7 @@ def test_what_nobody_vouches_for_any_more_is_measured_again(
     assert there == [True, False]
     printed = capsys.readouterr()
     assert "reports/evidence.json is measured again: the statement on the evidence" in printed.out
-    assert "made " in printed.err
+    assert "created " in printed.err
 
 
 def test_before_the_first_promotion(

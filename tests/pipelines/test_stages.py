@@ -260,7 +260,7 @@ def test_both_statements_are_signed_by_the_projects_key(measured: Path, capsys) 
     assert signed_now.digest_of("preprocessing") == PreprocessSpec.load(paths.PREPROCESSING).digest().hex  # fmt: skip
     code = CodeVersion.model_validate(measured_then.predicate["code"])
     assert (code.commit, code.dirty) == (None, None)  # the project of a test is not in Git
-    assert f"Whose word: signed by the key of this folder, {key.short}: " in capsys.readouterr().out
+    assert f"Signed by the key of this folder, {key.short}. " in capsys.readouterr().out
     assert f"signed by local ({key.short})" in paths.PAGE.read_text()
     (line,) = Ledger(paths.database()).entries()
     assert line.signers == (key.key_id,)
