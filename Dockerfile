@@ -3,7 +3,7 @@
 #   docker build --target service -t parity-gate-service .
 #   docker build --target judge --build-arg TORCH_INDEX=... -t parity-gate-judge .
 #
-# docs/container.md says more, and what was never tried: no container engine has built this here.
+# See docs/container.md. No container engine has built this yet.
 # Exact versions: Python here, the operating system by its release, packages by constraints.txt.
 ARG PYTHON=3.11.13-slim-bookworm
 
@@ -18,11 +18,11 @@ FROM wheel AS service-packages
 RUN /opt/gate/bin/python -m pip install --no-cache-dir -c constraints.txt \
     "$(ls /wheels/*.whl)[cpu,service,postgresql]"
 
-# PyTorch for the CPU comes from an index of its own; without it 7 GB of CUDA would come.
+# The index of PyTorch's CPU builds. The default index would install 7 GB of CUDA.
 FROM wheel AS judge-packages
 ARG TORCH_INDEX
 RUN test -n "$TORCH_INDEX" \
- || { echo "say --build-arg TORCH_INDEX=: the address of PyTorch's index of CPU builds"; exit 2; }
+ || { echo "set --build-arg TORCH_INDEX= to the index of PyTorch's CPU builds"; exit 2; }
 RUN /opt/gate/bin/python -m pip install --no-cache-dir -c constraints.txt \
     --index-url "$TORCH_INDEX" torch
 RUN /opt/gate/bin/python -m pip install --no-cache-dir -c constraints.txt \
@@ -32,7 +32,7 @@ FROM wheel AS registry-packages
 RUN /opt/gate/bin/python -m pip install --no-cache-dir -c constraints.txt \
     mlflow "psycopg[binary]"
 
-# What all three run on: no compiler, nobody's home but the volume's.
+# The base of all three images: no compiler, and HOME is the volume.
 FROM python:${PYTHON} AS plain
 ENV PATH=/opt/gate/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
