@@ -12,6 +12,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from ruamel.yaml import YAML
@@ -52,6 +53,18 @@ def test_the_action_hands_its_inputs_to_the_script_and_its_outputs_out() -> None
     assert "${{" not in step["run"]  # a name of a file is no command
     read = {*github_action.OPTIONS, *github_action.REPEATED, "args", "model", "token", "version"}
     assert read == set(ACTION["inputs"])
+
+
+def test_the_schema_of_actions_holds() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.github-actions",
+    ]
+    done = subprocess.run([*command, str(ROOT / "action.yml")], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_options_are_those_of_gate_check() -> None:
@@ -215,7 +228,10 @@ def test_the_script_runs_as_github_runs_it(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), **GITHUB, **files,
-             "GATE_ACTION_MODEL": model, "GATE_ACTION_REPORT": str(report)},
+             "GATE_ACTION_MODEL": model, "GATE_ACTION_REPORT": str(report),
+             "GATE_ACTION_JUNIT": str(tmp_path / "junit.xml"),
+             "GATE_ACTION_SARIF": str(tmp_path / "check.sarif"),
+             "GATE_ACTION_ARGS": "--batch-size 4"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
@@ -223,6 +239,8 @@ def test_the_script_runs_as_github_runs_it(
     assert outputs["verdict"] == verdict
     assert "::" in done.stdout.splitlines()[0]
     assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text().strip()
+    ElementTree.parse(tmp_path / "junit.xml")
+    assert json.loads((tmp_path / "check.sarif").read_text())["version"] == "2.1.0"
     if code == 0:
         assert outputs["report"] == str(report)
         assert outputs["digest"] == str(Digest.of_file(folder / model))

@@ -1,0 +1,83 @@
+"""ci/parity-gate.gitlab-ci.yml, with the inputs inserted, and its scripts as GitLab's runner runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.small_project import made
+from tests.test_code_blocks import parse_gate
+
+ROOT = Path(__file__).parents[2]
+SPEC, JOBS = (ROOT / "ci" / "parity-gate.gitlab-ci.yml").read_text().split("\n---\n")
+INPUTS: dict[str, dict[str, str]] = YAML(typ="safe").load(SPEC)["spec"]["inputs"]
+GOOD = {"model": "good.onnx", "reference": "small_models:build", "inputs": "images.npy"}
+
+
+def inserted(**inputs: str) -> str:
+    values = {name: about["default"] for name, about in INPUTS.items() if "default" in about}
+    return re.sub(r"\$\[\[ inputs\.(\w+) \]\]", lambda found: (values | inputs)[found[1]], JOBS)
+
+
+def jobs(**inputs: str) -> Any:
+    return YAML(typ="safe").load(inserted(**inputs))
+
+
+def test_each_input_is_used_and_the_others_than_three_have_a_default() -> None:
+    assert set(re.findall(r"\$\[\[ inputs\.(\w+) \]\]", JOBS)) == set(INPUTS)
+    assert {name for name, about in INPUTS.items() if "default" not in about} == set(GOOD)
+
+
+def test_the_schema_of_gitlab_holds(tmp_path: Path) -> None:
+    (tmp_path / "jobs.yml").write_text(inserted(**GOOD, name="digits", args="--batch-size 4"))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.gitlab-ci"]
+    done = subprocess.run([*command, str(tmp_path / "jobs.yml")], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_commands_are_those_of_gate() -> None:
+    found = jobs(**GOOD, name="digits", args="--batch-size 4")
+    for job in found.values():
+        install, command = job["script"]
+        assert shlex.split(install)[:2] == ["pip", "install"]
+        parse_gate(shlex.split(command)[1:])
+    assert found["promote"]["needs"] == ["parity"]  # whose artifacts it gets
+    assert "report" in found["parity"]["artifacts"]["paths"]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("model", "code"), [("bad.onnx", 1), ("none.onnx", 2)])
+def test_the_job_writes_its_artifacts(tmp_path: Path, model: str, code: int) -> None:
+    folder = shutil.copytree(made(), tmp_path / "project")
+    job = jobs(**GOOD | {"model": model})["parity"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", "\n".join(job["script"][1:])],  # without pip install
+        cwd=folder,
+        env=os.environ | {"PATH": path, "PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    artifacts = job["artifacts"]
+    assert artifacts["when"] == "always"
+    files = [name for name in artifacts["paths"] if name != "report"]
+    files += artifacts["reports"].values()
+    assert all((folder / name).is_file() for name in files)
+    ElementTree.parse(folder / artifacts["reports"]["junit"])
+    json.loads((folder / "gl-sarif.json").read_text())
+    if code == 1:
+        decision = json.loads((folder / "report" / "decision.json").read_text())
+        assert decision["verdict"] == "FAIL"
