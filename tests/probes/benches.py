@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
+from gate import Digest, MeasurementJob, Policy, SampleSet, TestedFile
 from gate.api import measure_job
 from gate.data.input_binding import bind_inputs
-from gate.data.samples import SampleSet
 from gate.measure.context import MeasurementContext, ReferencePass
-from gate.measure.job import MeasurementJob
-from gate.onnx_file.tested_file import TestedFile
-from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.probes.probe import SampleProfile
-from gate.records.evidence import Evidence, Subject, TensorSpec
+from gate.records.evidence import Subject, TensorSpec
 from gate.reference.float64 import Truth
 from gate.reference.torch_reference import TorchReference
-from gate.storage.digest import Digest
 from tests.measure import tiny
 
 Arrays = Mapping[str, np.ndarray]
@@ -56,9 +52,7 @@ def policy(**instruments) -> Policy:
     )
 
 
-def stand(
-    model: nn.Module, arrays: Arrays, *, fixed: int | None = None, size: int = 8, **instruments
-) -> MeasurementContext:
+def stand(model, arrays, *, fixed=None, size=8, **instruments):
     """A stand without any file."""
     samples = SampleSet.from_arrays(dict(arrays))
     inputs = specs(arrays, fixed=fixed)
@@ -83,16 +77,8 @@ def observed(model: nn.Module, arrays: Arrays, **options) -> SampleProfile:
 
 
 def export(
-    model: nn.Module,
-    path: Path,
-    arrays: Arrays,
-    *,
-    batch: int = 4,
-    opset: int = 17,
-    training: bool = False,
-    axes: Mapping[str, Mapping[int, str]] | None = None,
-    outputs: Sequence[str] = ("output",),
-) -> TestedFile:
+    model, path, arrays, *, batch=4, opset=17, training=False, axes=None, outputs=("output",)
+):
     """The legacy export of `model` as it is (in training mode if it is), with a dynamic batch."""
     example = tuple(torch.from_numpy(array[:batch]) for array in arrays.values())
     with warnings.catch_warnings(), torch.inference_mode(False):
@@ -112,9 +98,7 @@ def export(
     return tiny.candidate(path)
 
 
-def measured(
-    model: nn.Module, candidate: TestedFile, arrays: Arrays, *, size: int = 4, **instruments
-) -> Evidence:
+def measured(model, candidate, arrays, *, size=4, **instruments):
     return measure_job(
         MeasurementJob(
             model,

@@ -9,8 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
+from gate import Verdict, decide
 from tests.measure import tiny
 from tests.probes import benches
 
@@ -121,24 +120,11 @@ OF_STATE = loop(
     node("Where", "e wrong kept", "changed"),
 )
 
-OF_OUTER = loop(
-    node("Shape", "x", "s"),
-    node("Gather", "s axis", "n"),
-    node("Equal", "n limit", "e"),
-    helper.make_node(
-        "If",
-        ["e"],
-        ["changed"],
-        then_branch=graph_of(node("Identity", "wrong", "y")),
-        else_branch=graph_of(node("Identity", "kept", "y")),
-    ),
-)
 
 OF_STEP = loop(node("Equal", "step limit", "e"), node("Where", "e wrong kept", "changed"))
 
 WAYS = {
     "loop over a state": OF_STATE,
-    "loop around": OF_OUTER,
     "where": WHERE,
     "of an intermediate": OF_HIDDEN,
     "if": IF,
@@ -185,14 +171,15 @@ def failed(decision):
     return {check.name for check in decision.checks if check.verdict is Verdict.FAIL}
 
 
-@pytest.mark.rows(3)
-@pytest.mark.parametrize("limit", [3, 5, 33])
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_fault_at_one_batch_size(tmp_path, way, limit):
+def test_a_fault_at_one_batch_size(tmp_path, way):
+    limit = 33 if "loop" in way else 5
     decision = judged(tmp_path, WAYS[way], VECTORS, limit=limit, wrong=1.5)
     assert f"probe_batch_{limit}" in failed(decision)
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_correct_file_with_a_condition(tmp_path, way):
     decision = judged(tmp_path, WAYS[way], VECTORS, limit=33, wrong=1.0)
@@ -201,9 +188,7 @@ def test_a_correct_file_with_a_condition(tmp_path, way):
     assert {"probe_batch_32", "probe_batch_33", "probe_batch_34"} <= probes
 
 
-@pytest.mark.rows(3)
-@pytest.mark.parametrize("way", ["where", "of an intermediate", "if"])
-@pytest.mark.parametrize("limit", [7, 9, 128])
+@pytest.mark.parametrize(("way", "limit"), [("where", 9), ("of an intermediate", 7), ("if", 128)])
 def test_a_fault_at_one_length(tmp_path, way, limit):
     about = {"limit": limit, "axis": 1, "axes": LENGTHS}
     decision = judged(tmp_path, WAYS[way], SEQUENCES, wrong=1.5, **about)
@@ -212,15 +197,14 @@ def test_a_fault_at_one_length(tmp_path, way, limit):
     assert decision.verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize("limit", [50, 100])
-def test_a_fault_above_a_batch_size(tmp_path, limit):
-    decision = judged(tmp_path, ABOVE, VECTORS, limit=limit, wrong=1.5)
-    assert failed(decision) == {f"probe_batch_{limit + 1}"}
+def test_a_fault_above_a_batch_size(tmp_path):
+    decision = judged(tmp_path, ABOVE, VECTORS, limit=100, wrong=1.5)
+    assert failed(decision) == {"probe_batch_101"}
 
 
-@pytest.mark.parametrize("limit", [20, 70])
-def test_a_fault_at_one_step_of_a_loop(tmp_path, limit):
+def test_a_fault_at_one_step_of_a_loop(tmp_path):
     """It shows where the loop makes more steps than that."""
+    limit = 70
     decision = judged(tmp_path, OF_STEP, VECTORS, limit=limit, wrong=1.5)
     assert f"probe_batch_{limit + 1}" in failed(decision)
     assert judged(tmp_path, OF_STEP, VECTORS, limit=limit, wrong=1.0).verdict is Verdict.PASS

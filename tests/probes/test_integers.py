@@ -1,7 +1,5 @@
 """How far integers are taken, and which values are tried on the way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,17 +1,11 @@
 """Whole measurements: what the probes see of files that were exported wrongly, and rightly."""
 
-from __future__ import annotations
-
-import copy
-import math
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
+from gate import Verdict, decide
 from gate.measure.stability import StabilityInstrument
 from gate.probes.instrument import ProbeInstrument
 from gate.reference.float64 import Float64Reference
@@ -89,17 +83,13 @@ class NanAtZero(nn.Module):
         return (x / x.norm() if x.norm() > 0 else x).flatten(1)
 
 
-@pytest.mark.parametrize(
-    ("model", "caught", "spared"),
-    [
-        (Sign(), {"probe_negated"}, {"probe_max", "probe_batch_7"}),
-        (Bright(), {"probe_scaled_10", "probe_bright"}, {"probe_max", "probe_negated"}),
-        (Seven(), {"probe_batch_7"}, {"probe_batch_4", "probe_zeros"}),
-        (NanAtZero(), {"probe_zeros"}, {"probe_ones"}),
-        (Window(), {"probe_search_"}, {"probe_zeros", "probe_noise"}),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
-)
+@pytest.mark.parametrize(("model", "caught", "spared"), [
+    (Sign(), {"probe_negated"}, {"probe_max", "probe_batch_7"}),
+    (Bright(), {"probe_scaled_10", "probe_bright"}, {"probe_max", "probe_negated"}),
+    (Seven(), {"probe_batch_7"}, {"probe_batch_4", "probe_zeros"}),
+    (NanAtZero(), {"probe_zeros"}, {"probe_ones"}),
+    (Window(), {"probe_search_"}, {"probe_zeros", "probe_noise"}),
+], ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "")  # fmt: skip
 def test_what_the_trace_baked_in(tmp_path, model, caught, spared):
     seen, probes, failed = examined(model, model, tmp_path)
     assert all(any(name.startswith(one) for name in failed) for one in caught)
@@ -176,18 +166,6 @@ class Recurrent(nn.Module):
         return self.head(self.cells(x)[0][:, -1])
 
 
-class Attending(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
-            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True),
-        )
-
-    def forward(self, x):
-        return self.layers(x).mean(1)
-
-
 class Instance(nn.Module):
     """Constant images are ill-conditioned here."""
 
@@ -204,12 +182,6 @@ class Instance(nn.Module):
 
     def forward(self, x):
         return self.layers(x).flatten(1).softmax(1)
-
-
-class Standardised(nn.Module):
-    def forward(self, x):
-        spread = x.std((1, 2, 3), keepdim=True) + 1e-6
-        return ((x - x.mean((1, 2, 3), keepdim=True)) / spread).flatten(1)
 
 
 class Labels(nn.Module):
@@ -233,19 +205,15 @@ class Both(nn.Module):
 
 
 CORRECT = {
-    "conv": (tiny.net, X),
     "embedding": (Embedded, {"tokens": benches.tokens()}),
-    "gru": (lambda: Recurrent(nn.GRU), SEQUENCES),
     "lstm": (lambda: Recurrent(nn.LSTM), SEQUENCES),
-    "transformer": (Attending, SEQUENCES),
     "instance": (Instance, X),
-    "standardised": (Standardised, X),
     "labels": (Labels, X),
     "two inputs": (Both, {"tokens": benches.tokens(), **X}),
 }
 
 
-@pytest.mark.rows(4)
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("name", CORRECT)
 def test_correct_files_pass_every_probe_by_far(tmp_path, name):
     build, arrays = CORRECT[name]
@@ -308,67 +276,3 @@ def test_a_fixed_batch_is_probed_with_that_batch(tmp_path):
     assert {probe.name for probe in runtime.probes} >= {"batch_3", "zeros", "negated", "reversed"}
     assert all(probe.noise_ratio < 8.0 for probe in runtime.probes)
     assert runtime.outputs[0].stability.batch_sizes == (3,)
-
-
-def test_no_bound_changes_the_evidence(tmp_path):
-    model = Instance()
-    wide = examined(model, model, tmp_path, probe_noise_ratio=1e9)[1]
-    assert wide == examined(model, model, tmp_path, probe_noise_ratio=1e-9)[1]
-
-
-class Counting(tiny.Net):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        if x.max() > 50:
-            x = x / 50
-        return super().forward(x.mul_(1.0))
-
-
-def test_measuring_leaves_everything_as_it_was(tmp_path, capfd):
-    import random
-
-    model = Counting().train()
-    model.norm.eval()
-    before = copy.deepcopy(model.state_dict())
-    modes = [module.training for module in model.modules()]
-    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    flags = (
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        torch.backends.cudnn.allow_tf32,
-        torch.get_num_threads(),
-        torch._C._get_graph_executor_optimize(),
-    )
-    file_model = copy.deepcopy(model).eval()
-    candidate = benches.export(file_model, tmp_path / "m.onnx", {"x": tiny.images(12)})
-    capfd.readouterr()
-    seen = benches.measured(model, candidate, {"x": tiny.images(12)}, **QUIET)
-
-    assert seen.runtimes[0].probes
-    assert seen.trace_search.tried > 0
-    assert capfd.readouterr() == ("", "")
-    assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert np.array_equal(np.random.get_state()[1], states[1])
-    assert random.getstate() == states[2]
-    assert flags == (
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        torch.backends.cudnn.allow_tf32,
-        torch.get_num_threads(),
-        torch._C._get_graph_executor_optimize(),
-    )
-
-
-def test_numbers_are_finite_or_infinite_but_never_unknown(tmp_path):
-    for model in (Sign(), NanAtZero()):
-        _, probes, _ = examined(model, model, tmp_path)
-        for probe in probes.values():
-            if probe.inapplicable is None and probe.failure is None:
-                assert not math.isnan(probe.noise_ratio)
-                assert not math.isnan(probe.relative_diff)

@@ -1,18 +1,16 @@
 """What the search finds on which models, and what it costs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from gate import Digest
 from gate.probes.branches import TracedReference
 from gate.probes.probe import SampleProfile
 from gate.probes.size_probes import DynamicAxes, batch_probes
 from gate.probes.trace_search import TraceSearcher
 from gate.probes.value_probes import value_probes
-from gate.storage.digest import Digest
 from tests.probes import benches
 
 
@@ -186,14 +184,11 @@ class Untraceable(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (Random, "trace_differs_on_example"),
-        (Counts, "trace_differs_on_example"),
-        (Untraceable, "can't be traced: RuntimeError: not while tracing"),
-    ],
-)
+@pytest.mark.parametrize(("model", "words"), [
+    (Random, "trace_differs_on_example"),
+    (Counts, "trace_differs_on_example"),
+    (Untraceable, "can't be traced: RuntimeError: not while tracing"),
+])  # fmt: skip
 def test_where_nothing_can_be_searched_the_reason_is_told(model, words):
     seen, probes = search(model())
     assert words in seen.reason
@@ -233,18 +228,15 @@ class Sizes(nn.Module):
 SIZES = {"x": {1: "length"}}
 
 
-@pytest.mark.parametrize(
-    ("condition", "name"),
-    [
-        (lambda x: x.shape[1] > 32, "search_size_33"),
-        (lambda x: x.shape[1] >= 40, "search_size_41"),
-        (lambda x: x.shape[1] < 3, "search_size_2"),
-        (lambda x: x.size(0) > 9, "search_batch_10"),
-        (lambda x: 2 * x.shape[1] - 5 > 60, "search_size_33"),
-        (lambda x: x.shape[0] * x.shape[1] > 90, "search_batch_16"),
-        (lambda x: x.numel() > 90, "search_size_91"),
-    ],
-)
+@pytest.mark.parametrize(("condition", "name"), [
+    (lambda x: x.shape[1] > 32, "search_size_33"),
+    (lambda x: x.shape[1] >= 40, "search_size_41"),
+    (lambda x: x.shape[1] < 3, "search_size_2"),
+    (lambda x: x.size(0) > 9, "search_batch_10"),
+    (lambda x: 2 * x.shape[1] - 5 > 60, "search_size_33"),
+    (lambda x: x.shape[0] * x.shape[1] > 90, "search_batch_16"),
+    (lambda x: x.numel() > 90, "search_size_91"),
+])  # fmt: skip
 def test_the_edge_of_a_condition_on_sizes(condition, name):
     seen, probes = search(Sizes(condition), axes=SIZES)
     assert name in seen.found
@@ -324,7 +316,7 @@ class Refusing(nn.Module):
         return "nothing" if len(torch.where(x > 0)[0]) == 0 else x * 2
 
 
-def test_what_the_model_refuses_without_a_read_breaks_nothing() -> None:
+def test_what_the_model_refuses_without_a_read_breaks_nothing():
     found, probes = search(Refusing(), {"x": np.abs(benches.vectors()) + 1})
     assert found.tried >= 6
     assert probes == []

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
+from gate import Verdict, decide
 from gate.probes.expected_outputs import ExpectedOutputs
 from gate.probes.probe import Probe
 from gate.records.instruments import UndefinedCast
@@ -88,31 +87,33 @@ def masked(dtype):
     return {"x": SEQUENCES, "mask": MASK.astype(dtype)}
 
 
-@pytest.mark.rows(3)
-@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.bool_, np.float32])
-@pytest.mark.parametrize("wrong", [{"least": 1.0}, {"least": 1e-9}, {"repaired": True}])
+@pytest.mark.parametrize(
+    ("dtype", "wrong"),
+    [(np.int64, {"least": 1.0}), (np.bool_, {"least": 1e-9}), (np.float32, {"repaired": True})],
+)
 def test_a_number_in_the_place_of_nan_is_a_difference(tmp_path, dtype, wrong):
     decision = judged(Mean(), Mean(**wrong), tmp_path, masked(dtype))
     assert failed(decision) & {"probe_empty_mask", "probe_zeros_mask"}
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float32])
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
 def test_nan_in_the_place_of_a_number_is_a_difference(tmp_path, dtype):
     decision = judged(Mean(least=1.0), Mean(), tmp_path, masked(dtype))
     assert failed(decision) & {"probe_empty_mask", "probe_zeros_mask"}
 
 
-@pytest.mark.rows(3)
-@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float32])
-@pytest.mark.parametrize("right", [{}, {"least": 1.0}, {"repaired": True}, {"end": torch.relu},
-                                   {"end": torch.sigmoid}, {"end": nn.functional.relu6}])  # fmt: skip
+@pytest.mark.parametrize(("dtype", "right"), [
+    (np.int64, {}),
+    (np.bool_, {"least": 1.0}),
+    (np.float32, {"end": torch.relu}),
+    (np.int64, {"end": torch.sigmoid}),
+])  # fmt: skip
 def test_an_empty_mask_refuses_no_correct_file(tmp_path, dtype, right):
     decision = judged(Mean(**right), Mean(**right), tmp_path, masked(dtype))
     assert decision.verdict is Verdict.PASS, failed(decision)
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.bool_])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("dtype", "fused"), [(np.int64, False), (np.bool_, True)])
 def test_attention_to_nothing_refuses_no_correct_file(tmp_path, dtype, fused):
     arrays = masked(dtype)
     decision = judged(Attention(fused=fused), Attention(fused=fused), tmp_path, arrays)
@@ -143,14 +144,14 @@ class Rates(nn.Module):
 RATES = {"x": SEQUENCES, "rate": RANDOM.integers(1, 9, 12)}
 
 
-@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN", "softmax"])
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "softmax"])
 def test_an_infinity_that_the_runtime_loses_refuses_no_correct_file(tmp_path, kind):
     decision = judged(Rates(kind), Rates(kind), tmp_path, RATES)
     assert not failed(decision)
 
 
-@pytest.mark.parametrize("kind", ["GRU", "softmax"])
-def test_a_divisor_that_the_file_clamps_is_a_difference(tmp_path, kind):
+def test_a_divisor_that_the_file_clamps_is_a_difference(tmp_path):
+    kind = "GRU"
     decision = judged(Rates(kind), Rates(kind, least=1), tmp_path, RATES)
     assert failed(decision)
 
@@ -169,8 +170,10 @@ class Pixels(nn.Module):
         return y, x * self.factor
 
 
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("dtype", "counted"),
+    [(torch.uint8, True), (torch.int8, False), (torch.int32, False), (torch.int64, True)],
+)
 def test_a_conversion_that_onnx_leaves_open_is_no_difference(tmp_path, dtype, counted):
     arrays = PIXELS
     if dtype is torch.int8:
@@ -259,16 +262,12 @@ def test_the_check_has_a_code():
         assert (check.code == "undefined") is (verdict is Verdict.WAIVED)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"change": torch.round},
-        {"change": lambda x: x.clamp(max=255.0)},
-        {"change": lambda x: x.clamp(0.0, 190.0)},
-        {"factor": 1.01},
-    ],
-    ids=["rounds", "clamps", "clamps inside", "factor"],
-)
+@pytest.mark.parametrize("wrong", [
+    {"change": torch.round},
+    {"change": lambda x: x.clamp(max=255.0)},
+    {"change": lambda x: x.clamp(0.0, 190.0)},
+    {"factor": 1.01},
+], ids=["rounds", "clamps", "clamps inside", "factor"])  # fmt: skip
 def test_what_is_defined_is_still_compared(tmp_path, wrong):
     decision = two(Pixels(torch.uint8), Pixels(torch.uint8, **wrong), tmp_path, PIXELS)
     assert decision.verdict is Verdict.FAIL
@@ -313,20 +312,12 @@ def from_zero(given):
     return given + given.sign() * 2.0**30
 
 
-@pytest.mark.rows(4)
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "gain", "change"),
-    [
-        (torch.uint8, 1000.0, None),
-        (torch.int8, 200.0, None),
-        (torch.int32, 2.0**31, from_zero),
-        (torch.int64, 2.0**63, None),
-        (torch.int64, 2.0**80, None),
-        (torch.uint8, 1.0, logarithm),
-        (torch.int32, 1.0, logarithm),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "gain", "change", "counted"), [
+    (torch.uint8, 1000.0, None, False),
+    (torch.int32, 2.0**31, from_zero, True),
+    (torch.int64, 2.0**80, None, True),
+    (torch.uint8, 1.0, logarithm, False),
+])  # fmt: skip
 def test_undefined_conversions_of_samples_are_a_warning(tmp_path, dtype, gain, change, counted):
     model = Counts(dtype, gain, change=change, counted=counted)
     verdict, codes = checks_of(model, model, tmp_path, ROWS)
@@ -341,9 +332,7 @@ def test_defined_conversions_of_samples_are_no_warning(tmp_path):
     assert "undefined_casts" not in codes
 
 
-@pytest.mark.rows(4)
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("change", [torch.round, torch.floor, lambda v: v * 1.001])
+@pytest.mark.parametrize(("change", "counted"), [(torch.round, False), (lambda v: v * 1.001, True)])
 def test_samples_in_range_beside_others_are_compared(tmp_path, change, counted):
     right = Counts(torch.int32, 100.0, counted=counted)
     wrong = Counts(torch.int32, 100.0, change=change, counted=counted)
@@ -353,8 +342,7 @@ def test_samples_in_range_beside_others_are_compared(tmp_path, change, counted):
 
 @pytest.mark.parametrize(
     ("dtype", "other", "gain"),
-    [(torch.uint8, torch.int32, 100.0), (torch.uint8, torch.int8, 100.0),
-     (torch.int64, torch.int32, 2.0**33)],
+    [(torch.uint8, torch.int8, 100.0), (torch.int64, torch.int32, 2.0**33)],
 )  # fmt: skip
 def test_another_type_is_refused(tmp_path, dtype, other, gain):
     right, wrong = (Counts(each, gain, counted=True) for each in (dtype, other))
@@ -376,8 +364,9 @@ class Steps(nn.Module):
         return self.out(whole.float() * 0.3), x * 2.0
 
 
-@pytest.mark.parametrize("gain", [3.0, 300.0])
-@pytest.mark.parametrize("step", [torch.ceil, torch.round, torch.floor])
+@pytest.mark.parametrize(
+    ("step", "gain"), [(torch.ceil, 3.0), (torch.round, 300.0), (torch.floor, 3.0)]
+)
 def test_a_step_that_the_file_lacks_before_a_conversion_is_refused(tmp_path, step, gain):
     verdict, _ = checks_of(Steps(step, gain=gain), Steps(lambda v: v, gain=gain), tmp_path, ROWS)
     assert verdict is Verdict.FAIL

@@ -1,13 +1,15 @@
-from __future__ import annotations
+"""Probes of values: what floats, columns and single elements may hold."""
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from torch import nn
 
-from gate.probes.value_probes import value_probes, within
+from gate.probes.probe import SampleProfile
+from gate.probes.value_probes import column_probes, nonfinite_probes, value_probes, within
 from tests.probes import benches
 
 X = benches.images()
@@ -122,3 +124,126 @@ def test_within_cuts_off_what_the_dtype_does_not_hold():
     cut = within(np.array([1e300, -1e300, 1.0]), np.zeros(1, np.float32))
     assert np.isfinite(cut).all()
     assert cut[2] == 1.0
+
+
+ROWS = np.abs(benches.vectors(width=3)) + np.float32(0.5)
+
+
+def columns_of(arrays, **options):
+    return list(column_probes(benches.observed(nn.Identity(), arrays, **options)))
+
+
+def test_every_column_alone_is_somewhere_else():
+    (probe,) = columns_of({"x": ROWS})
+    batch = probe.batch["x"]
+    assert (probe.name, probe.apart, len(batch)) == ("columns_x", True, 18)
+    samples = ROWS[np.arange(18) % 8]
+    assert ((batch != samples).sum(axis=1) == 1).all()
+    for column in range(3):
+        moved = batch[column::3, column]
+        assert list(moved[:4]) == [0.0, 1.0, -1.0, -999.0]
+        assert moved[4] < ROWS[:, column].min()
+        assert moved[5] > ROWS[:, column].max()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [benches.images(), benches.tokens(), benches.vectors(width=65)],
+    ids=["4d", "int", "65"],
+)
+def test_what_is_no_table_has_none(array):
+    assert columns_of({"x": array}) == []
+
+
+def test_a_fixed_batch_has_none():
+    assert columns_of({"x": ROWS}, fixed=4) == []
+
+
+def test_a_value_that_stands_for_missing_is_seen(tmp_path):
+    class Filled(nn.Module):
+        """-999 is missing, unless the exporter lost it."""
+
+        def __init__(self, missing):
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc, self.missing = nn.Linear(3, 2), missing
+
+        def forward(self, x):
+            return self.fc(torch.where(x == self.missing, torch.ones_like(x), x))
+
+    candidate = benches.export(Filled(-998.0).eval(), tmp_path / "model.onnx", {"x": ROWS})
+    measurement = benches.measured(Filled(-999.0).eval(), candidate, {"x": ROWS}, search_inputs=0)
+    off = {p.name for r in measurement.runtimes for p in r.probes if (p.noise_ratio or 0) > 32.0}
+    assert off == {"columns_x"}
+
+
+VECTORS = benches.vectors()
+NAMES = ["nan", "inf", "minus_inf"]
+
+
+class By(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def nonfinite_of(model, arrays=None):
+    with torch.inference_mode():
+        stand = benches.stand(model, arrays or {"x": VECTORS})
+        return {probe.name: probe for probe in nonfinite_probes(stand, SampleProfile.of(stand))}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.nan_to_num,
+        lambda x: torch.where(torch.isnan(x), 0.0, x),
+        lambda x: x.masked_fill(x.isinf(), 0.0),
+        lambda x: x * x.isfinite(),
+        lambda x: torch.where(x != x, 0.0, x),  # noqa: PLR0124
+        lambda x: torch.where(x == x, x, 0.0),  # noqa: PLR0124
+        lambda x: x.clone().nan_to_num_(),
+        lambda x: x.nanmean(1),
+        torch.nansum,
+    ],
+)
+def test_of_models_that_treat_them(function):
+    seen = nonfinite_of(By(function))
+    assert list(seen) == NAMES
+    for probe, value in zip(seen.values(), (np.nan, np.inf, -np.inf), strict=True):
+        x = probe.batch["x"]
+        assert probe.finite
+        assert x.shape == (1, 6)
+        assert np.array_equal(x[0, 3], np.float32(value), equal_nan=True)
+        assert np.isfinite(np.delete(x, 3, axis=1)).all()
+
+
+@pytest.mark.parametrize("function", [
+    torch.relu,
+    lambda x: x.max(1),
+    lambda x: x == x.clone(),
+    lambda x: torch.where(x > 0, x, 0.0),
+])  # fmt: skip
+def test_of_others_nothing_is_asked(function):
+    assert nonfinite_of(By(function)) == {}
+
+
+def test_of_models_that_break_or_take_no_floats_nothing_is_asked():
+    def breaks(x):
+        raise ValueError
+
+    assert nonfinite_of(By(breaks)) == {}
+    assert nonfinite_of(By(lambda x: x.isnan()), {"x": benches.tokens()}) == {}
+
+
+def test_each_input_of_floats_alone():
+    class Both(nn.Module):
+        def forward(self, one, other, tokens):
+            return one.nan_to_num() + other + tokens.sum()
+
+    seen = nonfinite_of(Both(), {"one": VECTORS, "other": VECTORS + 1, "tokens": benches.tokens()})
+    assert list(seen) == [f"{name}_{of}" for of in ("one", "other") for name in NAMES]
+    assert np.isfinite(seen["nan_one"].batch["other"]).all()

@@ -1,13 +1,15 @@
-from __future__ import annotations
+"""What is observed of samples, and probes of other batches and sizes."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from gate import Digest
 from gate.probes.probe import SampleProfile
 from gate.probes.size_probes import DynamicAxes, batch_probes, length_probes, size_probes
-from gate.storage.digest import Digest
 from tests.probes import benches
 
 DIGEST = Digest.of_bytes(b"file")
@@ -23,15 +25,12 @@ def sized(arrays, **axes):
     return {probe.name: probe.batch for probe in size_probes(found)}
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({}, ["batch_1", "batch_4", "batch_7", "batch_8", "batch_44"]),
-        ({"probe_batch_sizes": (2, 30)}, ["batch_2", "batch_30", "batch_15", "batch_44"]),
-        ({"probe_batch_sizes": (16, 44)}, ["batch_16", "batch_44", "batch_14"]),
-        ({"fixed": 6}, ["batch_6"]),
-    ],
-)
+@pytest.mark.parametrize(("options", "names"), [
+    ({}, ["batch_1", "batch_4", "batch_7", "batch_8", "batch_44"]),
+    ({"probe_batch_sizes": (2, 30)}, ["batch_2", "batch_30", "batch_15", "batch_44"]),
+    ({"probe_batch_sizes": (16, 44)}, ["batch_16", "batch_44", "batch_14"]),
+    ({"fixed": 6}, ["batch_6"]),
+])  # fmt: skip
 def test_batches(options, names):
     stand = benches.stand(nn.Identity(), {"x": X}, **options)
     seen = benches.observed(nn.Identity(), {"x": X}, **options)
@@ -69,17 +68,14 @@ def test_smaller_larger_odd_and_not_square():
     assert np.array_equal(seen["size_10x10"]["x"][..., 8:, :8], X[:1, :, :2])
 
 
-@pytest.mark.parametrize(
-    ("names", "together"),
-    [
-        (("?", "?"), True),
-        (("s27", "s55"), True),
-        (("tokens_dynamic_axes_1", "mask_dynamic_axes_1"), True),
-        (("unk__0", "?"), True),
-        (("question", "answer"), False),
-        (("length", "?"), False),
-    ],
-)
+@pytest.mark.parametrize(("names", "together"), [
+    (("?", "?"), True),
+    (("s27", "s55"), True),
+    (("tokens_dynamic_axes_1", "mask_dynamic_axes_1"), True),
+    (("unk__0", "?"), True),
+    (("question", "answer"), False),
+    (("length", "?"), False),
+])  # fmt: skip
 def test_axes_that_nobody_named_change_together(names, together):
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
     seen = sized(arrays, tokens={1: names[0]}, mask={1: names[1]})
@@ -144,16 +140,13 @@ class Placed(nn.Module):
         return self.words(tokens) + self.places(torch.arange(tokens.shape[1]) + self.first)
 
 
-@pytest.mark.parametrize(
-    ("model", "names"),
-    [
-        (Placed(40), ["size_40"]),
-        (Placed(42, first=2), ["size_40"]),
-        (Placed(5), []),
-        (Placed(2000), ["size_1024"]),
-        (nn.Embedding(3000, 2), []),
-    ],
-)
+@pytest.mark.parametrize(("model", "names"), [
+    (Placed(40), ["size_40"]),
+    (Placed(42, first=2), ["size_40"]),
+    (Placed(5), []),
+    (Placed(2000), ["size_1024"]),
+    (nn.Embedding(3000, 2), []),
+])  # fmt: skip
 def test_as_long_as_the_places_that_are_counted(model, names):
     arrays = {"tokens": benches.tokens()}
     with torch.inference_mode():
@@ -166,17 +159,14 @@ def test_as_long_as_the_places_that_are_counted(model, names):
     assert [f"size_{probe.batch['tokens'].shape[1]}" for probe in probes] == names
 
 
-@pytest.mark.parametrize(
-    ("mask", "usual"),
-    [
-        (np.array([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]), 1),
-        (np.array([[True, False, False, False, False]] * 2), True),
-        (np.array([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]), 0),
-        (np.array([[1, 0, 0, 0, 1], [0, 0, 0, 1, 1]]), 1),
-        (np.array([[1, 0, 0, 1, 1], [1, 1, 1, 1, 1]], np.float32), 1.0),
-        (np.array([[0, 2, 0, 1, 1], [1, 1, 1, 1, 1]]), None),
-    ],
-)
+@pytest.mark.parametrize(("mask", "usual"), [
+    (np.array([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]), 1),
+    (np.array([[True, False, False, False, False]] * 2), True),
+    (np.array([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]), 0),
+    (np.array([[1, 0, 0, 0, 1], [0, 0, 0, 1, 1]]), 1),
+    (np.array([[1, 0, 0, 1, 1], [1, 1, 1, 1, 1]], np.float32), 1.0),
+    (np.array([[0, 2, 0, 1, 1], [1, 1, 1, 1, 1]]), None),
+])  # fmt: skip
 def test_a_mask_is_the_same_everywhere_in_another_size(mask, usual):
     arrays = {"tokens": benches.tokens()[:2], "mask": mask}
     seen = sized(arrays, tokens={1: "length"}, mask={1: "length"})
@@ -185,3 +175,61 @@ def test_a_mask_is_the_same_everywhere_in_another_size(mask, usual):
         expected = mask[:1, np.arange(length) % 5] if usual is None else np.full((1, length), usual)
         assert np.array_equal(batch["mask"], expected)
         assert batch["mask"].dtype == mask.dtype
+
+
+@pytest.mark.parametrize("count", [80, 256])
+def test_the_range_is_that_of_256_samples(count):
+    x = np.zeros((count, 2), np.float32)
+    x[10, 0], x[-1, 0] = -3.0, 100.0
+    seen = benches.observed(nn.Identity(), {"x": x})
+    assert (seen.low["x"], seen.high["x"]) == (-3.0, 100.0)
+    assert seen.low["x"].dtype == np.float32
+
+
+def test_of_more_it_is_that_of_samples_from_everywhere():
+    x = np.arange(4000, dtype=np.float32).reshape(2000, 2)
+    seen = benches.observed(nn.Identity(), {"x": x})
+    assert (seen.low["x"], seen.high["x"]) == (0.0, 3999.0)
+    assert len(seen.spread["x"]) == len(seen.rows["x"]) == 8
+    assert np.array_equal(seen.spread["x"][[0, -1]], x[[0, -1]])
+
+
+def test_of_large_samples_fewer_are_looked_at():
+    x = np.zeros((200, 1, 300, 300), np.float16)
+    x[1], x[-1] = 1.0, 2.0
+    seen = benches.observed(nn.Identity(), {"x": x})
+    assert (seen.low["x"], seen.high["x"]) == (0.0, 2.0)
+
+
+@pytest.mark.parametrize(("count", "options", "rows", "small"), [
+    (20, {}, 8, 1),
+    (3, {}, 3, 1),
+    (20, {"probe_batch_sizes": (1, 16)}, 8, 1),
+    (12, {"fixed": 4}, 4, 4),
+])  # fmt: skip
+def test_material(count, options, rows, small):
+    x = benches.vectors(count)
+    seen = benches.observed(nn.Identity(), {"x": x}, **options)
+    assert (len(seen.rows["x"]), seen.small) == (rows, small)
+
+
+def test_a_batch_goes_round_and_belongs_to_the_caller():
+    x = benches.vectors(3)
+    seen = benches.observed(nn.Identity(), {"x": x})
+    batch = seen.batch(5, start=1)["x"]
+    assert np.array_equal(batch, x[[1, 2, 0, 1, 2]])
+    batch[:] = 0.0
+    assert np.array_equal(seen.batch(3)["x"], x)
+
+
+@pytest.mark.parametrize("seed", [-1, 0, 2**70])
+def test_any_seed_of_a_policy_will_do(seed):
+    seen = benches.observed(nn.Identity(), {"x": benches.vectors()})
+    assert 0.0 <= replace(seen, seed=seed).random("a").random() < 1.0
+
+
+def test_randomness_depends_on_seed_and_name_alone():
+    seen = benches.observed(nn.Identity(), {"x": benches.vectors()})
+    first = seen.random("a").random()
+    assert seen.random("b").random() != first
+    assert seen.random("a").random() == first

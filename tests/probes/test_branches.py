@@ -1,0 +1,390 @@
+"""A traced reference, the branches of a forward, and runs that rounding moves."""
+
+import gc
+import math
+import warnings
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gate.errors import ModelError
+from gate.probes.branches import BranchRecorder, TracedReference, disagree, perturb_rounding
+from tests.probes import benches
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+X = {"x": benches.vectors()}
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+
+def traced(model, arrays=None):
+    arrays = arrays or X
+    stand = benches.stand(model, arrays)
+    return stand, TracedReference(stand, arrays)
+
+
+def test_a_trace_keeps_the_branch_of_its_example(capfd):
+    stand, module = traced(Branch())
+    assert module.warned
+    negative = {"x": -X["x"]}
+    assert not disagree(stand.reference.run(X), module.run(X))
+    assert disagree(stand.reference.run(negative), module.run(negative))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_watch_sees_the_model_and_nothing_else():
+    _, module = traced(Branch())
+    watch, computed = module.watched(X)
+    assert computed
+    assert watch.path == (True,)
+    assert len(watch.reads) == 1
+
+
+def test_what_the_model_refuses():
+    class Strict(Branch):
+        def forward(self, x):
+            if x.max() > 5:
+                raise ValueError("too bright")
+            return x
+
+    _, module = traced(Strict())
+    watch, computed = module.watched({"x": X["x"] + 10})
+    assert not computed
+    assert watch.path == (True,)
+
+
+class Deep(nn.Module):
+    """With a buffer that it writes to, and one parameter in two places."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.layers = nn.Sequential(first, nn.ReLU(), nn.Linear(6, 6))
+        self.layers[2].weight = self.layers[0].weight
+        self.register_buffer("step", torch.ones(1))
+
+    def forward(self, x):
+        self.step.mul_(1.0)
+        return self.layers(x) * self.step
+
+
+def test_no_module_below_is_built_anew_and_the_weights_are_shared():
+    stand, module = traced(Deep(nn.Linear(6, 6)))
+    assert len(list(module._module.modules())) == 1
+    before = module.run(X)[0]
+    assert not disagree([before], stand.reference.run(X))
+    held = {
+        tensor.data_ptr()
+        for tensor in (*stand.model.module.parameters(), *stand.model.module.buffers())
+    }
+    traced_ones = (*module._module.parameters(), *module._module.buffers())
+    assert {tensor.data_ptr() for tensor in traced_ones} == held
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_scripted_part_is_traced_too():
+    stand, module = traced(Deep(torch.jit.script(nn.Linear(6, 6))))
+    assert not disagree(stand.reference.run(X), module.run(X))
+
+
+class Anchored(Branch):
+    """A buffer is a parameter of another part."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("anchor", self.layer.weight)
+
+
+class Dropped(Branch):
+    """A hook, as of code that drops weights, puts a plain tensor in the place of a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.raw = nn.Parameter(self.layer.weight.detach().clone())
+        self.layer.register_forward_pre_hook(self.drop)
+
+    def drop(self, layer, _inputs):
+        layer._parameters["weight"] = self.raw * 0.5
+
+
+class Quantized(Branch):
+    """Its weights are an object of PyTorch's own, which only modules hold."""
+
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.layer = torch.ao.nn.quantized.dynamic.Linear(6, 2)
+        weight = torch.linspace(-1, 1, 12).reshape(2, 6)  # else it is whatever was in memory
+        self.layer.set_weight_bias(torch.quantize_per_tensor(weight, 0.01, 0, torch.qint8), None)
+
+
+@pytest.mark.parametrize("kind", [Anchored, Dropped, Quantized])
+def test_whatever_a_model_holds_its_branch_is_kept(kind):
+    stand, module = traced(kind())
+    negative = {"x": -X["x"]}
+    assert not disagree(stand.reference.run(X), module.run(X))
+    assert disagree(stand.reference.run(negative), module.run(negative))
+
+
+class Nested(nn.Module):
+    def forward(self, left, right):
+        return {"sum": left + right, "more": [(left > right), (None, right.long())]}
+
+
+def test_outputs_of_any_nesting_and_inputs_by_keyword():
+    arrays = {"right": benches.vectors(seed=1), "left": benches.vectors()}
+    stand, module = traced(Nested(), arrays)
+    assert not module.warned
+    outputs = module.run(arrays)
+    assert [output.dtype.name for output in outputs] == ["float32", "bool", "int64"]
+    assert not disagree(stand.reference.run(arrays), outputs)
+
+
+def test_torch_s_own_library_warns_of_nothing():
+    model = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+    _, module = traced(model, {"src": benches.vectors(width=18).reshape(12, 3, 6)})
+    assert not module.warned
+
+
+class Text(nn.Module):
+    def forward(self, x):
+        return "text" if torch.jit.is_tracing() else x
+
+
+def test_what_can_not_be_traced_says_why():
+    with pytest.raises(ModelError, match=r"can't be traced: .*returned str"):
+        traced(Text())
+
+
+def test_nothing_is_kept():
+    stand, module = traced(Branch())
+    weight = weakref.ref(stand.model.module.layer.weight)
+    torch._C._set_graph_executor_optimize(True)  # as it is from the beginning
+    module.run(X)
+    assert torch._C._get_graph_executor_optimize()
+    assert torch._C._get_tracing_state() is None
+    del stand, module
+    gc.collect()
+    assert weight() is None
+
+
+@pytest.mark.parametrize(("eager", "other", "expected"), [
+    ([[1.0, 2.0]], [[1.0, 2.0 + 5e-7]], False),
+    ([[1.0, 2.0]], [[1.0, 2.0001]], True),
+    ([[1.0, NAN]], [[1.0, NAN]], False),
+    ([[1.0, 2.0]], [[1.0, NAN]], True),
+    ([[1.0, NAN]], [[1.0, 2.0]], True),
+    ([[1.0, INF]], [[1.0, INF]], False),
+    ([[1.0, INF]], [[1.0, -INF]], True),
+    ([[1.0, 2.0]], [[1.0, INF]], True),
+    ([[0.0]], [[0.0]], False),
+    ([[0.0]], [[1e-9]], True),
+    ([[1.0]], [[1.0, 2.0]], True),
+    ([[1.0]], [[1.0], [1.0]], True),
+    ([[]], [[]], False),
+])  # fmt: skip
+def test_disagreement(eager, other, expected):
+    one, two = ([np.array(v, np.float32) for v in values] for values in (eager, other))
+    assert disagree(one, two) is expected
+
+
+def test_integers_and_dtypes():
+    one = [np.array([3])]
+    assert not disagree(one, [np.array([3])])
+    assert disagree(one, [np.array([4])])
+    assert disagree(one, [np.array([3.0])])
+
+
+MATRIX = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+
+
+def reads(function):
+    with BranchRecorder() as watch:
+        function(MATRIX)
+    return [(read.branch, read.margin) for read in watch.reads]
+
+
+@pytest.mark.parametrize(("function", "branch", "margin"), [
+    (lambda x: bool(x.sum() > 7), True, 3.0),
+    (lambda x: bool(x.sum() > 12), False, -2.0),
+    (lambda x: bool(x.sum() >= 10), True, 0.0),
+    (lambda x: bool(x.sum() < 7), False, -3.0),
+    (lambda x: bool(torch.lt(torch.tensor(7), x.sum())), True, 3.0),
+    (lambda x: bool(x.max() <= x.sum()), True, 6.0),
+    (lambda x: bool(torch.gt(x.max(), 3)), True, 1.0),
+    (lambda x: bool((x > 3.5).any()), True, 0.5),
+    (lambda x: bool((x > 3.5).all()), False, -2.5),
+    (lambda x: bool((x > 5).any()), False, -1.0),
+    (lambda x: bool(~(x.sum() > 7)), False, -3.0),
+    (lambda x: bool((x.sum() > 7) & (x.max() > 1)), True, 3.0),
+    (lambda x: bool((x.sum() > 7) | (x.max() > 9)), True, 3.0),
+    (lambda x: bool(x.sum() == 9), False, -1.0),
+    (lambda x: bool(x.sum() != 9), True, 1.0),
+    (lambda x: bool(x[0, 0]), True, None),
+    (lambda x: bool((x > 3.5).any(dim=1)[0]), False, None),
+    (lambda x: (x.sum() > 7).item(), True, 3.0),
+    (lambda x: 2.0 in x, True, None),
+    (lambda x: torch.equal(x, x), True, None),
+    (lambda x: torch.allclose(x, x + 1), False, None),
+    (lambda x: bool((x > 0).isnan().any()), False, None),
+])  # fmt: skip
+def test_branches_and_how_near_they_are(function, branch, margin):
+    assert reads(function) == [(branch, margin)]
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: float(x.max()),
+    lambda x: int(x.max()),
+    lambda x: x.max().item(),
+    lambda x: [0] * int(x.argmax()),
+    lambda x: "abcd"[x.argmax()],
+    lambda x: x.tolist(),
+    lambda x: x.numpy(),
+    lambda x: np.asarray(x) > 2,
+    lambda x: complex(x.max()),
+])  # fmt: skip
+def test_numbers_that_are_read(function):
+    assert reads(function) == [(None, None)]
+
+
+def test_what_is_no_read():
+    assert (
+        reads(lambda x: (len(x), x.shape[0], x.sum() > 3, x.dim(), torch.where(x > 1, x, 0))) == []
+    )
+
+
+def test_the_path():
+    with BranchRecorder() as watch:
+        if MATRIX.sum() > 1:
+            float(MATRIX.max())
+        if MATRIX.sum() > 100:
+            raise AssertionError
+    assert watch.path == (True, False)
+
+
+def draws(model, arrays=None):
+    arrays = arrays or X
+    stand = benches.stand(model, arrays)
+    with torch.inference_mode():
+        return stand.reference.run(arrays), perturb_rounding(stand, arrays, draws=range(3))
+
+
+class Times(nn.Module):
+    def __init__(self, factor=3.3):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def test_each_run_moves_by_about_the_last_bit():
+    (reference,), runs = draws(Times())
+    assert len(runs) == 3
+    for (moved,) in runs:
+        off = np.abs(moved / reference - 1.0)
+        assert 0.0 < off.max() < 4 * 2.0**-23
+
+
+def test_a_seed_gives_the_same_runs_and_leaves_the_caller_s_randomness():
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    first, second = draws(Times())[1], draws(Times())[1]
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
+    assert not np.array_equal(first[0][0], first[1][0])
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])
+
+
+@pytest.mark.parametrize(
+    "x", [np.zeros((2, 3)), np.arange(6.0).reshape(2, 3), np.full((2, 3), 2.0**20 - 1)]
+)
+def test_zeros_and_integers_are_exact(x):
+    arrays = {"x": x.astype(np.float32)}
+    (reference,), runs = draws(Times(1.0), arrays)
+    assert all(np.array_equal(moved, reference) for (moved,) in runs)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**70])
+def test_any_seed_of_a_policy_will_do(seed):
+    stand = benches.stand(Times(), X)
+    determinism = stand.policy.determinism.model_copy(update={"seed": seed})
+    policy = stand.policy.model_copy(update={"determinism": determinism})
+    with torch.inference_mode():
+        assert len(perturb_rounding(replace(stand, policy=policy), X, draws=range(3))) == 3
+
+
+class Indices(nn.Module):
+    def forward(self, x):
+        grid = torch.arange(x.shape[1]).float() * 2.0 / 2.0
+        return x[:, grid.long()], (x.shape[1] - 1 - grid).long()
+
+
+def test_indices_that_are_computed_in_floats_stay():
+    (_, indices), runs = draws(Indices())
+    assert all(np.array_equal(moved[1], indices) for moved in runs)
+
+
+class Constant(nn.Module):
+    """(x - mean) / deviation of a constant: exactly zero, or anything, by the last bit."""
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x, x.shape[1:])
+
+
+def test_what_is_ill_conditioned_moves_far():
+    constant = {"x": np.full((4, 6), 0.7, np.float32)}
+    (reference,), runs = draws(Constant(), constant)
+    assert max(np.abs(moved - reference).max() for (moved,) in runs) > 1e-6
+    (reference,), runs = draws(Constant())
+    assert max(np.abs(moved - reference).max() for (moved,) in runs) < 1e-5
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        y = x * 1.7
+        y[:, 0].relu_()
+        y[:, 1:] = 0.25
+        return y, y.view(-1)
+
+
+def test_views_and_what_is_done_in_place_keep_their_meaning():
+    (reference, flat), runs = draws(InPlace())
+    for moved, view in runs:
+        assert np.allclose(moved, reference, rtol=1e-5)
+        assert np.allclose(view, flat, rtol=1e-5)
+        assert (moved[:, 1:] == 0.25).all()
+
+
+class Refuses(nn.Module):
+    def forward(self, x):
+        if (x * 1.1 != x * 1.1 * 1.0).any():
+            raise ValueError("not today")
+        return x
+
+
+def test_a_model_that_can_not_be_computed_so_has_no_runs():
+    assert draws(Refuses())[1] == []
