@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
@@ -15,16 +14,13 @@ from onnx import numpy_helper
 from torch import nn
 from torch.nn import functional
 
-from gate.data.samples import SampleSet
+from gate import Localization, MeasurementJob, SampleSet
 from gate.export.export_warnings import captured
 from gate.localize import locate
 from gate.localize.layer_weights import WeightDifference
 from gate.localize.model_runner import BUDGET
-from gate.measure.job import MeasurementJob
-from gate.onnx_file.tested_file import TestedFile
 from gate.policy.sections import DeterminismPolicy
-from gate.records.localization import LayerRow, Localization
-from gate.records.runtime import RuntimeName
+from gate.records.localization import LayerRow
 from gate.summary.render import render_fault
 from tests.measure import tiny
 
@@ -165,15 +161,7 @@ def made(kind: type[nn.Module]) -> nn.Module:
     return trained(kind())
 
 
-def export(
-    model: nn.Module,
-    path: Path,
-    example: np.ndarray,
-    *,
-    by: Exporter = "direct",
-    outputs: tuple[str, ...] = ("logits",),
-    **settings: Any,
-) -> TestedFile:
+def export(model, path, example, *, by="direct", outputs=("logits",), **settings):
     """The file of a copy of `model`, batch axis dynamic."""
     model, given = copy.deepcopy(model), (torch.from_numpy(example[:2]),)
     with captured(), torch.no_grad():
@@ -198,15 +186,7 @@ def export(
     return tiny.candidate(path)
 
 
-def found(
-    model: nn.Module,
-    candidate: TestedFile,
-    inputs: np.ndarray | Mapping[str, np.ndarray],
-    *,
-    runtime: RuntimeName = "ort-cpu",
-    limit: int = 6,
-    budget: int = BUDGET,
-) -> Localization:
+def found(model, candidate, inputs, *, runtime="ort-cpu", limit=6, budget=BUDGET):
     """What `locate` finds."""
     samples = SampleSet.from_arrays(inputs if isinstance(inputs, Mapping) else {"input": inputs})
     case = MeasurementJob(model, candidate, samples, policy=POLICY)

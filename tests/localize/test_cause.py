@@ -11,17 +11,13 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from gate.data.samples import SampleSet
+from gate import Localization, MeasurementJob, SampleSet, TestedFile, locate
 from gate.localize import layer_deviations
 from gate.localize.diagnosis import Diagnoser, DivergentValue
 from gate.localize.file_graph import FileGraph
 from gate.localize.layer_deviations import Deviation
-from gate.localize.locate import locate
 from gate.localize.model_runner import ComputedValue
 from gate.localize.value_matching import ValueLayout
-from gate.measure.job import MeasurementJob
-from gate.onnx_file.tested_file import TestedFile
-from gate.records.localization import Localization
 from tests.localize import nets
 from tests.localize.nets import (
     IMAGES,
@@ -45,7 +41,7 @@ INPUTS = {Residual: IMAGES, Codes: IMAGES, Shared: VECTORS, Tokens: TOKENS}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Callable[..., tuple[nn.Module, TestedFile]]:
+def made(tmp_path_factory):
     """A net with its file, exported once; unfolded: BatchNorm has nodes of its own."""
     kept: dict[tuple, tuple[nn.Module, TestedFile]] = {}
     folder = tmp_path_factory.mktemp("files")
@@ -170,24 +166,15 @@ TOLD = {
     "weight to bfloat16": (
         Residual, initializer("head.weight", bfloat), "head",
         "head.weight is rounded to bfloat16 in the file", REDUCED),
-    "turned weight to float16": (
-        Tokens, read_by("MatMul", 0, 1, half), "layer.qkv",
-        "layer.qkv.weight is rounded to float16 in the file", REDUCED),
     "embedding to float16": (
         Tokens, initializer("embed.weight", half), "embed",
         "embed.weight is rounded to float16 in the file", REDUCED),
     "folded weight to float16": (
         Residual, read_by("Conv", 1, 1, half), "block.conv1",
         "block.conv1.weight is rounded to float16 in the file", REDUCED),
-    "folded weight to bfloat16": (
-        Residual, read_by("Conv", 2, 1, bfloat), "block.conv2",
-        "block.conv2.weight is rounded to bfloat16 in the file", REDUCED),
     "another weight": (
         Residual, initializer("head.weight", larger), "head",
         "head.weight differs from the model's in 360 of 360 elements", WEIGHTS),
-    "another bias": (
-        Residual, initializer("head.bias", larger), "head",
-        "head.bias differs from the model's in 5 of 5 elements", WEIGHTS),
     "another folded weight": (
         Residual, read_by("Conv", 1, 1, nets.middle), "block.conv1",
         "block.conv1.weight differs from the model's in 1 of 576 elements", WEIGHTS),
@@ -213,9 +200,6 @@ TOLD = {
     "another epsilon of BatchNorm": (
         "unfolded", setting("BatchNormalization", 1, epsilon=1e-3), "block.bn1",
         "epsilon is 0.001 in the file, eps is 1e-05 in the model", OTHER),
-    "another epsilon of LayerNorm": (
-        Tokens, setting("LayerNormalization", 1, epsilon=1e-2), "layer.norm2",
-        "epsilon is 0.01 in the file, eps is 1e-05 in the model", OTHER),
     "another dilation": (
         Residual, setting("Conv", 1, dilations=[2, 2], pads=[2, 2, 2, 2]), "block.conv1",
         "dilations is [2, 2] in the file, dilation is (1, 1) in the model", OTHER),
@@ -224,9 +208,6 @@ TOLD = {
     "missing activation": (
         Residual, without("Relu", 1), "block.relu",
         "no node of the file computes it; later nodes read /block/conv1/Conv_output_0", OTHER),
-    "missing normalisation": (
-        "unfolded", without("BatchNormalization", 2), "block.bn2",
-        "no node of the file computes it; later nodes read /block/conv2/Conv_output_0", OTHER),
     "another activation": (
         Shared, operator("Tanh", "Sigmoid", 1), "act",
         "Sigmoid /act_1/Tanh computes something other than Tanh: these are the operators of Sigmoid",
@@ -306,14 +287,11 @@ def test_of_a_file_in_16_bits_on_purpose_their_rounding_is_no_cause(
     assert (found.first_divergence, cause in found.cause) == (module, True), found.cause
 
 
-@pytest.mark.parametrize(
-    "spoil", [initializer("head.weight", bfloat), through(TensorProto.BFLOAT16)]
-)
-def test_bfloat16_is_not_excused_by_what_does_not_allow_it(made, tmp_path, monkeypatch, spoil):
+def test_bfloat16_is_not_excused_by_what_does_not_allow_it(made, tmp_path, monkeypatch):
     monkeypatch.setattr(layer_deviations, "REDUCED_UNIT", 16.0)  # else this net hardly minds
     model, candidate = made(Residual)
     policy = nets.POLICY.model_copy(update={"precision": "reduced"})
-    edited = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
+    edited = tiny.edit(candidate, tmp_path / "bad.onnx", initializer("head.weight", bfloat))
     case = MeasurementJob(model, edited, SampleSet.from_arrays({"input": IMAGES}), policy)
     found = locate(case, runtime="ort-cpu", limit=6)
     assert "bfloat16" in found.cause
@@ -349,15 +327,12 @@ class _Doubled(nn.Module):
         return nn.functional.interpolate(x, scale_factor=2, mode="nearest")
 
 
-@pytest.mark.parametrize(
-    ("runtime", "rounding", "named"),
-    [
-        ("ort-cuda", 2.0**-11, True),
-        ("ort-cuda", 1e-6, False),
-        ("ort-cuda", 0.1, False),
-        ("ort-cpu", 2.0**-11, False),
-    ],
-)
+@pytest.mark.parametrize(("runtime", "rounding", "named"), [
+    ("ort-cuda", 2.0**-11, True),
+    ("ort-cuda", 1e-6, False),
+    ("ort-cuda", 0.1, False),
+    ("ort-cpu", 2.0**-11, False),
+])  # fmt: skip
 def test_an_error_of_the_size_of_tf32_is_told_on_cuda_only(tmp_path, runtime, rounding, named):
     """Without the device: from the numbers that such a layer would have."""
     torch.manual_seed(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from gate.data.samples import SampleSet
-from gate.decision.decide import Decision, decide
+from gate import Decision, Evidence, Localization, MeasurementJob, SampleSet, TestedFile, decide
 from gate.localize import locate as explanation
 from gate.localize.locate import LayerComparison, locate_failure
-from gate.measure.job import MeasurementJob
-from gate.onnx_file.tested_file import TestedFile
-from gate.records.evidence import Evidence, TensorSpec
-from gate.records.localization import Explanation, Localization
+from gate.records.evidence import TensorSpec
+from gate.records.localization import Explanation
 from tests import builders
 from tests.builders import absent, digest, output_parity, runtime_evidence
 from tests.localize import nets
@@ -188,7 +184,7 @@ def off_on(name: str, **fields: object) -> tuple[Evidence, Decision]:
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory) -> Callable[[nn.Module, float], MeasurementJob]:
+def limited(tmp_path_factory):
     """A file of another activation, or of another limit in code, than the model that it is for."""
     folder = tmp_path_factory.mktemp("limited")
 
@@ -201,14 +197,10 @@ def limited(tmp_path_factory) -> Callable[[nn.Module, float], MeasurementJob]:
     return make
 
 
-@pytest.mark.parametrize(
-    ("act", "highest", "module", "fault"),
-    [
-        (nn.ReLU(), 2.0, "act", "these are the operators of ReLU"),
-        (nn.ReLU6(), 90.0, "", "code in the model's own forward differs in the file: Clip"),
-    ],
-    ids=["activation", "code"],
-)
+@pytest.mark.parametrize(("act", "highest", "module", "fault"), [
+    (nn.ReLU(), 2.0, "act", "these are the operators of ReLU"),
+    (nn.ReLU6(), 90.0, "", "code in the model's own forward differs in the file: Clip"),
+], ids=["activation", "code"])  # fmt: skip
 def test_a_layer_that_only_a_probe_shows_is_found_on_its_input(
     limited, act, highest, module, fault
 ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gate.onnx_file.tested_file import TestedFile
-from gate.records.localization import Localization
+from gate import Localization, TestedFile
 from tests.localize import nets
 from tests.localize.nets import IMAGES, VECTORS, change, found, middle, verdicts
 from tests.measure import tiny
@@ -162,9 +160,7 @@ def trained(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def compare(
-    model: nn.Module, other: nn.Module, path: Path, inputs: np.ndarray, **how: object
-) -> Localization:
+def compare(model, other, path, inputs, **how):
     """What is found in the file of the other model."""
     return found(trained(model), nets.export(trained(other), path, inputs, **how), inputs)
 
@@ -199,9 +195,7 @@ def test_a_folded_layer_that_is_wrong_is_the_one_with_a_tensor(tmp_path, name):
     assert "first" in told.cause
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("norm", [Normed, Scaled])
-@pytest.mark.parametrize("by", ["direct", "dynamo"])
+@pytest.mark.parametrize(("norm", "by"), [(Normed, "direct"), (Scaled, "dynamo")])
 def test_a_subclass_of_batchnorm_in_a_convolution(tmp_path, norm, by):
     right = compare(Images(norm), Images(norm), tmp_path / "right.onnx", IMAGES, by=by)
     assert not right.diverges
@@ -225,13 +219,11 @@ def fuse(model: nn.Module, path: Path) -> TestedFile:
 
 
 @pytest.fixture(scope="module")
-def fused(tmp_path_factory) -> TestedFile:
+def fused(tmp_path_factory):
     return fuse(Encoder(), tmp_path_factory.mktemp("fused") / "m.onnx")
 
 
-def packed(
-    part: str, amount: float, *, argument: int = 1, layer: int = 0
-) -> Callable[[onnx.ModelProto], None]:
+def packed(part, amount, *, argument=1, layer=0):
     """Add `amount` to a number of query, key or value in the packed weight, or bias (2)."""
 
     def add(values: np.ndarray) -> np.ndarray:
@@ -287,12 +279,11 @@ class TestFusedAttention:
         assert told.first_divergence not in ("query", "key", "value")
         assert len(verdicts(told, "source")) == 1
 
-    @pytest.mark.rows(3)
+    @pytest.mark.rows(2)
     @pytest.mark.parametrize(
         ("part", "argument", "amount"),
         [
-            ("query", 2, 0.05), ("key", 1, 0.05), ("value", 1, 0.05), ("key", 1, 0.3),
-            ("query", 1, 0.05), ("query", 1, 1.0), ("value", 2, 0.3), ("key", 1, 1.0),
+            ("query", 2, 0.05), ("key", 1, 0.05), ("value", 2, 0.3), ("key", 1, 1.0),
         ],
     )  # fmt: skip
     def test_one_number_of_it(self, fused, tmp_path, part, argument, amount):
@@ -314,15 +305,6 @@ class TestFusedAttention:
         told = found(Encoder().eval(), wrong, SEQUENCES)
         assert told.first_divergence not in ("query", "key", "value")
         assert len(verdicts(told, "source")) == 1
-
-    def test_a_weight_in_the_packed_one(self, tmp_path):
-        other = Packed()
-        other.qkv.weight.data[20, 3] += 0.5
-        told = found(
-            Encoder().eval(), tiny.export(other, tmp_path / "m.onnx", example=SEQUENCES), SEQUENCES
-        )
-        assert told.first_divergence == "key"
-        assert "key.weight" in told.cause
 
 
 def test_a_folded_layer_does_not_hide_a_weight_behind_it(tmp_path):
@@ -357,8 +339,7 @@ class Levels(nn.Module):
         return self.head(joined.mean((2, 3)))
 
 
-@pytest.mark.parametrize("join", ["add", "cat"])
-@pytest.mark.parametrize("by", ["direct", "dynamo"])
+@pytest.mark.parametrize(("join", "by"), [("add", "direct"), ("cat", "dynamo")])
 def test_a_layer_in_whose_place_another_one_is_read(tmp_path, join, by):
     """Exporters write equal operators on equal inputs once."""
     model, other = Levels(nn.ELU(), join), Levels(nn.Tanh(), join)

@@ -7,10 +7,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from gate import TestedFile
 from gate.errors import OnnxFileError
 from gate.localize.file_graph import FileGraph, SubgraphSession, reference_name
 from gate.onnx_file.reading import read_subject
-from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import plain_setup
 
 SIZE = 20
@@ -123,7 +123,7 @@ class TestBranches:
     """Nodes with graphs inside read what is outside."""
 
     @pytest.fixture
-    def graph(self, tmp_path) -> FileGraph:
+    def graph(self, tmp_path):
         def branch(name: str, op: str, *reads: str) -> onnx.GraphProto:
             inner = [node(op, list(reads), [name])]
             return helper.make_graph(inner, name, [], [value(name, "n", SIZE)])
@@ -199,7 +199,7 @@ class TestErrors:
             FileGraph(described)
 
 
-def test_a_weight_in_the_shape_of_the_inputs_is_constant(tmp_path) -> None:
+def test_a_weight_in_the_shape_of_the_inputs_is_constant(tmp_path):
     nodes = [
         node("Shape", ["x"], ["s"]),
         node("Expand", ["b", "s"], ["expanded"]),

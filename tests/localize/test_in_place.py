@@ -41,7 +41,7 @@ def reads_before(path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [False, True])
-def test_who_overwrote_what_the_file_still_reads_is_named(tmp_path: Path, code: bool) -> None:
+def test_who_overwrote_what_the_file_still_reads_is_named(tmp_path, code):
     model, path = Shared(code=code).eval(), tmp_path / "m.onnx"
     candidate = nets.export(model, path, ROWS)
     assert not nets.found(model, candidate, ROWS).diverges
@@ -54,7 +54,7 @@ def test_who_overwrote_what_the_file_still_reads_is_named(tmp_path: Path, code: 
 
 
 @pytest.mark.parametrize(("operator", "instead"), [("Add", "Sub"), ("Relu", "Sigmoid")])
-def test_another_fault_is_not_laid_to_it(tmp_path: Path, operator: str, instead: str) -> None:
+def test_another_fault_is_not_laid_to_it(tmp_path, operator, instead):
     model, path = Shared().eval(), tmp_path / "m.onnx"
     nets.export(model, path, ROWS)
     file = onnx.load(path)

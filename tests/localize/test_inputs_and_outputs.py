@@ -44,11 +44,10 @@ def renamed(names: dict[str, str]):
     return spoil
 
 
-@pytest.mark.parametrize(
-    "names",
-    [{"a": "b", "b": "a"}, {"b": "c", "c": "b"}, {"a": "b", "b": "c", "c": "a"}],
-    ids="".join,
-)
+@pytest.mark.parametrize("names", [
+    {"b": "c", "c": "b"},
+    {"a": "b", "b": "c", "c": "a"},
+], ids="".join)  # fmt: skip
 def test_exchanged_inputs(tmp_path, names):
     inputs = {"a": A, "b": B, "c": C}
     candidate = tiny.export(Three().eval(), tmp_path / "m.onnx", example=inputs)
@@ -130,10 +129,9 @@ def test_an_output_that_is_left_out(tmp_path, kept):
 ORDER = [2, 0, 1, 4, 3]
 
 
-@pytest.mark.parametrize("by", ["direct", "dynamo"])
-def test_a_head_in_another_order(tmp_path, by):
+def test_a_head_in_another_order(tmp_path):
     model = nets.made(nets.Residual)
-    candidate = nets.export(model, tmp_path / "m.onnx", IMAGES, by=by)
+    candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
 
     def spoil(proto: onnx.ModelProto) -> None:
         change(proto, "head.weight", lambda values: values[ORDER])

@@ -7,7 +7,6 @@ import copy
 import itertools
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,21 +15,16 @@ import torch
 from onnx import helper
 from torch import nn
 
-from gate.data.samples import SampleSet
+from gate import Localization, MeasurementJob, SampleSet, TestedFile, locate
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
-    GateError,
     InputMismatch,
     ModelError,
     OnnxFileError,
     StorageError,
 )
 from gate.localize.file_graph import SubgraphSession
-from gate.localize.locate import locate
-from gate.measure.job import MeasurementJob
-from gate.onnx_file.tested_file import TestedFile
-from gate.records.localization import Localization
 from tests.localize import nets
 from tests.localize.nets import (
     IMAGES,
@@ -54,11 +48,10 @@ from tests.measure import tiny
 
 OUTPUTS = {Shared: ("left", "right", "most"), Flat: ("left", "right", "most")}
 INPUTS = {Residual: IMAGES, Codes: IMAGES, Shared: VECTORS, Flat: VECTORS, Tokens: TOKENS}
-Made = Callable[..., tuple[nn.Module, TestedFile]]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Made:
+def made(tmp_path_factory):
     """A net with its file; each is exported once."""
     kept: dict[tuple, tuple[nn.Module, TestedFile]] = {}
     folder = tmp_path_factory.mktemp("files")
@@ -176,18 +169,22 @@ class TestMapping:
         rows = layers(found(*made(kind, by), INPUTS[kind]))
         assert {title: rows[title].tensor for title in tensors} == tensors
 
-    def test_code_between_modules_has_rows_with_its_operators(self, made):
+    def test_code_and_outputs_have_rows_and_folded_layers_are_told(self, made):
         told = found(*made(Residual), IMAGES)
         code = {row.kind: row.module for row in told.layers if row.kind.startswith("code")}
         assert code == {"code: Add": "block", "code: Flatten": ""}
-        told = found(*made(Shared), VECTORS)
-        assert [row.tensor for row in told.layers if row.kind == "code: ArgMax"] == ["most"]
-
-    def test_a_folded_layer_is_told(self, made):
-        rows = layers(found(*made(Residual), IMAGES))
+        rows = layers(told)
         assert rows["stem.1"].detail == "with stem.0 folded in"
         assert rows["block.bn2"].detail == "with block.conv2 folded in"
         assert rows["block.relu"].detail is None
+        told = found(*made(Shared), VECTORS)
+        assert [row.tensor for row in told.layers if row.kind == "code: ArgMax"] == ["most"]
+        whole = [(row.kind, row.tensor) for row in told.layers if row.kind.startswith("output")]
+        assert whole == [
+            (f"output of the whole file, {level}", name)
+            for level in ("optimized", "not optimized")
+            for name in ("left", "right", "most")
+        ]
 
     def test_unfolded_batchnorm_has_its_own_row(self, tmp_path):
         model = nets.made(Residual)
@@ -198,20 +195,6 @@ class TestMapping:
         told = found(model, candidate, IMAGES)
         assert list(layers(told))[:3] == ["stem.0", "stem.1", "stem.2"]
         assert not told.diverges
-
-    def test_every_output_has_a_row_with_and_without_optimizations(self, made):
-        told = found(*made(Shared), VECTORS)
-        whole = [(row.kind, row.tensor) for row in told.layers if row.kind.startswith("output")]
-        assert whole == [
-            (f"output of the whole file, {level}", name)
-            for level in ("optimized", "not optimized")
-            for name in ("left", "right", "most")
-        ]
-
-    def test_integers_count_exactly(self, made):
-        told = found(*made(Shared), VECTORS)
-        (most,) = (row for row in told.layers if row.kind == "code: ArgMax")
-        assert (most.noise_ratio, most.local_ratio, most.max_abs_diff) == (0.0, 0.0, 0.0)
 
     def test_two_inputs_in_another_order_than_the_samples(self, tmp_path):
         pair = _Pair().eval()
@@ -247,7 +230,7 @@ class TestMapping:
         assert candidate.subject.inputs[0].shape == (2, 6)
         assert found(model, candidate, VECTORS, limit=3).samples == 4
 
-    @pytest.mark.parametrize(("limit", "count", "samples"), [(3, 6, 3), (8, 6, 6), (8, 1, 1)])
+    @pytest.mark.parametrize(("limit", "count", "samples"), [(3, 6, 3), (8, 1, 1)])
     def test_the_first_samples_are_taken(self, made, limit, count, samples):
         told = found(*made(Shared), VECTORS[:count], limit=limit)
         assert (told.samples, told.diverges) == (samples, False)
@@ -258,11 +241,6 @@ class TestMapping:
         told = found(model, candidate, VECTORS)
         assert layers(told)["most"].verdict == "ok"
         assert not told.diverges
-
-    def test_a_norm_of_ones_own_with_two_inputs(self, tmp_path):
-        model = _OwnNorm().eval()
-        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-        assert list(layers(found(model, candidate, VECTORS))) == ["layer", "norm"]
 
 
 class _Pair(nn.Module):
@@ -291,23 +269,6 @@ class _Tempered(nn.Module):
         return y / self.most(y)
 
 
-class BatchNorm1d(nn.Module):
-    """Of the user's, by the name of PyTorch's."""
-
-    def forward(self, x, mask):
-        return x * mask
-
-
-class _OwnNorm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.norm = nn.Linear(6, 6), BatchNorm1d()
-
-    def forward(self, x):
-        return self.norm(self.layer(x), x)
-
-
 def of_node(op: str, place: int, argument: int, how: Callable = middle) -> Callable:
     """Change the weight that a node reads."""
     return lambda proto: change(proto, node(proto, op, place).input[argument], how)
@@ -326,10 +287,8 @@ class TestOneFault:
             (Residual, "dynamo", lambda p: change(p, "head.weight", middle), "head"),
             (Residual, "dynamo", lambda p: bypass(p, node(p, "Relu", 1)), "block.relu"),
             (Residual, "direct", of_node("Conv", 1, 2), "block.bn1"),
-            (Residual, "direct", lambda p: bypass(p, node(p, "Relu", 0)), "stem.2"),
             (Residual, "direct", lambda p: bypass(p, node(p, "Relu", 1)), "block.relu"),
             (Residual, "direct", lambda p: bypass(p, node(p, "Relu", 2)), "block.relu#1"),
-            (Residual, "traced", lambda p: bypass(p, node(p, "Relu", 2)), "block.relu#1"),
             (Residual, "scripted", lambda p: change(p, "head.bias", middle), "head"),
             (Tokens, "direct", lambda p: change(p, "embed.weight", lambda w: w * 1.1), "embed"),
             (Tokens, "traced", of_node("LayerNormalization", 1, 1), "layer.norm2"),
@@ -393,13 +352,6 @@ class TestOneFault:
         assert verdicts(told, "source") == ["twice", "twice#1", "right"]
         assert told.cause.endswith("Also wrong: right.")
 
-    def test_a_fault_in_one_output_leaves_the_others_right(self, made, tmp_path):
-        model, candidate = made(Shared)
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "left.bias", middle))
-        told = found(model, bad, VECTORS)
-        whole = {row.tensor: row.verdict for row in told.layers if row.kind.startswith("output")}
-        assert whole == {"left": "propagated", "right": "ok", "most": "ok"}
-
     def test_another_checkpoint_is_told_as_one(self, made, tmp_path):
         model, candidate = made(Residual)
 
@@ -454,17 +406,6 @@ class _Unlike(nn.Module):
         return self.layer(x.unsqueeze(-1))
 
 
-class _Wider(nn.Module):
-    """As the file, but with other shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 7), nn.Linear(7, 3)
-
-    def forward(self, x):
-        return self.second(self.first(x))
-
-
 class _Nowhere(nn.Module):
     """The logarithm of what is below zero."""
 
@@ -477,7 +418,7 @@ class _Nowhere(nn.Module):
 
 
 @pytest.fixture
-def plain(tmp_path) -> TestedFile:
+def plain(tmp_path):
     """The file of two linear layers."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval()
@@ -515,8 +456,9 @@ class TestErrors:
             found(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval(), plain, VECTORS)
 
     def test_a_model_of_other_widths_is_told(self, plain):
-        told = found(_Wider().eval(), plain, VECTORS)
-        assert told.first_divergence == "first"
+        wider = nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 3)).eval()
+        told = found(wider, plain, VECTORS)
+        assert told.first_divergence == "0"
         assert "no tensor of the file has its values" in told.cause
 
     @pytest.mark.parametrize(
@@ -576,24 +518,17 @@ class TestErrors:
 class TestNotFinite:
     """NaN and infinity that both sides have are no fault; on one side only they are."""
 
-    def test_some_values_on_both_sides(self, tmp_path):
-        model = _Logarithm(shift=0.0).eval()
-        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-        told = found(model, candidate, VECTORS)
-        assert not told.diverges
-        assert layers(told)["log"].detail is None
-
-    def test_no_finite_value_on_both_sides(self, tmp_path):
-        model = _Logarithm(shift=100.0).eval()
-        candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-        told = found(model, candidate, VECTORS)
-        assert not told.diverges
-        assert layers(told)["log"].detail == "no finite number in the file, nor in PyTorch"
-
-    @pytest.mark.parametrize("shift", [0.0, 100.0])
-    def test_finite_on_one_side(self, tmp_path, shift):
+    @pytest.mark.parametrize(
+        ("shift", "detail"),
+        [(0.0, None), (100.0, "no finite number in the file, nor in PyTorch")],
+        ids=["some values", "all values"],
+    )
+    def test_of_code(self, tmp_path, shift, detail):
         model = _Logarithm(shift=shift).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+        told = found(model, candidate, VECTORS)
+        assert not told.diverges
+        assert layers(told)["log"].detail == detail
         bad = tiny.edit(
             candidate, tmp_path / "bad.onnx", lambda p: setattr(node(p, "Log"), "op_type", "Exp")
         )
@@ -601,8 +536,7 @@ class TestNotFinite:
         assert told.first_divergence == "log"
         assert layers(told)["log"].max_abs_diff == np.inf
 
-    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-    @pytest.mark.parametrize("name", ["head.bias", "head.weight"])
+    @pytest.mark.parametrize(("name", "value"), [("head.bias", np.nan), ("head.weight", -np.inf)])
     def test_a_weight_of_the_file(self, made, tmp_path, name, value):
         def spoil(values):
             values.flat[2] = value
@@ -760,33 +694,16 @@ def test_the_caller_keeps_model_switches_and_random_states(switches, tmp_path, b
     np.testing.assert_array_equal(inputs, VECTORS)
 
 
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError])
-def test_what_stops_in_the_middle_leaves_everything_too(switches, made, monkeypatch, raised):
+def test_what_stops_in_the_middle_leaves_everything_too(switches, made, monkeypatch):
     def stop(*_):
-        raise raised
+        raise KeyboardInterrupt
 
     monkeypatch.setattr("gate.localize.layer_deviations.Measuring._compare", stop)
     model, candidate = made(Residual)
     before = _condition(model), _state()
-    with pytest.raises((raised, GateError)):
+    with pytest.raises(KeyboardInterrupt):
         found(model, candidate, IMAGES)
     assert (_condition(model), _state()) == before
-
-
-def test_inside_of_inference_mode_and_autocast(made):
-    model, candidate = made(Tokens)
-    with torch.inference_mode(), torch.autocast("cpu"):
-        told = found(model, candidate, TOKENS)
-        assert torch.is_inference_mode_enabled()
-        assert torch.is_autocast_enabled("cpu")
-    assert not told.diverges
-
-
-def test_a_model_in_training_mode_is_compared_in_eval_mode(made):
-    model, candidate = made(Residual)
-    training = copy.deepcopy(model).train()
-    assert not found(training, candidate, IMAGES).diverges
-    assert training.training
 
 
 def test_the_samples_of_a_library_caller(made):
@@ -796,7 +713,7 @@ def test_the_samples_of_a_library_caller(made):
     assert told.samples == 8
 
 
-def test_a_model_that_is_one_layer(tmp_path: Path):
+def test_a_model_that_is_one_layer(tmp_path):
     """Its path is empty."""
     torch.manual_seed(0)
     model = nn.Linear(6, 3).eval()

@@ -15,16 +15,7 @@ from torch import nn
 
 from gate.localize.value_matching import difference
 from tests.localize import nets
-from tests.localize.nets import (
-    VECTORS,
-    Exporter,
-    change,
-    found,
-    layers,
-    middle,
-    node,
-    verdicts,
-)
+from tests.localize.nets import VECTORS, change, found, layers, middle, node, verdicts
 from tests.measure import tiny
 
 SEQUENCES = np.random.default_rng(0).normal(size=(6, 7, 6)).astype(np.float32)
@@ -34,14 +25,11 @@ NAN, INF = math.nan, math.inf
 class TestLayersThatHardlyChangeTheirInput:
     """What they compute equals what they get; a fault before them is not theirs, nor theirs its."""
 
-    @pytest.mark.rows(5)
-    @pytest.mark.parametrize("by", ["direct", "traced", "scripted"])
     @pytest.mark.parametrize(
-        ("nearly", "source"),
-        [(nn.BatchNorm1d(5), "0"), (nn.ELU(), "0"), (nn.ReLU(), "0"), (nn.LeakyReLU(), "0")],
-        ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else value,
+        ("by", "nearly"),
+        [("direct", nn.BatchNorm1d(5)), ("traced", nn.ELU()), ("scripted", nn.ReLU())],
     )
-    def test_a_fault_in_the_layer_before(self, tmp_path, by: Exporter, nearly, source):
+    def test_a_fault_in_the_layer_before(self, tmp_path, by, nearly):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 5), nearly, nn.Linear(5, 2)).eval()
         nn.init.constant_(model[0].bias, 9.0)  # so that nothing is below zero
@@ -49,7 +37,7 @@ class TestLayersThatHardlyChangeTheirInput:
         assert not found(model, candidate, VECTORS).diverges
         bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "0.weight", middle))
         told = found(model, bad, VECTORS)
-        assert (told.first_divergence, verdicts(told, "source")) == (source, ["0"])
+        assert (told.first_divergence, verdicts(told, "source")) == ("0", ["0"])
         assert told.unmapped == ()
         assert "Gemm" in layers(told)["0"].tensor
 
@@ -147,9 +135,8 @@ class Split(nn.Module):
 
 
 class TestSeveralOutputs:
-    @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-    @pytest.mark.parametrize("by", ["direct", "scripted"])
-    def test_one_that_nothing_uses_is_not_in_the_file(self, tmp_path, kind, by: Exporter):
+    @pytest.mark.parametrize(("kind", "by"), [(nn.LSTM, "direct"), (nn.GRU, "scripted")])
+    def test_one_that_nothing_uses_is_not_in_the_file(self, tmp_path, kind, by):
         model = Recurrent(kind).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", SEQUENCES, by=by)
         told = found(model, candidate, SEQUENCES)
@@ -188,10 +175,9 @@ class TestSeveralOutputs:
         assert verdicts(told, "source") == ["halves"]
         assert [row.verdict for row in told.layers[:2]].count("ok") == 1
 
-    @pytest.mark.rows(4)
-    @pytest.mark.parametrize("place", [0, 1])
-    @pytest.mark.parametrize("behind", [nn.Identity, nn.Dropout])
-    @pytest.mark.parametrize("several", [False, True])
+    @pytest.mark.parametrize(
+        ("place", "behind", "several"), [(0, nn.Identity, False), (1, nn.Dropout, True)]
+    )
     def test_a_fault_in_one_that_the_model_returns(self, tmp_path, place, behind, several):
         model = Returned(behind() if several else None).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, outputs=("one", "two"))
@@ -242,22 +228,19 @@ class TestNames:
         assert verdicts(told, "source") == ["2"]
 
 
-@pytest.mark.parametrize(
-    ("value", "tensor", "want"),
-    [
-        ([3.0, 4.0], [3.0, 4.0], 0.0),
-        ([3.0, 4.0], [3.0, 4.5], 0.1),
-        ([0.0, 0.0], [0.0, 0.0], 0.0),
-        ([0.0, 0.0], [0.0, 1.0], INF),
-        ([NAN, 4.0], [NAN, 4.0], 0.0),
-        ([NAN, 4.0], [NAN, 5.0], 0.25),
-        ([NAN, 4.0], [4.0, NAN], INF),
-        ([INF, 4.0], [-INF, 4.0], INF),
-        ([NAN], [NAN], 0.0),
-        ([], [], 0.0),
-        ([True, False], [True, False], 0.0),
-    ],
-)
+@pytest.mark.parametrize(("value", "tensor", "want"), [
+    ([3.0, 4.0], [3.0, 4.0], 0.0),
+    ([3.0, 4.0], [3.0, 4.5], 0.1),
+    ([0.0, 0.0], [0.0, 0.0], 0.0),
+    ([0.0, 0.0], [0.0, 1.0], INF),
+    ([NAN, 4.0], [NAN, 4.0], 0.0),
+    ([NAN, 4.0], [NAN, 5.0], 0.25),
+    ([NAN, 4.0], [4.0, NAN], INF),
+    ([INF, 4.0], [-INF, 4.0], INF),
+    ([NAN], [NAN], 0.0),
+    ([], [], 0.0),
+    ([True, False], [True, False], 0.0),
+])  # fmt: skip
 def test_the_relative_difference(value, tensor, want):
     assert difference(np.array(value), np.array(tensor)) == pytest.approx(want)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -20,8 +19,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from gate import cli
-from gate.data.samples import SampleSet
+from gate import Localization, MeasurementJob, SampleSet, cli
 from gate.localize.file_graph import Piece
 from gate.localize.layer_script import LayerScript
 from gate.localize.locate import compare_layers
@@ -36,9 +34,7 @@ from gate.localize.reduce import (
 )
 from gate.localize.reproducer import Reproducer
 from gate.localize.standalone import Standalone, fewest_nodes, random_like, without_names
-from gate.measure.job import MeasurementJob
 from gate.policy.runtime_options import plain_setup
-from gate.records.localization import Localization
 from tests import small_project
 from tests.localize.optimizers.faults import FAULTS
 from tests.measure import tiny
@@ -58,11 +54,7 @@ def _reduced(name: str, folder: Path) -> tuple[ReducedFailure, Localization]:
     return reduce_failure(compared), compared.localization
 
 
-def _arrays(archive: zipfile.ZipFile, name: str) -> dict[str, np.ndarray]:
-    return dict(np.load(io.BytesIO(archive.read(name))))
-
-
-def test_fewest_nodes_keeps_what_the_failure_needs_and_nothing_else() -> None:
+def test_fewest_nodes_keeps_what_the_failure_needs_and_nothing_else():
     tried: list[tuple[int, ...]] = []
 
     def differs(places: tuple[int, ...]) -> bool:
@@ -73,17 +65,12 @@ def test_fewest_nodes_keeps_what_the_failure_needs_and_nothing_else() -> None:
     assert len(tried) == len(set(tried))
 
 
-@pytest.mark.parametrize(
-    ("name", "nodes", "raises"),
-    [
-        ("a transposed matrix by a vector", ["Transpose", "MatMul"], False),
-        ("ReLU and clip in float64", ["Relu", "Clip"], True),
-        ("zeros around a pool", ["Pad", "MaxPool"], False),
-    ],
-)
-def test_optimizer_fault_is_reduced_to_the_nodes_that_it_fuses(
-    tmp_path, name: str, nodes: list[str], raises: bool
-) -> None:
+@pytest.mark.parametrize(("name", "nodes", "raises"), [
+    ("a transposed matrix by a vector", ["Transpose", "MatMul"], False),
+    ("ReLU and clip in float64", ["Relu", "Clip"], True),
+    ("zeros around a pool", ["Pad", "MaxPool"], False),
+])  # fmt: skip
+def test_optimizer_fault_is_reduced_to_the_nodes_that_it_fuses(tmp_path, name, nodes, raises):
     failure, found = _reduced(name, tmp_path)
     assert failure.kind == "optimizer"
     assert [node.op_type for node in failure.model.graph.node] == nodes
@@ -92,7 +79,7 @@ def test_optimizer_fault_is_reduced_to_the_nodes_that_it_fuses(
     assert set(zipfile.ZipFile(tmp_path / "bug.zip").namelist()) == FILES
 
 
-def test_strip_replaces_weights_and_expected_values(tmp_path) -> None:
+def test_strip_replaces_weights_and_expected_values(tmp_path):
     failure, found = _reduced("a transposed matrix by a vector", tmp_path)
     before = [numpy_helper.to_array(tensor) for tensor in failure.model.graph.initializer]
     made = Reproducer(failure, found, {}).stripped(weights=True, inputs=True).failure
@@ -130,7 +117,7 @@ def _model(*nodes: onnx.NodeProto, **more: Any) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def test_confidential_zip_has_no_names(tmp_path) -> None:
+def test_confidential_zip_has_no_names(tmp_path):
     failure, found = _reduced("a transposed matrix by a vector", tmp_path)
     named = failure.model.graph
     names = [one.name for one in (*named.node, *named.initializer) if one.name]
@@ -142,7 +129,7 @@ def test_confidential_zip_has_no_names(tmp_path) -> None:
     assert found.fault not in made.issue("", venv=False)
 
 
-def test_names_in_subgraphs_are_replaced() -> None:
+def test_names_in_subgraphs_are_replaced():
     inner = helper.make_graph(
         [helper.make_node("Add", ["secret_a", "secret_c"], ["secret_o"], name="secret_node")],
         "b",
@@ -185,13 +172,13 @@ BLOB = helper.make_node("EPContext", ["x0"], ["y0"], domain="com.microsoft", ep_
     ],
     ids=["floats", "integers", "branch", "bytes", "texts", "text tensor"],
 )  # fmt: skip
-def test_strip_refuses_weights_outside_of_tensors(nodes: list[onnx.NodeProto]) -> None:
+def test_strip_refuses_weights_outside_of_tensors(nodes):
     made = Reproducer(_failure(_model(*nodes)), Localization.model_construct(), {})
     with pytest.raises(NotReproduced):
         made.stripped(weights=True, inputs=False)
 
 
-def test_strip_counts_the_weights_of_the_layer() -> None:
+def test_strip_counts_the_weights_of_the_layer():
     failure = _failure(_model(RELU), "exporter")
     for weights, is_refused in (({"weight": W}, True), ({}, False)):
         layer = LayerScript("", weights)
@@ -200,7 +187,7 @@ def test_strip_counts_the_weights_of_the_layer() -> None:
             assert made.stripped(weights=True, inputs=False) is made
 
 
-def test_strip_replaces_inputs_that_are_weights(tmp_path) -> None:
+def test_strip_replaces_inputs_that_are_weights(tmp_path):
     failure = _failure(_model(RELU), "exporter", constant_inputs=("x0",))
     with pytest.raises(NotReproduced):
         Reproducer(failure, Localization.model_construct(), {}).stripped(weights=True, inputs=False)
@@ -213,7 +200,7 @@ def test_strip_replaces_inputs_that_are_weights(tmp_path) -> None:
     assert not any(np.isin(made.inputs[n], a).all() for n, a in failure.inputs.items())
 
 
-def test_distance_is_exact_for_large_integers_and_empty_arrays() -> None:
+def test_distance_is_exact_for_large_integers_and_empty_arrays():
     large = np.array([2**60, 2**60 + 1])
     assert distance(large, large) == (0.0, 0.0)
     assert distance(large, large[[0, 0]])[1] == 1.0
@@ -223,7 +210,7 @@ def test_distance_is_exact_for_large_integers_and_empty_arrays() -> None:
     assert distance(numbers, numbers[[2, 1, 2]])[1] == np.inf
 
 
-def test_random_numbers_stay_in_the_range_of_the_finite_ones() -> None:
+def test_random_numbers_stay_in_the_range_of_the_finite_ones():
     large = np.array([2**63, 2**64 - 1], np.uint64)
     drawn = random_like(large, 0)
     assert drawn.dtype == np.uint64
@@ -234,7 +221,7 @@ def test_random_numbers_stay_in_the_range_of_the_finite_ones() -> None:
     assert not any(np.isin(random_like(few, seed), few).any() for seed in range(50))
 
 
-def test_layer_in_bfloat16_has_no_script() -> None:
+def test_layer_in_bfloat16_has_no_script():
     layer = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
     failure = _failure(_model(RELU), "exporter", arguments=("x0",))
     assert LayerScript.from_layer(layer, failure) is None
@@ -251,7 +238,7 @@ class Scaled(torch.nn.Module):
         return torch.relu(x @ self.weight) + torch.add(x.new_tensor(self.table), 0.5)
 
 
-def test_module_of_other_code_becomes_a_class_without_its_source(tmp_path) -> None:
+def test_module_of_other_code_becomes_a_class_without_its_source(tmp_path):
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     with torch.no_grad():
         expected = {"y0": Scaled()(torch.from_numpy(x)).numpy()}
@@ -284,7 +271,7 @@ def _ended(failure: ReducedFailure, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout.splitlines()[-1]
 
 
-def test_script_tells_the_failure_from_others(tmp_path) -> None:
+def test_script_tells_the_failure_from_others(tmp_path):
     setup = plain_setup("ort-cpu")
     entries = {"config": {"session.disable_prepacking": "1"}, "disabled_optimizers": ("Relu",)}
     setup = replace(setup, settings=setup.settings.model_copy(update=entries))
@@ -316,7 +303,7 @@ def _described(message: Any) -> None:
                 _described(one)
 
 
-def test_model_holds_only_what_its_nodes_need() -> None:
+def test_model_holds_only_what_its_nodes_need():
     inner = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["i"])], SECRET, [],
         [helper.make_tensor_value_info("i", TensorProto.FLOAT, None)],
@@ -360,7 +347,7 @@ def test_model_holds_only_what_its_nodes_need() -> None:
 
 
 @pytest.fixture(scope="module")
-def rejected(tmp_path_factory) -> Path:
+def rejected(tmp_path_factory):
     """A folder with the report on a file with a wrong weight."""
     folder = tmp_path_factory.mktemp("rejected")
     shutil.copytree(small_project.made(), folder, dirs_exist_ok=True)
@@ -378,7 +365,7 @@ def rejected(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def project(rejected: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(rejected, monkeypatch):
     monkeypatch.chdir(rejected)
     return rejected
 
@@ -386,7 +373,7 @@ def project(rejected: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 REPRODUCE = ["reproduce", "report", "--no-venv"]
 
 
-def test_command_writes_a_script_that_shows_the_difference(project: Path, tmp_path, capsys) -> None:
+def test_command_writes_a_script_that_shows_the_difference(project, tmp_path, capsys):
     output = tmp_path / "bug.zip"
     options = ["--include-confidential", "--output", str(output), "--json"]
     assert cli.main([*REPRODUCE, *options]) == 0
@@ -411,14 +398,14 @@ def test_command_writes_a_script_that_shows_the_difference(project: Path, tmp_pa
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "agrees")
 
 
-def test_nothing_is_written_of_a_confidential_policy(project: Path, tmp_path, capsys) -> None:
+def test_nothing_is_written_of_a_confidential_policy(project, tmp_path, capsys):
     output = tmp_path / "bug.zip"
     assert cli.main([*REPRODUCE, "--output", str(output), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["output"] is None
     assert not output.exists()
 
 
-def test_other_samples_than_those_of_the_report_are_refused(project: Path, tmp_path) -> None:
+def test_other_samples_than_those_of_the_report_are_refused(project, tmp_path):
     images = np.load(project / "images.npy")
     np.save(tmp_path / "other.npy", images + 1)
     command = [*REPRODUCE, "--inputs", str(tmp_path / "other.npy")]
@@ -426,7 +413,7 @@ def test_other_samples_than_those_of_the_report_are_refused(project: Path, tmp_p
     assert not (tmp_path / "bug.zip").exists()
 
 
-def test_another_policy_than_that_of_the_report_is_refused(project: Path, tmp_path) -> None:
+def test_another_policy_than_that_of_the_report_is_refused(project, tmp_path):
     text = (project / "policy.yaml").read_text().replace("confidential: true", "")
     (tmp_path / "open.yaml").write_text(text)
     command = [*REPRODUCE, "--policy", str(tmp_path / "open.yaml")]
@@ -434,7 +421,7 @@ def test_another_policy_than_that_of_the_report_is_refused(project: Path, tmp_pa
     assert not (tmp_path / "bug.zip").exists()
 
 
-def test_no_zip_of_a_script_that_agrees(tmp_path) -> None:
+def test_no_zip_of_a_script_that_agrees(tmp_path):
     failure, found = _reduced("zeros around a pool", tmp_path)
     session = failure.setup.plain
     right = Reproducer(ReducedFailure(**{**vars(failure), "setup": session}), found, {})
@@ -445,7 +432,7 @@ def test_no_zip_of_a_script_that_agrees(tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_script_needs_only_the_packages_of_its_environment(tmp_path) -> None:
+def test_script_needs_only_the_packages_of_its_environment(tmp_path):
     failure, found = _reduced("zeros around a pool", tmp_path)
     Reproducer(failure, found, {}).write(tmp_path / "bug.zip", venv=True)
     assert "new virtual environment" in (

@@ -92,21 +92,18 @@ def test_another(module, nodes, said):
     assert said in render_fault("settings", {"details": [told]}).text
 
 
-@pytest.mark.parametrize(
-    ("nodes", "seen"),
-    [
-        ([node("BatchNormalization", 5, training_mode=1)], True),
-        ([node("Relu"), node("Dropout", 3)], True),
-        ([node("BatchNormalization", 5)], False),
-        ([node("BatchNormalization", 5, training_mode=0)], False),
-        ([node("Dropout", 2)], False),
-        (by_the_batch("ReduceMean", 3), True),
-        (by_the_batch("ReduceMean", 4), True),
-        (by_the_batch("Cast", 3), False),
-        (by_the_batch("ReduceMean", 1), False),
-        ([], False),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "seen"), [
+    ([node("BatchNormalization", 5, training_mode=1)], True),
+    ([node("Relu"), node("Dropout", 3)], True),
+    ([node("BatchNormalization", 5)], False),
+    ([node("BatchNormalization", 5, training_mode=0)], False),
+    ([node("Dropout", 2)], False),
+    (by_the_batch("ReduceMean", 3), True),
+    (by_the_batch("ReduceMean", 4), True),
+    (by_the_batch("Cast", 3), False),
+    (by_the_batch("ReduceMean", 1), False),
+    ([], False),
+])  # fmt: skip
 def test_nodes_that_compute_as_in_training(nodes, seen):
     assert training(nodes) is seen
 
@@ -115,22 +112,19 @@ TANH = [node(op) for op in ("Pow", "Mul", "Add", "Mul", "Tanh", "Add", "Mul", "M
 ERF = [node("Constant"), *(node(op) for op in ("Div", "Erf", "Add", "Mul", "Mul"))]
 
 
-@pytest.mark.parametrize(
-    ("module", "nodes", "function"),
-    [
-        (nn.Hardswish(), [node("Sigmoid"), node("Mul", 2)], "SiLU"),
-        (nn.SiLU(), [node("Sigmoid"), node("Mul", 2)], None),
-        (nn.SiLU(), [node("Mul"), node("Sigmoid"), node("Mul", 2)], None),
-        (nn.ReLU6(), [node("Relu")], "ReLU"),
-        (nn.GELU(), TANH, "GELU by tanh"),
-        (nn.GELU("tanh"), TANH, None),
-        (nn.GELU("tanh"), ERF, "GELU"),
-        (nn.GELU(), ERF, None),
-        (nn.LogSoftmax(1), [node("Softmax")], "Softmax"),
-        (nn.Sequential(nn.Tanh()), [node("Sigmoid")], None),
-        (nn.ReLU(), [], None),
-    ],
-)
+@pytest.mark.parametrize(("module", "nodes", "function"), [
+    (nn.Hardswish(), [node("Sigmoid"), node("Mul", 2)], "SiLU"),
+    (nn.SiLU(), [node("Sigmoid"), node("Mul", 2)], None),
+    (nn.SiLU(), [node("Mul"), node("Sigmoid"), node("Mul", 2)], None),
+    (nn.ReLU6(), [node("Relu")], "ReLU"),
+    (nn.GELU(), TANH, "GELU by tanh"),
+    (nn.GELU("tanh"), TANH, None),
+    (nn.GELU("tanh"), ERF, "GELU"),
+    (nn.GELU(), ERF, None),
+    (nn.LogSoftmax(1), [node("Softmax")], "Softmax"),
+    (nn.Sequential(nn.Tanh()), [node("Sigmoid")], None),
+    (nn.ReLU(), [], None),
+])  # fmt: skip
 def test_the_operators_of_another_activation(module, nodes, function):
     assert mismatched_activation(module, nodes) == function
 

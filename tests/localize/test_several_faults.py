@@ -11,8 +11,7 @@ import torch
 from onnx import helper
 from torch import nn
 
-from gate.onnx_file.tested_file import TestedFile
-from gate.records.localization import Localization
+from gate import Localization, TestedFile
 from tests.localize import nets, test_folded
 from tests.localize.nets import (
     IMAGES,
@@ -21,7 +20,6 @@ from tests.localize.nets import (
     Flat,
     Residual,
     Tokens,
-    bypass,
     change,
     found,
     middle,
@@ -73,30 +71,21 @@ def sigmoid(proto: onnx.ModelProto) -> None:
     node(proto, "Tanh").op_type = "Sigmoid"
 
 
-def removed(op: str) -> Spoil:
-    return lambda proto: bypass(proto, node(proto, op))
-
-
 INPUTS = {Residual: IMAGES, Tokens: TOKENS, Flat: VECTORS, Deep: VECTORS}
 
 FILES: list[tuple[type[nn.Module], nets.Exporter, dict[str, Spoil]]] = [
-    (Residual, "direct", {"stem.0": read_by("Conv", 0), "head": weight("head.weight")}),
     (Residual, "direct", {"block.relu": leaky(1), "block.conv2": read_by("Conv", 2), "head": weight("head.bias")}),
     (Residual, "dynamo", {"stem.2": leaky(0), "block.conv1": read_by("Conv", 1)}),
-    (Tokens, "direct", {"layer.norm1": read_by("LayerNormalization", 0), "layer.fc2": read_by("MatMul", 5)}),
     (Tokens, "direct", {"layer.qkv": read_by("MatMul", 0), "layer.norm2": setting("LayerNormalization", 1, epsilon=0.01), "head": weight("head.bias")}),
     (Tokens, "dynamo", {"embed": lambda proto: change(proto, "embed.weight", lambda values: values * 1.1), "layer.proj": weight("layer.proj.bias")}),
-    (Flat, "direct", {"left": weight("left.weight"), "right": weight("right.bias")}),
     (Flat, "dynamo", {"twice": weight("twice.bias"), "right": weight("right.weight")}),
-    (Deep, "direct", {"linear.3": weight("linear.3.bias"), "tanh": removed("Tanh")}),
     (Deep, "direct", {"": leaky(0), "norm.2": read_by("LayerNormalization", 2), "head": weight("head.weight")}),
-    (Deep, "dynamo", {"linear.4": weight("linear.4.bias"), "tanh": removed("Tanh")}),
     (Deep, "dynamo", {"norm.0": read_by("LayerNormalization", 0), "linear.1": weight("linear.1.bias"), "tanh": sigmoid}),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Callable[..., tuple[nn.Module, TestedFile]]:
+def made(tmp_path_factory):
     kept: dict[tuple[type[nn.Module], str], tuple[nn.Module, TestedFile]] = {}
     folder = tmp_path_factory.mktemp("files")
 
@@ -144,30 +133,21 @@ FUSED: dict[str, Spoil] = {
 }
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize(
-    "names", [("", "norm1"), ("", "down"), ("norm1", "down"), ("down", "head"), ("", "norm1", "head")]
-)  # fmt: skip
+@pytest.mark.parametrize("names", [("norm1", "down"), ("", "norm1", "head")])
 def test_of_a_file_with_fused_modules(fused, tmp_path, names):
     bad = tiny.edit(fused, tmp_path / "bad.onnx", spoiled([FUSED[name] for name in names]))
     assert_named(found(Encoder().eval(), bad, SEQUENCES), names)
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory) -> tuple[nn.Module, TestedFile]:
+def stack(tmp_path_factory):
     model = test_folded.Stack().eval()
     return model, test_folded.fuse(model, tmp_path_factory.mktemp("stack") / "m.onnx")
 
 
-@pytest.mark.rows(1)
 @pytest.mark.parametrize(
     ("parts", "amount"),
-    [
-        (("key", "query"), 0.05),
-        (("query", "value"), 0.02),
-        (("value", "key"), 0.3),
-        ((None, "query"), 0.05),
-    ],
+    [(("key", "query"), 0.05), (("value", "key"), 0.3), ((None, "query"), 0.05)],
 )
 def test_of_two_packed_weights(stack, tmp_path, parts, amount):
     model, candidate = stack
@@ -187,11 +167,6 @@ def test_five_are_reported(made, tmp_path):
     assert [fault.module for fault in told.faults] == [f"linear.{at}" for at in range(5)]
 
 
-def test_a_right_file_has_none(made):
-    model, candidate = made(Deep, "direct")
-    assert found(model, candidate, VECTORS).faults == ()
-
-
 def test_records_without_faults_are_read(made, tmp_path):
     model, candidate = made(Deep, "direct")
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", weight("head.bias"))
@@ -203,7 +178,6 @@ def test_records_without_faults_are_read(made, tmp_path):
 
 PAIRS: list[tuple[type[nn.Module], nets.Exporter, str, tuple[Spoil, Spoil]]] = [
     (Deep, "direct", "linear.2", (read_by("Gemm", 2), weight("linear.2.bias"))),
-    (Deep, "dynamo", "linear.2", (weight("linear.2.weight"), weight("linear.2.bias"))),
     (Tokens, "direct", "layer.qkv", (read_by("MatMul", 0), weight("layer.qkv.bias"))),
     (Tokens, "direct", "layer.norm1", (read_by("LayerNormalization", 0), read_by("LayerNormalization", 0, 2))),
 ]  # fmt: skip

@@ -136,7 +136,7 @@ def forward(model: nn.Module, callback, given: torch.Tensor = X) -> torch.Tensor
 
 class TestListeners:
     @pytest.fixture
-    def model(self) -> nn.Module:
+    def model(self):
         torch.manual_seed(0)
         return Two().eval()
 

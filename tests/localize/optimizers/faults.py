@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from torch.nn import functional
 
-from gate.onnx_file.tested_file import TestedFile
+from gate import TestedFile
 from tests.localize import nets
 from tests.measure import tiny
 

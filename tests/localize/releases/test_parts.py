@@ -1,34 +1,31 @@
-"""Of a release, the part that diverges first is looked into, and the seam is told from the parts."""
+"""Of a release, the part that diverges first, a seam, or the chain itself is to blame."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gate import cli
+from gate import EvaluationData, EvaluationResult, Policy, Reference, cli
+from gate import check as check_
 from gate.api import case_of
 from gate.errors import PolicyError
-from gate.localize.locate_part import locate_part
-from gate.measure.job import EvaluationData, Reference
+from gate.localize.locate_part import explain_chain, locate_part
 from gate.multi_file.release import MultiFileRelease
-from gate.policy.policy import Policy
-from gate.records.localization import Localization
-from gate.records.runtime import RuntimeName
+from gate.summary.summarize import summarize
 from tests.multi_file import tiny
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("parts")
     tiny.exported(place)
     return place
 
 
-def located(
-    folder: Path, *, chain: str = "run", runtime: RuntimeName = "ort-cpu", **files: str
-) -> Localization:
+def located(folder, *, chain="run", runtime="ort-cpu", **files):
     path = tiny.release(folder, **files)
     path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
     case = case_of(
@@ -43,21 +40,21 @@ def located(
     return locate_part(case, case.chained, runtime=runtime, limit=4)
 
 
-def test_right_parts_diverge_nowhere(folder: Path) -> None:
+def test_right_parts_diverge_nowhere(folder):
     found = located(folder, encoder="encoder.onnx", head="head.onnx")
     assert not found.diverges
     assert (found.part, found.seam, found.layers) == (None, None, ())
     assert [one["code"] for one in found.outcome] == ["no_part", "parts_fit"]
 
 
-def test_the_part_of_yesterday_is_looked_into(folder: Path) -> None:
+def test_the_part_of_yesterday_is_looked_into(folder):
     found = located(folder, encoder="encoder.onnx", head="yesterday.onnx")
     assert found.diverges
     assert (found.part, found.seam) == ("head", None)
     assert found.layers
 
 
-def test_a_seam_is_to_blame_where_every_part_is_right(folder: Path) -> None:
+def test_a_seam_is_to_blame_where_every_part_is_right(folder):
     """The module takes any dtype, its file one."""
     found = located(folder, chain="run_in_double", encoder="encoder.onnx", head="head.onnx")
     assert found.part is None
@@ -66,20 +63,18 @@ def test_a_seam_is_to_blame_where_every_part_is_right(folder: Path) -> None:
     assert "The fault is between the parts: at the seam" in found.cause
 
 
-def test_code_that_breaks_between_right_parts_is_the_seam(folder: Path) -> None:
+def test_code_that_breaks_between_right_parts_is_the_seam(folder):
     found = located(folder, chain="run_with_attributes", encoder="encoder.onnx", head="head.onnx")
     assert found.part is None
     assert "the chain fails on the outputs of the files: AttributeError" in str(found.seam)
 
 
-def test_a_runtime_that_nobody_names_is_refused(folder: Path) -> None:
+def test_a_runtime_that_nobody_names_is_refused(folder):
     with pytest.raises(PolicyError, match="names no runtime tract"):
         located(folder, runtime="tract", encoder="encoder.onnx", head="head.onnx")
 
 
-def test_the_command_names_part_and_layer(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_part_and_layer(folder, tmp_path, capsys):
     path = tiny.release(folder, encoder="encoder.onnx", head="yesterday.onnx")
     arguments = ["locate", str(path), "--reference", "tests.multi_file.tiny:build"]
     arguments += ["--inputs", str(folder / "x.npy")]
@@ -89,3 +84,90 @@ def test_the_command_names_part_and_layer(
     assert marked.is_file()
     assert cli.main([*arguments, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["part"] == "head"
+
+
+QUICK = Policy.model_validate_json(
+    '{"task": "tensors", "instruments": {"probes": false, "search_inputs": 0}, "runtimes": '
+    '{"ort-cpu": {"required": "always", "bounds": {"max_abs_diff": 0.001}}}}'
+)
+
+
+@pytest.fixture(scope="module")
+def rectified_folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("parts")
+    tiny.exported(place)
+    rectified = tiny.build_rectified()
+    tiny.export(rectified.get_submodule("head"), place / "rectified.onnx", shape=(4,), name="boxes")
+    return place
+
+
+def release(rectified_folder: Path, chain: str) -> Path:
+    rectified = chain in ("run_and_keep", "run_on_a_copy")
+    path = tiny.release(
+        rectified_folder,
+        encoder="encoder.onnx",
+        head="rectified.onnx" if rectified else "head.onnx",
+    )
+    path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
+    return path
+
+
+def judged(rectified_folder: Path, chain: str, factory: str) -> EvaluationResult:
+    return check_(
+        release(rectified_folder, chain),
+        reference=Reference.from_factory(f"tests.multi_file.tiny:{factory}"),
+        data=EvaluationData.open(rectified_folder / "x.npy", batch_size=8),
+        policy=QUICK,
+    )
+
+
+def blamed_chain(verdicted: EvaluationResult) -> dict[str, Any] | None:
+    chained = verdicted.job.chained
+    assert isinstance(chained, MultiFileRelease)
+    return explain_chain(verdicted.job, chained, runtime="ort-cpu")
+
+
+def test_a_part_that_overwrites_what_it_is_given_is_named(rectified_folder):
+    """As an activation in place does: its file leaves the features as they were."""
+    verdicted = judged(rectified_folder, "run_and_keep", "build_rectified")
+    assert not verdicted.decision.passed
+    assert all(check.part is None for check in verdicted.decision.problems)
+    headline = summarize(
+        verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
+    ).headline
+    assert "the part head (its x) writes into its input" in headline.sentence
+    assert "x.clone()" in str(headline.remedy)
+
+
+def test_on_a_copy_it_is_right(rectified_folder):
+    verdicted = judged(rectified_folder, "run_on_a_copy", "build_rectified")
+    assert verdicted.decision.passed, verdicted.decision.problems
+    assert blamed_chain(verdicted) is None
+
+
+def test_a_chain_that_tells_files_from_modules_is_to_blame(rectified_folder):
+    verdicted = judged(rectified_folder, "run_by_kind", "build")
+    assert not verdicted.decision.passed
+    blamed = blamed_chain(verdicted)
+    assert blamed is not None
+    assert blamed["seam_code"] == "differs"
+    assert (blamed["seam_params"]["output"], blamed["seam_params"]["error"]) == (
+        "boxes", pytest.approx(0.1, rel=1e-3),
+    )  # fmt: skip
+
+
+def test_the_command_says_it_and_writes_no_marked_file(rectified_folder, tmp_path, capsys):
+    asked = [
+        "--reference",
+        "tests.multi_file.tiny:build_rectified",
+        "--inputs",
+        str(rectified_folder / "x.npy"),
+    ]
+    marked = tmp_path / "marked.onnx"
+    path = str(release(rectified_folder, "run_and_keep"))
+    assert cli.main(["locate", path, *asked, "--save", str(marked)]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Each part is right by itself. In PyTorch the part head" in printed
+    assert "nothing was written: no part diverges" in printed
+    assert not marked.exists()
+    assert cli.main(["locate", str(release(rectified_folder, "run_on_a_copy")), *asked]) == 0

@@ -1,42 +1,66 @@
-"""The optimiser that is to blame is named, for real faults of the installed ONNX Runtime; where
-none is, that is said."""
+"""The optimizer that is to blame is named for real faults of ONNX Runtime, from another process."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gate.api import check
-from gate.data.samples import SampleSet
+from gate import (
+    EvaluationData,
+    Localization,
+    MeasurementJob,
+    Policy,
+    Reference,
+    SampleSet,
+    TestedFile,
+    check,
+    locate,
+)
+from gate.errors import DigestMismatch
 from gate.localize import ort_optimizers
-from gate.localize.locate import compare_layers, locate
-from gate.localize.ort_optimizers import OptimizerTrials, TrialOutcome, find_faulty_optimizer
-from gate.measure.job import EvaluationData, MeasurementJob, Reference
-from gate.policy.policy import Policy
+from gate.localize.layer_deviations import DeviationLimits
+from gate.localize.locate import compare_layers
+from gate.localize.ort_optimizers import (
+    RULES,
+    OptimizerTrials,
+    ReferenceOutput,
+    TrialOutcome,
+    TrialSettings,
+    blame_apart,
+    find_faulty_optimizer,
+    minimal_set,
+    optimizers_that_changed,
+    tried,
+)
 from gate.policy.runtime_options import plain_setup
 from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Source
-from gate.records.localization import Localization, OptimizerFault
+from gate.records.localization import OptimizerFault
 from gate.report.terminal import localisation_sentences
 from gate.runtimes.ort import cuda_absent_reason
+from gate.sandbox.process import run_in_sandbox
 from gate.summary.render import render_optimizer
 from gate.summary.summarize import summarize
 from tests.exhaustive import further_as_proofs
 from tests.localize.nets import found
-from tests.localize.optimizers.faults import FAULTS, OptimiserFault
+from tests.localize.optimizers.faults import FAULTS
 from tests.measure import tiny
 
 OPTIMISED = plain_setup("ort-cpu-optimized")
 
 
 @pytest.fixture(scope="module", params=FAULTS, ids=str)
-def located(request, tmp_path_factory) -> tuple[OptimiserFault, Localization]:
+def located(request, tmp_path_factory):
     fault = FAULTS[request.param]
     candidate = fault.file(tmp_path_factory.mktemp("fault") / "m.onnx")
     told = found(fault.model().eval(), candidate, fault.inputs, runtime="ort-cpu-optimized")
@@ -311,3 +335,164 @@ def test_a_provider_that_does_not_load_is_a_reason(candidate):
     )
     assert told.names == ()
     assert "could not load CUDAExecutionProvider" in told.reason_params["failure"]
+
+
+VECTOR_FAULT = FAULTS["a transposed matrix by a vector"]
+
+
+@pytest.fixture(scope="module")
+def faulty_file(tmp_path_factory):
+    return VECTOR_FAULT.file(tmp_path_factory.mktemp("fault") / "m.onnx")
+
+
+@pytest.fixture(scope="module")
+def right():
+    """What the model computes in float32 and in float64."""
+    model = VECTOR_FAULT.model().eval()
+    wanted = model(torch.from_numpy(VECTOR_FAULT.inputs)).detach().numpy()
+    exact = model.double()(torch.from_numpy(VECTOR_FAULT.inputs).double()).detach().numpy()
+    truths = {"logits": exact[:2].astype(np.float64).reshape(-1)}
+    return [
+        ReferenceOutput({"input": VECTOR_FAULT.inputs[:2]}, {"logits": wanted[:2]}, True, truths),
+        ReferenceOutput({"input": VECTOR_FAULT.inputs}, {"logits": wanted}, False, None),
+    ]
+
+
+def inquiry(faulty_file: TestedFile) -> TrialSettings:
+    setup = plain_setup("ort-cpu-optimized")
+    limits = DeviationLimits("ort-cpu-optimized", setup, float64=True)
+    return TrialSettings(faulty_file, limits, bound=16.0, threads=1, deterministic=False)
+
+
+def test_it_is_found_there(faulty_file, right, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("a session was opened in the process of the verdict")
+
+    monkeypatch.setattr(OptimizerTrials, "outcome", never)
+    found = blame_apart(inquiry(faulty_file), right)
+    assert (found.names, found.reason_code) == (VECTOR_FAULT.names, None)
+
+
+def test_what_is_asked_and_the_arrays_arrive_as_they_are(faulty_file, right, monkeypatch):
+    """Without a process: the child's side, called here."""
+    arrived = {}
+
+    def judge(answers, limits, *, bound):
+        arrived.update(right=answers, limits=limits, bound=bound)
+        raise DigestMismatch("far enough")
+
+    monkeypatch.setattr(ort_optimizers, "OutputJudge", judge)
+    monkeypatch.setattr(
+        ort_optimizers, "run_in_sandbox", lambda _, arguments, **__: tried(**arguments)
+    )
+    given = inquiry(faulty_file)
+    found = blame_apart(dataclasses.replace(given, bound=0.25), right)
+    assert found == OptimizerFault(reason_code="stopped", reason_params={"failure": "far enough"})
+    assert (arrived["limits"], arrived["bound"]) == (given.limits, 0.25)
+    for before, after in zip(right, arrived["right"], strict=True):
+        assert before.first == after.first
+        for name in ("feed", "outputs", "truths"):
+            np.testing.assert_equal(getattr(after, name), getattr(before, name))
+
+
+@pytest.mark.parametrize(("does", "limit_s", "reason"), [
+    (("die", {"number": 6}), 40.0, "the process that did it died of SIGABRT"),
+    (("for_ever", {}), 0.5, "switching off optimisers took more than the 0.5 s that are allowed"),
+    (("stumble", {}), 40.0, "KeyError"),
+    (("echo", {"names": 5}), 40.0, "names"),
+])  # fmt: skip
+def test_what_breaks_there_is_a_reason_and_no_error(
+    faulty_file, right, monkeypatch, does, limit_s, reason
+):
+    def other(_, arguments, **options):
+        function, given = does
+        return run_in_sandbox(f"tests.sandbox.behavior:{function}", given, **options)
+
+    monkeypatch.setattr(ort_optimizers, "APART_LIMIT_S", limit_s)
+    monkeypatch.setattr(ort_optimizers, "run_in_sandbox", other)
+    found = blame_apart(inquiry(faulty_file), right)
+    assert found.names == ()
+    assert reason in found.reason_params["failure"]
+    assert "Nothing was decided" not in found.reason_params["failure"]
+
+
+def test_what_no_file_can_hold_is_a_reason(faulty_file, right):
+    odd = dataclasses.replace(right[0], feed={"input": np.array([{}], dtype=object)})
+    found = blame_apart(inquiry(faulty_file), [odd])
+    assert (found.names, found.below) == ((), None)
+    assert "ValueError" in found.reason_params["failure"]
+
+
+WHERE = "2026-01-01 00:00:00.0 [V:onnxruntime:, graph_transformer_mgr.cc:1 ApplyTransformers]"
+
+
+def level_begins(number: int) -> str:
+    return f"{WHERE} Applying 2 graph transformer(s) for level {number} for up to 10 step(s)."
+
+
+def begins(name: str) -> str:
+    return f"{WHERE} Applying graph transformer {name} on step 1."
+
+
+def ends(name: str, modified: int, status: str = "OK") -> str:
+    return f"{WHERE} GraphTransformer {name} modified: {modified} with status: {status}"
+
+
+RAN = [
+    level_begins(1), begins("A"), ends("A", 1), begins("B"), ends("B", 0),
+    level_begins(2), begins("C"), ends("C", 1), begins("A"), ends("A", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "at", "names"),
+    [
+        ([], None, ()),
+        (["anything else", ""], None, ()),
+        (RAN, None, ("A", "C")),
+        (RAN, "ORT_ENABLE_BASIC", ("A", "C")),
+        ([*RAN, level_begins(3), begins("D"), ends("D", 1)], "ORT_ENABLE_LAYOUT", ("D", "A", "C")),
+        ([level_begins(1), begins("A"), ends("A", 0), begins("B")], None, ("B",)),
+        ([level_begins(1), begins("A"), ends("A", 0, "FAIL")], None, ("A",)),
+        (RAN, "ORT_ENABLE_NEW", ("A", "C")),
+    ],
+    ids=["empty", "other lines", "changed", "at their level", "of that level first", "broke within",
+         "failed", "a level that the log does not count"],
+)  # fmt: skip
+def test_those_that_changed_the_graph_or_broke(lines, at, names):
+    assert optimizers_that_changed(lines, at=at) == names
+
+
+def test_the_library_has_the_names_of_the_rules():
+    """ONNX Runtime ignores names that it does not have."""
+    (path,) = (Path(onnxruntime.__file__).parent / "capi").glob("onnxruntime_pybind11_state*.so")
+    library = path.read_bytes()
+    sets = {name.partition("_")[2] for name in RULES}  # made of its level's number
+    names = sets | {rule for rules in RULES.values() for rule in rules}
+    assert not [name for name in names if name.encode() not in library], onnxruntime.__version__
+
+
+NAMES = tuple("abcdefghijklmnopqrst")
+
+
+@given(st.sets(st.sampled_from(NAMES), min_size=1), st.permutations(NAMES))
+def test_all_that_are_needed_and_no_others(needed, names):
+    assert set(minimal_set(names, lambda off: needed <= off)) == needed
+
+
+@given(st.sampled_from(NAMES), st.sampled_from(NAMES))
+def test_of_two_that_would_do_the_one_that_comes_first(one, other):
+    found = minimal_set(NAMES, lambda off: one in off or other in off)
+    assert found == (min(one, other),)
+
+
+@given(st.sampled_from(NAMES))
+def test_one_of_n_takes_about_two_questions_for_each_halving(needed):
+    questions = []
+
+    def heals(off: frozenset[str]) -> bool:
+        questions.append(off)
+        return needed in off
+
+    minimal_set(NAMES, heals)
+    assert len(questions) <= 2 * math.ceil(math.log2(len(NAMES)))
