@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,13 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 WEIGHTS = np.arange(4, dtype=np.float32)
 
 
-def adder(
-    shape: Sequence[Any] = ("batch", 4),
-    *,
-    opset: int = 13,
-    ir_version: int = 8,
-    elem_type: int = TensorProto.FLOAT,
-) -> onnx.ModelProto:
+def adder(shape=("batch", 4), *, opset=13, ir_version=8, elem_type=TensorProto.FLOAT):
     """A valid model, unless the arguments make it none."""
     weight = numpy_helper.from_array(
         WEIGHTS.astype(helper.tensor_dtype_to_np_dtype(elem_type)), "w"

@@ -1,3 +1,5 @@
+"""What the exporters print and warn of, kept away from the user."""
+
 from __future__ import annotations
 
 import ctypes
@@ -8,8 +10,9 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
-from gate.export.export_warnings import captured, warning_location
+from gate.export.export_warnings import captured, hazards, tracer_warnings, warning_location
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,15 +23,17 @@ def shout() -> None:
     ctypes.CDLL(None).puts(b"from C")
     os.write(1, b"from the descriptor\n")
     os.write(2, b"from the second descriptor\n")
+    os.write(1, b"\xff\xfe no utf-8\n")
 
 
-def test_takes_everything_and_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_takes_everything_and_shows_nothing(capfd):
     print("before")
     with captured() as capture:
         shout()
     print("after")
     for line in ("python", "python's stderr", "C", "the descriptor", "the second descriptor"):
         assert f"from {line}\n" in capture.text
+    assert " no utf-8" in capture.text
     seen = capfd.readouterr()
     assert (seen.out, seen.err) == ("before\nafter\n", "")
 
@@ -47,7 +52,7 @@ print("captured:", capture.text)
 
 
 @pytest.mark.proof
-def test_lines_that_c_holds_back_land_on_their_side() -> None:
+def test_lines_that_c_holds_back_land_on_their_side():
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", BUFFERED]
     ended = subprocess.run(
@@ -56,27 +61,27 @@ def test_lines_that_c_holds_back_land_on_their_side() -> None:
     assert ended.stdout.split("\n") == ["C before", "C after", "captured: C within", "", ""]
 
 
-def test_gives_the_streams_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_gives_the_streams_back_after_an_error(capfd):
     out, err = sys.stdout, sys.stderr
-    descriptors = len(os.listdir("/dev/fd"))
     with pytest.raises(KeyboardInterrupt), captured() as capture:
         shout()
         raise KeyboardInterrupt
     assert "from C" in capture.text
     assert (sys.stdout, sys.stderr) == (out, err)
-    assert len(os.listdir("/dev/fd")) == descriptors
     ctypes.CDLL(None).puts(b"heard again")
     ctypes.CDLL(None).fflush(None)
     assert "heard again" in capfd.readouterr().out
 
 
-def test_takes_text_that_is_no_utf8() -> None:
-    with captured() as capture:
-        os.write(1, b"\xff\xfe broken")
-    assert "broken" in capture.text
+def test_leaves_no_descriptor_open():
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(20):
+        with captured():
+            os.write(1, b"heard")
+    assert len(os.listdir("/dev/fd")) < before + 20
 
 
-def test_collects_warnings_even_where_they_are_errors() -> None:
+def test_collects_warnings_even_where_they_are_errors():
     with captured() as capture:
         for _ in range(2):
             warnings.warn("look", UserWarning, stacklevel=1)
@@ -85,7 +90,7 @@ def test_collects_warnings_even_where_they_are_errors() -> None:
         warnings.warn("again an error", UserWarning, stacklevel=1)
 
 
-def test_a_closed_standard_stream_is_no_fault() -> None:
+def test_a_closed_standard_stream_is_no_fault():
     spare = os.dup(1)
     os.close(1)
     try:
@@ -97,7 +102,7 @@ def test_a_closed_standard_stream_is_no_fault() -> None:
     assert "still heard" in capture.text
 
 
-def test_a_place_has_no_path_of_this_machine(tmp_path: Path) -> None:
+def test_a_place_has_no_path_of_this_machine(tmp_path):
     with captured() as capture:
         warnings.warn("here", UserWarning, stacklevel=1)
         warnings.warn_explicit("there", UserWarning, str(tmp_path / "net.py"), 7)
@@ -106,3 +111,36 @@ def test_a_place_has_no_path_of_this_machine(tmp_path: Path) -> None:
     assert here.startswith("tests/export/test_capture.py:")
     assert there == "net.py:7"
     assert package == "pytest/__init__.py:3"
+
+
+TORCH = Path(torch.__file__).parent
+
+
+def warning(message: str, category: type[Warning], file: Path | str) -> warnings.WarningMessage:
+    return warnings.WarningMessage(message, category, str(file), 5)
+
+
+def test_tracer_warnings_are_told_once_with_their_place():
+    kind = torch.jit.TracerWarning
+    seen = [
+        warning("to a\nPython boolean", kind, Path(__file__)),
+        warning("to a\nPython boolean", kind, Path(__file__)),
+        warning("own library", kind, TORCH / "nn" / "functional.py"),
+        warning("outputs differ", kind, TORCH / "jit" / "_trace.py"),
+        warning("something else", UserWarning, Path(__file__)),
+    ]
+    assert tracer_warnings(seen) == (
+        "tests/export/test_capture.py:5: to a Python boolean",
+        "torch/jit/_trace.py:5: outputs differ",
+    )
+
+
+def test_hazards_are_what_the_exporter_says_of_the_file():
+    exporter = TORCH / "onnx" / "utils.py"
+    seen = [
+        warning("dropout is set to train=True", UserWarning, exporter),
+        warning("no signature found for x", UserWarning, exporter),
+        warning("You are using the legacy exporter", DeprecationWarning, exporter),
+        warning("my own", UserWarning, Path(__file__)),
+    ]
+    assert hazards(seen) == ("dropout is set to train=True",)

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from gate.api import check
-from gate.decision.check_result import Verdict
+from gate import Verdict, check
 from gate.errors import ExportError
 from gate.export.export_warnings import captured
-from gate.export.torchscript_settings import CustomSymbolics, overriding, registered
+from gate.export.torchscript_settings import overriding, registered
 from gate.export.verify_export import foreign_in, foreign_operators
-from gate.measure.job import EvaluationData, Reference
 from tests.export import custom_example
 
 ROOT = Path(__file__).parents[2]
@@ -57,41 +55,30 @@ def registry() -> dict[str, Any]:
     return registration.registry._registry
 
 
-# --- the worked example ----------------------------------------------------------------------
-
-
 @pytest.mark.rows(3)
 @pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])
-def test_the_example_is_exported_and_passes_the_gate(tmp_path: Path, strategy: str) -> None:
+def test_the_example_is_exported_and_passes_the_gate(tmp_path, strategy):
     with registered(SPEC, opset=18) as symbolics:
         path = export(tmp_path / "model.onnx", strategy=strategy, table=symbolics.translations)
     np.save(tmp_path / "samples.npy", SAMPLES.numpy())
-    verdicted = check(
-        path,
-        reference=Reference.from_factory("tests.export.custom_example:build"),
-        data=EvaluationData.open(tmp_path / "samples.npy"),
-    )
+    verdicted = check(path, "tests.export.custom_example:build", tmp_path / "samples.npy")
     failed = [one for one in verdicted.decision.checks if one.verdict in ("FAIL", "ERROR")]
     assert verdicted.decision.verdict is Verdict.PASS, failed
     assert foreign_in(path) == ()
 
 
-def test_a_wrong_symbolic_function_is_rejected(tmp_path: Path) -> None:
+def test_a_wrong_symbolic_function_is_rejected(tmp_path):
     def wrong(g: Any, x: Any, shift: Any) -> Any:
         return custom_example.symbolic(g, x, g.op("Constant", value_t=torch.tensor(2.4)))
 
     with overriding(NAME, wrong, opset=18):
         path = export(tmp_path / "model.onnx", strategy="direct", table={})
     np.save(tmp_path / "samples.npy", SAMPLES.numpy())
-    verdicted = check(
-        path,
-        reference=Reference.from_factory("tests.export.custom_example:build"),
-        data=EvaluationData.open(tmp_path / "samples.npy"),
-    )
+    verdicted = check(path, "tests.export.custom_example:build", tmp_path / "samples.npy")
     assert verdicted.decision.verdict is Verdict.FAIL
 
 
-def test_the_page_shows_the_code_that_is_tested() -> None:
+def test_the_page_shows_the_code_that_is_tested():
     page = (ROOT / "docs/custom-operators.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     code = Path(custom_example.__file__).read_text(encoding="utf-8")
@@ -101,25 +88,20 @@ def test_the_page_shows_the_code_that_is_tested() -> None:
     ]
 
 
-# --- for one export only ---------------------------------------------------------------------
-
-
-def test_nothing_is_left_afterwards(tmp_path: Path) -> None:
+def test_nothing_is_left_afterwards(tmp_path):
     before = dict(registry())
-    with registered(SPEC, opset=18):
+    with pytest.raises(ZeroDivisionError), registered(SPEC, opset=18) as symbolics:
         assert NAME in registry()
+        assert symbolics.translations == {TARGET: custom_example.translation}
+        raise ZeroDivisionError
     assert registry() == before
+    with registered(None, opset=13) as symbolics:
+        assert (symbolics.symbolics, symbolics.translations) == ({}, {})
     with pytest.raises(torch.onnx.OnnxExporterError, match="unrecognized namespace example::"):
         export(tmp_path / "model.onnx", strategy="direct", table={})
 
 
-def test_nothing_is_left_after_an_error() -> None:
-    with pytest.raises(ZeroDivisionError), registered(SPEC, opset=18):
-        raise ZeroDivisionError
-    assert NAME not in registry()
-
-
-def test_what_the_user_registered_before_is_back(tmp_path: Path) -> None:
+def test_what_the_user_registered_before_is_back(tmp_path):
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     register_custom_op_symbolic(NAME, custom_example.symbolic, 9)
@@ -131,7 +113,7 @@ def test_what_the_user_registered_before_is_back(tmp_path: Path) -> None:
         del registry()[NAME]
 
 
-def test_torchs_own_function_is_back() -> None:
+def test_torchs_own_function_is_back():
     before = registry()["aten::relu"]
     own = before.get(18)
     with overriding("aten::relu", custom_example.symbolic, opset=18):
@@ -140,12 +122,7 @@ def test_torchs_own_function_is_back() -> None:
     assert before.get(18) is own
 
 
-def test_without_a_setting_nothing_is_registered() -> None:
-    with registered(None, opset=13) as symbolics:
-        assert (symbolics.symbolics, symbolics.translations) == ({}, {})
-
-
-def test_the_function_is_told_the_opset(module_of: Callable[[str], str]) -> None:
+def test_the_function_is_told_the_opset(module_of):
     spec = module_of(
         f"""
         def register(symbolics):
@@ -158,11 +135,8 @@ def test_the_function_is_told_the_opset(module_of: Callable[[str], str]) -> None
     assert said.text == "17\n"
 
 
-# --- what can be wrong with the setting ------------------------------------------------------
-
-
 @pytest.fixture
-def module_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def module_of(tmp_path, monkeypatch):
     """Write a module into the current folder; name its function `register`."""
 
     def write(code: str) -> str:
@@ -177,21 +151,15 @@ def module_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return write
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("register", "expected package.module:function, for example"),
-        ("mypackage:", "expected package.module:function"),
-        ("my package:register", "expected package.module:function"),
-        (
-            "no_such_module_anywhere:register",
-            "no module named 'no_such_module_anywhere' for export",
-        ),
-        ("tests.export.custom_example:nope", "nope is not there, expected a function in"),
-        ("tests.export.custom_example:__doc__", "__doc__ is not callable"),
-    ],
-)
-def test_says_what_is_wrong_with_the_setting(spec: str, says: str) -> None:
+@pytest.mark.parametrize(("spec", "says"), [
+    ("register", "expected package.module:function, for example"),
+    ("mypackage:", "expected package.module:function"),
+    ("my package:register", "expected package.module:function"),
+    ("no_such_module_anywhere:register", "no module named 'no_such_module_anywhere' for export"),
+    ("tests.export.custom_example:nope", "nope is not there, expected a function in"),
+    ("tests.export.custom_example:__doc__", "__doc__ is not callable"),
+])  # fmt: skip
+def test_says_what_is_wrong_with_the_setting(spec, says):
     with pytest.raises(ExportError, match=re.escape(says)), registered(spec, opset=13):
         pass
 
@@ -228,22 +196,13 @@ def test_says_what_is_wrong_with_the_function(
     assert registry() == before
 
 
-def test_a_module_that_cannot_be_imported_is_told(module_of: Callable[[str], str]) -> None:
+def test_a_module_that_cannot_be_imported_is_told(module_of):
     spec = module_of("raise RuntimeError('no licence')\n")
     with pytest.raises(ExportError, match="no licence"), registered(spec, opset=13):
         pass
 
 
-def test_the_table_of_dynamo_is_what_was_registered() -> None:
-    symbolics = CustomSymbolics(18)
-    custom_example.register(symbolics)
-    assert symbolics.translations == {TARGET: custom_example.translation}
-
-
-# --- operators that no runtime has -----------------------------------------------------------
-
-
-def test_an_operator_of_a_foreign_domain_is_refused(tmp_path: Path) -> None:
+def test_an_operator_of_a_foreign_domain_is_refused(tmp_path):
     def not_lowered(g: Any, x: Any, shift: Any) -> Any:
         return g.op("mydomain::ShiftedSwish", x, shift).setType(x.type())
 
@@ -252,7 +211,7 @@ def test_an_operator_of_a_foreign_domain_is_refused(tmp_path: Path) -> None:
     assert foreign_in(path) == ("mydomain::ShiftedSwish at /1/ShiftedSwish",)
 
 
-def test_foreign_operators_are_found_in_subgraphs_and_functions() -> None:
+def test_foreign_operators_are_found_in_subgraphs_and_functions():
     from onnx import TensorProto, helper
 
     foreign = helper.make_node("Secret", ["x"], ["y"], domain="mine", name="inner")

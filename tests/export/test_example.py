@@ -1,10 +1,15 @@
+"""Examples for an export: arrays bound by name, layouts without a common axis, float64."""
+
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+import torch
 
+from gate.cli import main
 from gate.errors import ExportError
 from gate.export.request import Example
 
@@ -12,25 +17,25 @@ ONE = np.arange(6, dtype=np.float32).reshape(3, 2)
 TWO = ONE + 10
 
 
-def test_binds_by_name_where_the_names_are_the_same() -> None:
+def test_binds_by_name_where_the_names_are_the_same():
     bound = Example.bind({"b": TWO, "a": ONE}, ("a", "b"))
     assert list(bound.arrays) == ["a", "b"]
     np.testing.assert_array_equal(bound.arrays["a"], ONE)
 
 
-def test_binds_by_position_where_names_differ() -> None:
+def test_binds_by_position_where_names_differ():
     bound = Example.bind({"x": ONE, "a": TWO}, ("a", "b"))
     np.testing.assert_array_equal(bound.arrays["a"], ONE)
     np.testing.assert_array_equal(bound.arrays["b"], TWO)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-def test_a_batch_has_its_size_and_repeats_the_samples(size: int) -> None:
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_a_batch_has_its_size_and_repeats_the_samples(size):
     array = Example.bind({"x": ONE}, ("x",)).batch(size).arrays["x"]
     np.testing.assert_array_equal(array, np.concatenate([ONE, ONE, ONE])[:size])
 
 
-def test_tensors_own_their_memory() -> None:
+def test_tensors_own_their_memory():
     source = ONE.copy()
     source.setflags(write=False)
     (tensor,) = Example.bind({"x": source}, ("x",)).tensors()
@@ -38,22 +43,107 @@ def test_tensors_own_their_memory() -> None:
     np.testing.assert_array_equal(source, ONE)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "names", "says"),
-    [
-        ({}, ("a",), "has 0 array"),
-        ({"a": ONE, "b": TWO}, ("a",), "has 2 array"),
-        ({"a": ONE, "b": TWO[:2]}, ("a", "b"), "unequal numbers of samples"),
-        ({"a": ONE[:0]}, ("a",), "at least one sample"),
-        ({"a": np.float32(1)}, ("a",), "at least one sample"),
-        ({"a": np.array(["cat"])}, ("a",), "dtype <U3"),
-        ({"a": np.array([None])}, ("a",), "dtype object"),
-        ({"a": np.array([np.nan])}, ("a",), "NaN or infinity"),
-        ({"a": np.array([1, np.inf], np.float16)}, ("a",), "NaN or infinity"),
-    ],
-)
-def test_refuses_what_cannot_be_traced(
-    arrays: dict[str, Any], names: tuple[str, ...], says: str
-) -> None:
+@pytest.mark.parametrize(("arrays", "names", "says"), [
+    ({}, ("a",), "has 0 array"),
+    ({"a": ONE, "b": TWO}, ("a",), "has 2 array"),
+    ({"a": ONE, "b": TWO[:2]}, ("a", "b"), "unequal numbers of samples"),
+    ({"a": ONE[:0]}, ("a",), "at least one sample"),
+    ({"a": np.float32(1)}, ("a",), "at least one sample"),
+    ({"a": np.array(["cat"])}, ("a",), "dtype <U3"),
+    ({"a": np.array([None])}, ("a",), "dtype object"),
+    ({"a": np.array([np.nan])}, ("a",), "NaN or infinity"),
+    ({"a": np.array([1, np.inf], np.float16)}, ("a",), "NaN or infinity"),
+])  # fmt: skip
+def test_refuses_what_cannot_be_traced(arrays, names, says):
     with pytest.raises(ExportError, match=says):
         Example.bind(arrays, names)
+
+
+FOLDER = """
+import numpy as np, torch
+from torch import nn
+
+{before}
+
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(4, 3)
+
+    def forward(self, x, edge_index):
+        reached = edge_index[1][None] == torch.arange(x.shape[0])[:, None]
+        return self.second(x + reached.to(x.dtype) @ x[edge_index[0]])
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x) * torch.tensor(0.1) + torch.full((3,), 0.3)
+
+def graph():
+    torch.manual_seed(0)
+    return Graph().eval()
+
+def scaled():
+    torch.manual_seed(0)
+    return Scaled().eval()
+
+def single():
+    return scaled().float()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(24, 4)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "wide.npy", x.astype(np.float64))
+    graph = {"x": x[:9], "edge_index": rng.integers(0, 9, (2, 14))}
+    np.savez(tmp_path / "graph.npz", **graph)
+    return tmp_path
+
+
+def written(folder: Path, name: str, *, before: str = "") -> str:
+    (folder / f"{name}.py").write_text(FOLDER.format(before=before))
+    return name
+
+
+def test_arrays_without_a_common_length_are_one_call(folder, capsys):
+    module = written(folder, "layouts_of_one_call")
+    assert main(["export", f"{module}:graph", "--example-input", "graph.npz",
+                 "--output", "graph.onnx"]) == 0  # fmt: skip
+    assert "one call is one sample" in capsys.readouterr().out
+    inputs = onnx.load(folder / "graph.onnx").graph.input
+    sizes = [[dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in inputs]
+    assert sizes == [[9, 4], [2, 14]]
+    assert main(["check", "graph.onnx", "--reference", f"{module}:graph",
+                 "--inputs", "graph.npz"]) == 0  # fmt: skip
+
+
+def test_lengths_that_agree_on_other_axes_are_asked_for(folder):
+    module = written(folder, "layouts_of_a_batch")
+    np.savez(folder / "odd.npz", x=np.zeros((9, 4), np.float32), edge_index=np.zeros((2, 9), int))
+    assert main(["export", f"{module}:graph", "--example-input", "odd.npz",
+                 "--output", "odd.onnx"]) == 2  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs", ["x.npy", "wide.npy"])
+def test_module_with_float64_as_the_default(folder, inputs):
+    wide = inputs == "wide.npy"
+    module = written(
+        folder, f"layouts_in_{'double' if wide else 'single'}",
+        before="torch.set_default_dtype(torch.float64)",
+    )  # fmt: skip
+    build = f"{module}:{'scaled' if wide else 'single'}"
+    try:
+        assert main(["export", build, "--example-input", inputs,
+                     "--output", "scaled.onnx"]) == 0  # fmt: skip
+        assert main(["check", "scaled.onnx", "--reference", build,
+                     "--inputs", inputs]) == 0  # fmt: skip
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from gate import Digest
 from gate.errors import ExportError, StorageError
 from gate.export import export as exporting
 from gate.export.export import Exported, export_model, staged
@@ -22,7 +23,6 @@ from gate.onnx_file import reading
 from gate.onnx_file.reading import read_subject
 from gate.records.evidence import TensorSpec
 from gate.records.export import ExportSettings
-from gate.storage.digest import Digest
 from tests.export import nets
 from tests.export.nets import images, seeded, settings
 
@@ -42,14 +42,11 @@ def run(exported: Exported, feed: dict[str, Any]) -> list[Any]:
 
 
 @pytest.fixture
-def output(tmp_path: Path) -> Path:
+def output(tmp_path):
     return tmp_path / "model.onnx"
 
 
-# --- what comes out --------------------------------------------------------------------------
-
-
-def test_the_file_is_what_was_asked_for(output: Path) -> None:
+def test_the_file_is_what_was_asked_for(output):
     exported = export(seeded(), output)
     assert exported.path == output
     assert exported.subject == read_subject(output)
@@ -64,7 +61,7 @@ def test_the_file_is_what_was_asked_for(output: Path) -> None:
     assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]
 
 
-def test_every_setting_that_was_used_is_recorded(output: Path) -> None:
+def test_every_setting_that_was_used_is_recorded(output):
     record = export(seeded(), output, opset=12, do_constant_folding=False).record
     assert record.strategy == "traced"
     assert record.settings == {
@@ -97,12 +94,12 @@ def test_every_setting_that_was_used_is_recorded(output: Path) -> None:
     assert record.tracer_warnings == record.hazards == ()
 
 
-@pytest.mark.parametrize("opset", [9, 11, 13, 17, 20])
-def test_the_opset_is_the_one_in_the_file(output: Path, opset: int) -> None:
+@pytest.mark.parametrize("opset", [9, 17, 20])
+def test_the_opset_is_the_one_in_the_file(output, opset):
     assert export(seeded(), output, opset=opset).subject.opset == opset
 
 
-def test_computes_what_the_model_does_in_eval_mode(output: Path) -> None:
+def test_computes_what_the_model_does_in_eval_mode(output):
     model = seeded().train()
     exported = export(model, output)
     with torch.no_grad():
@@ -111,18 +108,18 @@ def test_computes_what_the_model_does_in_eval_mode(output: Path) -> None:
     np.testing.assert_allclose(seen, expected, atol=1e-6)
 
 
-def test_a_fixed_batch(output: Path) -> None:
+def test_a_fixed_batch(output):
     subject = export(seeded(), output, dynamic_batch=False, batch_size=3).subject
     assert (subject.inputs[0].shape[0], subject.outputs[0].shape) == (3, (3, 3))
 
 
-def test_without_weights_they_become_inputs(output: Path) -> None:
+def test_without_weights_they_become_inputs(output):
     subject = export(seeded(), output, export_params=False).subject
     assert len(subject.inputs) > 1
     assert subject.inputs[0].name == "input"
 
 
-def test_several_inputs_by_name(output: Path) -> None:
+def test_several_inputs_by_name(output):
     model = seeded(nets.TwoInputs)
     rng = np.random.default_rng(0)
     scale, shift = (rng.standard_normal((5, 4)).astype(np.float32) for _ in range(2))
@@ -139,27 +136,24 @@ def test_several_inputs_by_name(output: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [nets.TwoOutputs, nets.DictOutput])
-def test_several_outputs_in_the_order_of_forward(output: Path, kind: type[nn.Module]) -> None:
+def test_several_outputs_in_the_order_of_forward(output, kind):
     exported = export(seeded(kind), output, output_names=TWO_NAMES)
     logits, features = run(exported, images())
     assert (logits.shape, features.shape) == ((5, 3), (5, 4))
 
 
-def test_outputs_that_are_none_are_left_out(output: Path) -> None:
+def test_outputs_that_are_none_are_left_out(output):
     exported = export(seeded(nets.OptionalOutput), output, output_names=None)
     assert [spec.name for spec in exported.subject.outputs] == ["output_0"]
 
 
-def test_an_output_without_batch_axis_is_told(output: Path) -> None:
+def test_an_output_without_batch_axis_is_told(output):
     record = export(seeded(nets.WholeBatchOutput), output, output_names=("logits", "sum")).record
     (hazard,) = record.hazards
     assert "output sum has the shape []" in hazard
 
 
-# --- the ladder ------------------------------------------------------------------------------
-
-
-def test_the_second_rung_carries_where_the_traced_module_cannot(output: Path) -> None:
+def test_the_second_rung_carries_where_the_traced_module_cannot(output):
     exported = export(seeded(nets.Swapped), output, strategy="ladder")
     assert exported.record.strategy == "direct"
     assert exported.record.rungs == (
@@ -172,7 +166,7 @@ def attention_example() -> dict[str, Any]:
     return {"input": np.random.default_rng(0).standard_normal((4, 5, 8)).astype(np.float32)}
 
 
-def test_fused_attention_is_exported_by_its_ordinary_operators(output: Path) -> None:
+def test_fused_attention_is_exported_by_its_ordinary_operators(output):
     model = seeded(nets.Attention)
     exported = export_model(
         model, attention_example(), settings=settings(opset=14, strategy="ladder"), output=output
@@ -184,7 +178,7 @@ def test_fused_attention_is_exported_by_its_ordinary_operators(output: Path) -> 
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_a_failure_names_the_opset_that_would_do(output: Path) -> None:
+def test_a_failure_names_the_opset_that_would_do(output):
     with pytest.raises(
         ExportError, match=r"(?s)scaled_dot_product_attention.*opset to 14 or more\.$"
     ):
@@ -196,9 +190,7 @@ def test_a_failure_names_the_opset_that_would_do(output: Path) -> None:
         )
 
 
-def test_a_failure_keeps_the_log_and_names_it(
-    output: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_keeps_the_log_and_names_it(output, capfd):
     log = output.with_name("model.onnx.export.log")
     with pytest.raises(
         ExportError,
@@ -213,29 +205,17 @@ def test_a_failure_keeps_the_log_and_names_it(
     assert not log.exists()
 
 
-# --- what can't be exported -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "overrides", "says"),
-    [
-        (
-            nets.TwoOutputs,
-            {},
-            r"returns 2 tensor\(s\) \(output_0, output_1\), export.output_names has 1",
-        ),
-        (nets.Small, {"output_names": ("a", "b")}, r"returns 1 tensor\(s\)"),
-        (nets.TextOutput, {"output_names": ("a", "b")}, "returned str among"),
-        (nets.RandomBranch, {}, "two traces of the model gave different graphs"),
-        (nets.NoTrace, {}, "jit.trace failed: RuntimeError: not while tracing"),
-        (nets.Uncopyable, {}, "can't be copied"),
-        (nets.TwoInputs, {}, "does not accept the example"),
-        (nets.Small, {"input_names": ("a", "b")}, r"has 1 array\(s\)"),
-    ],
-)
-def test_says_what_cannot_be_exported(
-    output: Path, model: type[nn.Module], overrides: dict[str, Any], says: str
-) -> None:
+@pytest.mark.parametrize(("model", "overrides", "says"), [
+    (nets.TwoOutputs, {}, r"returns 2 tensor\(s\) \(output_0, output_1\), export.output_names has 1"),
+    (nets.Small, {"output_names": ("a", "b")}, r"returns 1 tensor\(s\)"),
+    (nets.TextOutput, {"output_names": ("a", "b")}, "returned str among"),
+    (nets.RandomBranch, {}, "two traces of the model gave different graphs"),
+    (nets.NoTrace, {}, "jit.trace failed: RuntimeError: not while tracing"),
+    (nets.Uncopyable, {}, "can't be copied"),
+    (nets.TwoInputs, {}, "does not accept the example"),
+    (nets.Small, {"input_names": ("a", "b")}, r"has 1 array\(s\)"),
+])  # fmt: skip
+def test_says_what_cannot_be_exported(output, model, overrides, says):
     output.write_bytes(b"old")
     with pytest.raises(ExportError, match=says):
         export(seeded(model), output, **overrides)
@@ -243,7 +223,7 @@ def test_says_what_cannot_be_exported(
     assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]
 
 
-def test_an_argument_that_forward_ignores_is_refused(output: Path) -> None:
+def test_an_argument_that_forward_ignores_is_refused(output):
     example = {name: np.ones((2, 4), np.float32) for name in ("scale", "shift")}
     with pytest.raises(ExportError, match=r"has the inputs \['scale'\].*forward ignores"):
         export_model(
@@ -255,16 +235,13 @@ def test_an_argument_that_forward_ignores_is_refused(output: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64])
-def test_an_example_of_another_dtype_is_refused(output: Path, dtype: type) -> None:
+def test_an_example_of_another_dtype_is_refused(output, dtype):
     example = {"input": images()["input"].astype(dtype)}
     with pytest.raises(ExportError, match="does not accept the example.*Check the example's"):
         export_model(seeded(), example, settings=settings(), output=output)
 
 
-# --- the caller's model, and the process, stay ------------------------------------------------
-
-
-def test_the_model_of_the_caller_is_not_touched(output: Path) -> None:
+def test_the_model_of_the_caller_is_not_touched(output):
     model = seeded().train()
     model.bn.eval()
     model.fc.weight.requires_grad_(False)
@@ -279,7 +256,7 @@ def test_the_model_of_the_caller_is_not_touched(output: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [nets.Unsupported, nets.RandomBranch])
-def test_a_failed_export_leaves_no_switch_behind(output: Path, kind: type[nn.Module]) -> None:
+def test_a_failed_export_leaves_no_switch_behind(output, kind):
     model = seeded(kind).train()
     with pytest.raises(ExportError):
         export(model, output)
@@ -291,17 +268,14 @@ def test_a_failed_export_leaves_no_switch_behind(output: Path, kind: type[nn.Mod
     assert export(seeded(), output).record.strategy == "traced"
 
 
-def test_random_numbers_of_the_caller_stay(output: Path) -> None:
+def test_random_numbers_of_the_caller_stay(output):
     model = seeded(nets.AlwaysDropout)
     before = torch.random.get_rng_state()
     export(model, output)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-# --- warnings -------------------------------------------------------------------------------
-
-
-def test_tracer_warnings_are_recorded_with_their_place(output: Path) -> None:
+def test_tracer_warnings_are_recorded_with_their_place(output):
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         record = export(seeded(nets.DataBranch), output).record
@@ -311,13 +285,11 @@ def test_tracer_warnings_are_recorded_with_their_place(output: Path) -> None:
     assert shown == []
 
 
-def test_an_operator_that_stays_in_training_mode_is_a_hazard(output: Path) -> None:
+def test_an_operator_that_stays_in_training_mode_is_a_hazard(output):
     record = export(seeded(nets.AlwaysDropout), output).record
     assert any("train=True" in hazard for hazard in record.hazards)
     assert any("torch/jit/" in warning for warning in record.tracer_warnings)  # outputs differ
 
-
-# --- the same bytes --------------------------------------------------------------------------
 
 AGAIN = """
 import sys
@@ -333,9 +305,7 @@ print(exported.subject.sha256)
 @pytest.mark.rows(2)
 @pytest.mark.proof
 @pytest.mark.parametrize("kind", [nets.Small, nets.Swapped])
-def test_two_exports_in_two_processes_and_folders_give_the_same_bytes(
-    tmp_path: Path, kind: type[nn.Module]
-) -> None:
+def test_two_exports_in_two_processes_and_folders_give_the_same_bytes(tmp_path, kind):
     one = export(seeded(kind), tmp_path / "one.onnx", strategy="ladder").subject.sha256
     export(seeded(nets.TwoOutputs), tmp_path / "other.onnx", output_names=TWO_NAMES)
     again = export(
@@ -348,8 +318,8 @@ def test_two_exports_in_two_processes_and_folders_give_the_same_bytes(
     assert str(one) == str(again) == elsewhere
 
 
-@pytest.mark.parametrize("kind", [nets.Small, nets.Swapped, nets.DataBranch])
-def test_nothing_of_this_machine_is_in_the_file(output: Path, kind: type[nn.Module]) -> None:
+@pytest.mark.parametrize("kind", [nets.Swapped, nets.DataBranch])
+def test_nothing_of_this_machine_is_in_the_file(output, kind):
     export(seeded(kind), output, strategy="ladder")
     data = output.read_bytes()
     for secret in (str(ROOT), sys.prefix, str(output.parent), ".py"):
@@ -359,72 +329,51 @@ def test_nothing_of_this_machine_is_in_the_file(output: Path, kind: type[nn.Modu
     assert not any(node.doc_string for node in model.graph.node)
 
 
-# --- faults in the middle --------------------------------------------------------------------
-
-
-def disk_full(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
-    Path(path).write_bytes(b"half a fi")
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def crash(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
-    Path(path).write_bytes(b"half a fi")
-    raise RuntimeError("internal assert failed")
-
-
-def interrupt(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
-    Path(path).write_bytes(b"half a fi")
-    raise KeyboardInterrupt
-
-
-def half_a_file(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
-    torch_export(module, arguments, path, **keywords)
-    data = Path(path).read_bytes()
-    Path(path).write_bytes(data[: len(data) // 2])
-
-
-def another_opset(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
-    torch_export(module, arguments, path, **keywords | {"opset_version": 17})
-
-
-def other_names(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
-    names = {"output_names": ["scores"], "dynamic_axes": {"input": {0: "batch"}}}
-    torch_export(module, arguments, path, **keywords | names)
-
-
-def fixed_batch(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
-    torch_export(module, arguments, path, **keywords | {"dynamic_axes": {}})
-
-
-def nothing(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
-    pass
-
-
 torch_export = torch.onnx.export
+
+
+def half(error: BaseException | None) -> Callable[..., None]:
+    """Writes half a file and raises, or writes half of a right one."""
+
+    def fault(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
+        if error is not None:
+            Path(path).write_bytes(b"half a fi")
+            raise error
+        torch_export(module, arguments, path, **keywords)
+        data = Path(path).read_bytes()
+        Path(path).write_bytes(data[: len(data) // 2])
+
+    return fault
+
+
+def other(**changed: Any) -> Callable[..., None]:
+    """Exports otherwise than it is told to."""
+
+    def fault(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
+        torch_export(module, arguments, path, **keywords | changed)
+
+    return fault
+
+
+crash = half(RuntimeError("internal assert failed"))
+SCORES = {"output_names": ["scores"], "dynamic_axes": {"input": {0: "batch"}}}
 
 
 @pytest.mark.parametrize(
     ("fault", "error", "says"),
     [
-        (disk_full, StorageError, "No space left"),
-        (crash, ExportError, "internal assert failed"),
-        (interrupt, KeyboardInterrupt, "^$"),
-        (half_a_file, ExportError, "only a part of one"),
-        (another_opset, ExportError, "opset 17, expected opset 13"),
-        (other_names, ExportError, r"has the outputs \['scores'\]"),
-        (fixed_batch, ExportError, "expected a dynamic axis 0"),
-        (nothing, ExportError, "is missing"),
+        (half(OSError(errno.ENOSPC, "No space left on device")), StorageError, "No space left"),
+        (crash, ExportError, "internal assert failed"),  # with no old file
+        (half(KeyboardInterrupt()), KeyboardInterrupt, "^$"),
+        (half(None), ExportError, "only a part of one"),
+        (other(opset_version=17), ExportError, "opset 17, expected opset 13"),
+        (other(**SCORES), ExportError, r"has the outputs \['scores'\]"),
+        (other(dynamic_axes={}), ExportError, "expected a dynamic axis 0"),
+        (lambda *_, **__: None, ExportError, "is missing"),
     ],
 )
-@pytest.mark.parametrize("old", [b"the old model", None])
-def test_a_fault_leaves_the_old_file_and_no_half_one(
-    output: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[..., None],
-    error: type[BaseException],
-    says: str,
-    old: bytes | None,
-) -> None:
+def test_a_fault_leaves_the_old_file_and_no_half_one(output, monkeypatch, fault, error, says):
+    old = None if fault is crash else b"the old model"
     if old is not None:
         output.write_bytes(old)
     monkeypatch.setattr(torch.onnx, "export", fault)
@@ -435,9 +384,7 @@ def test_a_fault_leaves_the_old_file_and_no_half_one(
     assert left == ({"model.onnx"} if old else set())
 
 
-def test_a_log_that_cannot_be_written_does_not_hide_the_error(
-    output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_cannot_be_written_does_not_hide_the_error(output, monkeypatch):
     def full(path: Path, text: str) -> None:
         raise StorageError("disk full")
 
@@ -462,7 +409,7 @@ export_model(seeded(), images(), settings=settings(), output=Path(sys.argv[1]))
 
 
 @pytest.mark.proof
-def test_killed_in_the_middle_the_next_export_finishes(output: Path) -> None:
+def test_killed_in_the_middle_the_next_export_finishes(output):
     output.write_bytes(b"the old model")
     command = [sys.executable, "-W", "ignore", "-c", KILLED, str(output)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
@@ -473,7 +420,7 @@ def test_killed_in_the_middle_the_next_export_finishes(output: Path) -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_resnet18(output: Path) -> None:
+def test_resnet18(output):
     from gate.export.export import self_check
     from gate.model.loading import torchvision_model
 
@@ -486,11 +433,8 @@ def test_resnet18(output: Path) -> None:
     assert max(self_check(model, exported, example).values()) < 1e-4
 
 
-# --- more weights than one file holds ---------------------------------------------------------
-
-
 @pytest.fixture
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_files(monkeypatch):
     monkeypatch.setattr(reading, "SINGLE_FILE_LIMIT", 1500)
 
 
@@ -502,9 +446,7 @@ def wide(*, seed: int = 0) -> nn.Module:
 @pytest.mark.rows(3)
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])
-def test_weights_go_into_one_file_that_is_named_after_its_content(
-    output: Path, strategy: str
-) -> None:
+def test_weights_go_into_one_file_that_is_named_after_its_content(output, strategy):
     exported = export(wide(), output, strategy=strategy, opset=18)
     (data,) = exported.subject.external_data
     sha256 = Digest.of_file(output.with_name(data))
@@ -518,7 +460,7 @@ def test_weights_go_into_one_file_that_is_named_after_its_content(
 
 
 @pytest.mark.usefixtures("small_files")
-def test_new_weights_never_come_under_an_old_model(output: Path) -> None:
+def test_new_weights_never_come_under_an_old_model(output):
     first = export(wide(), output, strategy="ladder").subject
     assert export(wide(), output, strategy="ladder").subject == first
     second = export(wide(seed=1), output, strategy="ladder").subject
@@ -530,9 +472,7 @@ def test_new_weights_never_come_under_an_old_model(output: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_files")
-def test_a_failure_leaves_the_old_model_with_its_weights(
-    output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_the_old_model_with_its_weights(output, monkeypatch):
     first = export(wide(), output).subject
 
     def full(path: Path) -> None:
@@ -544,9 +484,7 @@ def test_a_failure_leaves_the_old_model_with_its_weights(
     assert read_subject(output) == first
 
 
-def test_a_single_file_takes_the_place_of_one_with_data(
-    output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_file_takes_the_place_of_one_with_data(output, monkeypatch):
     with monkeypatch.context() as small:
         small.setattr(reading, "SINGLE_FILE_LIMIT", 1500)
         export(wide(), output)
@@ -555,7 +493,7 @@ def test_a_single_file_takes_the_place_of_one_with_data(
     assert {path.name for path in output.parent.iterdir()} == {"model.onnx", "model.onnx.mine.data"}
 
 
-def test_a_look_at_the_file_before_it_takes_its_place(output: Path) -> None:
+def test_a_look_at_the_file_before_it_takes_its_place(output):
     output.write_bytes(b"old")
     with pytest.raises(ValueError, match="not good enough"):  # noqa: SIM117
         with staged(seeded(), images(), settings=settings(), output=output) as exported:

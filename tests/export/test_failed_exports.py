@@ -60,12 +60,7 @@ def assert_short(text: str) -> None:
 
 
 BROKEN = st.sampled_from(
-    [
-        failing.Eigenvalues,
-        failing.GridSample,
-        failing.ShiftedSwish,
-        failing.NeedsShape,
-    ]
+    [failing.Eigenvalues, failing.GridSample, failing.ShiftedSwish, failing.NeedsShape]
 )
 FINE = st.sampled_from([nn.ReLU, lambda: nn.Linear(4, 4), lambda: nn.LayerNorm(4)])
 NETS = st.recursive(
@@ -83,37 +78,26 @@ NETS = st.recursive(
     broken=st.sampled_from([failing.Eigenvalues, failing.ShiftedSwish]),
     strategy=st.sampled_from(["traced", "direct", "scripted"]),
 )
-def test_any_net_with_operators_that_cannot_be_exported(
-    net: nn.Module, broken: type[nn.Module], strategy: str
-) -> None:
+def test_any_net_with_operators_that_cannot_be_exported(net, broken, strategy):
     with tempfile.TemporaryDirectory() as folder:
         text = failed(nn.Sequential(net, broken()), Path(folder), strategy=strategy)
     assert_short(text)
 
 
 @pytest.mark.rows(4)
-@pytest.mark.parametrize(
-    ("kind", "settings", "says"),
-    [
-        (failing.Several, {"strategy": "ladder"}, "aten::linalg_eigvals"),
-        (failing.Several, {"strategy": "dynamo", "opset": 18}, "aten::linalg_eig"),
-        (failing.Branch, {"strategy": "dynamo", "opset": 18}, "the values of a tensor"),
-        (failing.WithoutFake, {"strategy": "dynamo", "opset": 18}, "the shape of its result"),
-        (failing.WithoutFake, {"strategy": "ladder"}, "parity_gate_tests::without_fake"),
-        (failing.Sorted, {"strategy": "scripted"}, "Lambda"),
-        (failing.DictOutput, {"strategy": "direct", "output_names": ("a", "b")}, "returns 1"),
-        (failing.TextOutput, {"strategy": "ladder"}, "str"),
-        (failing.DictInput, {"strategy": "ladder"}, "does not accept the example"),
-        (failing.ShiftedSwish, {"custom_symbolics": "nowhere:register"}, "no module named"),
-    ],
-)
-def test_other_failures(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    kind: type[nn.Module],
-    settings: dict[str, Any],
-    says: str,
-) -> None:
+@pytest.mark.parametrize(("kind", "settings", "says"), [
+    (failing.Several, {"strategy": "ladder"}, "aten::linalg_eigvals"),
+    (failing.Several, {"strategy": "dynamo", "opset": 18}, "aten::linalg_eig"),
+    (failing.Branch, {"strategy": "dynamo", "opset": 18}, "the values of a tensor"),
+    (failing.WithoutFake, {"strategy": "dynamo", "opset": 18}, "the shape of its result"),
+    (failing.WithoutFake, {"strategy": "ladder"}, "parity_gate_tests::without_fake"),
+    (failing.Sorted, {"strategy": "scripted"}, "Lambda"),
+    (failing.DictOutput, {"strategy": "direct", "output_names": ("a", "b")}, "returns 1"),
+    (failing.TextOutput, {"strategy": "ladder"}, "str"),
+    (failing.DictInput, {"strategy": "ladder"}, "does not accept the example"),
+    (failing.ShiftedSwish, {"custom_symbolics": "nowhere:register"}, "no module named"),
+])  # fmt: skip
+def test_other_failures(tmp_path, capfd, kind, settings, says):
     text = failed(kind(), tmp_path, **settings)
     lines = text.splitlines()
     assert len(lines) <= MOST
@@ -130,9 +114,7 @@ def test_other_failures(
 @pytest.mark.parametrize(
     ("kind", "place"), [(failing.Structured, "block"), (failing.Several, "left.1.1")]
 )
-def test_places_are_known_for_every_strategy(
-    tmp_path: Path, kind: type[nn.Module], place: str, strategy: str
-) -> None:
+def test_places_are_known_for_every_strategy(tmp_path, kind, place, strategy):
     text = failed(kind(), tmp_path, strategy=strategy, opset=18)
     (line,) = [line for line in text.splitlines() if line.startswith("  aten::linalg_eig")]
     assert f"{place} (tests/export/failing.py:" in line
@@ -140,7 +122,7 @@ def test_places_are_known_for_every_strategy(
 
 @exhaustive
 @pytest.mark.proof
-def test_the_graph_goes_to_a_file(tmp_path: Path) -> None:
+def test_the_graph_goes_to_a_file(tmp_path):
     text = failed(failing.Several(blocks=40), tmp_path, strategy="direct")
     assert_short(text)
     log = tmp_path / "model.onnx.export.log"
@@ -148,14 +130,14 @@ def test_the_graph_goes_to_a_file(tmp_path: Path) -> None:
     assert len(log.read_text().splitlines()) > 5 * MOST
 
 
-def test_what_custom_symbolics_write_is_not_counted_as_missing(tmp_path: Path) -> None:
+def test_what_custom_symbolics_write_is_not_counted_as_missing(tmp_path):
     register = "tests.export.custom_example:register"
     text = failed(failing.Several(), tmp_path, strategy="direct", custom_symbolics=register)
     assert "example::shifted_swish" not in text
     assert "aten::linalg_eigvals" in text
 
 
-def test_a_file_for_no_runtime_is_refused(tmp_path: Path) -> None:
+def test_a_file_for_no_runtime_is_refused(tmp_path):
     text = failed(
         failing.ShiftedSwish(),
         tmp_path,
@@ -167,9 +149,7 @@ def test_a_file_for_no_runtime_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_the_command_prints_at_most_forty_lines(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_at_most_forty_lines(tmp_path, capfd):
     np.save(tmp_path / "samples.npy", SAMPLES)
     command = ["export", "tests.export.failing:Several", "--strategy", "ladder"]
     command += ["--example-input", str(tmp_path / "samples.npy")]

@@ -11,19 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.maxvit import MaxVit
 from torchvision.models.vision_transformer import VisionTransformer
 
 from benchmarks import torchvision_models
-from gate.api import EvaluationResult, check
-from gate.data.samples import SampleSet
-from gate.decision.check_result import Verdict
+from gate import EvaluationData, EvaluationResult, Reference, SampleSet, Verdict, check
 from gate.errors import ExportError
 from gate.export.export import Exported, export_model
-from gate.measure.job import EvaluationData, Reference
 from gate.records.evidence import Source
 from gate.records.export import ExportSettings
 from gate.summary.render import render_check
@@ -31,12 +27,9 @@ from tests.exhaustive import exhaustive
 from tests.export import custom_example
 
 SAMPLES, BATCH, SIDE = 8, 2, 32
-Arrays = dict[str, NDArray[Any]]
 
 
-def judged(
-    model: nn.Module, arrays: Arrays, folder: Path, **settings: Any
-) -> tuple[Exported, EvaluationResult]:
+def judged(model, arrays, folder, **settings):
     output = folder / "model.onnx"
     asked = ExportSettings(**{"batch_size": BATCH, "opset": "auto", **settings})
     exported = export_model(model, arrays, settings=asked, output=output)
@@ -58,7 +51,7 @@ def assert_passes(verdicted: EvaluationResult) -> None:
     "name",
     ["resnet18", pytest.param("googlenet", marks=exhaustive)],  # with auxiliary heads
 )
-def test_torchvision(tmp_path: Path, name: str) -> None:
+def test_torchvision(tmp_path, name):
     model = torchvision_models.build(name, side=SIDE)
     images = torchvision_models.images(SAMPLES, name, seed=2, side=SIDE)
     exported, verdicted = judged(model, {"input": images}, tmp_path)
@@ -73,7 +66,7 @@ def judged_on_images(model: nn.Module, folder: Path) -> tuple[Exported, Evaluati
 
 
 @pytest.mark.proof
-def test_a_small_vision_transformer(tmp_path: Path) -> None:
+def test_a_small_vision_transformer(tmp_path):
     torch.manual_seed(0)
     model = VisionTransformer(
         image_size=SIDE, patch_size=16, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128
@@ -85,7 +78,7 @@ def test_a_small_vision_transformer(tmp_path: Path) -> None:
 
 @exhaustive
 @pytest.mark.proof
-def test_a_small_maxvit(tmp_path: Path) -> None:
+def test_a_small_maxvit(tmp_path):
     torch.manual_seed(0)
     model = MaxVit(
         input_size=(SIDE, SIDE), stem_channels=16, block_channels=[16, 32],
@@ -100,7 +93,7 @@ def test_a_small_maxvit(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_a_detector_backbone_returns_its_levels_by_name(tmp_path: Path) -> None:
+def test_a_detector_backbone_returns_its_levels_by_name(tmp_path):
     torch.manual_seed(0)
     widths = [3, 8, 12, 16, 20]
     body = nn.Sequential(*(nn.Conv2d(a, b, 3, 2, 1) for a, b in itertools.pairwise(widths)))
@@ -136,7 +129,7 @@ class Question(nn.Module):
         return {"logits": self.answer((look @ seen.transpose(1, 2)).squeeze(1)), "look": look}
 
 
-def test_two_inputs_one_by_keyword(tmp_path: Path) -> None:
+def test_two_inputs_one_by_keyword(tmp_path):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     arrays = {
@@ -165,7 +158,7 @@ class Halving(nn.Module):
         return self.fc(x)
 
 
-def test_a_loop_on_data_is_kept_by_script_only(tmp_path: Path) -> None:
+def test_a_loop_on_data_is_kept_by_script_only(tmp_path):
     torch.manual_seed(0)
     x = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
     # One sample at a time: in a batch, another sample decides how often this one is halved.
@@ -199,7 +192,7 @@ class Ahead(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("around", [lambda part: part, Ahead], ids=["whole", "part"])
-def test_a_model_that_is_torchscript_already(tmp_path: Path, around: Any) -> None:
+def test_a_model_that_is_torchscript_already(tmp_path, around):
     torch.manual_seed(0)
     model = around(torch.jit.script(Halving())).eval()
     x = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
@@ -209,7 +202,7 @@ def test_a_model_that_is_torchscript_already(tmp_path: Path, around: Any) -> Non
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_custom_operator_by_a_symbolic_function_of_its_own(tmp_path: Path) -> None:
+def test_a_custom_operator_by_a_symbolic_function_of_its_own(tmp_path):
     model = custom_example.build().eval()
     x = 3 * np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
     exported, verdicted = judged(
@@ -234,9 +227,7 @@ class Nested(nn.Module):
         super().__init__()
         self.fc = nn.Linear(4, 3)
 
-    def forward(
-        self, batch: dict[str, torch.Tensor], pair: tuple[torch.Tensor, torch.Tensor]
-    ) -> dict[str, Any]:
+    def forward(self, batch, pair):
         mixed = self.fc(batch["image"] * batch["mask"])
         return {"boxes": Boxes(mixed + pair[0], mixed.exp()), "rest": (mixed - pair[1], None)}
 
@@ -244,7 +235,7 @@ class Nested(nn.Module):
 @pytest.mark.parametrize(
     "strategy", ["traced", "direct", pytest.param("dynamo", marks=pytest.mark.proof)]
 )
-def test_nested_inputs_and_outputs_keep_their_names(tmp_path: Path, strategy: str) -> None:
+def test_nested_inputs_and_outputs_keep_their_names(tmp_path, strategy):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     widths = {"pair.0": 3, "pair.1": 3, "batch.image": 4, "batch.mask": 4}

@@ -40,9 +40,7 @@ def export(folder: Path, model: nn.Module, axes: dict[str, Any], **more: Any) ->
 
 
 @pytest.mark.parametrize(("strategy", "opset"), [("direct", 13), ("dynamo", 18)])
-def test_a_declared_axis_has_its_label_and_is_checked_by_another_size(
-    tmp_path: Path, strategy: str, opset: int
-) -> None:
+def test_a_declared_axis_has_its_label_and_is_checked_by_another_size(tmp_path, strategy, opset):
     axes = {**WIDE, "y": {1: "doubled"}}
     exported = export(tmp_path, Doubled(), axes, strategy=strategy, opset=opset)
     y, z = exported.subject.outputs
@@ -54,32 +52,27 @@ def test_a_declared_axis_has_its_label_and_is_checked_by_another_size(
     assert "y:1=doubled" in str(used.get("dynamic_axes") or used["dynamic_shapes"])
 
 
-def test_a_declared_batch_axis_may_have_a_name_of_its_own(tmp_path: Path) -> None:
+def test_a_declared_batch_axis_may_have_a_name_of_its_own(tmp_path):
     exported = export(tmp_path, Doubled(), {"y": {0: "rows"}})
     assert exported.subject.outputs[0].shape == ("rows", 12)
 
 
-@pytest.mark.parametrize(
-    ("axes", "says"),
-    [
-        ({"z": {1: "classes"}}, r"axis 1 of z may have any size, .* returns 3 there .*batch 4 and"),
-        ({**WIDE, "z": {1: "classes"}}, r"batch 4 and 5, width 6 and 9\), and for other data"),
-        ({"z": {2: "depth"}}, r"names axis 2 of z, the model returns the shape \[4, 3\]"),
-        ({"w": {1: "width"}}, "names w, the inputs are x, the outputs y, z"),
-        ({**WIDE, "y": {1: "width"}}, "axis 1 of y is 12, axis 1 of x is 6. Axes of one label"),
-        ({**WIDE, "y": {1: "n"}, "z": {0: "n"}}, "called n have several sizes"),
-        ({**WIDE, "y": {1: "batch"}}, "called batch have several sizes"),
-    ],
-)
-def test_a_declaration_that_does_not_hold_is_refused_before_the_export(
-    tmp_path: Path, axes: dict[str, Any], says: str
-) -> None:
+@pytest.mark.parametrize(("axes", "says"), [
+    ({"z": {1: "classes"}}, r"axis 1 of z may have any size, .* returns 3 there .*batch 4 and"),
+    ({**WIDE, "z": {1: "classes"}}, r"batch 4 and 5, width 6 and 9\), and for other data"),
+    ({"z": {2: "depth"}}, r"names axis 2 of z, the model returns the shape \[4, 3\]"),
+    ({"w": {1: "width"}}, "names w, the inputs are x, the outputs y, z"),
+    ({**WIDE, "y": {1: "width"}}, "axis 1 of y is 12, axis 1 of x is 6. Axes of one label"),
+    ({**WIDE, "y": {1: "n"}, "z": {0: "n"}}, "called n have several sizes"),
+    ({**WIDE, "y": {1: "batch"}}, "called batch have several sizes"),
+])  # fmt: skip
+def test_a_declaration_that_does_not_hold_is_refused_before_the_export(tmp_path, axes, says):
     with pytest.raises(ExportError, match=says):
         export(tmp_path, Doubled(), axes)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_axis_that_depends_on_the_data(tmp_path: Path) -> None:
+def test_an_axis_that_depends_on_the_data(tmp_path):
     """Nobody asked for it: said. Declared: it moves with other data."""
     fixed: dict[str, Any] = {"dynamic_batch": False, "output_names": ("found",)}
     (notice,) = export(tmp_path, Positive(), {}, **fixed).record.notices
@@ -98,14 +91,14 @@ class Baked(nn.Module):
         return x.mean(1, keepdim=True) * x.new_ones(1, 2 * int(x.shape[1]))
 
 
-def test_a_file_whose_declared_axis_stays_fails_at_the_other_size(tmp_path: Path) -> None:
+def test_a_file_whose_declared_axis_stays_fails_at_the_other_size(tmp_path):
     settings = {"strategy": "traced", "output_names": ("y",)}
     exported = export(tmp_path, Baked(), {**WIDE, "y": {1: "doubled"}}, **settings)
     with pytest.raises(ExportError, match=r"returns \[\d+, \d+\] for y|the exported file fails"):
         self_check(Baked(), exported, EXAMPLE)
 
 
-def test_what_moves_beside_a_declared_axis_is_said(tmp_path: Path) -> None:
+def test_what_moves_beside_a_declared_axis_is_said(tmp_path):
     exported = export(tmp_path, Doubled(), {**WIDE, "y": {0: "rows"}})
     (notice,) = exported.record.notices
     assert "axis 1 of y has no fixed size" in notice

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -33,14 +31,12 @@ EIG, FFT = line_of("torch.linalg.eigvals"), line_of("torch.fft")
 
 
 @pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
+def _without_gradients():
     with torch.no_grad():
         yield
 
 
-def failure(
-    model: nn.Module, strategy: Strategy, *, opset: int = 13, arguments: tuple[Any, ...] = X
-) -> ExportFailure | None:
+def failure(model, strategy, *, opset=13, arguments=X):
     """Export as the strategies do, and explain the error; None if it works."""
     model = model.eval().requires_grad_(False)
     told = {"dynamo": strategy == "dynamo", "opset_version": opset}
@@ -63,13 +59,11 @@ def places_of(refusal: ExportFailure) -> set[tuple[str, str | None]]:
     return {(operator.name, operator.place) for operator in refusal.operators}
 
 
-# --- all of them, with their places ----------------------------------------------------------
-
-
 @pytest.mark.parametrize("strategy", LEGACY)
-def test_lists_every_operator_with_its_module(strategy: Strategy) -> None:
+def test_lists_every_operator_with_its_module(strategy):
     refusal = failure(failing.Several(), strategy)
     assert refusal is not None
+    assert EIG in {operator.source for operator in refusal.operators}
     eigenvalues = ("left.0.1", "left.1.1", "right.even.0")
     assert places_of(refusal) == {
         *(("aten::linalg_eigvals", place) for place in eigenvalues),
@@ -80,7 +74,7 @@ def test_lists_every_operator_with_its_module(strategy: Strategy) -> None:
 
 
 @pytest.mark.proof
-def test_dynamo_lists_every_operator_with_its_module() -> None:
+def test_dynamo_lists_every_operator_with_its_module():
     refusal = failure(failing.Several(), "dynamo", opset=18)
     assert refusal is not None
     assert places_of(refusal) == {
@@ -90,34 +84,26 @@ def test_dynamo_lists_every_operator_with_its_module() -> None:
     assert {one.source for one in refusal.operators if "eig" in one.name} == {EIG}
 
 
-@pytest.mark.parametrize("strategy", LEGACY)
-def test_names_the_line_that_calls_it(strategy: Strategy) -> None:
-    refusal = failure(failing.Eigenvalues(), strategy)
-    assert refusal is not None
-    first = refusal.operators[0]
-    assert (first.name, first.place, first.source) == ("aten::linalg_eigvals", "", EIG)
-
-
-def test_looks_into_loops_and_branches_of_a_scripted_module() -> None:
+def test_looks_into_loops_and_branches_of_a_scripted_module():
     refusal = failure(failing.LoopedEigenvalues(), "scripted")
     assert refusal is not None
     assert ("aten::linalg_eigvals", "") in places_of(refusal)
 
 
-def test_looks_into_the_branches_of_a_condition() -> None:
+def test_looks_into_the_branches_of_a_condition():
     found = unsupported(failing.Conditional().eval(), X, strategy="dynamo", opset=18)
     assert [(one.name, one.source) for one in found] == [
         ("aten::linalg_eig", line_of("return torch.cond"))
     ]
 
 
-def test_modules_of_one_name_are_told_apart() -> None:
+def test_modules_of_one_name_are_told_apart():
     found = unsupported(failing.Twins().eval(), X, strategy="traced", opset=13)
     places = {one.place for one in found if one.name == "aten::linalg_eigvals"}
     assert places == {"encoder.0.0", "decoder.0.0"}
 
 
-def test_finds_what_a_stopped_export_did_not_reach() -> None:
+def test_finds_what_a_stopped_export_did_not_reach():
     found = unsupported(failing.NeedsShape().eval(), X, strategy="traced", opset=13)
     assert [(one.name, one.place) for one in found] == [
         ("aten::swapaxes", "first"),
@@ -125,7 +111,7 @@ def test_finds_what_a_stopped_export_did_not_reach() -> None:
     ]
 
 
-def test_a_module_that_was_traced_before_has_places_too() -> None:
+def test_a_module_that_was_traced_before_has_places_too():
     with captured():
         model = failing.Several().eval().requires_grad_(False)
         traced = torch.jit.trace(model, X, check_trace=False)
@@ -133,7 +119,7 @@ def test_a_module_that_was_traced_before_has_places_too() -> None:
     assert ("aten::grid_sampler", "head") in {(one.name, one.place) for one in found}
 
 
-def test_what_custom_symbolics_write_is_not_listed() -> None:
+def test_what_custom_symbolics_write_is_not_listed():
     model = failing.Several().eval().requires_grad_(False)
     with registered("tests.export.custom_example:register", opset=18) as symbolics:
         legacy = unsupported(model, X, strategy="direct", opset=18)
@@ -144,11 +130,11 @@ def test_what_custom_symbolics_write_is_not_listed() -> None:
 
 
 @pytest.mark.parametrize("strategy", [*LEGACY, "dynamo"])
-def test_a_model_that_can_be_exported_has_none(strategy: Strategy) -> None:
+def test_a_model_that_can_be_exported_has_none(strategy):
     assert unsupported(nn.Linear(4, 2).eval(), X, strategy=strategy, opset=18) == ()
 
 
-def test_what_can_not_be_captured_has_none(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_captured_has_none(capfd):
     assert unsupported(failing.Sorted(), X, strategy="scripted", opset=13) == ()
     assert unsupported(failing.Branch(), X, strategy="dynamo", opset=18) == ()
     assert unsupported(failing.Eigenvalues(), X, strategy="direct", opset=13)
@@ -156,15 +142,13 @@ def test_what_can_not_be_captured_has_none(capfd: pytest.CaptureFixture[str]) ->
     assert (seen.out, seen.err) == ("", "")
 
 
-def test_nothing_stays_registered() -> None:
+def test_nothing_stays_registered():
     from torch.onnx._internal.torchscript_exporter import registration
 
     before = dict(registration.registry._registry)
     unsupported(failing.Several().eval(), X, strategy="direct", opset=13)
     assert registration.registry._registry == before
 
-
-# --- the most frequent failures --------------------------------------------------------------
 
 FREQUENT = [
     (failing.GridSample, "direct", X, "aten::grid_sampler", "Set export.opset to 16 or more."),
@@ -177,7 +161,6 @@ FREQUENT = [
     (failing.Median, "direct", X, "aten::median", "Replace it in the model by operators"),
     (failing.ShiftedSwish, "direct", X, "is not torch's own", "docs/custom-operators.md"),
     (failing.DictInput, "direct", DICT, "without its argument x", "let forward take the tensors"),
-    (failing.DictInput, "traced", DICT, "without its argument x", "let forward take the tensors"),
     (failing.DictInput, "dynamo", DICT, "without its argument x", "let forward take the tensors"),
     (failing.TextInput, "traced", TEXT, "given Tuple[Tensor, str]", "the model's constructor"),
     (failing.DictOutput, "traced", X, "can't return a dict", "strategy to direct or dynamo"),
@@ -192,9 +175,7 @@ FREQUENT = [
 
 @pytest.mark.rows(5)
 @pytest.mark.parametrize(("kind", "strategy", "arguments", "cause", "remedy"), FREQUENT)
-def test_frequent_failures_say_why_and_what_helps(
-    kind: type[nn.Module], strategy: Strategy, arguments: tuple[Any, ...], cause: str, remedy: str
-) -> None:
+def test_frequent_failures_say_why_and_what_helps(kind, strategy, arguments, cause, remedy):
     refusal = failure(kind(), strategy, opset=13, arguments=arguments)
     assert refusal is not None
     lines = refusal.text().splitlines()
@@ -204,73 +185,53 @@ def test_frequent_failures_say_why_and_what_helps(
     assert not any("\x1b" in line or line.startswith("graph(") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("kind", "strategy", "code"),
-    [
-        (failing.Branch, "dynamo", "if x.sum() > 0:"),
-        (failing.Sorted, "scripted", "key=lambda row"),
-        (failing.Antialias, "scripted", "antialias=True"),
-    ],
-)
-def test_other_failures_name_the_line(kind: type[nn.Module], strategy: Strategy, code: str) -> None:
+@pytest.mark.parametrize(("kind", "strategy", "code"), [
+    (failing.Branch, "dynamo", "if x.sum() > 0:"),
+    (failing.Sorted, "scripted", "key=lambda row"),
+    (failing.Antialias, "scripted", "antialias=True"),
+])  # fmt: skip
+def test_other_failures_name_the_line(kind, strategy, code):
     refusal = failure(kind(), strategy)
     assert refusal is not None
     assert f" at {line_of(code)}" in refusal.cause
 
 
 @pytest.mark.rows(4)
-@pytest.mark.parametrize(
-    ("kind", "strategy"),
-    [
-        (failing.GridSample, "dynamo"),
-        (failing.Antialias, "dynamo"),
-        (failing.Fourier, "dynamo"),
-        (failing.DictOutput, "direct"),
-    ],
-)
-def test_the_advice_is_true(kind: type[nn.Module], strategy: Strategy) -> None:
-    assert failure(kind(), strategy, opset=18) is None
+@pytest.mark.parametrize(("kind", "strategy", "opset"), [
+    (failing.GridSample, "direct", 16),
+    (failing.Antialias, "dynamo", 18),
+    (failing.Fourier, "dynamo", 18),
+    (failing.DictOutput, "direct", 18),
+])  # fmt: skip
+def test_the_advice_is_true(kind, strategy, opset):
+    assert failure(kind(), strategy, opset=opset) is None
 
 
-def test_the_opset_that_is_named_does() -> None:
-    assert failure(failing.GridSample(), "direct", opset=15) is not None
-    assert failure(failing.GridSample(), "direct", opset=16) is None
-
-
-# --- places ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("scope", "path"),
-    [
-        ("pkg.Several::", ""),
-        ("pkg.Several::/pkg.Sequential::left.0/pkg.Eigenvalues::left.0.1", "left.0.1"),
-        ("pkg.Several::/pkg.Sequential::0/pkg.Eigenvalues::1", "left.0.1"),
-        ("pkg.Several::/pkg.Sequential::even/pkg.Eigenvalues::0", "right.even.0"),
-        ("pkg.Several::/pkg.GridSample::head", "head"),
-        ("pkg.Several::/pkg.Linear::nowhere", "nowhere"),
-    ],
-)
-def test_a_scope_becomes_a_path(scope: str, path: str) -> None:
+@pytest.mark.parametrize(("scope", "path"), [
+    ("pkg.Several::", ""),
+    ("pkg.Several::/pkg.Sequential::left.0/pkg.Eigenvalues::left.0.1", "left.0.1"),
+    ("pkg.Several::/pkg.Sequential::0/pkg.Eigenvalues::1", "left.0.1"),
+    ("pkg.Several::/pkg.Sequential::even/pkg.Eigenvalues::0", "right.even.0"),
+    ("pkg.Several::/pkg.GridSample::head", "head"),
+    ("pkg.Several::/pkg.Linear::nowhere", "nowhere"),
+])  # fmt: skip
+def test_a_scope_becomes_a_path(scope, path):
     assert failures.module_path(scope, failing.Several()) == path
 
 
-def test_a_scope_that_is_lost_is_taken_from_the_hierarchy() -> None:
+def test_a_scope_that_is_lost_is_taken_from_the_hierarchy():
     scope = failures.node_scope("pkg.Net::", "0(Sequential).1(Eig).UNKNOWN_INSTANCE(UNKNOWN_TYPE)")
     assert scope == "pkg.Net::/Sequential::0/Eig::1"
     assert failures.node_scope("pkg.Net::/pkg.A::a", "b(B)") == "pkg.Net::/pkg.A::a"
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("", None),
-        ("<string>(3): forward\n", None),
-        ("/nowhere/torch.py(3): f\n/nowhere/net.py(7): forward\n", "torch.py:3"),
-        (f"{torch.nn.functional.__file__}(3): f\n/nowhere/net.py(7): forward\n", "net.py:7"),
-        ('  File "/a/outer.py", line 1, in f\n  File "/a/inner.py", line 2, in g\n', "inner.py:2"),
-        ('  File "/a/inner.py", line 2\n <--- HERE\n  File "/a/outer.py", line 1\n', "inner.py:2"),
-    ],
-)
-def test_the_innermost_line_of_the_users_own_code(text: str, line: str | None) -> None:
+@pytest.mark.parametrize(("text", "line"), [
+    ("", None),
+    ("<string>(3): forward\n", None),
+    ("/nowhere/torch.py(3): f\n/nowhere/net.py(7): forward\n", "torch.py:3"),
+    (f"{torch.nn.functional.__file__}(3): f\n/nowhere/net.py(7): forward\n", "net.py:7"),
+    ('  File "/a/outer.py", line 1, in f\n  File "/a/inner.py", line 2, in g\n', "inner.py:2"),
+    ('  File "/a/inner.py", line 2\n <--- HERE\n  File "/a/outer.py", line 1\n', "inner.py:2"),
+])  # fmt: skip
+def test_the_innermost_line_of_the_users_own_code(text, line):
     assert failures.source_line(text) == line

@@ -1,5 +1,9 @@
+"""Failures of an export have one table, and no other module of `gate.export` has their texts."""
+
 from __future__ import annotations
 
+import ast
+import string
 from pathlib import Path
 
 import pytest
@@ -8,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.onnx.errors import OnnxExporterError, UnsupportedOperatorError
 
+from gate.export import failures
 from gate.export.export_warnings import shorten_message
-from gate.export.failures import MOST_LINES, ExportFailure, UnsupportedOperator, family
+from gate.export.failures import FAILURES, MOST_LINES, ExportFailure, UnsupportedOperator, family
 
 OPERATORS = st.builds(
     UnsupportedOperator,
@@ -21,133 +26,122 @@ OPERATORS = st.builds(
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "cause", "remedy"),
-    [
-        (
-            UnsupportedOperatorError("aten::sdpa", 13, 14),
-            "the operator aten::sdpa can't be exported at opset 13",
-            "Set export.opset to 14 or more.",
+@pytest.mark.parametrize(("error", "cause", "remedy"), [
+    (
+        UnsupportedOperatorError("aten::sdpa", 13, 14),
+        "the operator aten::sdpa can't be exported at opset 13",
+        "Set export.opset to 14 or more.",
+    ),
+    (
+        UnsupportedOperatorError("aten::median", 13, None),
+        "the operator aten::median can't be exported at opset 13",
+        "Replace it in the model by operators that ONNX has, or try export.strategy: direct or dynamo.",
+    ),
+    (
+        UnsupportedOperatorError("mine::op", 13, None),
+        "the operator mine::op is not torch's own",
+        "Register a symbolic function",
+    ),
+    (
+        OnnxExporterError(
+            "Unsupported: ONNX export of quantile in opset 13. Please try opset version 17."
         ),
-        (
-            UnsupportedOperatorError("aten::median", 13, None),
-            "the operator aten::median can't be exported at opset 13",
-            "Replace it in the model by operators that ONNX has, or try export.strategy: direct or dynamo.",
+        "the operator aten::quantile can't be exported: quantile",
+        "Set export.opset to 17 or more.",
+    ),
+    (
+        OnnxExporterError(
+            "Unsupported: ONNX export of operator Pad, negative axis. Please feel free to "
+            "request support or submit a pull request"
         ),
-        (
-            UnsupportedOperatorError("mine::op", 13, None),
-            "the operator mine::op is not torch's own",
-            "Register a symbolic function",
+        "the operator aten::Pad can't be exported: Pad, negative axis",
+        "Change this call in the model, or try export.strategy: direct or dynamo.",
+    ),
+    (
+        RuntimeError("Bad rank.  [Caused by x]. The containing node has kind 'onnx::Add'.]"),
+        "the exporter failed at the operator onnx::Add: RuntimeError: Bad rank",
+        "Simplify this part",
+    ),
+    (
+        RuntimeError("required keyword attribute 'Subgraph' is undefined"),
+        "the scripted module calls Python code",
+        "as torch.ops.namespace.name",
+    ),
+    (
+        RuntimeError(
+            "Unsupported: ONNX export of transpose for tensor of unknown rank.  [Caused by the "
+            "value '5'. The containing node has kind 'onnx::Add'.]"
         ),
-        (
-            OnnxExporterError(
-                "Unsupported: ONNX export of quantile in opset 13. Please try opset version 17."
-            ),
-            "the operator aten::quantile can't be exported: quantile",
-            "Set export.opset to 17 or more.",
+        "the exporter has lost a shape or a type that it needs: RuntimeError: Unsupported",
+        "Set export.strategy to direct if the module was traced",
+    ),
+    (
+        RuntimeError('x INTERNAL ASSERT FAILED at "/a/b.cpp":7, please report a bug. No.'),
+        "the exporter failed inside: RuntimeError: x INTERNAL ASSERT FAILED",
+        "Set export.strategy to direct or dynamo",
+    ),
+    (
+        OnnxExporterError("ONNX export failed: Couldn't export Python operator Swish"),
+        "the Python operator Swish has no ONNX form",
+        "a static method symbolic(g, *inputs)",
+    ),
+    (
+        RuntimeError(
+            "Only tuples, lists and Variables are supported as JIT inputs/outputs. Here, "
+            "received an input of unsupported type: Config"
         ),
-        (
-            OnnxExporterError(
-                "Unsupported: ONNX export of operator Pad, negative axis. Please feel free to "
-                "request support or submit a pull request"
-            ),
-            "the operator aten::Pad can't be exported: Pad, negative axis",
-            "Change this call in the model, or try export.strategy: direct or dynamo.",
-        ),
-        (
-            RuntimeError("Bad rank.  [Caused by x]. The containing node has kind 'onnx::Add'.]"),
-            "the exporter failed at the operator onnx::Add: RuntimeError: Bad rank",
-            "Simplify this part",
-        ),
-        (
-            RuntimeError("required keyword attribute 'Subgraph' is undefined"),
-            "the scripted module calls Python code",
-            "as torch.ops.namespace.name",
-        ),
-        (
-            RuntimeError(
-                "Unsupported: ONNX export of transpose for tensor of unknown rank.  [Caused by the "
-                "value '5'. The containing node has kind 'onnx::Add'.]"
-            ),
-            "the exporter has lost a shape or a type that it needs: RuntimeError: Unsupported",
-            "Set export.strategy to direct if the module was traced",
-        ),
-        (
-            RuntimeError('x INTERNAL ASSERT FAILED at "/a/b.cpp":7, please report a bug. No.'),
-            "the exporter failed inside: RuntimeError: x INTERNAL ASSERT FAILED",
-            "Set export.strategy to direct or dynamo",
-        ),
-        (
-            OnnxExporterError("ONNX export failed: Couldn't export Python operator Swish"),
-            "the Python operator Swish has no ONNX form",
-            "a static method symbolic(g, *inputs)",
-        ),
-        (
-            RuntimeError(
-                "Only tuples, lists and Variables are supported as JIT inputs/outputs. Here, "
-                "received an input of unsupported type: Config"
-            ),
-            "a trace takes only tensors; it was called with Config",
-            "settings to the model's constructor",
-        ),
-        (
-            ValueError("Constraints violated (batch)! For more information, run with x."),
-            "forward fixes an axis that should be dynamic: ValueError: Constraints violated",
-            "Use the tensor's own shape there",
-        ),
-        (ValueError(""), "the exporter failed: ValueError: no message", "Simplify"),
-    ],
-)
-def test_names_the_operator_and_the_way_out(error: Exception, cause: str, remedy: str) -> None:
+        "a trace takes only tensors; it was called with Config",
+        "settings to the model's constructor",
+    ),
+    (
+        ValueError("Constraints violated (batch)! For more information, run with x."),
+        "forward fixes an axis that should be dynamic: ValueError: Constraints violated",
+        "Use the tensor's own shape there",
+    ),
+    (ValueError(""), "the exporter failed: ValueError: no message", "Simplify"),
+])  # fmt: skip
+def test_names_the_operator_and_the_way_out(error, cause, remedy):
     refusal = ExportFailure.from_error(error)
     assert refusal.cause.startswith(cause)
     assert remedy in refusal.remedy
 
 
-def test_brief_is_one_line() -> None:
-    assert shorten_message(RuntimeError("\n  first.\ngraph(%0):\n")) == "RuntimeError: first"
-    assert len(shorten_message(RuntimeError("x" * 100_000))) < 300
-
-
-def test_reads_the_whole_chain_of_causes() -> None:
+def test_reads_the_whole_chain_of_causes():
     error = RuntimeError("Failed to do it")
     error.__cause__ = UnsupportedOperatorError("aten::eig", 13, None)
     assert ExportFailure.from_error(error).operators[0].name == "aten::eig"
 
 
-def test_causes_in_a_circle_end() -> None:
+def test_causes_in_a_circle_end():
     error = RuntimeError("round")
     error.__cause__ = error
     assert ExportFailure.from_error(error).cause.endswith("RuntimeError: round")
 
 
-@pytest.mark.parametrize(
-    ("operator", "why"),
-    [
-        ("aten::_native_multi_head_attention", "fused attention"),
-        ("aten::_upsample_bicubic2d_aa", "antialiased"),
-        ("aten::fft_fft2", "complex"),
-        ("aten::_fft_r2c", "complex"),
-        ("aten::linalg_eigvals", "decomposition"),
-        ("prim::DictConstruct", "a dict in a scripted module"),
-        ("aten::is_autocast_enabled", "bookkeeping"),
-        ("aten::swapaxes", "hidden in a traced submodule"),
-    ],
-)
-def test_knows_the_frequent_families(operator: str, why: str) -> None:
+@pytest.mark.parametrize(("operator", "why"), [
+    ("aten::_native_multi_head_attention", "fused attention"),
+    ("aten::_upsample_bicubic2d_aa", "antialiased"),
+    ("aten::fft_fft2", "complex"),
+    ("aten::_fft_r2c", "complex"),
+    ("aten::linalg_eigvals", "decomposition"),
+    ("prim::DictConstruct", "a dict in a scripted module"),
+    ("aten::is_autocast_enabled", "bookkeeping"),
+    ("aten::swapaxes", "hidden in a traced submodule"),
+])  # fmt: skip
+def test_knows_the_frequent_families(operator, why):
     known = family(operator)
     assert known is not None
     assert why in known.why
     assert known.strategy is None or family(operator, tried=[known.strategy]) is None
 
 
-def test_no_strategy_that_failed_is_proposed() -> None:
+def test_no_strategy_that_failed_is_proposed():
     error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
     assert "strategy to dynamo" in ExportFailure.from_error(error, strategy="direct").remedy
     assert "dynamo" not in ExportFailure.from_error(error, strategy="dynamo").remedy
 
 
-def test_after_a_whole_ladder_no_strategy_is_proposed() -> None:
+def test_after_a_whole_ladder_no_strategy_is_proposed():
     tried = ("traced", "direct", "scripted", "dynamo")
     error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
     refusal = ExportFailure.from_error(error, strategy="traced").of_all(tried, cause="none could")
@@ -164,10 +158,7 @@ def test_after_a_whole_ladder_no_strategy_is_proposed() -> None:
     assert median.of_all(tried, cause="x").remedy == "Set export.opset to 16 or more."
 
 
-# --- the text --------------------------------------------------------------------------------
-
-
-def test_the_text_of_several_operators() -> None:
+def test_the_text_of_several_operators():
     eig = [UnsupportedOperator("aten::eig", f"layer.{i}", "pkg/net.py:3") for i in range(6)]
     grid = UnsupportedOperator("aten::grid_sampler", "", None, since=16)
     swish = UnsupportedOperator("mine::swish", "head", "pkg/net.py:9")
@@ -198,7 +189,7 @@ def test_the_text_of_several_operators() -> None:
     ]
 
 
-def test_one_opset_that_has_them_all_is_the_remedy() -> None:
+def test_one_opset_that_has_them_all_is_the_remedy():
     operators = [UnsupportedOperator("aten::a", since=14), UnsupportedOperator("aten::b", since=16)]
     refusal = ExportFailure.from_error(RuntimeError(), operators=operators)
     assert refusal.remedy == "Set export.opset to 16 or more."
@@ -211,8 +202,8 @@ def test_one_opset_that_has_them_all_is_the_remedy() -> None:
     strategy=st.sampled_from([None, "traced", "direct", "scripted", "dynamo"]),
 )
 def test_the_text_is_short_names_every_operator_and_ends_with_the_remedy(
-    operators: list[UnsupportedOperator], message: str, notes: list[str], strategy: str | None
-) -> None:
+    operators, message, notes, strategy
+):
     refusal = ExportFailure.from_error(
         RuntimeError(message), operators=operators, strategy=strategy
     )
@@ -225,13 +216,44 @@ def test_the_text_is_short_names_every_operator_and_ends_with_the_remedy(
         assert operator.name in "\n".join(lines)
 
 
-def test_eighty_operators_are_all_named() -> None:
-    operators = [UnsupportedOperator(f"aten::a_rather_long_name_{i}", "a.b") for i in range(80)]
-    lines = ExportFailure.from_error(RuntimeError(), operators=operators).text().splitlines()
-    assert len(lines) <= MOST_LINES
-    assert all(operator.name in "\n".join(lines) for operator in operators)
-
-
-def test_a_graph_dump_never_gets_through() -> None:
+def test_a_graph_dump_never_gets_through():
+    assert shorten_message(RuntimeError("\n  first.\ngraph(%0):\n")) == "RuntimeError: first"
+    assert len(shorten_message(RuntimeError("x" * 100_000))) < 300
     error = torch.onnx.OnnxExporterError("It failed.\n" + "graph(%x : Tensor):\n" * 13_000)
     assert "graph(" not in ExportFailure.from_error(error).text()
+
+
+EXPORT = Path(failures.__file__).parent
+
+
+@pytest.mark.parametrize("code", FAILURES)
+def test_each_code_has_a_cause_and_a_remedy(code):
+    named = {
+        name
+        for text in FAILURES[code][:2]
+        for _, name, _, _ in string.Formatter().parse(text)
+        if name and not name.isdigit()
+    }
+    params: dict[str, object] = {**dict.fromkeys(named, "x"), "error": 0.5}
+    failure = ExportFailure.from_code(code, "whole", "group", **params)
+    assert failure.code == code
+    assert failure.cause
+    assert not failure.cause.endswith(".")
+    assert failure.remedy.endswith(".")
+    assert failure.text().splitlines()[-1] == failure.remedy
+
+
+@pytest.mark.parametrize("file", sorted(EXPORT.glob("*.py")), ids=lambda file: file.name)
+def test_only_the_table_has_texts_of_failures(file):
+    """A failure is raised by its code, which is an identifier of the table."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            if called in ("because", "from_code", "failure_texts", "export_error", "_cause"):
+                code = node.args[0]
+                assert not isinstance(code, ast.JoinedStr), node.lineno
+                assert not isinstance(code, ast.Constant) or code.value in FAILURES, node.lineno
+            texts = [k.value for k in node.keywords if k.arg in ("cause", "remedy")]
+            assert file.name == "failures.py" or not any(
+                isinstance(text, ast.JoinedStr) for text in texts
+            ), node.lineno

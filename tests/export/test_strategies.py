@@ -1,4 +1,4 @@
-"""Nested lists, tuples and dicts of tensors through `scripted`, or the reason why not."""
+"""Nested inputs and outputs through `scripted`, and names that are numbers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 from gate.errors import ExportError
 from gate.export.export import Exported, export_model, self_check
+from gate.export.strategies import accepted, rename
 from gate.records.export import ExportSettings
 
 
@@ -33,9 +36,7 @@ class Lists(nn.Module):
 
 
 class Tuples(nn.Module):
-    def forward(
-        self, pair: tuple[Tensor, list[Tensor]], z: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, pair, z):
         a, rest = pair
         return a + z, (a * rest[0], rest[1])
 
@@ -98,9 +99,7 @@ def export(folder: Path, model: nn.Module, *names: str) -> Exported:
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )  # fmt: skip
-def test_what_torchscript_can(
-    tmp_path: Path, model: nn.Module, inputs: tuple[str, ...], outputs: list[str]
-) -> None:
+def test_what_torchscript_can(tmp_path, model, inputs, outputs):
     exported = export(tmp_path, model, *inputs)
     assert tuple(spec.name for spec in exported.subject.inputs) == inputs
     assert [spec.name for spec in exported.subject.outputs] == outputs
@@ -109,28 +108,18 @@ def test_what_torchscript_can(
     assert branches == isinstance(model, Dicts)
 
 
-@pytest.mark.parametrize(
-    ("model", "inputs", "says"),
-    [
-        (
-            Bare(),
-            ("batch.image",),
-            r"takes batch as a dict, .*\n.*\n?Annotate it, such as batch: d",
-        ),
-        (Mixed(), ("x",), r"values of several types \(Tensor, list\)(.|\n)*Return a named tuple"),
-        (ByKeyword(), ("x", "y"), r"takes y by keyword only(.|\n)*leave out the \*"),
-    ],
-    ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
-)
-def test_what_it_can_not(
-    tmp_path: Path, model: nn.Module, inputs: tuple[str, ...], says: str
-) -> None:
+@pytest.mark.parametrize(("model", "inputs", "says"), [
+    (Bare(), ("batch.image",), r"takes batch as a dict, .*\n.*\n?Annotate it, such as batch: d"),
+    (Mixed(), ("x",), r"values of several types \(Tensor, list\)(.|\n)*Return a named tuple"),
+    (ByKeyword(), ("x", "y"), r"takes y by keyword only(.|\n)*leave out the \*"),
+], ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "")  # fmt: skip
+def test_what_it_can_not(tmp_path, model, inputs, says):
     with pytest.raises(ExportError, match=says):
         export(tmp_path, model, *inputs)
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_another_reason_is_told_as_torch_tells_it(tmp_path: Path) -> None:
+def test_another_reason_is_told_as_torch_tells_it(tmp_path):
     class Generator(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return sum(y for y in x.unbind(1))  # type: ignore[return-value]
@@ -138,3 +127,45 @@ def test_another_reason_is_told_as_torch_tells_it(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"torch\.jit\.script failed"):
         export(tmp_path, Generator(), "x")
     assert torch.is_grad_enabled()
+
+
+def test_only_numbers_get_a_stand_in():
+    assert accepted(["0", "pool", "a.0", "12"]) == [
+        "parity_gate_value_0", "pool", "a.0", "parity_gate_value_12"
+    ]  # fmt: skip
+
+
+def test_inner_values_of_the_same_name_make_way_in_subgraphs_too(tmp_path):
+    def value(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
+
+    def branch(operator: str) -> onnx.GraphProto:
+        node = helper.make_node(operator, ["0"], [f"{operator}_out"])
+        return helper.make_graph([node], operator, [], [value(f"{operator}_out")])
+
+    positive = helper.make_tensor_value_info("positive", TensorProto.BOOL, [])
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["0"]),
+        helper.make_node(
+            "If", ["positive"], ["parity_gate_value_0"],
+            then_branch=branch("Identity"), else_branch=branch("Neg"),
+        ),
+    ]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", [value("x"), positive], [value("parity_gate_value_0")])
+    path = tmp_path / "m.onnx"
+    opsets = [helper.make_opsetid("", 13)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    rename(path, ("x", "positive", "0"))
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [output.name for output in session.get_outputs()] == ["0"]
+    x = np.array([1.0, 2.0], np.float32)
+    for flag, sign in ((True, 2), (False, -2)):
+        (seen,) = session.run(["0"], {"x": x, "positive": np.array(flag)})
+        assert (seen == sign * x).all()
+
+
+def test_a_file_without_numbers_keeps_its_bytes(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"untouched")
+    rename(tmp_path / "m.onnx", ("x", "logits"))
+    assert (tmp_path / "m.onnx").read_bytes() == b"untouched"
