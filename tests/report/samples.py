@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gate.decision.decide import Decision, decide
-from gate.records.evidence import Evidence
+from gate import Decision, Evidence, decide
 from tests.builders import evidence, output_parity, policy, runtime_evidence
 
 HOSTILE = "lo|g[red]\x1b[31m_<script>alert(1)</script>$x`*\n#h"

@@ -10,10 +10,9 @@ from typing import Any
 
 from PIL import Image
 
-from gate.decision.check_result import CheckResult, Verdict
-from gate.decision.decide import Decision, decide
-from gate.records.evidence import Cost, Evidence, Latency
-from gate.records.localization import Explanation, LayerRow, Localization
+from gate import CheckResult, Evidence, Localization, Verdict, decide
+from gate.records.evidence import Cost, Latency
+from gate.records.localization import Explanation, LayerRow
 from gate.records.outputs import Confidence, ConfidenceOfClass, Histogram, SideAnswer, WorstSample
 from gate.records.preprocessing import (
     ChannelDifference,
@@ -25,15 +24,7 @@ from gate.records.preprocessing import (
 from gate.records.runtime import RUNTIMES
 from gate.report.html_page import Report
 from gate.summary.summarize import check_row, summarize
-from gate.summary.summary import (
-    Change,
-    ChangeRow,
-    CheckRow,
-    Finding,
-    Headline,
-    Step,
-    Summary,
-)
+from gate.summary.summary import Change, ChangeRow, CheckRow, Finding, Headline, Step
 from tests.builders import (
     absent,
     class_parity,
@@ -248,14 +239,7 @@ def pictures() -> dict[int, bytes]:
     return made
 
 
-def _story(
-    headline: Headline,
-    judged: Decision,
-    seen: Evidence,
-    *,
-    findings: tuple[Finding, ...] = (),
-    steps: tuple[Step, ...] = (),
-) -> Summary:
+def _story(headline, judged, seen, *, findings=(), steps=()):
     rows = (
         ChangeRow(name="accuracy", before="0.9712", now="0.9711", changed=True, sense="worse"),
         ChangeRow(name="noise_ratio", before="1.2", now="1.1", changed=True, sense="better"),

@@ -1,12 +1,7 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from gate.decision.decide import Decision
+from gate import Decision, Evidence
 from gate.errors import StorageError
-from gate.records.evidence import Evidence
 from gate.report.folder import write_report
 from gate.summary.summarize import summarize
 from tests.report.samples import failed, passed
@@ -15,7 +10,7 @@ from tests.reused_charts import reused_charts
 __all__ = ["reused_charts"]
 
 
-def test_the_records_come_back_as_they_were(tmp_path: Path) -> None:
+def test_the_records_come_back_as_they_were(tmp_path):
     decision, evidence = failed()
     write_report(tmp_path / "report", decision, evidence, story=summarize(decision, evidence))
     assert Evidence.load(tmp_path / "report/evidence.json").digest() == decision.evidence_sha256
@@ -24,7 +19,7 @@ def test_the_records_come_back_as_they_were(tmp_path: Path) -> None:
     assert names >= {"report.md", "report.html", "latency.svg"}
 
 
-def test_figures_of_an_earlier_report_go_and_other_files_stay(tmp_path: Path) -> None:
+def test_figures_of_an_earlier_report_go_and_other_files_stay(tmp_path):
     decision, evidence = passed()
     write_report(tmp_path, decision, evidence, story=summarize(decision, evidence))
     (tmp_path / "plots/mine.svg").write_bytes(b"mine")
@@ -34,7 +29,7 @@ def test_figures_of_an_earlier_report_go_and_other_files_stay(tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["mine.svg"]
 
 
-def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
     (tmp_path / "report").write_text("a file is in the way")
     with pytest.raises(StorageError, match="cannot write"):
         write_report(tmp_path / "report", *passed(), story=summarize(*passed()))

@@ -1,12 +1,18 @@
+"""Markdown of a version and of a pull request."""
+
 from __future__ import annotations
 
 import re
 
+import pytest
+
 from gate.records.champion_comparison import TrendRow
-from gate.report.markdown import summary_markdown
+from gate.report.ci_formats import CiResult
+from gate.report.markdown import LIMIT, pull_request_comment, summary_markdown
 from gate.summary.summarize import summarize
 from gate.summary.summary import Change, ChangeRow, Summary
 from tests.builders import digest
+from tests.report.ci_results import RESULTS
 from tests.report.samples import HOSTILE, failed, passed
 
 LINKS = {"run": "http://127.0.0.1:5000/#/experiments/1/runs/a b"}
@@ -16,8 +22,17 @@ def stories() -> list[Summary]:
     return [summarize(*judged) for judged in (passed(), failed(), failed(HOSTILE))]
 
 
-def test_the_first_line_is_one_plain_sentence() -> None:
+def test_the_first_line_is_one_plain_sentence():
     for story in stories():
+        text = summary_markdown(story, LINKS)
+        assert not re.search(r"(?<!\\)<script|\x1b", text)
+        for sha256 in (
+            story.subject.sha256,
+            story.subject.policy_sha256,
+            story.subject.evidence_sha256,
+        ):
+            assert str(sha256) in text
+        assert "[run](<http://127.0.0.1:5000/#/experiments/1/runs/a%20b>)" in text
         first, second, *_ = summary_markdown(story, LINKS).split("\n")
         assert first.startswith(f"{story.headline.verdict}: ")
         assert first.endswith(".")
@@ -25,7 +40,7 @@ def test_the_first_line_is_one_plain_sentence() -> None:
         assert second == ""
 
 
-def test_a_runtime_is_a_row_with_all_its_cells() -> None:
+def test_a_runtime_is_a_row_with_all_its_cells():
     for story in stories():
         rows = [row for row in summary_markdown(story, LINKS).split("\n") if row.startswith("|")]
         assert len(rows) == len(story.proof) + 2
@@ -33,7 +48,7 @@ def test_a_runtime_is_a_row_with_all_its_cells() -> None:
             assert len(re.findall(r"(?<!\\)\|", row)) == 8
 
 
-def test_findings_come_with_the_remedy_and_waived_checks_are_shown() -> None:
+def test_findings_come_with_the_remedy_and_waived_checks_are_shown():
     text = summary_markdown(summarize(*failed()), {})
     assert "max_abs_diff: 0.66, allowed 0.0001" in text
     assert "**Try:** " in text
@@ -44,21 +59,7 @@ def test_findings_come_with_the_remedy_and_waived_checks_are_shown() -> None:
     assert "no CUDA device" in text
 
 
-def test_hostile_names_stay_text() -> None:
-    text = summary_markdown(summarize(*failed(HOSTILE)), {})
-    assert not re.search(r"(?<!\\)<script", text)
-    assert "\x1b" not in text
-
-
-def test_what_the_decision_is_bound_to_is_there() -> None:
-    decision, evidence = passed()
-    text = summary_markdown(summarize(decision, evidence), LINKS)
-    for sha256 in (decision.subject_sha256, decision.policy_sha256, decision.evidence_sha256):
-        assert str(sha256) in text
-    assert "[run](<http://127.0.0.1:5000/#/experiments/1/runs/a%20b>)" in text
-
-
-def test_what_changed_against_the_champion_is_there_and_what_did_not_is_not() -> None:
+def test_what_changed_against_the_champion_is_there_and_what_did_not_is_not():
     rows = (
         ChangeRow(name="accuracy", before="97 %", now="96 %", changed=True, sense="worse"),
         ChangeRow(name="opset", before="13", now="13", changed=False),
@@ -72,7 +73,7 @@ def test_what_changed_against_the_champion_is_there_and_what_did_not_is_not() ->
     )
 
 
-def test_the_last_releases_are_a_table() -> None:
+def test_the_last_releases_are_a_table():
     rows = tuple(
         TrendRow(
             sha256=digest(str(release)),
@@ -92,3 +93,54 @@ def test_the_last_releases_are_a_table() -> None:
     assert digest("1").short not in text
     alone = Change(absent="it is this very file", trend=rows[:1])
     assert "| file |" not in summary_markdown(summarize(*passed(), change=alone), {})
+
+
+@pytest.mark.parametrize(("name", "heading"), [
+    ("passed", "## ✅ parity-gate: PASS (torchvision:resnet18)"),
+    ("rejected", "## ❌ parity-gate: FAIL (torchvision:resnet18)"),
+    ("unjudged", "## ⚠️ parity-gate: ERROR (torchvision:resnet18)"),
+    ("nothing", "## ⚠️ parity-gate: could not judge (m:build)"),
+    ("bare", "## ⚠️ parity-gate: could not judge"),
+    ("unexported", "## ❌ parity-gate: rejected"),
+    ("refused", "## ❌ parity-gate: rejected, the verdict is PASS (digits)"),
+    ("promoted", "## ✅ parity-gate: PASS (digits)"),
+])  # fmt: skip
+def test_the_heading_has_the_colour_and_the_verdict(name, heading):
+    assert pull_request_comment(RESULTS[name]()).splitlines()[0] == heading
+
+
+@pytest.mark.parametrize("name", ["rejected", "unjudged", "promoted", "hostile"])
+def test_it_tells_the_story_as_the_version_page_does(name):
+    result = RESULTS[name]()
+    assert result.story is not None
+    text = pull_request_comment(result)
+    assert text.endswith(summary_markdown(result.story, result.links))
+    assert not re.search(r"(?<!\\)<script|\x1b", text)
+    order = [text.index(words) for words in (f"{result.verdict}: ", "Against the champion", "| runtime")]  # fmt: skip
+    assert order == sorted(order)
+
+
+def test_what_the_command_came_to_is_there():
+    assert "`gate promote`: **refused: version 7 was taken back**" in pull_request_comment(
+        RESULTS["refused"]()
+    )
+    assert "[Model version](<http://127.0.0.1:5000/" in pull_request_comment(RESULTS["promoted"]())
+    nothing = pull_request_comment(RESULTS["nothing"]())
+    assert "`gate check`: model.onnx does not exist." in nothing
+    assert "neither a pass nor a rejection" in nothing
+    rejected = pull_request_comment(RESULTS["unexported"]())
+    assert "`stage export`: the model's source forbids every strategy" in rejected
+    assert "rejected before anything was measured (exit code 1)" in rejected
+
+
+@pytest.mark.parametrize("letter", ["x", "🙂"])
+def test_what_is_too_long_is_cut_after_a_whole_line(letter):
+    story = RESULTS["passed"]().story
+    assert story is not None
+    note = letter * 200
+    long = story.model_copy(update={"notes": (note,) * 2000})
+    text = pull_request_comment(CiResult(command="check", exit_code=0, story=long))
+    assert 0.9 * LIMIT < len(text.encode()) <= LIMIT
+    *lines, last = text.rstrip().splitlines()
+    assert last == "(What does not fit is left out here.)"
+    assert lines[-2:] == [f"- {note}", ""]

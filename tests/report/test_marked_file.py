@@ -10,16 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from gate.data.samples import SampleSet
+from gate import MeasurementJob, SampleSet, TestedFile, locate
 from gate.errors import EvidenceError, StorageError
 from gate.localize import marked_file
-from gate.localize.locate import locate
 from gate.localize.marked_file import write_marked_file
-from gate.measure.job import MeasurementJob
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.sessions import open_on_cpu
-from gate.onnx_file.tested_file import TestedFile
-from gate.records.localization import Localization
 from tests.localize import nets
 
 ROWS = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
@@ -36,7 +32,7 @@ class Three(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def located(tmp_path_factory: pytest.TempPathFactory) -> tuple[MeasurementJob, Localization]:
+def located(tmp_path_factory):
     model = Three().eval()
     path = tmp_path_factory.mktemp("marked") / "m.onnx"
     candidate = nets.export(model, path, ROWS)
@@ -46,9 +42,7 @@ def located(tmp_path_factory: pytest.TempPathFactory) -> tuple[MeasurementJob, L
     return case, locate(case, runtime="ort-cpu")
 
 
-def test_the_layers_are_outputs_and_right(
-    located: tuple[MeasurementJob, Localization], tmp_path: Path
-) -> None:
+def test_the_layers_are_outputs_and_right(located, tmp_path):
     case, found = located
     path = tmp_path / "marked.onnx"
     path.write_bytes(b"older")
@@ -73,9 +67,7 @@ def test_the_layers_are_outputs_and_right(
     assert [file.name for file in tmp_path.iterdir()] == ["marked.onnx"]
 
 
-def test_never_over_the_model_itself(
-    located: tuple[MeasurementJob, Localization], tmp_path: Path
-) -> None:
+def test_never_over_the_model_itself(located, tmp_path):
     case, found = located
     link = tmp_path / "link.onnx"
     link.hardlink_to(case.candidate.path)
@@ -85,9 +77,7 @@ def test_never_over_the_model_itself(
     case.candidate.verify()
 
 
-def test_weights_in_a_file_of_their_own_stay_where_they_are(
-    located: tuple[MeasurementJob, Localization], tmp_path: Path
-) -> None:
+def test_weights_in_a_file_of_their_own_stay_where_they_are(located, tmp_path):
     case, found = located
     model = onnx.load(case.candidate.path)
     path = tmp_path / "large.onnx"
@@ -105,9 +95,7 @@ def test_weights_in_a_file_of_their_own_stay_where_they_are(
         write_marked_file(large, found, tmp_path / "w.bin")
 
 
-def test_a_file_that_the_runtime_does_not_take_is_not_written(
-    located: tuple[MeasurementJob, Localization], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_the_runtime_does_not_take_is_not_written(located, tmp_path, monkeypatch):
     def refuse(_path: Path) -> None:
         raise RuntimeError("no such operator")
 

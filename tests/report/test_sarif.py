@@ -1,3 +1,5 @@
+"""SARIF of `gate lint` and `gate check` by the schema of OASIS, with lines of the source."""
+
 from __future__ import annotations
 
 import copy
@@ -7,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jsonschema import Draft4Validator
+from torch import nn
 
+from gate import cli
 from gate.lint.lint import LintReport, UnreadCode
 from gate.lint.rules import RULES
+from gate.model.source_code import module_source
 from gate.records.export import LintFinding
-from gate.report.ci_formats import sarif_log
+from gate.report.ci_formats import check_sarif_log, sarif_log
+from tests.report.ci_results import RESULTS
+from tests.small_project import filled
 
 HOSTILE = 'x["\x1b[31m</script>\ud800'
 ROOT = Path(__file__).parents[2]
@@ -71,30 +79,27 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_schema_holds(name: str) -> None:
+def test_the_schema_holds(name):
     made(CASES[name])
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda log: log.pop("version"),
-        lambda log: log["runs"][0].pop("tool"),
-        lambda log: log["runs"][0]["results"][0].pop("message"),
-        lambda log: log["runs"][0]["results"][0].update(level="fatal"),
-        lambda log: log["runs"][0]["results"][0].update(line=3),
-        lambda log: log["runs"][0]["invocations"][0].pop("executionSuccessful"),
-        lambda log: log["runs"][0]["tool"]["driver"]["rules"][0].pop("id"),
-    ],
-)
-def test_the_schema_refuses(spoil: Any) -> None:
+@pytest.mark.parametrize("spoil", [
+    lambda log: log.pop("version"),
+    lambda log: log["runs"][0].pop("tool"),
+    lambda log: log["runs"][0]["results"][0].pop("message"),
+    lambda log: log["runs"][0]["results"][0].update(level="fatal"),
+    lambda log: log["runs"][0]["results"][0].update(line=3),
+    lambda log: log["runs"][0]["invocations"][0].pop("executionSuccessful"),
+    lambda log: log["runs"][0]["tool"]["driver"]["rules"][0].pop("id"),
+])  # fmt: skip
+def test_the_schema_refuses(spoil):
     log = json.loads(sarif_log(report(finding()), exit_code=1))
     assert VALID.is_valid(copy.deepcopy(log))
     spoil(log)
     assert not VALID.is_valid(log)
 
 
-def test_every_rule_has_its_help_and_its_page() -> None:
+def test_every_rule_has_its_help_and_its_page():
     rules = made(report())["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == list(RULES)
     for rule in rules:
@@ -105,7 +110,7 @@ def test_every_rule_has_its_help_and_its_page() -> None:
         assert rule["defaultConfiguration"]["level"] == RULES[rule["id"]].level
 
 
-def test_a_finding_has_its_rule_and_its_place() -> None:
+def test_a_finding_has_its_rule_and_its_place():
     run = made(report(finding("TRC005", line=8)), file_of=lambda path: f"src/{path}")
     (result,) = run["results"]
     assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "TRC005"
@@ -117,13 +122,13 @@ def test_a_finding_has_its_rule_and_its_place() -> None:
     assert RULES["TRC005"].rewrite in result["message"]["text"]
 
 
-def test_what_is_silenced_is_there_and_said_to_be() -> None:
+def test_what_is_silenced_is_there_and_said_to_be():
     first, second = made(report(finding(), finding(suppressed=True)))["results"]
     assert "suppressions" not in first
     assert second["suppressions"] == [{"kind": "inSource"}]
 
 
-def test_a_fingerprint_outlives_lines_above_it_and_is_of_one_finding() -> None:
+def test_a_fingerprint_outlives_lines_above_it_and_is_of_one_finding():
     def of(*findings: LintFinding) -> list[str]:
         return [r["partialFingerprints"]["parityGate/v1"] for r in made(report(*findings))["results"]]  # fmt: skip
 
@@ -133,7 +138,7 @@ def test_a_fingerprint_outlives_lines_above_it_and_is_of_one_finding() -> None:
     assert len({*of(finding()), *of(finding(expression="y")), *of(finding("TRC003"))}) == 3
 
 
-def test_what_could_not_be_read_is_no_clean_run() -> None:
+def test_what_could_not_be_read_is_no_clean_run():
     (failed,) = made(None, exit_code=2, failure="no module nets")["invocations"]
     assert failed["executionSuccessful"] is False
     assert failed["toolExecutionNotifications"][0]["message"]["text"] == "no module nets"
@@ -142,3 +147,105 @@ def test_what_could_not_be_read_is_no_clean_run() -> None:
     assert done["toolExecutionNotifications"][0]["message"]["text"] == (
         "not read: nets.script: TorchScript"
     )
+
+
+MODULE = """\
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3)
+        self.norm: nn.Module = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.norm(self.convolution(x)).relu()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.block = Block()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(4 * 36, 5))
+
+    def forward(self, x):
+        return self.layers(self.block(x))
+
+
+def build():
+    return Net()
+"""
+
+
+def log(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    assert [error.message for error in VALID.iter_errors(found)] == []
+    (run,) = found["runs"]
+    return dict(run)
+
+
+@pytest.mark.parametrize("name", ["passed", "rejected", "unjudged"])
+def test_verdicts(name):
+    result = RESULTS[name]()
+    run = log(check_sarif_log(result, file="my model.onnx", source=("nets/a.py", 7)))
+    places = [
+        (where["artifactLocation"]["uri"], where["region"]["startLine"])
+        for each in run["results"]
+        for where in (each["locations"][0]["physicalLocation"],)
+    ]
+    assert places[:1] == ([] if name == "passed" else [("nets/a.py", 7)])
+    assert set(places[1:]) <= {("my%20model.onnx", 1)}
+    assert run["invocations"][0]["exitCode"] == result.exit_code
+
+
+def test_the_line_that_makes_a_module(tmp_path, monkeypatch):
+    (tmp_path / "sarif_nets.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    import sarif_nets
+
+    net = sarif_nets.build()
+    lines = MODULE.splitlines()
+
+    def line(path: str) -> str:
+        found = module_source(net, path)
+        assert found is not None
+        assert found[0] == Path("sarif_nets.py")
+        return lines[found[1] - 1].strip()
+
+    assert line("block.convolution").startswith("self.convolution =")
+    assert line("block.norm").startswith("self.norm:")
+    assert line("block") == "class Block(nn.Module):"
+    assert line("layers.1").startswith("self.layers =")
+    assert line("") == "class Net(nn.Module):"
+    assert line("gone.for.good") == "class Net(nn.Module):"
+    assert module_source(nn.Sequential(nn.ReLU()), "0") is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_gate_check_points_to_it(tmp_path, monkeypatch):
+    folder = filled(tmp_path / "project")
+    monkeypatch.chdir(folder)
+    (folder / "sarif_project.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder)
+    import sarif_project
+
+    wrong = sarif_project.build().eval()
+    with torch.no_grad():
+        wrong.block.convolution.weight[0, 0, 0, 0] += 0.5
+    example = torch.zeros(2, 1, 8, 8)
+    torch.onnx.export(
+        wrong, (example,), "wrong.onnx", dynamo=False, input_names=["x"],
+        dynamic_axes={"x": {0: "batch"}}, opset_version=17,
+    )  # fmt: skip
+    words = ["check", "wrong.onnx", "--reference", "sarif_project:build", "--inputs", "images.npy"]
+    assert cli.main([*words, "--sarif", "check.sarif", "--json"]) == 1
+    first = log(Path("check.sarif").read_text())["results"][0]
+    place = first["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "sarif_project.py"
+    lines = MODULE.splitlines()
+    assert lines[place["region"]["startLine"] - 1].strip().startswith("self.convolution =")

@@ -1,13 +1,26 @@
+"""What is printed: verdicts, tables, layers, trials of exports."""
+
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from gate.report.terminal import print_summary
+from gate import Localization
+from gate.records.export import ExportTrialRecord, TrialParity, Trials
+from gate.records.localization import Explanation, LayerRow
+from gate.report import terminal
+from gate.report.comparisons import markdown, print_trials, trials_chart, trials_sentences
+from gate.report.folder import write_report
+from gate.report.html_page import Report, render_page
+from gate.report.markdown import summary_markdown
+from gate.report.terminal import add_row, print_summary, print_table
 from gate.summary.summarize import summarize
 from gate.summary.summary import Summary
+from tests.builders import digest
 from tests.report.samples import HOSTILE, failed, passed
 
 
@@ -17,7 +30,7 @@ def printed(story: Summary, *, width: int = 10_000, verbose: bool = False) -> st
     return stream.getvalue()
 
 
-def test_the_verdict_and_its_cause_come_first() -> None:
+def test_the_verdict_and_its_cause_come_first():
     text = printed(summarize(*failed()))
     assert text.startswith("FAIL   ")
     first, second, *_ = text.splitlines()
@@ -25,18 +38,18 @@ def test_the_verdict_and_its_cause_come_first() -> None:
     assert second.startswith("try    ")
 
 
-def test_a_pass_has_a_line_a_runtime_and_what_is_waived() -> None:
+def test_a_pass_has_a_line_a_runtime_and_what_is_waived():
     text = printed(summarize(*passed()))
-    assert text.startswith(
-        "PASS   Within every bound on 400 samples, on ort-cpu, ort-cpu-optimized"
-    )
+    assert text.startswith("PASS   Within every bound on 400 samples, on ort-cpu")
     assert "ort-cpu            passed  " in text
     assert "waived torch-cuda, ort-cuda, ort-cuda-optimized: not measured (no CUDA device" in text
     assert "no CUDA device" in text
 
 
 @pytest.mark.parametrize("width", [45, 80, 200])
-def test_a_narrow_terminal_cuts_no_line_but_a_command(width: int) -> None:
+def test_a_narrow_terminal_cuts_no_line_but_a_command(width):
+    story = summarize(*failed()).with_files({"MODEL.onnx": "my model.onnx"})
+    assert "gate check 'my model.onnx' --reference" in printed(story, width=width)
     for judged, most in ((passed(), 20), (failed(), 30)):
         lines = printed(summarize(*judged), width=width).splitlines()
         told = [line for line in lines if not line.startswith("next")]
@@ -44,7 +57,7 @@ def test_a_narrow_terminal_cuts_no_line_but_a_command(width: int) -> None:
         assert len(lines) <= most if width >= 80 else 2 * most
 
 
-def test_verbose_shows_every_check_and_the_verdict_once_more() -> None:
+def test_verbose_shows_every_check_and_the_verdict_once_more():
     story = summarize(*failed())
     text = printed(story, verbose=True)
     for word in story.words:
@@ -54,7 +67,7 @@ def test_verbose_shows_every_check_and_the_verdict_once_more() -> None:
     assert text.splitlines()[-1] == text.splitlines()[0]
 
 
-def test_what_is_longer_than_the_screen_ends_with_the_verdict() -> None:
+def test_what_is_longer_than_the_screen_ends_with_the_verdict():
     story = summarize(*failed())
     for height, twice in ((5, True), (60, False)):
         stream = io.StringIO()
@@ -63,13 +76,179 @@ def test_what_is_longer_than_the_screen_ends_with_the_verdict() -> None:
         assert (stream.getvalue().count(story.headline.sentence[:20]) >= 2) == twice
 
 
-def test_a_command_is_one_line_to_paste() -> None:
-    story = summarize(*failed()).with_files({"MODEL.onnx": "my model.onnx"})
-    text = printed(story, width=45)
-    assert any("gate check 'my model.onnx' --reference" in line for line in text.splitlines())
-
-
-def test_names_from_the_file_cannot_steer_the_terminal() -> None:
+def test_names_from_the_file_cannot_steer_the_terminal():
     text = printed(summarize(*failed(HOSTILE)))
     assert "\x1b" not in text
     assert "[red]" in text
+
+
+def test_a_cell_steers_no_terminal_and_a_styled_one_stays_as_it_is():
+    shown = print_table(
+        ("name", "n"), [("a\x1b[31m\nb", Text("two  spaces"))], right=("n",), title="of"
+    )
+    add_row(shown, ("c", "1"))
+    stream = io.StringIO()
+    Console(file=stream, width=60).print(shown)
+    lines = [line.rstrip() for line in stream.getvalue().splitlines() if line.strip()]
+    assert lines[0] == "of"
+    assert lines[1].split() == ["name", "n"]
+    assert [line.strip() for line in lines[3:]] == [
+        "a�[31m b   two  spaces",
+        "c                    1",
+    ]
+
+
+def row(module: str, verdict: str = "ok", **fields: object) -> LayerRow:
+    numbers = {
+        "max_abs_diff": 1e-6, "mean_abs_diff": 1e-7, "noise_ratio": 1.1, "local_ratio": 1.0,
+        "amplification": 1.0, "tensor": f"/{module}/Conv_output_0",
+    }  # fmt: skip
+    return LayerRow.model_validate(
+        {"module": module, "kind": "Conv2d", "verdict": verdict, **numbers, **fields}
+    )
+
+
+def found(module: str = "layer1.0.conv1") -> Localization:
+    return Localization(
+        subject_sha256=digest("model.onnx"),
+        runtime="ort-cpu",
+        samples=8,
+        layers=(
+            row("conv1"),
+            row(module, "source", noise_ratio=420.0, local_ratio=400.0, detail="3 weights differ"),
+            row("fc", "propagated", noise_ratio=math.inf, call=1),
+            row("drop", "unmapped", noise_ratio=None, tensor=None),
+        ),
+        first_divergence=module,
+        cause="The weight of layer1.0.conv1 differs in 3 of 36 864 elements.",
+        remedy="Export again from the checkpoint.",
+    )
+
+
+def test_the_record_comes_back_and_says_whether_anything_diverges():
+    record = found()
+    assert Localization.from_json(record.to_json()) == record
+    assert record.diverges
+    assert record.unmapped == ("drop",)
+    assert [layer.title for layer in record.layers][2] == "fc#1"
+    clean = record.model_copy(update={"layers": (row("a"),), "first_divergence": None})
+    assert not clean.diverges
+
+
+def test_the_table_shows_every_layer_and_the_sentences_follow():
+    stream = io.StringIO()
+    terminal.print_layers(found(), Console(file=stream, width=200))
+    text = stream.getvalue()
+    for shown in ("conv1", "layer1.0.conv1", "fc#1", "drop", "source: 3 weights differ", "inf"):
+        assert shown in text
+    assert "First diverging layer: layer1.0.conv1 (ort-cpu)." in text
+    assert "Try: Export again from the checkpoint." in text
+    stream = io.StringIO()
+    terminal.print_layers(found(HOSTILE), Console(file=stream, width=200))
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_every_report_tells_of_the_layer(tmp_path):
+    decision, evidence = failed()
+    explanation = Explanation(localisation=found())
+    write_report(
+        tmp_path,
+        decision,
+        evidence,
+        story=summarize(decision, evidence, explanation=explanation),
+        explanation=explanation,
+    )
+    assert (tmp_path / "localisation.json").is_file()
+    assert (tmp_path / "plots/localisation.svg").is_file()
+    assert "layer1.0.conv1" in (tmp_path / "report.md").read_text().splitlines()[0]
+    shown = (tmp_path / "report.html").read_text()
+    assert f"<p>{found().cause}</p>" in shown
+    assert "All 4 layers" in shown
+    write_report(tmp_path, *passed(), story=summarize(*passed()))
+    assert not (tmp_path / "localisation.json").exists()
+    assert not (tmp_path / "plots/localisation.svg").exists()
+    assert "diverging" not in (tmp_path / "report.html").read_text()
+
+
+def test_a_localisation_that_broke_is_told():
+    decision, evidence = failed()
+    explanation = Explanation(failure="mapped 0 of 60 modules")
+    story = summarize(decision, evidence, explanation=explanation)
+    for text in (
+        summary_markdown(story, {}),
+        render_page(Report(story, evidence, decision, explanation)),
+    ):
+        assert "not known: mapped 0 of 60 modules" in text
+
+
+def parity(runtime: str, verdict: str = "PASS", ratio: float = 1.1) -> TrialParity:
+    return TrialParity.model_validate(
+        {
+            "runtime": runtime, "verdict": verdict, "max_abs_diff": 1e-6, "l2_logits": 2e-6,
+            "l2_probabilities": 1e-7, "noise_ratio": ratio, "top1_agreement": 1.0,
+            "latency_ms": 3.25,
+        }
+    )  # fmt: skip
+
+
+def trial(*parities: TrialParity, **fields) -> ExportTrialRecord:
+    return ExportTrialRecord.model_validate(
+        {
+            "strategy": "traced", "opset_asked": 13, "constant_folding": True, "seconds": 1.25,
+            "opset": 13, "nodes": 65, "size_bytes": 46_700_000, "parities": parities, **fields,
+        }
+    )  # fmt: skip
+
+
+TRIALS = Trials(
+    factory="pkg.$mod:<b>|build",
+    samples=8,
+    batch_size=8,
+    bound=1.5,
+    trials=(
+        trial(parity("ort-cpu"), parity("ort-cpu-optimized")),
+        trial(parity("ort-cpu", "FAIL", 1e4), parity("ort-cpu-optimized", "ERROR", math.nan),
+              constant_folding=False, warnings=("x.py:3: a tracer\x1b[31m warning",)),
+        trial(strategy="dynamo", opset=None, nodes=None, size_bytes=None,
+              failure="the file is written in opset 18 | expected 13"),
+        trial(parity("ort-cpu"), strategy="dynamo", opset_asked=17, opset=18),
+    ),
+)  # fmt: skip
+
+
+def printed_trials(width: int = 160) -> str:
+    stream = io.StringIO()
+    print_trials(TRIALS, Console(file=stream, width=width))
+    return stream.getvalue()
+
+
+def test_the_table_has_a_row_for_each_runtime_of_each_export():
+    shown = printed_trials()
+    rows = [line for line in shown.splitlines() if "ort-cpu" in line and "3.2" in line]
+    assert len(rows) == 5
+    assert "17, got 18" in shown
+    assert "not exported: dynamo, opset 13, folded" in shown
+    assert "\x1b" not in shown
+
+
+def test_the_sentences_name_what_is_wrong():
+    told = list(trials_sentences(TRIALS))
+    assert told[0].startswith("2 of 4 exports compute what the model computes")
+    assert any("FAIL" in t or "ERROR" in t for t in told if "not folded" in t)
+    assert any("noise_ratio 1e+04" in t for t in told)
+    assert sum(t.startswith("warned: ") for t in told) == 1
+
+
+def test_markdown_keeps_its_columns():
+    table = [line for line in markdown(TRIALS).splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1
+    assert len(table) == 2 + 6
+    assert r"opset 18 \| expected" in markdown(TRIALS)
+
+
+def test_the_chart_is_drawn_for_nan_and_for_no_file_at_all():
+    drawn = trials_chart(TRIALS)
+    assert drawn is not None
+    assert "<b>" not in drawn.svg
+    assert drawn == trials_chart(TRIALS)
+    assert trials_chart(TRIALS.model_copy(update={"trials": TRIALS.trials[2:3]})) is None
