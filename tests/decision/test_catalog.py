@@ -14,15 +14,7 @@ import pytest
 from gate import CheckResult, Localization, Policy, Verdict, decide
 from gate.decision import catalog
 from gate.decision.catalog import CHECKS, NOTES, PROBLEMS, CodeSpec
-from gate.decision.faults import (
-    ACCOUNTS,
-    DETAILS,
-    FAULTS,
-    FINDINGS,
-    OPTIMIZERS,
-    OUTCOMES,
-    SEAMS,
-)
+from gate.decision.faults import ACCOUNTS, DETAILS, FAULTS, FINDINGS, OPTIMIZERS, OUTCOMES, SEAMS
 from gate.records.instruments import GraphFinding
 from gate.records.localization import FaultCode, LayerRow, OptimizerFault
 from gate.summary.render import (

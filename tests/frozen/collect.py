@@ -24,11 +24,9 @@ from onnx import numpy_helper
 from benchmarks.corpus import judge
 from benchmarks.corpus.registry import ENTRIES
 from benchmarks.corpus.run import run
-from gate.api import EvaluationResult, check
+from gate import EvaluationData, EvaluationResult, Policy, Reference, check
 from gate.distributed.external_runtime import Packing, Sending
 from gate.export.quantize import QuantizeSettings, quantize
-from gate.measure.job import EvaluationData, Reference
-from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.runtimes.recording_format import RecordingSource
 from tests import small_project

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from gate.policy.policy import Policy
+from gate import Policy
 
 FOLDER = Path(__file__).parent
 INPUTS = FOLDER / "inputs"

@@ -13,12 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 from rich.console import Console
 
-from gate.decision.check_result import CheckResult
-from gate.decision.decide import Decision, decide
+from gate import CheckResult, Decision, Evidence, Policy, decide
 from gate.mlflow_client.runs import headline_tags, run_name, status_of
-from gate.policy.policy import Policy
 from gate.records.champion_comparison import ChampionComparison
-from gate.records.evidence import Evidence
 from gate.records.localization import Explanation
 from gate.report.ci_formats import CiResult, junit_xml
 from gate.report.html_page import Report, render_page

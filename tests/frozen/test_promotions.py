@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from gate import GateError
 from gate.deploy.store import EXACT, ModelStore
-from gate.errors import GateError, RegistryUnavailable
+from gate.errors import RegistryUnavailable
 from gate.ledger.ledger import Ledger
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS
 from tests.end_to_end import test_weather

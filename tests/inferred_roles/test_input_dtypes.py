@@ -162,10 +162,7 @@ class Encoder(nn.Module):
         return functional.layer_norm(y, (16,), scale, shift).to(self.linear.weight.dtype)
 
 
-HALVES = [
-    (Classifier, torch.float16, (40, 3, 12, 12)),
-    (Encoder, torch.bfloat16, (40, 8)),
-]
+HALVES = [(Classifier, torch.float16, (40, 3, 12, 12)), (Encoder, torch.bfloat16, (40, 8))]
 
 
 def in_half(build, dtype, shape, path, factor):

@@ -386,9 +386,7 @@ def test_what_both_sides_answer_is_kept():
 
 
 VALUES = hnp.arrays(
-    np.float64,
-    st.integers(0, 30),
-    elements=st.sampled_from([0.0, 1.0, 2.0, NAN]) | st.floats(0, 9),
+    np.float64, st.integers(0, 30), elements=st.sampled_from([0.0, 1.0, 2.0, NAN]) | st.floats(0, 9)
 )
 
 

@@ -242,10 +242,7 @@ def test_global_numpy_error_state_does_not_matter():
         measured(left, left[::-1].copy())
 
 
-NUMBERS = st.one_of(
-    st.floats(-1e6, 1e6, width=32),
-    st.sampled_from([NAN, INF, -INF, 0.0, 1.0]),
-)
+NUMBERS = st.one_of(st.floats(-1e6, 1e6, width=32), st.sampled_from([NAN, INF, -INF, 0.0, 1.0]))
 PAIRS = hnp.arrays(np.float32, st.tuples(st.just(2), st.integers(3, 12), st.just(4)),
                    elements=NUMBERS)  # fmt: skip
 

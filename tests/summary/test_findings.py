@@ -19,12 +19,7 @@ def check(name, *, runtime="ort-cpu", verdict=Verdict.FAIL, **fields):
     about = {"output": "logits", "observed": 9.0, "bound": 1.0, "relation": "<=", **fields}
     if name.startswith(("graph_", "export_", "probe_", "runtime", "repeats")):
         about["output"] = None
-    return CheckResult(
-        name=name,
-        runtime=runtime,
-        verdict=verdict,
-        **{"code": "beyond", **about},
-    )  # type: ignore[arg-type]
+    return CheckResult(name=name, runtime=runtime, verdict=verdict, **{"code": "beyond", **about})  # type: ignore[arg-type]
 
 
 def grouped(*checks, passed=(), explanation=None):

@@ -42,11 +42,7 @@ def judged_with(name: str, ratio: float, policy: Policy | None = None, **fields)
     return decide(policy or Policy.default(), all_measured, decided_at="now")
 
 
-RATIOS = {
-    "RMSNorm epsilon 1e-8 for 1e-6": 2.4,
-    "BatchNorm mean off by 2e-5": 6.4,
-    "TF32": 569.0,
-}
+RATIOS = {"RMSNorm epsilon 1e-8 for 1e-6": 2.4, "BatchNorm mean off by 2e-5": 6.4, "TF32": 569.0}
 
 
 @pytest.mark.parametrize("name", ON_CUDA)

@@ -424,7 +424,7 @@ def test_what_rounding_chooses_is_not_refused(own_choices, floor, verdict):
             builders.output_parity(
                 noise=builders.noise_parity(ratio=8.0, peak=9.0, reference_rms=floor)
             ),
-        ),
+        )
     )
     probe = builders.probe_parity("far", noise_ratio=INF)
     broken = builders.probe_parity(

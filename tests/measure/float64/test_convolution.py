@@ -37,10 +37,7 @@ def test_it_is_the_convolution_of_pytorch(*, samples, channels, sizes, kernel, s
     expected = aten.conv2d(x, weight, bias, stride, padding, dilation)
     for func, args in (
         (aten.conv2d.default, (x, weight, bias, stride, padding, dilation)),
-        (
-            aten.convolution.default,
-            (x, weight, bias, stride, padding, dilation, False, [0, 0], 1),
-        ),
+        (aten.convolution.default, (x, weight, bias, stride, padding, dilation, False, [0, 0], 1)),
     ):
         found = Convolution.of(func, args)
         assert found is not None
@@ -88,10 +85,7 @@ LONE = torch.empty_strided((2, 1, 8, 8), (64, 1, 8, 1), dtype=torch.float64)
         (aten.conv2d.default, (X[:1], W)),
         (aten.conv2d.default, (X[0], W)),
         (aten.conv2d.default, (X.float(), W.float())),
-        (
-            aten.convolution.default,
-            (X, W, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1),
-        ),
+        (aten.convolution.default, (X, W, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1)),
         (aten.convolution.default, (X[..., 0], W[..., 0], None, [1], [0], [1], False, [0], 1)),
         (aten.conv_transpose2d.input, (X, W)),
         (aten.relu.default, (X,)),

@@ -298,8 +298,7 @@ def test_merging_any_split_is_one_pass(truth, data):
     assert_close(parts[0].merge(parts[1]).result().model_dump(), whole)
     assert_close(parts[1].merge(parts[0]).result().model_dump(), whole)
     assert_close(
-        NoiseStatistics(columns=True).merge(parts[0]).merge(parts[1]).result().model_dump(),
-        whole,
+        NoiseStatistics(columns=True).merge(parts[0]).merge(parts[1]).result().model_dump(), whole
     )
 
 

@@ -183,8 +183,7 @@ def test_localization_finds_a_fault_where_they_part(tmp_path):
         wrong, tmp_path / "m.onnx", example={"x": X["x"][:2]}, outputs=("y",), opset=17
     )
     found = locate(
-        MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy()),
-        runtime="ort-cpu",
+        MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy()), runtime="ort-cpu"
     )
     assert found.first_divergence is not None
     assert {row.verdict for row in found.layers[-2:]} == {"propagated"}

@@ -70,10 +70,7 @@ def test_slices_and_concatenations_are_found_with_one_other_element_too(rows, co
     lines = Lines([stored(str(at), one) for at, one in enumerate(tables)])
     stop = data.draw(st.integers(3, rows))
     start = data.draw(st.integers(0, stop - 3))
-    for whole, way in (
-        (tables[1][start:stop], "sliced"),
-        (np.concatenate(tables), "joined"),
-    ):
+    for whole, way in ((tables[1][start:stop], "sliced"), (np.concatenate(tables), "joined")):
         for turned in (whole, np.ascontiguousarray(whole.T)):
             found = lines.read(turned)
             assert found is not None
@@ -246,10 +243,7 @@ def test_counting_in_pieces_is_counting(array, chunk):
     finally:
         value_graph._CHUNK = before
     assert seen == Initializers(
-        array.size,
-        int((array == 0).sum()),
-        int(np.isnan(array).sum()),
-        int(np.isinf(array).sum()),
+        array.size, int((array == 0).sum()), int(np.isnan(array).sum()), int(np.isinf(array).sum())
     )
 
 

@@ -49,13 +49,7 @@ def stand(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext
         return made
     policy = made.policy.model_copy(update={"determinism": determinism})
     return MeasurementContext(
-        made.model,
-        made.reference,
-        made.truth,
-        made.binding,
-        made.samples,
-        policy,
-        made.tested_file,
+        made.model, made.reference, made.truth, made.binding, made.samples, policy, made.tested_file
     )
 
 
