@@ -75,9 +75,7 @@ def test_everything_that_is_wrong_is_printed(made: Released, capsys: Capture) ->
     code, out, _ = run(capsys, *whole(made))
     assert code == 1
     assert out.splitlines()[0] == "NOT TRUSTED (4 problems)"
-    assert out.index("The statement claims, without proof:") < out.index(
-        "verdict   PASSED"
-    )
+    assert out.index("The statement claims, without proof:") < out.index("verdict   PASSED")
     for why in (
         "which the statement does not name",
         "The evidence was edited",

@@ -107,7 +107,9 @@ def test_a_pickle_that_wants_to_run_code_does_not(
     path, proof = tmp_path / "model.pt", tmp_path / "proof"
     write(seeded().state_dict() | {"extra": RunsCode(proof)}, path)
     model = seeded(seed=2)
-    with pytest.raises(CheckpointError, match=r"would run when it is loaded.*mkdir.*did not run it"):
+    with pytest.raises(
+        CheckpointError, match=r"would run when it is loaded.*mkdir.*did not run it"
+    ):
         load_checkpoint(model, path)
     assert not proof.exists()
     assert same_weights(model, seeded(seed=2))

@@ -68,9 +68,7 @@ def test_what_changed_against_the_champion_is_there_and_what_did_not_is_not():
     text = summary_markdown(story, {})
     assert "- accuracy: 97 % → 96 % (worse)" in text
     assert "opset: 13" not in text
-    assert "--against was not given" in summary_markdown(
-        summarize(*passed()), {}
-    )
+    assert "--against was not given" in summary_markdown(summarize(*passed()), {})
 
 
 def test_the_last_releases_are_a_table():
