@@ -15,7 +15,7 @@ from torch import nn
 
 from gate.localize.value_matching import difference
 from tests.localize import nets
-from tests.localize.nets import VECTORS, change, found, layers, middle, node, verdicts
+from tests.localize.nets import VECTORS, Exporter, change, found, layers, middle, node, verdicts
 from tests.measure import tiny
 
 SEQUENCES = np.random.default_rng(0).normal(size=(6, 7, 6)).astype(np.float32)
