@@ -33,37 +33,37 @@ from gate.storage.files import temporary_folder
 from gate.storage.record import Count, Measured, Record, Sha256
 
 _NOTED_EVERY = 20
-"""Conversions between two lines of progress."""
+"""Number of conversions between two lines of progress."""
 
 _OPENING_S = 600.0
-"""Seconds in which a converted file must open."""
+"""Time limit for opening a converted file, in seconds."""
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""The cheapest first."""
+"""The stages, cheapest first."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to make a file that may pass."""
+    """One way to build a file that may pass."""
 
     stage: Stage
     settings: Mapping[str, Any]
-    """What recipe.yaml records: values of JSON, by which the same file can be built again."""
+    """The settings for recipe.yaml as JSON values, from which the file can be rebuilt."""
     cost: float
-    """The rank within the stage: of two that pass the lower one is taken."""
+    """The rank within the stage. Of two candidates that pass, the lower rank wins."""
     build: Callable[[Path], Path] = field(compare=False)
-    """Make the file and the note of its export (`note_path`) in a folder, and return the path of
-    the file. Raises GateError where it cannot be made."""
+    """Build the file and the note of its export (`note_path`) in a folder, and return the path of
+    the file. Raises GateError."""
     disabled_optimizers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By runtime of the policy, the optimizers of ONNX Runtime that its sessions leave out."""
+    """By runtime of the policy: the disabled optimizers of ONNX Runtime."""
     steps: Steps | None = field(default=None, compare=False)
-    """How it is built, for a candidate that gets further edits; None: it gets none."""
+    """The steps of a candidate that gets further edits. None: it gets none."""
     float32: Float32Layers | None = field(default=None, compare=False)
-    """Of a file that was converted or quantized."""
+    """Layers in float32 of a converted or quantized file."""
 
     @property
     def rank(self) -> tuple[int, float]:
-        """The order in which candidates are tried."""
+        """Sort key: the order of the trials."""
         return STAGES.index(self.stage), self.cost
 
     @property
@@ -76,13 +76,13 @@ class Candidate:
         return "; ".join(parts)
 
     def key(self) -> Digest:
-        """The digest by which a trial is found again in an earlier search."""
+        """The digest that identifies a trial in the log of an earlier search."""
         disabled = {name: list(names) for name, names in self.disabled_optimizers.items()}
         return Digest.of_json({"settings": dict(self.settings), "disabled": disabled})
 
 
 class Trial(Record):
-    """What the gate measured of one candidate."""
+    """The measurement of one candidate."""
 
     key: Sha256
     """The digest of the candidate: `Candidate.key`."""
@@ -90,37 +90,37 @@ class Trial(Record):
     title: str
     settings: dict[str, Any]
     half: Literal["search", "verify"] = "search"
-    """Which half of the samples it was measured on."""
+    """The half of the samples that was used."""
     samples: Count
-    """How many these are."""
+    """Number of samples."""
     forwards: Count = 0
-    """Forward passes that it took from the budget."""
+    """Forward passes that it used of the budget."""
     verdict: Literal["PASS", "FAIL", "ERROR", "not built"]
     worst_ratio: Measured | None = None
-    """The largest ratio of a deviation to its bound, over all checks with a bound; None: none was
+    """The largest ratio of a deviation to its bound over all checks with a bound. None if none was
     measured."""
     failing: tuple[str, ...] = ()
-    """The names of the checks that are FAIL or ERROR, with their codes: `noise_ratio: violated`."""
+    """The names and codes of checks that are FAIL or ERROR: `noise_ratio: violated`."""
     failure: str | None = None
     """Why there is no file, or why it could not be measured."""
     headline: str | None = None
-    """Of a file that was refused: the cause in one sentence."""
+    """The cause of a rejection in one sentence."""
     latency_ms: Measured | None = None
-    """Median of one batch in the fastest runtime that was measured; it decides nothing."""
+    """Median time of one batch in the fastest measured runtime. Informative only."""
     size_bytes: Count | None = None
     sha256: Sha256 | None = None
     graph: Sha256 | None = None
-    """The digest of the graph and its weights, without what the file says about itself."""
+    """The digest of the graph and its weights, without metadata."""
     layer: str | None = None
-    """Path of the module that diverges first, where the gate located one."""
+    """Path of the first diverging module, if the gate located one."""
     fault: str | None = None
     """The code of its fault."""
     region: tuple[str, ...] = ()
-    """The tensors of the file that this module computes."""
+    """The tensors of the file that belong to this module."""
     runtime: str | None = None
     """The runtime in which it diverges."""
     optimizers: tuple[str, ...] = ()
-    """Optimizers of ONNX Runtime without which the file is right in this runtime."""
+    """Optimizers of ONNX Runtime that must be disabled for correct outputs in this runtime."""
     disabled: dict[str, tuple[str, ...]] = Field(default={})
     """By runtime, the optimizers that were disabled."""
 
@@ -131,18 +131,18 @@ class Trial(Record):
 
     @property
     def distance(self) -> tuple[int, float]:
-        """How far it is from passing: the smaller, the closer."""
+        """Sort key: the distance from passing."""
         order = ("PASS", "FAIL", "ERROR", "not built").index(self.verdict)
         ratio = math.inf if self.worst_ratio is None else self.worst_ratio
         return order, math.inf if math.isnan(ratio) else ratio
 
 
 CutShort = Literal["budget", "time", "interrupt"]
-"""What ends a search before all candidates were tried."""
+"""The reason for the end of a search before all candidates were tried."""
 
 
 class BudgetSpent(Exception):
-    """The forward passes or the time of a search are used up."""
+    """Raised when the forward passes or the time of a search are used up."""
 
     def __init__(self, by: Literal["budget", "time"]) -> None:
         super().__init__(by)
@@ -150,20 +150,20 @@ class BudgetSpent(Exception):
 
 
 class ConversionRatio(Record):
-    """The ratio of one conversion of a file, as the log keeps it."""
+    """The logged ratio of one conversion of a file."""
 
     key: Sha256
     """The digest of the graph, the samples and the policy."""
     ratio: Measured
-    """The largest ratio of a deviation to its bound; at most 1: it passes."""
+    """The largest ratio of a deviation to its bound. A file passes with at most 1."""
 
 
 @dataclass
 class Search:
-    """The candidates that were judged, and what is left of the budget.
+    """The judged candidates and the remaining budget.
 
-    A forward pass is one sample computed by one candidate, whatever the number of runtimes and
-    repetitions with which the gate measures it. So a budget does not depend on the machine.
+    A forward pass is one sample computed by one candidate, regardless of the number of runtimes and
+    repetitions. So a budget does not depend on the machine.
     """
 
     reference: Reference
@@ -171,25 +171,25 @@ class Search:
     budget: int
     """Forward passes."""
     deadline: float = math.inf
-    """Of `time.monotonic`; it only ends the search earlier."""
+    """A time of `time.monotonic`. It only ends the search earlier."""
     progress: Callable[[Search], None] = lambda _search: None
     """Called after each trial."""
     note: Callable[[str], None] = lambda _text: None
-    """Called with a line of text on the search for layers in float32."""
+    """Called with a line of progress about the search for layers in float32."""
     log: TrialLog | None = None
-    """Where trials are kept, so that a search that was interrupted goes on; None: nowhere."""
+    """Log of the trials, with which an interrupted search resumes. None: no log."""
     trials: list[Trial] = field(default_factory=list)
     spent: int = 0
     result: EvaluationResult | None = None
     """Of the last file that was measured."""
     reserved: int = 0
-    """Forward passes that are held back for the file that a longer search finds."""
+    """Forward passes that are reserved for the result of a longer search."""
     is_late: bool = False
-    """Whether what was found is still measured after the deadline."""
+    """Whether the result is still measured after the deadline."""
     cut_short: CutShort | None = None
-    """What ended the search for the layers in float32 before the smallest set was certain."""
+    """The reason why the search for layers in float32 ended before the smallest set was proven."""
     conversions: int = 0
-    """How many conversions of files were measured."""
+    """Number of measured conversions."""
 
     def spend(self, forwards: int) -> None:
         """Take forward passes from the budget. Raises BudgetSpent."""
@@ -200,7 +200,7 @@ class Search:
         self.spent += forwards
 
     def end_early(self, by: CutShort) -> None:
-        """Record that the search for a smaller set ends here: what it found is still verified."""
+        """Record that the search for a smaller set ends here. The result is still verified."""
         self.cut_short = by
         if by == "interrupt":
             self.note("interrupted: the smallest set so far is verified; Ctrl-C ends that, too")
@@ -208,11 +208,11 @@ class Search:
     def judge(
         self, candidate: Candidate, samples: EvaluationData, *, into: Path | None = None
     ) -> Trial:
-        """Build the candidate and check its file on these samples. Raises BudgetSpent; DataError
-        and ModelError where no export can be measured on these samples or against this model.
+        """Build the candidate and check its file on these samples. Raises BudgetSpent, and
+        DataError or ModelError if no export can be measured with these samples or this model.
 
-        A file of a graph that was measured already is not measured again. `into`: an empty folder
-        where the file stays; its samples verify it, and it is measured in any case.
+        A graph that was measured before is not measured again. `into`: an empty folder for the
+        file; the samples then verify it, so it is always measured.
         """
         self.spend(0)
         if into is not None:
@@ -231,10 +231,10 @@ class Search:
     def conversion_ratio(
         self, path: Path, question: Digest, measure: Callable[[], float | None]
     ) -> float:
-        """Return the ratio of a converted file: that of the log, else what `measure` returns.
+        """Return the ratio of a converted file from the log, else from `measure`.
 
-        `question`: the digest of the samples and the policy. None from `measure` means that the
-        file could not be measured: infinite, and not kept in the log.
+        `question`: the digest of the samples and the policy. If `measure` returns None, the file
+        could not be measured: the ratio is infinite and not logged.
         """
         self.conversions += 1
         if self.conversions % _NOTED_EVERY == 0:
@@ -254,14 +254,14 @@ class Search:
         return ratio
 
     def refuse(self, candidate: Candidate, samples: EvaluationData, why: str) -> None:
-        """Add the trial of a candidate of which there is no file."""
+        """Add the trial of a candidate without a file."""
         trial = _untried(candidate, samples, "search")
         self.trials.append(trial.model_copy(update={"failure": why}))
         self.progress(self)
 
     @property
     def best(self) -> Trial | None:
-        """The trial that came closest to passing; of equal ones the first."""
+        """The trial that came closest to passing; the first of equal ones."""
         return min(self.trials, key=lambda trial: trial.distance, default=None)
 
     def _earlier(self, candidate: Candidate, samples: EvaluationData) -> Trial | None:
@@ -304,14 +304,14 @@ class Search:
         except GateError as error:
             is_named = candidate.steps is not None and candidate.steps.export is None
             if isinstance(error, DataError | ModelError) and not is_named:
-                raise  # every export fails alike
+                raise  # every export fails for this reason
             update = {"verdict": "ERROR", "failure": first_line(error), "graph": graph}
             return trial.model_copy(update=update)
         self.result = result
         return trial.model_copy(update={"graph": graph, **_measured(result, path)})
 
     def _same(self, graph: Digest | None, trial: Trial) -> Trial | None:
-        """Return the trial that measured this very graph, with the same session options."""
+        """Return the trial that measured the same graph with the same session options."""
         return next(
             (
                 one
@@ -327,8 +327,8 @@ class Search:
 
 
 def _open_optimized(path: Path, policy: Policy) -> None:
-    """Open a file of mixed precision in a child with the optimizers of each CPU runtime: ONNX
-    Runtime crashes on some. Raises LimitExceeded where it does."""
+    """Open a mixed-precision file in a child process with the optimizers of each CPU runtime,
+    because ONNX Runtime crashes on some. Raises LimitExceeded if it does."""
     setups = [ort_setup(policy, name) for name in policy.runtimes]
     disabled = {
         setup.settings.disabled_optimizers
@@ -359,7 +359,8 @@ def _untried(
 
 @dataclass(frozen=True)
 class TrialLog:
-    """The file `trials.jsonl` of a search, with the trials of an earlier one on the same inputs."""
+    """The file `trials.jsonl` of a search, with the trials of an earlier search on the same
+    inputs."""
 
     path: Path
     earlier: Mapping[str, Trial]
@@ -368,9 +369,9 @@ class TrialLog:
 
     @classmethod
     def open(cls, path: Path, inputs: Digest) -> TrialLog:
-        """Open the log of a search, whose reference, policy, samples and versions have the digest
-        `inputs`. Trials of other inputs, those that could not be measured, and a last line that
-        is not whole are dropped. Raises OSError."""
+        """Open the log of a search. `inputs`: the digest of reference, policy, samples and
+        versions. Drops trials with other inputs, trials that could not be measured, and an
+        incomplete last line. Raises OSError."""
         earlier: dict[str, Trial] = {}
         ratios: dict[str, ConversionRatio] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
@@ -405,7 +406,7 @@ class TrialLog:
 
 
 def _logged(line: str) -> Trial | ConversionRatio | None:
-    """Return what a line of the log says; None for a line that is not whole."""
+    """Return the content of a line of the log, or None for an incomplete line."""
     for kind in (Trial, ConversionRatio):
         with contextlib.suppress(EvidenceError):
             return kind.from_json(line)
@@ -417,7 +418,7 @@ def _first_line(inputs: Digest) -> str:
 
 
 def _graph_digest(path: Path) -> Digest | None:
-    """Return the digest of a graph with its weights; None for a file with external data."""
+    """Return the digest of a graph with its weights, or None for a file with external data."""
     if read_subject(path).external_data:
         return None
     model = onnx.load(str(path))
@@ -426,7 +427,7 @@ def _graph_digest(path: Path) -> Digest | None:
 
 
 def with_disabled(policy: Policy, disabled: Mapping[str, Collection[str]]) -> Policy:
-    """Return the policy whose runtimes leave these optimizers of ONNX Runtime out.
+    """Return the policy with these optimizers of ONNX Runtime disabled.
 
     Raises PolicyError.
     """
@@ -468,7 +469,7 @@ def _located(located: Localization, path: Path) -> dict[str, Any]:
 
 
 def _region(located: Localization, path: Path) -> tuple[str, ...]:
-    """Return the tensors of the layers at fault; none for a file whose graph is not edited."""
+    """Return the tensors of the layers at fault. Empty for a file whose graph is not edited."""
     try:
         graph = Graph.load(path)
     except GateError:
@@ -479,10 +480,10 @@ def _region(located: Localization, path: Path) -> tuple[str, ...]:
 
 
 def worst_ratio(checks: Sequence[CheckResult]) -> float | None:
-    """Return the largest ratio of a deviation to its bound; None: no check has both.
+    """Return the largest ratio of a deviation to its bound, or None if no check has both.
 
-    A share that must be large, such as top-1 agreement, deviates by what it lacks of 1. NaN counts
-    as infinite.
+    The deviation of a value with a lower bound, such as top-1 agreement, is its difference to 1.
+    NaN counts as infinite.
     """
     ratios = [_ratio(check_) for check_ in checks if check_.verdict is not Verdict.WAIVED]
     return max((ratio for ratio in ratios if ratio is not None), default=None)
@@ -504,20 +505,20 @@ def _ratio(check_: CheckResult) -> float | None:
 
 
 class MendRecord(Record):
-    """The content of trials.json: what was tried, and how the search ended."""
+    """The content of trials.json: the trials, and how the search ended."""
 
     schema_version: Literal[1] = 1
     verdict: Literal["PASS", "FAIL", "ERROR"]
-    """PASS: a file passed on both halves of the samples. FAIL: none did, and at least one was
-    measured. ERROR: no candidate was measured."""
+    """PASS: a file passed on both halves of the samples. FAIL: at least one was measured, and none
+    passed. ERROR: no candidate was measured."""
     ended_by: Literal["passed", "budget", "time", "interrupt", "candidates"]
-    """`passed`: a candidate passed, and none that costs less was left. Otherwise of a PASS: the
-    search for a smaller set of layers in float32 was cut short."""
+    """`passed`: a candidate passed, and no cheaper one remained. With another value and PASS, the
+    search for a smaller set of layers in float32 ended early."""
     budget: Count
-    """Forward passes at most."""
+    """The budget in forward passes."""
     forwards: Count
     winner: str | None = None
     """The title of the candidate that passed."""
     closest: str | None = None
-    """Where none did, that of the candidate that came closest."""
+    """The title of the candidate that came closest, if none passed."""
     trials: tuple[Trial, ...]

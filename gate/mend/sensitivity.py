@@ -1,5 +1,5 @@
-"""The sensitivity of the outputs to single layers, and the smallest set of layers that must stay
-exact; for int8 files, the settings of the quantizer that exclude it."""
+"""Measure the sensitivity of the outputs to single layers; find the smallest set of layers that
+must stay exact, and the quantizer settings that exclude it."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 
 Evaluate = Callable[[Path], float]
-"""Return the largest ratio of a deviation to its bound that a file shows; at most 1: it passes."""
+"""Returns the largest ratio of a deviation to its bound. A file passes with at most 1."""
 
 SENSITIVITY_SAMPLES = 16
-"""Samples on which each layer's sensitivity is measured: it only orders the layers."""
+"""Number of samples for the sensitivity of each layer, which only orders the layers."""
 
 
 _NEVER = "1970-01-01T00:00:00+00:00"
-"""The date of decisions that are not kept."""
+"""The date of decisions that are not stored."""
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The error that one layer causes alone."""
+    """The error from changing a single layer."""
 
     layer: str
     """Name of the node."""
     error: float
-    """RMS error of the output in units of its standard deviation, of the worst output; infinite
-    for NaN or infinity."""
+    """RMS error of the worst output in units of its standard deviation. Infinite for NaN or
+    infinity."""
     ratio: float
-    """The same error in units of the bound: scaled by the ratio of all layers to their error."""
+    """The same error in units of the bound, scaled by the ratio of all layers to their error."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class Smallest(Protocol):
         *,
         target: float = 1.0,
     ) -> SmallestConversion | None:
-        """Return it; None: no set of layers passes."""
+        """Return the conversion, or None if no set of layers passes."""
 
 
 _CPU = ("ort-cpu-optimized", "ort-cpu")
 
 
 def evaluator(search: Search, policy: Policy, data: EvaluationData, *, most: int = 1) -> Evaluate:
-    """Return a function that measures a file on these samples by the bounds of a policy alone, in
-    at most so many runtimes on the CPU, and takes its forward passes from the budget of the search.
+    """Return a function that measures a file on these samples by the bounds of a policy only, in a
+    limited number of CPU runtimes, and takes its forward passes from the budget of the search.
     """
     instruments = Instruments.none().model_copy(
         update={
@@ -112,7 +112,7 @@ def evaluator(search: Search, policy: Policy, data: EvaluationData, *, most: int
             evidence = collect_evidence(path, search.reference, data, policy)
         except GateError:
             return None
-        decision = decide(policy, evidence, decided_at=_NEVER)  # without locating what is off
+        decision = decide(policy, evidence, decided_at=_NEVER)  # without localization
         ratio = worst_ratio(decision.checks)
         if decision.passed:
             return min(1.0, ratio or 0.0)
@@ -122,20 +122,20 @@ def evaluator(search: Search, policy: Policy, data: EvaluationData, *, most: int
 
 
 class OutputError:
-    """The error of a file's outputs against those of the exact file, of any role."""
+    """The error of a file's outputs relative to the exact file, for any output role."""
 
     def __init__(self, exact: Path, feeds: Sequence[Feed]) -> None:
-        """Raises what ONNX Runtime raises."""
+        """Run the exact file. Raises what ONNX Runtime raises."""
         self._feeds = feeds
         self._expected = self._outputs(exact)
 
     def __call__(self, path: Path | bytes) -> float:
-        """Return the largest error of an output: the RMS error in units of the standard deviation,
-        for integers and bools the share of unequal elements. Infinite where a value is not finite
-        and was, or where the file does not run."""
+        """Return the largest error over the outputs: the RMS error in units of the standard
+        deviation, for integers and bools the share of unequal elements. Infinite if a value became
+        NaN or infinite, or if the file does not run."""
         try:
             actual = self._outputs(path)
-        except Exception:  # ONNX Runtime's own, without a common base
+        except Exception:  # exceptions of ONNX Runtime have no common base
             return math.inf
         return max(map(_error, self._expected, actual), default=math.inf)
 
@@ -169,10 +169,10 @@ def measure_sensitivity(
     error: float,
     ratio: float,
 ) -> tuple[Sensitivity, ...]:
-    """Return the layers, the most sensitive first; equal ones stay in their order.
+    """Return the layers, most sensitive first; equal ones keep their order.
 
-    `error_alone`: the error of a file in which this layer alone is changed. `error`, `ratio`: of a
-    file in which all of them are, in units of the output and of the bound.
+    `error_alone`: returns the error of a file with only this layer changed. `error`, `ratio`: those
+    of a file with all layers changed, in units of the output and of the bound.
     """
     unit = ratio / error if error > 0.0 else math.nan
     alone = {layer: error_alone(layer) for layer in layers}
@@ -187,13 +187,13 @@ def smallest_set(
     *,
     cut_short: Callable[[CutShort], None] = lambda _by: None,
 ) -> tuple[str, ...] | None:
-    """Return a set that passes and of which no single member can be left out, in the order of
-    `order`; None: not even all of `ranked` pass.
+    """Return a set that passes and can't spare any single member, in the order of `order`. None if
+    not even all of `ranked` pass.
 
-    First the shortest start of `ranked` (the most harmful first) that passes is found by doubling
-    and halving, then delta debugging removes blocks of neighbors in `order`. If the budget is spent
-    or Ctrl-C comes meanwhile, the smallest set so far is returned and `cut_short` is called. Raises
-    BudgetSpent or KeyboardInterrupt before a set passed.
+    Finds the shortest prefix of `ranked` (most harmful first) that passes by doubling and halving,
+    then removes blocks of neighbors in `order` by delta debugging. If the budget is spent or Ctrl-C
+    is pressed meanwhile, returns the smallest set so far and calls `cut_short`. Raises BudgetSpent
+    or KeyboardInterrupt if no set has passed yet.
     """
     place = {name: at for at, name in enumerate(order)}
 
@@ -225,7 +225,7 @@ def smallest_set(
 def _reduced(
     best: tuple[str, ...], passes: Callable[[Sequence[str]], bool]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield ever smaller sets that pass, down to one without a superfluous member."""
+    """Yield smaller and smaller sets that pass, down to one without a superfluous member."""
     size = max(1, len(best) // 2)
     while best:
         removed, start = False, 0
@@ -244,7 +244,7 @@ def _reduced(
 def _noting(
     search: Search, passes: Callable[[Sequence[str]], bool]
 ) -> Callable[[Sequence[str]], bool]:
-    """Return `passes`, which then reports each set that passes as progress."""
+    """Return `passes` with progress for each set that passes."""
 
     def noted(some: Sequence[str]) -> bool:
         passed = passes(some)
@@ -264,10 +264,10 @@ def smallest_float16(
     target: float = 1.0,
 ) -> SmallestConversion | None:
     """Return the float16 file with the smallest set of nodes in float32 that passes the policy on
-    these samples, each float16 value rounded as on a device; None: no set passes.
+    these samples, with each float16 value rounded as on a device. None if no set passes.
 
-    `target`: the ratio of a deviation to its bound up to which a file passes. Raises GateError, and
-    BudgetSpent if it is spent before a set passes.
+    `target`: the largest ratio of a deviation to its bound for a file that passes. Raises
+    GateError, and BudgetSpent if the budget is spent before a set passes.
     """
     onnx_runtime()
     conversion = Float16Conversion(exact)
@@ -314,11 +314,12 @@ def smallest_int8(
     target: float = 1.0,
 ) -> SmallestConversion | None:
     """Return the int8 file with the fewest layers in float32 that passes the policy on these
-    samples, among those with scales per channel or per tensor and symmetric or asymmetric ranges;
-    None: no set passes.
+    samples, with scales per channel or per tensor and symmetric or asymmetric ranges. None if no
+    set passes.
 
-    Calibrated on some of them (`calibration_of`). `target`: the ratio of a deviation to its bound
-    up to which a file passes. Raises GateError, and BudgetSpent if it is spent before a set passes.
+    Calibrated on a part of the samples (`calibration_of`). `target`: the largest ratio of a
+    deviation to its bound for a file that passes. Raises GateError, and BudgetSpent if the budget
+    is spent before a set passes.
     """
     # With optimizations, ONNX Runtime computes in int8, and without them in float32.
     evaluate = evaluator(search, policy, data, most=len(_CPU))
@@ -334,7 +335,7 @@ def smallest_int8(
         def ratio(settings: QuantizeSettings) -> float:
             try:
                 return evaluate(trials.write(path, settings))
-            except ExportError as error:  # scales per channel need opset 13
+            except ExportError as error:  # per-channel scales need opset 13
                 failed.append(error)
                 return math.inf
 
