@@ -14,20 +14,20 @@ from gate.metrics.intervals import Array, Statistic
 from gate.metrics.metric import Metric, OfSums, PerSample, State
 
 _MOST_PSNR = 100.0
-"""dB, of equal images."""
+"""PSNR of equal images, in dB."""
 
 _RECALLS = np.linspace(0.0, 1.0, 101)
-"""COCO's recalls at which precision is read."""
+"""COCO's recall levels at which precision is sampled."""
 
 _COCO_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))
 
 _MOST_DETECTIONS = 100
-"""Of an image, by score, as COCO counts."""
+"""Most detections of an image, by score, as in COCO."""
 
 
 def built_in(name: str, options: Mapping[str, Any]) -> Metric:
-    """Return the metric of this name (`gate.policy.metrics.BUILTIN`). Raises PolicyError for
-    options of a wrong kind."""
+    """Return the metric of this name (`gate.policy.metrics.BUILTIN`). Raises PolicyError for wrong
+    options."""
     try:
         return _MAKERS[name](**options)
     except (TypeError, ValueError) as error:
@@ -45,8 +45,8 @@ def _classes(outputs: Any) -> NDArray[np.int64]:
 
 
 def _scores(outputs: Any) -> NDArray[Any]:
-    """Return outputs that are compared with each other. Raises DataError for NaN, of which none is
-    the largest."""
+    """Return outputs whose values are compared with each other. Raises DataError for NaN, which has
+    no order."""
     array = np.asarray(outputs)
     if array.dtype.kind == "f" and np.isnan(array).any():
         raise DataError("the outputs have NaN, expected numbers")
@@ -68,8 +68,8 @@ def _labels(labels: Any, like: tuple[int, ...]) -> NDArray[Any]:
 def _class_labels(
     labels: Any, like: tuple[int, ...], classes: int | None = None, *, ignore: int | None = None
 ) -> NDArray[np.int64]:
-    """Return class indices. Raises DataError for labels that no output can equal: no integers, or
-    none of `classes` nor `ignore`. Both sides would miss them alike, and no drop would show."""
+    """Return class indices. Raises DataError for labels that no output can equal: not integers, or
+    neither in `classes` nor `ignore`. Both sides would miss them, and no drop would be visible."""
     array = _labels(labels, like)
     if array.dtype.kind in "biuf":
         whole = np.isfinite(array) & (array == np.floor(array))
@@ -91,7 +91,7 @@ def _class_labels(
 
 
 def _number_of_classes(outputs: Any, axis: int = 1) -> int | None:
-    """Return the number of classes that have scores; None of class indices."""
+    """Return the number of classes with scores, or None for class indices."""
     array = np.asarray(outputs)
     return None if array.dtype.kind in "iub" else int(array.shape[axis])
 
@@ -170,7 +170,7 @@ def _cosine() -> Metric:
 class _F1(Metric):
     """F1 of class counts: `macro` (mean over the classes that occur), `micro`, or `binary`.
 
-    `threshold`: of outputs with one score; above it they are positive. None: 0, of logits.
+    `threshold`: for outputs with one score, which are positive above it. None: 0, for logits.
     """
 
     resamples = 1_999
@@ -184,7 +184,7 @@ class _F1(Metric):
         self._threshold = _threshold(threshold)
 
     def update(self, outputs: Any, labels: Any) -> State:
-        """Predicted class, label, and the range of one score."""
+        """Return predicted class, label, and the range of a single score."""
         array = _scores(outputs)
         ranges = np.zeros((len(array), 2))
         if array.dtype.kind == "f" and (array.ndim == 1 or array.shape[1:] == (1,)):
@@ -199,12 +199,12 @@ class _F1(Metric):
         return State(np.column_stack([found, target, ranges]).astype(np.float64))
 
     def check_reference(self, state: State) -> None:
-        """Raise DataError for probabilities without a threshold: all would be positive."""
+        """Raise DataError for probabilities without a threshold, which would all be positive."""
         if self._threshold is None:
             _require_logits(state.rows[:, 2:])
 
     def differing(self, one: State, other: State) -> NDArray[np.bool_]:
-        """Return which samples have another class: the range of their scores is no value."""
+        """Return a mask of samples with another class. The range of the scores is not a value."""
         return State(one.rows[:, :2]).differs(State(other.rows[:, :2]))
 
     def statistic(self, state: State) -> Statistic:
@@ -231,7 +231,7 @@ class _F1(Metric):
                 hit, total = hit.sum(axis=1, keepdims=True), total.sum(axis=1, keepdims=True)
             occurs = total > 0
             scores = np.divide(hit, total, out=np.zeros_like(hit), where=occurs)
-            # A resample may lack a class: of none at all the score is 0, as in scikit-learn.
+            # A resample may lack a class. Without any class the score is 0, as in scikit-learn.
             return np.asarray(scores.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1))
 
         return value
@@ -244,15 +244,14 @@ def _threshold(value: Any) -> float | None:
 
 
 def _ranges(array: NDArray[Any]) -> NDArray[np.float64]:
-    """Return by sample how many elements are between 0 and 1, and how many are beyond: shape
-    (samples, 2)."""
+    """Return the numbers of elements inside and outside of 0 to 1 by sample, shape (samples, 2)."""
     flat = array.reshape(len(array), -1)
     between = ((flat > 0.0) & (flat < 1.0)).sum(axis=1)
     return np.column_stack([between, ((flat < 0.0) | (flat > 1.0)).sum(axis=1)]).astype(np.float64)
 
 
 def _require_logits(ranges: NDArray[np.float64]) -> None:
-    """Raise DataError where all outputs seem to be probabilities."""
+    """Raise DataError if all outputs seem to be probabilities."""
     between, beyond = ranges.sum(axis=0)
     if between and not beyond:
         raise DataError(
@@ -262,8 +261,8 @@ def _require_logits(ranges: NDArray[np.float64]) -> None:
 
 
 def _are_probabilities(array: NDArray[Any]) -> bool:
-    """Return whether the elements along the last axis are at least 0 and add up to about 1, as
-    also those of a float16 or int8 file do."""
+    """Return whether the elements along the last axis are at least 0 and add up to about 1, within
+    the accuracy of a float16 or int8 file."""
     return bool(
         array.size and (array >= 0.0).all() and (np.abs(array.sum(axis=-1) - 1.0) < 0.05).all()
     )
@@ -271,7 +270,7 @@ def _are_probabilities(array: NDArray[Any]) -> bool:
 
 class _Auroc(Metric):
     """Area under the ROC curve: the share of pairs of a positive and a negative sample in which the
-    positive one has the larger score; ties count half."""
+    positive one has the larger score. Ties count half."""
 
     resamples = 1_999
 
@@ -279,7 +278,7 @@ class _Auroc(Metric):
         self._positive = positive
 
     def update(self, outputs: Any, labels: Any) -> State:
-        """Score of the positive class, and whether the label is positive."""
+        """Return the score of the positive class, and whether the label is positive."""
         array = np.asarray(outputs, dtype=np.float64)
         array = array.reshape(len(array), -1)
         classes = array.shape[1] if array.shape[1] > 1 else None
@@ -287,7 +286,7 @@ class _Auroc(Metric):
         if array.shape[1] == 1:
             score = array[:, 0]
         elif 0 <= self._positive < array.shape[1] > 2 and _are_probabilities(array):
-            score = array[:, self._positive]  # of two classes the difference ranks alike
+            score = array[:, self._positive]  # for two classes the difference has the same ranking
         elif 0 <= self._positive < array.shape[1]:
             rest = np.delete(array, self._positive, axis=1)
             top = rest.max(axis=1)
@@ -302,7 +301,7 @@ class _Auroc(Metric):
         scores, positive = state.rows[:, 0], state.rows[:, 1] > 0
         blocks = intervals.block_of(state.samples)
         count = int(blocks.max()) + 1
-        order = np.argsort(scores[positive])  # sorted keys are found faster
+        order = np.argsort(scores[positive])  # searching sorted keys is faster
         high, home = scores[positive][order], blocks[positive][order]
         order = np.lexsort([scores[~positive], blocks[~positive]])
         ends = np.cumsum(np.bincount(blocks[~positive], minlength=count))
@@ -317,7 +316,7 @@ class _Auroc(Metric):
         def value(weights: Array) -> Array:
             pairs = (weights @ ups) * (weights @ downs)
             won_by = ((weights @ won) * weights).sum(axis=1)
-            # A resample of one class alone has no curve: it is as good as chance.
+            # A resample with a single class has no curve: the value is that of chance.
             share: Array = np.divide(won_by, pairs, out=np.full(len(weights), 0.5), where=pairs > 0)
             return share
 
@@ -327,9 +326,9 @@ class _Auroc(Metric):
 
 
 class _Iou(OfSums):
-    """Mean over classes of intersection by union; of masks without a class axis of `positive`.
+    """Mean intersection over union of the classes, or of `positive` for masks without a class axis.
 
-    `threshold`: of masks of floats; above it a pixel is positive. None: 0, of logits.
+    `threshold`: for float masks, whose pixels are positive above it. None: 0, for logits.
     """
 
     def __init__(
@@ -340,8 +339,8 @@ class _Iou(OfSums):
         super().__init__(self._counts, self._value, vectorized=True)
 
     def _counts(self, outputs: Any, labels: Any) -> Any:
-        """Intersection and union by class, pixels with a label among the classes, and the range of
-        floats."""
+        """Return intersection and union by class, the number of pixels with a label among the
+        classes, and the range of floats."""
         array, positive = _scores(outputs), self._positive
         scored = array.dtype.kind == "f" and array.ndim >= 3 and array.shape[1] >= 2
         count, ranges = None, np.zeros((len(array), 2))
@@ -372,18 +371,18 @@ class _Iou(OfSums):
         return np.asarray(shares.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1))
 
     def check_reference(self, state: State) -> None:
-        """Raise DataError for labels of which none is a class of the outputs, and for probabilities
-        without a threshold: all would be positive."""
+        """Raise DataError if no label is a class of the outputs, and for probabilities without a
+        threshold, which would all be positive."""
         if not state.rows[:, -3].any():
             raise DataError(
-                "no label is a class of the outputs. Of masks, set options: positive to the value "
+                "no label is a class of the outputs. For masks, set options: positive to the value "
                 "of the labels, such as 255"
             )
         if self._threshold is None:
             _require_logits(state.rows[:, -2:])
 
     def differing(self, one: State, other: State) -> NDArray[np.bool_]:
-        """Return which samples have other masks: the range of the outputs is no value."""
+        """Return a mask of samples with other masks. The range of the outputs is not a value."""
         return State(one.rows[:, :-3]).differs(State(other.rows[:, :-3]))
 
 
@@ -413,11 +412,11 @@ def _perplexity(ignore: int = -100) -> Metric:
 
 
 def _wer(blank: int | None = None, vocabulary: Sequence[str] | None = None) -> Metric:
-    """Word error rate: edits by words of the labels.
+    """Word error rate: edits divided by words of the labels.
 
-    Outputs are token ids (samples, tokens), or scores (samples, tokens, words) of which the best is
-    taken; `blank`: of CTC, repeated ids are one. Ids are words by themselves, or pieces of text by
-    `vocabulary`. Labels are texts, or lists of ids.
+    Outputs are token IDs (samples, tokens), or scores (samples, tokens, words), of which the
+    largest counts. `blank`: the blank of CTC, which also merges repeated IDs. IDs are words, or
+    pieces of text from `vocabulary`. Labels are texts or lists of IDs.
     """
     try:
         import jiwer
@@ -441,7 +440,7 @@ def _wer(blank: int | None = None, vocabulary: Sequence[str] | None = None) -> M
         rows = []
         for one, label in zip(ids, labels, strict=True):
             wanted = _as_text(label)
-            if not wanted.split():  # jiwer takes no empty reference: all words are insertions
+            if not wanted.split():  # jiwer rejects an empty reference: all words are insertions
                 rows.append([len(text_of(one).split()), 0])
                 continue
             found = jiwer.process_words(wanted, text_of(one))
@@ -465,8 +464,8 @@ def _as_text(label: Any) -> str:
     return " ".join(map(str, np.asarray(label)))
 
 
-# Detection. A row is [0, class, score, matched at each threshold ...] of a detection, or
-# [1, class, 0 ...] of an object.
+# Detection. A row is [0, class, score, matched at each threshold ...] for a detection, or
+# [1, class, 0 ...] for an object.
 
 
 def _map(
@@ -477,9 +476,8 @@ def _map(
 ) -> Metric:
     """COCO's mean average precision over classes and IoU thresholds.
 
-    Outputs by name: boxes (samples, n, 4) as x1, y1, x2, y2, scores and classes (samples, n);
-    detections with a score of 0 or less do not count. A label is {"boxes": [...], "classes":
-    [...]}.
+    Outputs by name: boxes (samples, n, 4) as x1, y1, x2, y2, scores and classes (samples, n).
+    Detections with a score of 0 or less are ignored. A label is {"boxes": [...], "classes": [...]}.
     """
     levels = np.asarray(thresholds, dtype=np.float64)
     if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels <= 1)).all():
@@ -537,7 +535,7 @@ def _matched(boxes: Array, scores: Array, classes: Array, label: Any, levels: Ar
 
 
 def _overlaps(one: Array, other: Array) -> Array:
-    """Return intersection by union: shape (boxes, objects)."""
+    """Return intersection over union, shape (boxes, objects)."""
     low = np.maximum(one[:, None, :2], other[None, :, :2])
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
     inter = np.prod(np.clip(high - low, 0.0, None), axis=2)
@@ -550,7 +548,7 @@ def _overlaps(one: Array, other: Array) -> Array:
 
 
 class _MeanPrecision(Metric):
-    """Mean average precision of stored matches; sorted once, weighed for each resample."""
+    """Mean average precision of stored matches, sorted once and weighted for each resample."""
 
     resamples = 999
 
@@ -558,11 +556,11 @@ class _MeanPrecision(Metric):
         self._update = update
 
     def update(self, outputs: Any, labels: Any) -> State:
-        """Detections and objects of each image."""
+        """Return detections and objects of each image."""
         return self._update(outputs, labels)
 
     def check_reference(self, state: State) -> None:
-        """Raise DataError where no detection matches an object: the value can't fall."""
+        """Raise DataError if no detection matches an object: the value can't drop."""
         if not state.rows[:, 3:].any():
             raise DataError(
                 "no detection of the reference matches an object of the labels. Boxes are x1, y1, "
@@ -570,7 +568,7 @@ class _MeanPrecision(Metric):
             )
 
     def statistic(self, state: State) -> Statistic:
-        """Return the metric as a function of block weights, which are those of their images."""
+        """Return the metric as a function of block weights, which apply to the images."""
         assert state.lengths is not None
         image = np.repeat(np.arange(state.samples), state.lengths)
         home = intervals.block_of(state.samples)[image]

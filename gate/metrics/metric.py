@@ -20,17 +20,17 @@ from gate.metrics.intervals import Array, Distribution, DropBounds, Statistic
 from gate.policy.metrics import MetricPolicy
 from gate.records.metrics import MetricDrop, MetricGroup, MetricSide, MetricValue
 
-# Runs in the process of the metrics (`gate.metrics.process`). A resample never calls a metric's
-# function: it weighs the states that were stored for each sample.
+# Runs in the process of the metrics (`gate.metrics.process`). Resampling never calls the function
+# of a metric: it weights the stored states of the samples.
 
 
 class State(NamedTuple):
-    """The contribution of each sample on one side."""
+    """The states of all samples on one side."""
 
     rows: Array
     """float64, shape (rows, k)."""
     lengths: NDArray[np.int64] | None = None
-    """Rows of each sample, shape (samples,); None: one row a sample."""
+    """Number of rows of each sample, shape (samples,). None: one row per sample."""
 
     @property
     def samples(self) -> int:
@@ -44,7 +44,7 @@ class State(NamedTuple):
         return State(self.rows[np.repeat(mask, self.lengths)], self.lengths[mask])
 
     def differs(self, other: State) -> NDArray[np.bool_]:
-        """Return which samples have another state in `other`: shape (samples,)."""
+        """Return a mask of samples whose state differs in `other`, shape (samples,)."""
         if self.lengths is None or other.lengths is None:
             return np.asarray((self.rows != other.rows).any(axis=1))
         changed = self.lengths != other.lengths
@@ -57,7 +57,7 @@ class State(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[State]) -> State:
-        """Return the states of one sample range after the other as one."""
+        """Concatenate the states of consecutive ranges of samples."""
         rows = np.concatenate([part.rows for part in parts])
         if parts[0].lengths is None:
             return cls(rows)
@@ -70,19 +70,19 @@ class Metric(Protocol):
     """A metric with a state per sample."""
 
     resamples: int
-    """Of the bootstrap."""
+    """Number of bootstrap resamples."""
 
     def update(self, outputs: Any, labels: Any) -> State:
         """Return the state of each sample of a batch."""
 
     def statistic(self, state: State) -> Statistic:
-        """Return the function from weights of blocks to values: shape (resamples, blocks) to
-        (resamples,)."""
+        """Return the function that maps weights of blocks, shape (resamples, blocks), to values,
+        shape (resamples,)."""
 
     def check_reference(self, state: State) -> None:
-        """Raise DataError where the states of the reference, over all samples, show that the
-        outputs or labels are of another kind, so that no drop could show."""
-        del state  # any is right, unless a metric says otherwise
+        """Raise DataError if the states of the reference over all samples show that outputs or
+        labels have the wrong kind, so that no drop would be visible."""
+        del state  # the default accepts any states
 
     def differing(self, one: State, other: State) -> NDArray[np.bool_]:
         """Return which samples have different values: shape (samples,)."""
@@ -90,7 +90,7 @@ class Metric(Protocol):
 
 
 class PerSample(Metric):
-    """The mean or the sum of a value per sample."""
+    """The mean or sum of one value per sample."""
 
     resamples = intervals.RESAMPLES
 
@@ -104,7 +104,7 @@ class PerSample(Metric):
         if values.shape != (count_of(outputs),):
             raise DataError(
                 f"it returned shape {values.shape}, expected ({count_of(outputs)},): one value for "
-                "each sample. Set aggregate: dataset for one of all samples"
+                "each sample. Set aggregate: dataset for one value of all samples"
             )
         return State(values[:, None])
 
@@ -120,7 +120,7 @@ class PerSample(Metric):
 
 
 class OfSums(Metric):
-    """A function of the sums of a state per sample: F1 of counts, WER of edits and words."""
+    """A function of sums of per-sample states: F1 of counts, WER of edits and words."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class OfSums(Metric):
         self.resamples = intervals.RESAMPLES if vectorized else 999
 
     def update(self, outputs: Any, labels: Any) -> State:
-        """Raises DataError unless there is a row for each sample."""
+        """Call `update`. Raises DataError unless it returns one row per sample."""
         rows = np.asarray(_plain(self._update(outputs, labels)), dtype=np.float64)
         if rows.ndim != 2 or len(rows) != count_of(outputs):
             raise DataError(
@@ -167,7 +167,7 @@ def _plain(value: Any) -> Any:
 
 
 def open_metric(policy: MetricPolicy) -> Metric:
-    """Return the metric that a policy names. Raises PolicyError where it is not usable."""
+    """Return the metric of a policy. Raises PolicyError if it can't be used."""
     if policy.is_builtin:
         from gate.metrics.builtin import built_in
 
@@ -234,7 +234,8 @@ def _is_torchmetric(target: Any) -> bool:
 
 
 def _of_torchmetric(metric: Any, *, dataset: bool, total: bool) -> Metric:
-    """Its states of single samples. Raises PolicyError for states that do not add up."""
+    """Return a metric with the states of single samples. Raises PolicyError unless they are
+    sums."""
     import torch
 
     def each(outputs: Any, labels: Any) -> Any:
@@ -290,7 +291,7 @@ def _of_torchmetric(metric: Any, *, dataset: bool, total: bool) -> Metric:
 
 @dataclass(frozen=True)
 class Slice:
-    """The samples with one value in one column; or all."""
+    """The samples with one value in a column, or all samples."""
 
     column: str | None
     label: str | None
@@ -298,7 +299,7 @@ class Slice:
 
 
 class Side:
-    """A metric on the samples of one side; what takes a bootstrap is computed once, when needed."""
+    """A metric on the samples of one side. The bootstrap is computed once, on demand."""
 
     def __init__(self, metric: Metric, state: State) -> None:
         self.metric, self.state = metric, state
@@ -319,15 +320,14 @@ class Side:
 
     @property
     def value(self) -> float:
-        """On all samples."""
+        """The value on all samples."""
         if self.is_binary_mean:
             return float(self.state.rows.mean())
         return self.distribution.observed
 
 
 def _side(reference: Side, state: State) -> Side:
-    """Return the side of a state; the reference itself, with its bootstrap, where no sample has
-    another value."""
+    """Return the side of a state, or the reference with its bootstrap if no sample differs."""
     metric = reference.metric
     return Side(metric, state) if metric.differing(reference.state, state).any() else reference
 
@@ -335,9 +335,9 @@ def _side(reference: Side, state: State) -> Side:
 def drop_between(
     metric: Metric, reference: State, state: State, *, sign: float, levels: Sequence[float]
 ) -> MetricDrop:
-    """Return how much worse `state` is than `reference`, sample by sample the same samples.
+    """Return how much worse `state` is than `reference` on the same samples.
 
-    `sign`: 1.0 if higher is better, else -1.0. `levels`: of the bounds.
+    `sign`: 1.0 if higher is better, else -1.0. `levels`: confidence levels of the bounds.
     """
     return _drop(Side(metric, reference), Side(metric, state), sign=sign, levels=levels)
 
@@ -368,9 +368,11 @@ def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) 
 
 
 def _scale(*sides: Side) -> float:
-    """Return the largest drop that a sample can have, as far as the samples show it: of a mean the
-    range of its values; of another metric what one more or less sample does to it, times their
-    number. At least the largest value, and 1 where all of them are 0."""
+    """Return the largest possible drop of a sample, as estimated from the samples.
+
+    For a mean, the range of its values. For other metrics, the effect of leaving out one sample
+    times their number. At least the largest value, and 1 if all values are 0.
+    """
     metric = sides[0].metric
     if isinstance(metric, PerSample):
         rows = np.concatenate([side.state.rows for side in sides])
@@ -393,7 +395,7 @@ def _value(side: Side, *, level: float) -> MetricValue:
         low, high = intervals.share_limits(int(rows.sum()), samples, level)
         return MetricValue(value=side.value, low=low, high=high)
     limits = intervals.bca_limits(side.distribution, [level])
-    if limits is None:  # all samples alike: at most a share of 3 / n is otherwise
+    if limits is None:  # all samples are equal: at most a share of about 3 / n differs
         room = _scale(side) * -np.expm1(np.log1p(-level) / samples)
         return MetricValue(value=side.value, low=side.value - room, high=side.value + room)
     return MetricValue(value=side.value, low=float(limits[0][0]), high=float(limits[1][0]))
@@ -407,9 +409,9 @@ def groups_of(
     *,
     reference: str,
 ) -> tuple[MetricGroup, ...]:
-    """Return all samples, then each slice: value of the reference, values and drops of the others.
+    """Return the group of all samples, then those of the slices, with values and drops.
 
-    Raises DataError where the metric has no finite value on a group.
+    Raises DataError if the metric has no finite value on a group.
     """
     sign = 1.0 if policy.is_higher_better else -1.0
     whole = Slice(None, None, np.ones(states[reference].samples, dtype=bool))

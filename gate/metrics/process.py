@@ -38,25 +38,25 @@ _OPEN_S = 300.0
 _SUMMARY_S = 3600.0
 
 _MESSAGE_BYTES, _MESSAGE_SAMPLES = 4_000_000, 2_000
-"""Batches are sent together up to so many bytes of outputs and samples: a message takes 0.5 ms."""
+"""Limits of a message, in bytes of outputs and in samples. A message takes 0.5 ms."""
 
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
-"""Products of a bootstrap are small: threads of NumPy cost more than they save."""
+"""The products of a bootstrap are small: NumPy threads cost more than they save."""
 
 _REMEDIES = Remedies(
-    slow="Give the function less, or raise time_limit_s or memory_limit_mb of the metric.",
-    dead="See whether the function runs alone on one sample.",
+    slow="Make the function faster, or raise time_limit_s or memory_limit_mb of the metric.",
+    dead="Check whether the function runs on a single sample.",
 )
 
 Outputs = Sequence[Any]
-"""The arrays of one side for one batch, in the order of the file's outputs."""
+"""The outputs of one side for one batch, in the order of the file."""
 
 
 # The process.
 
 
 def serve_metrics(descriptor: int) -> None:
-    """Answer the other side until it closes the connection."""
+    """Serve requests until the other side closes the connection."""
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     hello, _ = receive(connection)
@@ -77,7 +77,7 @@ def serve_metrics(descriptor: int) -> None:
 
 
 class _Server:
-    """The metrics of one policy, and the batches that they see."""
+    """The metrics of one policy, and the current batches."""
 
     def __init__(self, outputs: Sequence[str], progress: Callable[[], None]) -> None:
         """`progress` is called after each batch that a user's function evaluated."""
@@ -88,7 +88,7 @@ class _Server:
         self._start, self._counts = 0, list[int]()
 
     def answer(self, header: Any, arrays: Sequence[tuple[str, Any]]) -> tuple[Any, dict[str, Any]]:
-        """Return value and arrays for one message, by its verb."""
+        """Return value and arrays of the reply to a message."""
         verb = header["verb"]
         if verb == "open":
             return self._open(header), {}
@@ -123,8 +123,8 @@ class _Server:
         }
 
     def _update_builtin(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-        """Return errors by metric, and the states of the others, with the metric's place in front
-        of their names. They take all batches as one, as no sample depends on the others."""
+        """Return errors by metric, and the states of the other metrics with the index of the metric
+        as a prefix of their names. Takes all batches at once, because samples are independent."""
         errors, arrays = dict[str, str](), dict[str, Any]()
         for place, name in enumerate(names):
             if name not in self._metrics:  # it could not be opened
@@ -151,7 +151,7 @@ class _Server:
             for side, outputs in self._sides.items():
                 batch = outputs_for(policy, self._rows(outputs, rows))
                 labels = None if self._labels is None else self._labels[rows]
-                # A function may write into them, and the next side has the same.
+                # The function may write into its arguments, and the labels are shared by all sides.
                 given, labels = copy.deepcopy((batch, labels))
                 found[side].append(_state_of(metric, given, labels, side, self._start + start))
             self._progress()
@@ -159,16 +159,16 @@ class _Server:
         return _arrays_of({side: State.joined(states) for side, states in found.items()})
 
     def _rows(self, outputs: Mapping[str, Any], rows: slice) -> Mapping[str, Any]:
-        """Return one batch of the outputs. A batch that came alone may have outputs that are not
-        per sample."""
+        """Return one batch of the outputs. A single batch may have outputs that are not per
+        sample."""
         if len(self._counts) == 1:
             return outputs
         return {name: array[rows] for name, array in outputs.items()}
 
 
 def _state_of(metric: Metric, outputs: Any, labels: Labels | None, side: str, start: int) -> State:
-    """Return the states of samples from `start` on. Raises DataError for what the metric raises,
-    and for states that are not finite."""
+    """Return the states of the samples from index `start`. Raises DataError for any exception of
+    the metric, and for states that are not finite."""
     try:
         state = metric.update(outputs, labels)
     except Exception as error:
@@ -186,8 +186,8 @@ def _state_of(metric: Metric, outputs: Any, labels: Labels | None, side: str, st
 
 
 def outputs_for(policy: MetricPolicy, outputs: Mapping[str, Any]) -> Any:
-    """Return what a metric gets: the output that it names, the only one, or all by name. Raises
-    DataError for an output that is not there, or not chosen among several."""
+    """Return the outputs for a metric: the named one, the only one, or all by name. Raises
+    DataError for an unknown output, and if several outputs need a choice."""
     if policy.output is not None:
         if policy.output not in outputs:
             raise DataError(
@@ -204,7 +204,7 @@ def outputs_for(policy: MetricPolicy, outputs: Mapping[str, Any]) -> Any:
 def _at_sample(
     metric: Metric, outputs: Any, labels: Labels | None, start: int, error: Exception
 ) -> str:
-    """Return the text of an error with the first sample that raises alone, if one does."""
+    """Return the text of an error, with the first sample that raises on its own if there is one."""
     for place in range(count_of(outputs)):
         one = slice(place, place + 1)
         part = (
@@ -224,7 +224,7 @@ def _text(error: Exception) -> str:
 
 
 def _sources(policy: MetricPolicy) -> dict[str, str]:
-    """Digests of the function's own source files, its imports included, by module."""
+    """Return the digests of the function's source files by module, including imports."""
     if policy.is_builtin:
         return {}
     from gate.model.source_code import SourceFiles
@@ -267,16 +267,17 @@ class _Batch(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the outputs."""
+        """Size of the outputs in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
     def can_follow(self, other: _Batch) -> bool:
-        """Return whether both can be sent as one: the next samples, with outputs that differ in
-        nothing but their number."""
+        """Return whether both can be sent together: consecutive samples, and outputs that differ
+        only in their number."""
         return other.start + other.samples == self.start and other.kinds() == self.kinds()
 
     def kinds(self) -> list[Any] | None:
-        """Return names, dtypes and shapes of outputs per sample; None: not all are per sample."""
+        """Return names, dtypes and shapes of per-sample outputs, or None if some are not per
+        sample."""
         arrays = self.arrays.items()
         if not all(array.shape[:1] == (self.samples,) for _, array in arrays):
             return None
@@ -284,10 +285,10 @@ class _Batch(NamedTuple):
 
 
 class MetricRun:
-    """Evaluates the metrics of a policy batch by batch, in a process of their own.
+    """Evaluates the metrics of a policy batch by batch in a separate process.
 
-    What a metric raises is its failure, and no error of the measurement. The values of a unit of
-    samples do not depend on who measured it: a function sees the same batches.
+    An exception of a metric is a failure of the metric, not an error of the measurement. The values
+    of a unit of samples do not depend on the process: a function always receives the same batches.
     """
 
     def __init__(
@@ -297,15 +298,15 @@ class MetricRun:
         self._metrics, self._outputs, self._annotations = metrics, list(outputs), annotations
         self._process: WorkerProcess | None = None
         self._waiting: list[_Batch] = []
-        """Batches that were not sent yet."""
+        """Batches that have not been sent."""
         self.failures: dict[str, str] = {}
         self.sources: dict[str, dict[str, str]] = {}
         self._parts: dict[str, list[tuple[int, dict[str, State]]]] = {m.name: [] for m in metrics}
         """By metric: number of samples and states of each message or unit."""
 
     def update(self, sides: Mapping[str, Outputs | None], *, start: int, count: int) -> None:
-        """Evaluate one batch, at the latest in `flush`. `sides`: outputs by name of the side; None:
-        it has none."""
+        """Evaluate one batch, at the latest in `flush`. `sides`: outputs by side, None for a side
+        without outputs."""
         if not self._metrics or len(self.failures) == len(self._metrics):
             return
         arrays = {
@@ -324,7 +325,7 @@ class MetricRun:
             self.flush()
 
     def flush(self) -> None:
-        """Evaluate the batches that wait."""
+        """Evaluate all pending batches."""
         batches, self._waiting = self._waiting, []
         if not batches:
             return
@@ -343,7 +344,9 @@ class MetricRun:
             "verb": "batches",
             "sides": first.sides,
             "labels": None,
-            "names": [metric.name for metric in builtin],  # at once: they cannot end the process
+            "names": [
+                metric.name for metric in builtin
+            ],  # in one message: they can't end the process
             "start": first.start,
             "counts": counts,
         }
@@ -378,7 +381,7 @@ class MetricRun:
             parts.clear()
 
     def drain(self) -> dict[str, Any]:
-        """Return what was evaluated since the last time, for `take`, and forget it."""
+        """Return all results since the last call, for `take`, and forget them."""
         self.flush()
         found = {
             name: (_joined(parts), sum(count for count, _ in parts))
@@ -396,7 +399,7 @@ class MetricRun:
         }
 
     def take(self, drained: Any, *, samples: int) -> None:
-        """Add what another process evaluated of the samples that come next."""
+        """Add the results of another process for the next samples."""
         self.flush()
         given = drained if isinstance(drained, dict) else {}
         for metric in self._metrics:
@@ -417,8 +420,8 @@ class MetricRun:
     def groups(
         self, metric: MetricPolicy, *, samples: int, reference: str = REFERENCE
     ) -> tuple[tuple[MetricGroup, ...], dict[str, State]]:
-        """Return values, drops and states of a metric over all `samples`, by group. The failure of
-        the metric if there are none: then it is in `failures`."""
+        """Return values and drops of a metric over all `samples` by group, and its states. Empty if
+        the metric failed: then `failures` has the reason."""
         self.flush()
         parts = self._parts[metric.name]
         if metric.name in self.failures:
@@ -492,8 +495,8 @@ class MetricRun:
         *,
         limit_s: float | None = None,
     ) -> tuple[Any, list[tuple[str, Any]]] | None:
-        """Return value and arrays of the answer; None where there is none, which fails the metric,
-        and all of them where the process is gone."""
+        """Return value and arrays of the reply. None if there is none: then the metric fails, or
+        all metrics if the process has ended."""
         limit = limit_s or (_OPEN_S if metric is None else metric.time_limit_s)
         try:
             process = self._started()
@@ -519,7 +522,7 @@ class MetricRun:
             self.failures.setdefault(each.name, text if own else blamed + text)
 
     def _started(self) -> WorkerProcess | None:
-        """Return the process; None where all metrics failed as it opened them."""
+        """Return the process, or None if all metrics failed to open."""
         if self._process is None:
             self._process = WorkerProcess(
                 _WORKER,
@@ -540,8 +543,8 @@ class MetricRun:
 
 
 def values_digest(tensors: Mapping[str, Any]) -> Digest:
-    """Return the digest of the values of one metric in `metrics.safetensors`: names, dtypes,
-    shapes and little-endian bytes, in the order of names."""
+    """Return the digest of the values of one metric in `metrics.safetensors`: names, dtypes, shapes
+    and little-endian bytes, sorted by name."""
     parts = []
     for name, array in sorted(tensors.items()):
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
@@ -550,7 +553,7 @@ def values_digest(tensors: Mapping[str, Any]) -> Digest:
 
 
 def _joined(parts: Sequence[tuple[int, dict[str, State]]]) -> dict[str, State]:
-    """Return the states of the sides that have one in each part."""
+    """Return the joined states of the sides that occur in all parts."""
     sides = set.intersection(*(set(states) for _, states in parts)) if parts else set()
     return {
         side: State.joined([states[side] for _, states in parts])

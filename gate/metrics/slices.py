@@ -1,4 +1,4 @@
-"""Labels of any kind, and further columns of the samples: `.npy`, JSON lines, Parquet."""
+"""Read labels and other columns of the samples from `.npy`, JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABEL = "label"
 """The column of labels in JSON lines and Parquet."""
 
 MOST_VALUES = 50
-"""Distinct values of a column of slices: more is an id rather than a slice."""
+"""Most distinct values of a slice column: a column with more is an ID."""
 
 _NPY, _JSONL, _PARQUET = ".npy", ".jsonl", ".parquet"
 
@@ -35,19 +35,19 @@ class Annotations:
 
     labels: Labels | None = None
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By name, one text per sample."""
+    """Slice columns by name, one text per sample."""
     sha256: Digest | None = None
     """Of the files that they come from."""
     slices_sha256: Digest | None = None
-    """Of the file that the columns come from; None: there are none."""
+    """Digest of the file with the columns. None without columns."""
 
     @classmethod
     def open(
         cls, *, labels: Path | None, slices: Path | None, names: Sequence[str], samples: int | None
     ) -> Annotations:
-        """Read labels, and the columns `names` of the file `slices`, else of that of the labels.
+        """Read labels, and the columns `names` from the file `slices`, else from the label file.
 
-        Raises DataError for a file of another kind or length, and for a column that is missing or
+        Raises DataError for a file of another type or length, and for a column that is missing or
         has more than 50 values.
         """
         given: Labels | None = None
@@ -97,7 +97,7 @@ class Annotations:
 def _check_length(count: int, samples: int | None, path: Path | None) -> None:
     if samples is not None and count != samples:
         raise DataError(
-            f"{path} has {count} entries, the data set has {samples} samples. Give one for each "
+            f"{path} has {count} entries, the data set has {samples} samples. Provide one per "
             "sample, in the same order."
         )
 
@@ -126,7 +126,9 @@ def _read(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
     """Return labels and columns. Raises DataError."""
     reader = {_NPY: _read_npy, _JSONL: _read_lines, _PARQUET: _read_parquet}.get(path.suffix)
     if reader is None:
-        raise DataError(f"{path.name} is no .npy, .jsonl or .parquet file. Save labels as one.")
+        raise DataError(
+            f"{path.name} is not a .npy, .jsonl or .parquet file. Save the labels as one."
+        )
     try:
         return reader(path)
     except OSError as error:
@@ -137,7 +139,7 @@ def _read_npy(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
     try:
         array = np.load(path, allow_pickle=False)
     except ValueError as error:
-        raise DataError(f"{path} is no whole .npy file: {error}.") from error
+        raise DataError(f"{path} is not a complete .npy file: {error}.") from error
     if array.ndim == 0 or array.dtype.kind not in "biufU":
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}, expected one label "
                         "per sample.")  # fmt: skip
@@ -150,7 +152,7 @@ def _read_lines(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: {error}. Save it as UTF-8.") from error
-    # Not splitlines(): JSON may have U+2028 and the like within a text.
+    # Not splitlines(): JSON strings may contain U+2028 and similar characters.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -164,7 +166,7 @@ def _read_lines(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
             f"{path}: the entry {labelled.index(False) + 1} has no '{LABEL}', others have one. "
             "Give each sample one."
         )
-    # Without, each line is a label, or has columns alone.
+    # Without labels, each line is a label itself, or has slice columns only.
     labels: Sequence[Any] = [row[LABEL] for row in rows] if any(labelled) else rows
     names = dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row)
     columns: dict[str, Sequence[Any]] = {
@@ -184,11 +186,11 @@ def _read_parquet(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
     try:
         table = pq.read_table(path)
     except pa.ArrowInvalid as error:
-        raise DataError(f"{path} is no whole Parquet file: {error}.") from error
+        raise DataError(f"{path} is not a complete Parquet file: {error}.") from error
     columns: dict[str, Sequence[Any]] = {}
     for name in table.column_names:
         try:
-            # As JSON lines have them, and as labels go to the process of the metrics.
+            # The same values as in JSON lines, which the process of the metrics receives.
             columns[name] = json.loads(json.dumps(table.column(name).to_pylist(), default=_plain))
         except (TypeError, ValueError, OverflowError) as error:
             if name == LABEL:
@@ -200,7 +202,7 @@ def _read_parquet(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of Arrow as JSON has it: dates and times as text of ISO 8601."""
+    """Return an Arrow value as JSON: dates and times become ISO 8601 strings."""
     if isinstance(value, Decimal):
         whole = value == value.to_integral_value()
         return int(value) if whole else float(value)
@@ -208,4 +210,4 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
-    raise TypeError(f"{type(value).__name__} is no label")
+    raise TypeError(f"{type(value).__name__} is not a label")
