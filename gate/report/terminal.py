@@ -310,11 +310,13 @@ def _print_steps(story: Summary, console: Console) -> None:
 
 
 def _print_checks(story: Summary, console: Console) -> None:
-    headings = ("runtime", "check", "observed", "allowed", "n", "verdict", "asks")
+    headings = ("runtime", "check", "observed", "allowed", "n", "verdict", "meaning")
     shown = print_table(headings, right=("observed", "n"))
+    above = ""
     for word in story.words:
         verdict = Text(word.check.verdict.value, style=STYLES[word.check.verdict])
         runtime = word.check.runtime or "measurement"
-        asks = word.meaning if word.check.bound is None else f"{word.meaning} {word.why}"
-        add_row(shown, (runtime, *cells(word.check), verdict, asks))
+        meaning = word.meaning if word.check.bound is None else f"{word.meaning} {word.why}"
+        add_row(shown, (runtime, *cells(word.check), verdict, "" if meaning == above else meaning))
+        above = meaning
     console.print(shown)
