@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 HAND_IN = click.option(
     "--hand-in/--direct", "handing_in", default=None,
-    help="Make a version and the candidate of it, without a ledger, and leave champion to gate "
-    "serve; or move champion from here. Default: as the policy says (promotion).",
+    help="Only create a candidate, without a ledger, which gate serve judges and promotes; or move "
+    "champion from here. Default: promotion of the policy.",
 )  # fmt: skip
 
 
@@ -206,23 +206,23 @@ class ReleasePage:
 @click.option("--name", type=types.ModelName(), required=True, help="The registered model.")
 @click.option(
     "--report", type=types.REPORT_FOLDER, required=True, metavar="DIR",
-    help="What gate check --report wrote: evidence.json and decision.json, and their statements.",
+    help="The folder of gate check --report.",
 )  # fmt: skip
 @options.policy_option(
     "The policy that was applied. Default: policy.json of --report, else the built-in one."
 )
 @click.option(
     "--golden", type=types.GOLDEN_FOLDER, metavar="FOLDER",
-    help="Golden vectors for consumers. Default: DIR/golden of --report, where it is.",
+    help="Golden vectors for consumers. Default: DIR/golden of --report, if there.",
 )  # fmt: skip
 @click.option(
     "--preprocessing", type=types.SPEC_FILE, metavar="SPEC",
-    help="The spec that gate check got, to go with the file.",
+    help="The preprocessing spec that gate check used, stored with the file.",
 )  # fmt: skip
 @click.option("--twin", type=types.ONNX_FILE, help="The quantized twin that the policy names.")
 @click.option(
     "--twin-report", type=types.REPORT_FOLDER, metavar="DIR",
-    help="What gate check --report wrote about the twin.",
+    help="The folder of gate check --report about the twin.",
 )  # fmt: skip
 @options.KEY
 @options.SIGNING_TRUST
@@ -433,9 +433,9 @@ def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
 
 @click.command("rollback", short_help="Make the previous version the champion again.")
 @click.argument("model", type=types.ModelName())
-@click.option("--reason", default="asked for on the command line", help="Kept in the ledger.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
-@options.policy_option("Which names the reviewers' tag, if that is another one than gate.review.")
+@click.option("--reason", default="asked for on the command line", help="Written to the ledger.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@options.policy_option("The policy, if it names another review tag than gate.review.")
 @loaders.with_writing
 @options.TRACKING_URI
 @machine_options

@@ -41,17 +41,17 @@ _OPTIONS = (
         "--key", required=True, metavar="URI", envvar="GATE_SIGNING_KEY", show_envvar=True,
         help="The reviewer's key: a file of mode 0600, or awskms:, gcpkms:, azurekms:, hsm:.",
     ),
-    click.option("--comment", metavar="TEXT", help="Signed with it; kept in the ledger."),
+    click.option("--comment", metavar="TEXT", help="A comment, signed and written to the ledger."),
     click.option(
         "--sha256", metavar="HEX",
-        help="The digest of the file that is meant; another one is not signed.",
+        help="Sign only if the file has this digest.",
     ),
     click.option(
         "--trust", type=TRUST_FILE, metavar="FILE", envvar="GATE_TRUST", show_envvar=True,
-        help="Say whether this trust, as the service may have it, counts the key as a "
-        "reviewer's. Default: .gate/trust.yaml, where it is there.",
+        help="Print whether the key is a reviewer of this trust file, such as the service's. "
+        "Default: .gate/trust.yaml, if there.",
     ),
-    click.option("--yes", is_flag=True, help="Don't ask on a terminal."),
+    click.option("--yes", is_flag=True, help="Do not ask for confirmation on a terminal."),
     TRACKING_URI,
 )  # fmt: skip
 

@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
 @click.command("reconcile", short_help="Do once what gate serve does after an event.")
 @click.argument("models", type=ModelName(several=True), nargs=-1, required=True, metavar="MODEL...")
-@options.policy_option("The policy in force. Default: the built-in one.")
+@options.policy_option("The policy that decides. Default: the built-in policy.")
 @options.TRUST
 @options.SERVICE_KEY
 @click.option(
     "--store", type=options.FILE, default=Path(".gate/store"), show_default=True,
-    envvar="GATE_STORE", show_envvar=True, help="Where deployed files are.",
+    envvar="GATE_STORE", show_envvar=True, help="The folder of deployed files.",
 )  # fmt: skip
 @click.option(
     "--same-registry", metavar="URI", multiple=True,
-    help="Another address of the same registry, under which things were promoted; repeat it.",
+    help="Another address under which versions were promoted in this registry. Repeatable.",
 )  # fmt: skip
 @SERVICE_TIME_LIMIT
 @SERVICE_MEMORY_LIMIT
@@ -113,7 +113,7 @@ def _plain(one: StepResult | Failed) -> dict[str, Any]:
 def _reconcile_show(models: dict[str, list[dict[str, Any]]], console: Console) -> None:
     for model, done in models.items():
         if not done:
-            print_lines(console, f"{model}: all is as it should be", style="green")
+            print_lines(console, f"{model}: nothing to do", style="green")
         for one in done:
             bad = one["outcome"] in ("refused", "reverted", "rejected", "failed")
             line = f"{model}: {one['kind']}: {one['outcome']}: {one['reason']}"
@@ -127,51 +127,51 @@ def _environment(name: str) -> dict[str, Any]:
 @click.command("serve", short_help="Run the service that guards and deploys models.")
 @click.option(
     "--model", "models", type=ModelName(several=True), multiple=True, **_environment("MODELS"),
-    help="A registered model to look after; repeat it for more. Others are left alone. "
-    "WORKSPACE:NAME for one of another workspace than MLFLOW_WORKSPACE names.",
+    help="A registered model to guard and deploy; others are left alone. WORKSPACE:NAME for "
+    "another workspace than that of MLFLOW_WORKSPACE. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--alias", "aliases", multiple=True, **_environment("ALIASES"),
-    help="An alias whose moving matters; repeat it. Default: candidate, champion and previous.",
+    help="An alias whose moves trigger work. Repeatable. Default: candidate, champion, previous.",
 )  # fmt: skip
 @click.option("--host", **_environment("HOST"), help="Default: 127.0.0.1.")
-@click.option("--port", type=int, **_environment("PORT"), help="Default: 8400. 0: any free one.")
+@click.option("--port", type=int, **_environment("PORT"), help="Default: 8400. 0: any free port.")
 @options.SECRET_FILE
 @click.option(
     "--same-registry", metavar="URI", multiple=True, **_environment("SAME_REGISTRY"),
-    help="Another address of the same registry, under which things were promoted; repeat it.",
+    help="Another address under which versions were promoted in this registry. Repeatable.",
 )  # fmt: skip
 @click.option("--store", type=options.FILE, **_environment("STORE"), help="Default: .gate/store.")
 @click.option(
     "--cors-origin", "cors_origins", metavar="ORIGIN", multiple=True,
     **_environment("CORS_ORIGINS"),
-    help="Pages of this origin may load deployed models; repeat it. Default: none but our own.",
+    help="Let pages of this origin load deployed models. Repeatable. Default: none.",
 )  # fmt: skip
 @click.option(
     "--policy", type=POLICY_FILE, **_environment("POLICY"),
-    help="By which it decides what is deployed. Default: the built-in one.",
+    help="The policy that decides. Default: the built-in policy.",
 )  # fmt: skip
 @options.TRUST
 @options.SERVICE_KEY
 @click.option(
     "--body-cap", type=int, metavar="BYTES", **_environment("BODY_CAP"),
-    help="The largest body of a delivery that is read. Default: 64 KiB.",
+    help="The largest webhook body that is read. Default: 64 KiB.",
 )  # fmt: skip
 @click.option(
     "--body-timeout", "body_timeout_s", type=float, metavar="SECONDS",
-    **_environment("BODY_TIMEOUT"), help="Within which a body must have arrived. Default: 20.",
+    **_environment("BODY_TIMEOUT"), help="Time limit for receiving a webhook body. Default: 20.",
 )  # fmt: skip
 @click.option(
     "--window", "window_s", type=float, metavar="SECONDS", **_environment("WINDOW"),
-    help="How far a delivery's timestamp may lie from this clock. Default: 300.",
+    help="Largest difference of a webhook's timestamp from this clock. Default: 300.",
 )  # fmt: skip
 @click.option(
     "--interval", "interval_s", type=float, metavar="SECONDS", **_environment("INTERVAL"),
-    help="After which all models are looked at without any event. Default: 60.",
+    help="Interval at which all models are checked without an event. Default: 60.",
 )  # fmt: skip
 @click.option(
     "--confirm-after", "confirm_s", type=float, metavar="SECONDS", **_environment("CONFIRM_AFTER"),
-    help="After which a second look may confirm wrong bytes or wrong answers. Default: 60.",
+    help="Delay before a second check may confirm wrong bytes or outputs. Default: 60.",
 )  # fmt: skip
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), **_environment("LOG_FORMAT"),
@@ -179,11 +179,11 @@ def _environment(name: str) -> dict[str, Any]:
 )  # fmt: skip
 @click.option(
     "--notify-url", metavar="URL", **_environment("NOTIFY_URL"),
-    help="Send verdicts, promotions, reverts and reviews there, signed (docs/notifications.md).",
+    help="Send signed ledger entries to this URL (docs/notifications.md).",
 )  # fmt: skip
 @click.option(
     "--notify-secret-file", type=options.FILE, **_environment("NOTIFY_SECRET_FILE"),
-    help="The secrets by which they are signed, one in a line.",
+    help="Secrets that sign notifications, one per line.",
 )  # fmt: skip
 @SERVICE_TIME_LIMIT
 @SERVICE_MEMORY_LIMIT
@@ -279,7 +279,7 @@ def webhooks_command() -> None:
 @webhooks_command.command("register", short_help="Create or repair the webhook.")
 @click.option(
     "--url", default="http://127.0.0.1:8400/webhooks/mlflow", show_default=True,
-    help="Where the server finds gate serve.",
+    help="The URL of gate serve, as the server reaches it.",
 )  # fmt: skip
 @_NAME
 @options.SECRET_FILE
@@ -305,7 +305,9 @@ def _register(
     what, webhook = server.register(name, url, secret=secret)
     lines = [f"{what}: webhook '{name}' ({webhook.webhook_id}) sends to {url}"]
     if made:
-        lines.append(f"made: {secret_file} with a new secret; keep it where gate serve reads it")
+        lines.append(
+            f"created {secret_file} with a new secret: gate serve --secret-file {secret_file}"
+        )
     plain = {"outcome": what, "webhook": asdict(webhook), "secret_made": made}
     return CommandResult(ExitCode.DONE, plain, lambda console: console.print("\n".join(lines)))
 
@@ -357,7 +359,7 @@ def _test(name: str, tracking_uri: str | None) -> CommandResult:
 @click.option(
     "--overlap", type=click.FloatRange(min=0), default=120.0, show_default=True,
     metavar="SECONDS",
-    help="How long both secrets are in force: longer than MLFLOW_WEBHOOK_CACHE_TTL (60 s).",
+    help="How long both secrets are valid: longer than MLFLOW_WEBHOOK_CACHE_TTL (60 s).",
 )  # fmt: skip
 @options.TRACKING_URI
 @machine_options

@@ -132,12 +132,12 @@ def show_statement(found: VerdictVerification, console: Console) -> None:
 @click.option("--golden-sha256", metavar="HEX", help="The digest that golden.json must have.")
 @click.option(
     "--verdict", type=types.STATEMENT_FILE, metavar="decision.dsse.json",
-    help="The signed verdict that came with it: a trusted key must vouch for file and vectors, "
-    "before either is read. With --trust.",
+    help="The signed verdict of the release: a trusted key must have signed the digests of file "
+    "and vectors, which are verified first. With --trust.",
 )  # fmt: skip
 @click.option(
     "--trust", type=types.TRUST_FILE, metavar="FILE",
-    help="Whose signatures count (gate keys trust).",
+    help="The keys that you trust (gate keys trust).",
 )  # fmt: skip
 @machine_options
 @limit_options(FILE_S)
@@ -241,19 +241,19 @@ def _cells(output: OutputResult) -> tuple[str, ...]:
 @click.argument("statement", type=types.STATEMENT_FILE, metavar="decision.dsse.json")
 @click.option(
     "--model", type=types.ONNX_FILE, required=True, metavar="MODEL.onnx",
-    help="The file. Its external data lies beside it.",
+    help="The file, with its external data in the same folder.",
 )  # fmt: skip
 @click.option(
     "--trust", type=types.TRUST_FILE, required=True, metavar="FILE",
-    help="Whose signatures count: yours, not the sender's (gate keys trust).",
+    help="The keys that you trust (gate keys trust). Do not take this file from the sender.",
 )  # fmt: skip
 @click.option(
     "--evidence", type=types.EVIDENCE_FILE, metavar="evidence.json",
-    help="What the verdict was made on; evidence.dsse.json beside it is checked as well.",
+    help="The evidence of the verdict; evidence.dsse.json in its folder is verified too.",
 )  # fmt: skip
 @click.option(
     "--evidence-statement", type=types.STATEMENT_FILE, metavar="FILE",
-    help="Who measured. Default: evidence.dsse.json beside the evidence, where it is there.",
+    help="The signed measurement. Default: evidence.dsse.json beside the evidence, if there.",
 )  # fmt: skip
 @policy_option(
     "The policy that was applied. With --evidence the decision is made again.", metavar="FILE"
@@ -263,7 +263,9 @@ def _cells(output: OutputResult) -> tuple[str, ...]:
     help="The registered model that the verdict must be for; with --registry.",
 )  # fmt: skip
 @click.option(
-    "--registry", metavar="URI", help="The MLflow registry that it must be for. Nobody is asked."
+    "--registry",
+    metavar="URI",
+    help="The MLflow registry that it must be for. It is not contacted.",
 )
 @click.option(
     "--golden", type=types.GOLDEN_FOLDER, metavar="FOLDER",
