@@ -133,7 +133,7 @@ def test_the_story_is_told_in_its_order(pages):
     told = [story.headline.sentence, "resnet-digits", "version 12", story.subject.sha256.short,
             "10.2 ×", str(story.steps[0].command), *(f.title for f in story.findings),
             story.notes[0], str(story.steps[1].command), "0.9711", "Worst samples",
-            "How to reproduce it"]  # fmt: skip
+            "Commands to repeat this"]  # fmt: skip
     places = [text.index(part) for part in told]
     assert places == sorted(places)
     assert "6 checks" in text
