@@ -71,11 +71,25 @@ class LocalizationFindings:
             suspect,
             unmatched=self._unmatched_before(number, self.trials),
             exchanged=self.trials.exchanged(number),
-            depends_on=tuple(
-                self.layout.names[given]
-                for given in self.survey.inputs
-                if given in self.layout.names and number in self.trials.dependents(given)
-            ),
+            depends_on=self._depends_on(number, self.trials),
+        )
+
+    def _depends_on(self, number: int, trials: TrialRuns) -> tuple[str, ...]:
+        """Return the tensors of the inputs that the model computes a value from by way of no other
+        value with a tensor.
+
+        Empty where the file computes it from an output that code of the model returns. A trial
+        replaces that one only at the end of the forward, and sees no way through it.
+        """
+        names, survey = self.layout.names, self.survey
+        returned = {names.get(n) for n in survey.outputs if survey.values[n].functional}
+        _, met = self.graph.segment(names[number], self.layout.cuts)
+        if not returned.isdisjoint(met):
+            return ()
+        return tuple(
+            names[given]
+            for given in survey.inputs
+            if given in names and number in trials.dependents(given)
         )
 
     def _overwritten(self, number: int) -> dict[str, str]:

@@ -103,6 +103,28 @@ def test_a_mask_of_which_only_the_length_is_read(fused):
     assert "use_raw_attention_mask" in told.remedy
 
 
+class Sums(nn.Module):
+    """An output of code from which another output is computed."""
+
+    def __init__(self, sign: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.sign = nn.Linear(6, 4), sign
+
+    def forward(self, x):
+        rows = torch.tanh(self.layer(x) + x[:, :4]).cumsum(1)
+        return rows, (self.sign * rows + 1).sum(1)
+
+
+def test_an_output_that_is_computed_from_another_one_reads_the_input(tmp_path):
+    outputs = ("rows", "sums")
+    right = nets.export(Sums().eval(), tmp_path / "m.onnx", A, outputs=outputs)
+    assert not found(Sums().eval(), right, A).diverges
+    bad = nets.export(Sums(-1.0).eval(), tmp_path / "bad.onnx", A, outputs=outputs)
+    told = found(Sums().eval(), bad, A)
+    assert (told.fault_code, told.fault_params["inputs"]) == ("code", ["rows"])
+
+
 class Two(nn.Module):
     def __init__(self, *, keep: tuple[int, ...] = (0, 1)) -> None:
         super().__init__()
