@@ -8,8 +8,9 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,11 @@ from gate.storage import files
 
 if TYPE_CHECKING:
     from benchmarks.corpus.entry import Entry
+    from benchmarks.peers.case import Judge
 
 NEEDED = ("polygraphy", "onnx_ir", "onnxscript")
 DISTRIBUTIONS = ("torch", "polygraphy", "onnxscript", "onnx-ir", "numpy")
+MAYBE = ("onnx-diagnostic", "optimum-onnx", "pytest-torch", "olive-ai", "transformers")
 THREADS = 2
 
 
@@ -39,11 +42,12 @@ def main() -> None:
     if arguments.corpus:
         from benchmarks.corpus.registry import chosen
 
-        told["corpus"] = judged(chosen(arguments.only), console)
+        told["corpus"] = judged(chosen(arguments.only), arguments.peer, console)
     if arguments.world:
         from benchmarks.world.registry import chosen as of_half
 
-        told["world"] = judged(of_half(arguments.only, arguments.world), console)
+        entries = of_half(arguments.only, arguments.world)
+        told["world"] = judged(entries, arguments.peer, console)
     if arguments.json:
         files.write_text(arguments.json, json.dumps(told, indent=1) + "\n")
 
@@ -60,8 +64,12 @@ def require_extra() -> None:
 
 def conditions() -> dict[str, Any]:
     """What the numbers depend on beside the code."""
+    versions = {name: version(name) for name in DISTRIBUTIONS} | onnx_runtimes()
+    for name in MAYBE:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return {
-        "versions": {name: version(name) for name in DISTRIBUTIONS} | onnx_runtimes(),
+        "versions": versions,
         "threads": THREADS,
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set"),
     }
@@ -87,8 +95,8 @@ def raced(rounds: int, console: Console) -> list[dict[str, Any]]:
     return [asdict(one) for one in standings]
 
 
-def judged(entries: Sequence[Entry], console: Console) -> dict[str, Any]:
-    """All opinions on the entries of a corpus."""
+def judged(entries: Sequence[Entry], names: Sequence[str], console: Console) -> dict[str, Any]:
+    """All opinions on the entries of a corpus; of the peers in `names` alone, if there are any."""
     import torch
 
     from benchmarks.corpus.judge import parity_gate
@@ -98,9 +106,23 @@ def judged(entries: Sequence[Entry], console: Console) -> dict[str, Any]:
     torch.set_num_threads(1)  # the corpus' layers are small: more threads wait for each other
     with progress_bar("corpus") as advance, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        opinions = escapes.run(entries, lambda pair: parity_gate(pair).passed, advance=advance)
+        if names:
+            peers = chosen_peers(names)
+            opinions = escapes.run(entries, None, peers=peers, advance=advance)
+        else:
+            opinions = escapes.run(entries, lambda pair: parity_gate(pair).passed, advance=advance)
     console.print(escapes.rates(opinions), escapes.by_kind(opinions))
     return escapes.told(opinions)
+
+
+def chosen_peers(names: Sequence[str]) -> dict[str, Judge]:
+    """The peers of these names. Leaves with the names that there are, for another one."""
+    from benchmarks.peers import escapes
+
+    every = escapes.PEERS | escapes.MORE_PEERS
+    if unknown := [name for name in names if name not in every]:
+        sys.exit(f"--peer {unknown[0]}: expected one of {', '.join(every)}")
+    return {name: every[name] for name in names}
 
 
 def _arguments() -> argparse.Namespace:
@@ -112,6 +134,13 @@ def _arguments() -> argparse.Namespace:
         "--world",
         choices=("tune", "confirm"),
         help="judge a half of the second corpus too (needs the extra world)",
+    )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="judge by this peer alone; may be repeated",
     )
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

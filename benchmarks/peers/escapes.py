@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.corpus.bench import Bench, Pair
 from benchmarks.corpus.entry import CORRECT, Entry
 from benchmarks.corpus.exporters import EXAMPLE, ExportRefused
-from benchmarks.peers import comparator, loop, verification
+from benchmarks.peers import comparator, loop, validations, verification
 from benchmarks.peers.case import CannotJudge, Case, Judge
 
 Said = Literal["passed", "refused", "unjudged"]
@@ -28,6 +28,14 @@ PEERS: dict[str, Judge] = {
     "verify_onnx_program": verification.judge,
 }
 """Judged with the batch of the export, as their documentation does."""
+
+MORE_PEERS: dict[str, Judge] = {
+    "onnx-diagnostic": validations.onnx_diagnostic,
+    "optimum-onnx": validations.optimum,
+    "pytest-torch": validations.pytest_torch,
+    "olive-ai": validations.olive,
+}
+"""Each in an environment of its own (benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)
@@ -43,32 +51,39 @@ class Opinion:
 
 def run(
     entries: Sequence[Entry],
-    ours: Callable[[Pair], bool],
+    ours: Callable[[Pair], bool] | None,
     *,
+    peers: Mapping[str, Judge] = PEERS,
     advance: Callable[[int, int], None] | None = None,
 ) -> list[Opinion]:
     """Of every entry that can be exported: first by the peers, then by the gate, because what
     happens to a file while the gate measures it would else be seen by whoever comes later.
-    `advance` is called with (judged, all)."""
+    `ours`: None leaves the gate out. `advance` is called with (judged, all)."""
     said: list[Opinion] = []
     with tempfile.TemporaryDirectory() as kept:
         bench = Bench(Path(kept))
         for place, entry in enumerate(entries, start=1):
             with tempfile.TemporaryDirectory() as folder, suppress(ExportRefused):
                 pair = entry.make(bench, Path(folder) / "model.onnx")
-                said += opinions(entry, pair, ours)
+                said += opinions(entry, pair, ours, peers)
             if advance is not None:
                 advance(place, len(entries))
     return said
 
 
-def opinions(entry: Entry, pair: Pair, ours: Callable[[Pair], bool]) -> Iterator[Opinion]:
+def opinions(
+    entry: Entry,
+    pair: Pair,
+    ours: Callable[[Pair], bool] | None,
+    peers: Mapping[str, Judge],
+) -> Iterator[Opinion]:
     """Of all judges on one pair."""
     made = entry.architecture
     case = Case(pair.model, pair.path, pair.samples, made.outputs, made.classes, EXAMPLE)
-    for name, judge in PEERS.items():
+    for name, judge in peers.items():
         yield opinion(entry, name, partial(judge, case))
-    yield opinion(entry, OURS, partial(ours, pair))
+    if ours is not None:
+        yield opinion(entry, OURS, partial(ours, pair))
 
 
 def opinion(entry: Entry, judge: str, passes: Callable[[], bool]) -> Opinion:
@@ -108,11 +123,12 @@ def by_kind(opinions: Sequence[Opinion]) -> Table:
     """Escapes by class of fault, of the entries that the judge could judge."""
     table = Table(title="Escaped by class of fault")
     table.add_column("class")
-    for name in (*PEERS, OURS):
+    names = judges_of(opinions)
+    for name in names:
         table.add_column(name, justify="right")
     for kind in dict.fromkeys(one.kind for one in opinions if one.kind != CORRECT):
         cells = []
-        for name in (*PEERS, OURS):
+        for name in names:
             of = [one for one in opinions if (one.kind, one.judge) == (kind, name)]
             judged = [one for one in of if one.said != "unjudged"]
             escaped = sum(one.said == "passed" for one in judged)
@@ -121,10 +137,14 @@ def by_kind(opinions: Sequence[Opinion]) -> Table:
     return table
 
 
+def judges_of(opinions: Sequence[Opinion]) -> list[str]:
+    return list(dict.fromkeys(one.judge for one in opinions))
+
+
 def told(opinions: Sequence[Opinion]) -> dict[str, Any]:
     """The counts of each judge, and every opinion that is wrong or missing."""
     judges = {}
-    for name in (*PEERS, OURS):
+    for name in judges_of(opinions):
         own = [one for one in opinions if one.judge == name]
         judged = [one for one in own if one.said != "unjudged"]
         faulty = [one for one in judged if one.kind != CORRECT]

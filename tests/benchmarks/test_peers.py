@@ -14,8 +14,8 @@ from torch import nn
 
 from benchmarks.corpus.judge import parity_gate
 from benchmarks.corpus.registry import chosen
-from benchmarks.peers import comparator, escapes, loop, ours, race, verification
-from benchmarks.peers.__main__ import require_extra
+from benchmarks.peers import comparator, escapes, loop, ours, race, validations, verification
+from benchmarks.peers.__main__ import chosen_peers, require_extra
 from benchmarks.peers.case import CannotJudge, Case, Judge
 from gate.export.export import export_model
 from gate.records.export import ExportSettings
@@ -120,7 +120,11 @@ class Images(nn.Module):
 
 @pytest.mark.parametrize(
     ("judge", "made", "reason"),
-    [(verification.judge, Branching, "torch.export"), (loop.top1, Images, "of classes")],
+    [
+        (verification.judge, Branching, "torch.export"),
+        (loop.top1, Images, "of classes"),
+        (validations.olive, Images, "language models"),
+    ],
 )
 def test_what_a_peer_cannot_take_is_no_judgment(
     tmp_path: Path, judge: Judge, made: type[nn.Module], reason: str
@@ -149,6 +153,17 @@ def test_the_corpus_is_judged_by_all_and_counted() -> None:
     assert all(judges[name]["escaped"] == 1 for name in escapes.PEERS)
     assert escapes.rates(opinions).row_count == len(judges)
     assert escapes.by_kind(opinions).row_count == 1
+
+
+def test_peers_can_be_chosen_and_then_judge_alone() -> None:
+    entries = chosen("fault/stale-digest/replaced-*")
+    peers = chosen_peers(["loop, allclose"])
+    (only,) = escapes.run(entries, None, peers=peers)
+    assert (only.judge, only.said) == ("loop, allclose", "passed")
+    assert set(escapes.told([only])["judges"]) == {"loop, allclose"}
+    assert {*chosen_peers(["olive-ai"])} == {"olive-ai"}
+    with pytest.raises(SystemExit, match="Polygraphy"):
+        chosen_peers(["polygraphy"])
 
 
 def no_judgment() -> bool:
