@@ -63,6 +63,7 @@ def error(name, **fields):
     ([NOISY, OPTIMIZED], (), None, {"numbers": 2}),
     ([OPTIMIZED], ("ort-cpu",), None, {"optimiser": 1}),
     ([OPTIMIZED], (), None, {"numbers": 1}),
+    ([OPTIMIZED], ("ort-cuda-optimized",), None, {"numbers": 1}),
     ([CUDA], ("ort-cpu",), None, {"device": 1}),
     ([ACME], ("ort-cpu",), None, {"device": 1}),
     ([ACME, NOISY], (), None, {"numbers": 2}),

@@ -75,7 +75,6 @@ def test_what_is_as_fast_and_small_as_allowed_passes():
         ({"latency": latency(10.0, batch_size=8)}, Verdict.ERROR),
         ({"cost": None}, Verdict.ERROR),
         ({"cost": Cost()}, Verdict.ERROR),
-        ({"cost": Cost(single=latency(2.0))}, Verdict.ERROR),
         # The file takes any batch, whoever says that it does not.
         ({"cost": Cost(single_unmeasured="the file has a fixed batch axis of 32")}, Verdict.ERROR),
         ({"latency": latency(1.0, cold=True), "cost": Cost(single=single(1.0, cold=True))}, Verdict.ERROR),
@@ -92,7 +91,6 @@ def test_what_is_slower_or_no_time_or_was_not_timed_never_passes(spoilt, verdict
     ({"reference_latency": None}, Verdict.ERROR),
     ({"reference_cost": None}, Verdict.ERROR),
     ({"reference_cost": Cost()}, Verdict.ERROR),
-    ({"reference_cost": Cost(single=latency(2.0))}, Verdict.ERROR),
     ({"reference_latency": latency(20.0, batch_size=8)}, Verdict.ERROR),
     ({"reference_latency": latency(0.0)}, Verdict.FAIL),
     ({"reference_latency": latency(math.nan)}, Verdict.FAIL),
@@ -101,6 +99,12 @@ def test_what_is_slower_or_no_time_or_was_not_timed_never_passes(spoilt, verdict
 ])  # fmt: skip
 def test_without_a_time_of_pytorch_in_the_same_run_nothing_passes(spoilt, verdict):
     assert judged(timed(), **spoilt)["latency_ratio"].verdict is verdict
+
+
+def test_batches_of_another_size_are_none_of_one_sample():
+    batch = Cost(single=latency(2.0))
+    check = judged(timed(cost=batch), reference_cost=batch)["latency_ratio"]
+    assert check.verdict is Verdict.ERROR
 
 
 def test_a_first_batch_alone_is_no_time_and_is_not_left_out():

@@ -413,6 +413,24 @@ def test_a_bound_of_zero_is_exceeded_by_anything(diff, verdict):
     )
 
 
+def test_fusions_switches_and_fallbacks_are_told():
+    check = device_checks(evidence_of({"ort-cuda-optimized": FAR}))["ort-cuda-optimized"]
+    assert "ort-cuda is not, which points at a fusion" in render_check(check)
+    options = {"use_tf32": "1"}
+    seen = evidence_of({}, ort_cuda=runtime_with("ort-cuda", FAR, session_options=options))
+    determinism = seen.environment.determinism.model_copy(update={"tf32_matmul": True})
+    environment = seen.environment.model_copy(update={"determinism": determinism})
+    seen = seen.model_copy(update={"environment": environment})
+    told = render_check(device_checks(seen)["ort-cuda"])
+    assert "PyTorch with TF32 on for matmul and off for cuDNN" in told
+    assert "use_tf32 1" in told
+    assert "not recorded" in told
+    record = runtime_with("ort-cuda", FAR, providers_active=(CPU_PROVIDER,))
+    assert "no fallback" not in render_check(
+        device_checks(evidence_of({}, ort_cuda=record))["ort-cuda"]
+    )
+
+
 @pytest.mark.parametrize(("field", "bound"), [("ratio", 3.0), ("peak", 6.0), ("diff", 32.0)])
 def test_differences_in_units_of_rounding_count_too(field, bound):
     # The bound of the ratio is a little wider where there are few elements.
