@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -44,14 +45,20 @@ FILES = {
 }  # fmt: skip
 
 
-def _reduced(name: str, folder: Path) -> tuple[ReducedFailure, Localization]:
-    """A real fault of an optimizer."""
-    fault = FAULTS[name]
-    file = fault.file(folder / "model.onnx")
-    samples = SampleSet.from_arrays({"input": fault.inputs})
-    case = MeasurementJob(fault.model().eval(), file, samples, tiny.policy())
-    compared = compare_layers(case, runtime="ort-cpu-optimized")
-    return reduce_failure(compared), compared.localization
+@pytest.fixture(scope="module")
+def reduced(tmp_path_factory):
+    """Real faults of optimizers, each reduced once."""
+
+    @functools.cache
+    def make(name: str) -> tuple[ReducedFailure, Localization]:
+        fault = FAULTS[name]
+        file = fault.file(tmp_path_factory.mktemp("fault") / "model.onnx")
+        samples = SampleSet.from_arrays({"input": fault.inputs})
+        case = MeasurementJob(fault.model().eval(), file, samples, tiny.policy())
+        compared = compare_layers(case, runtime="ort-cpu-optimized")
+        return reduce_failure(compared), compared.localization
+
+    return make
 
 
 def test_fewest_nodes_keeps_what_the_failure_needs_and_nothing_else():
@@ -70,8 +77,10 @@ def test_fewest_nodes_keeps_what_the_failure_needs_and_nothing_else():
     ("ReLU and clip in float64", ["Relu", "Clip"], True),
     ("zeros around a pool", ["Pad", "MaxPool"], False),
 ])  # fmt: skip
-def test_optimizer_fault_is_reduced_to_the_nodes_that_it_fuses(tmp_path, name, nodes, raises):
-    failure, found = _reduced(name, tmp_path)
+def test_optimizer_fault_is_reduced_to_the_nodes_that_it_fuses(
+    reduced, tmp_path, name, nodes, raises
+):
+    failure, found = reduced(name)
     assert failure.kind == "optimizer"
     assert [node.op_type for node in failure.model.graph.node] == nodes
     assert (failure.raises is not None) == raises
@@ -79,10 +88,17 @@ def test_optimizer_fault_is_reduced_to_the_nodes_that_it_fuses(tmp_path, name, n
     assert set(zipfile.ZipFile(tmp_path / "bug.zip").namelist()) == FILES
 
 
-def test_strip_replaces_weights_and_expected_values(tmp_path):
-    failure, found = _reduced("a transposed matrix by a vector", tmp_path)
+def test_strip_replaces_names_weights_and_expected_values(reduced):
+    failure, found = reduced("a transposed matrix by a vector")
     before = [numpy_helper.to_array(tensor) for tensor in failure.model.graph.initializer]
-    made = Reproducer(failure, found, {}).stripped(weights=True, inputs=True).failure
+    named = failure.model.graph
+    names = [one.name for one in (*named.node, *named.initializer) if one.name]
+    assert names
+    assert found.fault
+    stripped = Reproducer(failure, found, {}).stripped(weights=True, inputs=True)
+    assert found.fault not in stripped.issue("", venv=False)
+    made = stripped.failure
+    assert not any(name.encode() in made.model.SerializeToString() for name in names)
     assert made.random_weights
     assert made.shows()
     for tensor, original in zip(made.model.graph.initializer, before, strict=True):
@@ -115,18 +131,6 @@ def _model(*nodes: onnx.NodeProto, **more: Any) -> onnx.ModelProto:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x0", "y0")]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], **more)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-def test_confidential_zip_has_no_names(tmp_path):
-    failure, found = _reduced("a transposed matrix by a vector", tmp_path)
-    named = failure.model.graph
-    names = [one.name for one in (*named.node, *named.initializer) if one.name]
-    assert names
-    assert found.fault
-    made = Reproducer(failure, found, {}).stripped(weights=True, inputs=True)
-    assert made.failure.shows()
-    assert not any(name.encode() in made.failure.model.SerializeToString() for name in names)
-    assert found.fault not in made.issue("", venv=False)
 
 
 def test_names_in_subgraphs_are_replaced():
@@ -187,11 +191,11 @@ def test_strip_counts_the_weights_of_the_layer():
             assert made.stripped(weights=True, inputs=False) is made
 
 
-def test_strip_replaces_inputs_that_are_weights(tmp_path):
+def test_strip_replaces_inputs_that_are_weights(reduced):
     failure = _failure(_model(RELU), "exporter", constant_inputs=("x0",))
     with pytest.raises(NotReproduced):
         Reproducer(failure, Localization.model_construct(), {}).stripped(weights=True, inputs=False)
-    failure, found = _reduced("zeros around a pool", tmp_path)
+    failure, found = reduced("zeros around a pool")
     assert failure.constant_inputs == ()
     own = Reproducer(failure, found, {}).stripped(weights=True, inputs=False).failure
     assert all(own.inputs[name] is array for name, array in failure.inputs.items())
@@ -421,8 +425,8 @@ def test_another_policy_than_that_of_the_report_is_refused(project, tmp_path):
     assert not (tmp_path / "bug.zip").exists()
 
 
-def test_no_zip_of_a_script_that_agrees(tmp_path):
-    failure, found = _reduced("zeros around a pool", tmp_path)
+def test_no_zip_of_a_script_that_agrees(reduced, tmp_path):
+    failure, found = reduced("zeros around a pool")
     session = failure.setup.plain
     right = Reproducer(ReducedFailure(**{**vars(failure), "setup": session}), found, {})
     with pytest.raises(NotReproduced):
@@ -432,8 +436,8 @@ def test_no_zip_of_a_script_that_agrees(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_script_needs_only_the_packages_of_its_environment(tmp_path):
-    failure, found = _reduced("zeros around a pool", tmp_path)
+def test_script_needs_only_the_packages_of_its_environment(reduced, tmp_path):
+    failure, found = reduced("zeros around a pool")
     Reproducer(failure, found, {}).write(tmp_path / "bug.zip", venv=True)
     assert "new virtual environment" in (
         zipfile.ZipFile(tmp_path / "bug.zip").read("issue.md").decode()
