@@ -48,14 +48,14 @@ HAND_IN = click.option(
 
 
 def is_handed_in(policy: Policy, given: bool | None) -> bool:
-    """Return the option `--hand-in` if set, else what the policy says."""
+    """Return the option `--hand-in` if set, else the policy's setting."""
     return policy.promotion == "by_service" if given is None else given
 
 
 def submit_or_promote(
     model: RegisteredModel, verified: VerifiedRelease, *, handing_in: bool
 ) -> PromotionResult:
-    """Submit the release, or promote it. Raises as `submit` and `promote`."""
+    """Submit the release, or promote it. Raises the exceptions of `submit` and `promote`."""
     from gate.registry.promotion import promote, submit
 
     return submit(model, verified) if handing_in else promote(model, verified)
@@ -64,7 +64,7 @@ def submit_or_promote(
 def refused(
     model: RegisteredModel, release: Release, reason: str, *, handing_in: bool
 ) -> PromotionResult:
-    """Refuse a release without a trusted signature; with access to the ledger, record it there.
+    """Refuse a release without a trusted signature; record it in the ledger unless handing in.
 
     Raises EvidenceError, StorageError.
     """
@@ -87,7 +87,7 @@ def promoted(
 ) -> CommandResult:
     """Return the command's result for a promotion.
 
-    `digest`: of the file. `verdict`: of the decision on it. `signed_by`: its signers, for display.
+    `digest`: SHA-256 of the file. `verdict`: of its decision. `signed_by`: signers, for display.
     """
     status = ExitCode.from_promotion(promotion.outcome, verdict)
     url = version_page(uri, name, promotion.version)
@@ -106,9 +106,9 @@ def promoted(
 
 
 def version_page(uri: str, name: str, version: str | None) -> str | None:
-    """The version's page in MLflow's user interface; None without a version, or without a server.
+    """Return the URL of the version's page in MLflow's UI; None without a version or a server.
 
-    Straight to the page: newer MLflows hide the list of models below another entry.
+    The URL names the page itself, because newer MLflow releases hide the list of models in a menu.
     """
     if version is None or not uri.startswith(("http://", "https://")):
         return None
@@ -122,27 +122,29 @@ def _show(
     facts = [promotion.outcome.replace("_", " ")]
     facts += [f"version {promotion.version}"] if promotion.version else []
     previous = promotion.previous_version
-    facts += [f"version {previous} was champion before"] if previous else []
+    facts += [f"previous champion: version {previous}"] if previous else []
     style = "bold red" if promotion.outcome == "refused" else "green"
     print_lines(console, ", ".join(facts), style=style)
-    print_lines(console, promotion.reason, *signed_by, *([f"look at {url}"] if url else []))
+    print_lines(console, promotion.reason, *signed_by, *([f"see {url}"] if url else []))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePage:
-    """The MLflow run of a release: the one that was named, or a new one with the whole record."""
+    """The MLflow run of a release: the named one, or a new one with all records."""
 
     runs: Runs
     run_id: str | None
-    """None: of its own."""
+    """The named run; None: create one, or continue that of `gate check --track`."""
     model: str
     report: Path
 
     @contextmanager
     def open(self, judgment: SummaryInputs, twin: EvaluatedFile | None) -> Iterator[RunLogger]:
-        """Open it, to be written: the run that `gate check --track` wrote, else a new one with the
-        whole record, whose pages are rendered again from the records. Raises the RegistryErrors,
-        StorageError."""
+        """Open the run for writing: the named run, that of `gate check --track`, or a new one.
+
+        The pages of a new run are rendered again from the records. Raises RegistryError,
+        StorageError.
+        """
         from gate.mlflow_client.log_evaluation import log_evaluation, write_twin
         from gate.report.folder import write_again
         from gate.summary.summarize import SummaryInputs
@@ -151,9 +153,9 @@ class ReleasePage:
             yield self.runs.page(self.run_id)
             return
         decision, evidence, policy = judgment.decision, judgment.evidence, judgment.policy.twin
-        found = self.runs.recorded(self.report, decision)
-        with self.runs.new("gate promote") if found is None else self.runs.again(found) as page:
-            if found is None:
+        tracked = self.runs.recorded(self.report, decision)
+        with self.runs.new("gate promote") if tracked is None else self.runs.again(tracked) as page:
+            if tracked is None:
                 with temporary_folder() as folder:
                     write_again(
                         folder,
@@ -174,26 +176,26 @@ class ReleasePage:
     def description(
         self, judgment: SummaryInputs, page: RunLogger, *, version: tuple[str, str] | None = None
     ) -> str:
-        """Markdown with links to the run, to its report where we wrote it, to the version."""
+        """Return Markdown with links to the run, its report (if the gate's), and the version."""
         from gate.mlflow_client.log_evaluation import links
         from gate.mlflow_client.runs import cut
         from gate.registry.version_page import BODY_LIMIT
         from gate.report.markdown import summary_markdown
 
-        own = self.run_id is None
-        there = links(page, version=version) if own else {"MLflow run": page.address}
-        return cut(summary_markdown(judgment.story, there), BODY_LIMIT)
+        is_named = self.run_id is not None
+        targets = {"MLflow run": page.address} if is_named else links(page, version=version)
+        return cut(summary_markdown(judgment.story, targets), BODY_LIMIT)
 
     def write_outcome(
         self, page: RunLogger, promotion: PromotionResult, judgment: SummaryInputs
     ) -> None:
-        """Write there what became of it. Raises what `write_promotion` raises."""
+        """Write the outcome of the promotion to the run. Raises as `write_promotion`."""
         from gate.mlflow_client.log_evaluation import write_promotion
 
         version = None if promotion.version is None else (self.model, promotion.version)
         note = self.description(judgment, page, version=version)
-        own = self.run_id is None
-        closing = f"{note}\n{promotion.outcome}: {promotion.reason}\n" if own else None
+        is_named = self.run_id is not None
+        closing = None if is_named else f"{note}\n{promotion.outcome}: {promotion.reason}\n"
         write_promotion(page, promotion, model_name=self.model, note=closing)
 
 
@@ -227,8 +229,8 @@ class ReleasePage:
 @options.KEY
 @options.SIGNING_TRUST
 @HAND_IN
-@click.option("--run-id", help="The MLflow run that the version belongs to. Default: "
-              "that of gate check --track, else a new one with the whole record.")  # fmt: skip
+@click.option("--run-id", help="The MLflow run of the version. Default: that of gate check "
+              "--track, else a new one with all records.")  # fmt: skip
 @options.with_state
 @options.TRACKING_URI
 @options.EXPERIMENT
@@ -286,7 +288,7 @@ def command(
     evidence, decision = judged.evidence, judged.decision
     judge = Policy.from_file(policy) if policy is not None else about.policy(decision)
     submits, registry = is_handed_in(judge, handing_in), MlflowRegistry(uri)
-    # A submission does not write to the ledger, so that no write access is required there.
+    # A submission does not write to the ledger, so it needs no write access.
     ledger = (
         Ledger(loaders.named_state(place["state"])) if submits else loaders.written_ledger(place)
     )
@@ -300,8 +302,8 @@ def command(
     )
     if evidence.source.preprocess_sha256 is not None and preprocessing is None:
         raise click.UsageError(
-            "the evidence names a preprocessing spec: give it with --preprocessing, so that it "
-            "goes with the file."
+            "the evidence names a preprocessing spec, which is stored with the file: name it with "
+            "--preprocessing."
         )
     release = Release(
         model_name=name,
@@ -319,7 +321,7 @@ def command(
     )
     signers = () if isinstance(verified, Untrusted) else verified.signers
     if isinstance(verified, Untrusted):
-        # An edited decision must not be shown in the list of runs.
+        # The decision may have been edited, so the run shows the repeated one.
         checked = _decided_again(release, judge)
     else:
         checked = verified.release
@@ -358,8 +360,8 @@ def command(
     except GateError as error:
         if promotion is None:
             raise
-        # The promotion stands, even if the page that shows it fails.
-        click.echo(f"warning: the run's page lacks the outcome: {error}", err=True)
+        # A failure to write the page does not undo the promotion.
+        click.echo(f"warning: the outcome is missing on the run's page: {error}", err=True)
     outcome = promoted(
         promotion,
         name=release.model_name,
@@ -379,10 +381,10 @@ def _verify(
     signing: VerdictSigning | None,
     handing_in: bool,
 ) -> VerifiedRelease | Untrusted:
-    """Verify the release, or return why no trusted key signed it.
+    """Verify the release, or return the error if no trusted key signed it.
 
-    Raises the exceptions of `ReleaseVerifier.verify`; with access to the ledger, the refusal
-    is recorded there.
+    Raises the other exceptions of `ReleaseVerifier.verify`, which are recorded in the ledger as a
+    refusal unless handing in.
     """
     try:
         return vouched.verify(release, policy, signing=signing)
@@ -395,7 +397,7 @@ def _verify(
 
 
 def _decided_again(release: Release, policy: Policy) -> Release:
-    """Return the release with decisions made again, for the page of a refusal."""
+    """Return the release with repeated decisions, for the page of a refusal."""
     from gate.decision.decide import decide
 
     at, incumbent = release.decision.decided_at, release.decision.incumbent
@@ -408,7 +410,7 @@ def _decided_again(release: Release, policy: Policy) -> Release:
 
 
 def _signing(key: str | None, vouched: loaders.ReleaseVerifier) -> VerdictSigning | None:
-    """Return the signing of verdicts for this model; None without a key: none is created."""
+    """Return the signing of verdicts for this model; None without a key (none is created)."""
     from gate.ledger.entry import plain
     from gate.registry.verify_release import VerdictSigning
     from gate.signing.subjects import resource_uri
@@ -421,7 +423,7 @@ def _signing(key: str | None, vouched: loaders.ReleaseVerifier) -> VerdictSignin
 
 
 def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
-    """Return the next steps for a version; a waiting one can't be rolled back."""
+    """Return the next steps for a version. A version that waits for review has no rollback."""
     from gate.summary.summary import Step
 
     shown = shlex.quote(str(ModelKey(current_workspace(), name)))
@@ -447,7 +449,7 @@ def rollback_command(
     tracking_uri: str | None,
     **place: Unpack[loaders.LedgerOptions],
 ) -> CommandResult:
-    """Point the alias 'champion' of the registered MODEL at the version of 'previous'.
+    """Set the alias 'champion' of the registered MODEL to the version of 'previous'.
 
     The file of that version is downloaded first and must have the digest in the ledger.
 
@@ -465,9 +467,9 @@ def rollback_command(
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(
-                "the rollback must be confirmed, and this is no terminal: add --yes."
+                "stdin is not a terminal, so the rollback can't be confirmed: add --yes."
             )
-        click.confirm(f"Put the previous version of '{model}' into service?", abort=True, err=True)
+        click.confirm(f"Restore the previous champion of '{model}'?", abort=True, err=True)
     uri, written = uri_of(tracking_uri), loaders.written_ledger(place)
     rule = None if policy is None else ReviewSettings.of(Policy.from_file(policy))
     check_server(uri)

@@ -25,20 +25,20 @@ _COMPARED = "comparison.html"
 @click.argument("records", type=FILE)
 @click.argument("other", type=FILE, required=False)
 @click.option(
-    "--decision", type=FILE, metavar="FILE", help="Default: decision.json beside the evidence."
+    "--decision", type=FILE, metavar="FILE", help="Default: decision.json next to the evidence."
 )
 @click.option(
     "--policy", type=FILE,
-    help="Decide again by this policy instead of reading the decision (of both, for two records).",
+    help="Repeat the decision with this policy instead of reading it (for both of two records).",
 )  # fmt: skip
 @click.option(
     "--explanation", type=FILE, metavar="FILE",
-    help="Localization by gate locate. Default: localisation.json or explanation.json beside the "
+    help="Result of gate locate. Default: localisation.json or explanation.json next to the "
     "evidence.",
 )  # fmt: skip
 @click.option(
     "--output", type=FILE, metavar="FILE.html",
-    help=f"Default: report.html beside the evidence; of two records {_COMPARED} beside the second.",
+    help=f"Default: report.html next to the evidence, or {_COMPARED} next to OTHER.",
 )  # fmt: skip
 @SIGNING_TRUST
 @machine_options
@@ -74,13 +74,13 @@ def command(
 
     judge = Policy.from_file(policy) if policy is not None else None
     believed = local_keys().trust_if_any(trust)
-    given = RecordFiles(decision, explanation, judge, now(), believed)
+    sources = RecordFiles(decision, explanation, judge, now(), believed)
     if other is None:
-        place, name, report = records, PAGE, read_report(records, given)
+        source, name, report = records, PAGE, read_report(records, sources)
     else:
-        before = read_report(records, RecordFiles(policy=judge, now=given.now))
-        place, name, report = other, _COMPARED, read_report(other, given, before=before)
-    path = output or (place if place.is_dir() else place.parent) / name
+        before = read_report(records, RecordFiles(policy=judge, now=sources.now))
+        source, name, report = other, _COMPARED, read_report(other, sources, before=before)
+    path = output or (source if source.is_dir() else source.parent) / name
     files.write_text(path, render_page(report))
     return CommandResult(
         ExitCode.DONE,

@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from gate.records.layout import CheckArguments
 
 
-@click.command("reproduce", short_help="Write the smallest graph that shows a rejection.")
+@click.command("reproduce", short_help="Write a minimal reproducer of a rejection.")
 @click.argument("report", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--model", type=types.ONNX_FILE, metavar="MODEL.onnx",
-    help="The file of the report. Default: where gate check found it.",
+    help="The file of the report. Default: the path that gate check used.",
 )  # fmt: skip
 @click.option(
     "--reference", type=types.ReferenceType(), metavar="PKG.MODULE:FACTORY|FILE.onnx",
-    help="As of gate check. Default: that of the report.",
+    help="As gate check --reference. Default: that of the report.",
 )  # fmt: skip
 @CHECKPOINT
 @click.option(
     "--inputs", type=types.SampleLocationType(), metavar="SOURCE",
-    help="The samples of the check: samples.npy. Default: where gate check found them.",
+    help="The samples of the check. Default: the location that gate check used.",
 )  # fmt: skip
 @BATCH_AXIS
 @PICTURE_SPEC
 @policy_option("Policy of the check. Default: that of the report.")
 @click.option(
-    "--output", type=types.NEW_FILE, required=True, metavar="BUG.zip", help="The zip: bug.zip."
+    "--output", type=types.NEW_FILE, required=True, metavar="BUG.zip", help="Output file."
 )
 @click.option(
     "--strip", is_flag=True,
     help="Replace weights by random ones of the same distribution. Exit code 1 if the difference "
-    "does not survive that.",
+    "disappears.",
 )  # fmt: skip
 @click.option(
     "--include-confidential", is_flag=True,
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--venv/--no-venv", default=True, show_default=True,
-    help="Run the script in a new virtual environment, into which pip installs numpy and "
-    "onnxruntime. --no-venv: by this Python, isolated.",
+    help="Run the script in a new virtual environment, where pip installs numpy and onnxruntime. "
+    "--no-venv: run it with this Python, isolated.",
 )  # fmt: skip
 @within_limits
 def command(**request: Any) -> CommandResult:
-    """Write the smallest part of a rejected file that shows why, for a bug report.
+    """Write the smallest part of a rejected file that shows the difference, for a bug report.
 
     REPORT is the folder of gate check --report. The zip has the graph, its inputs, the expected
     values, a script that has been tested, and the text of an issue.
@@ -131,8 +131,8 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     )
     if policy.digest() != decision.policy_sha256:
         raise DigestMismatch(
-            f"--policy has the digest {policy.digest()}, and the decision was made by "
-            f"{decision.policy_sha256}. Name the policy of the check, or leave --policy out."
+            f"--policy has the digest {policy.digest()}, but the decision was made by "
+            f"{decision.policy_sha256}. Name the policy of the check or omit --policy."
         )
     spec = PreprocessSpec.from_file(Path(files.preprocessing)) if files.preprocessing else None
     samples = SampleSet.open(files.inputs, preprocessing=spec).with_batch_axes(files.batch_axes)
@@ -148,7 +148,7 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
         if compared is None:
             raise NotReproduced(
                 f"the report's verdict is {decision.verdict.value}, and no output of a single file "
-                "is beyond its bound: there is no difference to reproduce."
+                "exceeds its bound: there is no difference to reproduce."
             )
         made = Reproducer.from_comparison(compared, evidence.environment.versions)
     hidden = policy.confidential and not request["include_confidential"]
@@ -156,8 +156,10 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
 
 
 def _checked_files(request: Mapping[str, Any]) -> CheckArguments:
-    """Return the files that were checked: those of this command line, else those that the report
-    names. Raises EvidenceError where neither does."""
+    """Return the checked files, named by the options or by the report.
+
+    Raises EvidenceError if neither names them.
+    """
     from gate.records.layout import ARGUMENTS, CheckArguments
 
     options = {name: request[name] for name in ("model", "inputs", "checkpoint", "preprocessing")}
@@ -171,24 +173,23 @@ def _checked_files(request: Mapping[str, Any]) -> CheckArguments:
         plain = {}
     else:
         raise EvidenceError(
-            f"{path} is missing, which names the files of the check. Give --model and --inputs."
+            f"{path}, which names the files of the check, is missing. Add --model and --inputs."
         )
     files = CheckArguments.from_json(json.dumps({**plain, **named}))
     if not Path(files.model).is_file():
         raise EvidenceError(
-            f"{files.model}, which the report names, is not here. Run this in the folder of gate "
-            "check, or give --model, --inputs and --checkpoint."
+            f"{files.model} of the report does not exist. Run this in the folder of gate check, or "
+            "add --model, --inputs and --checkpoint."
         )
     return files
 
 
 def _verify(case: MeasurementJob, reference: Reference, evidence: Evidence) -> None:
-    """Raise DigestMismatch where the file, the weights, the code or the samples are not those of
-    the evidence."""
+    """Raise DigestMismatch unless file, weights, code and samples are those of the evidence."""
     if evidence.subject.parts:
         raise EvidenceError(
-            "the report is about a release of several files. Check the part that gate locate names "
-            "by itself, and reproduce that."
+            "the report is about a release of several files. Run gate check on the part that gate "
+            "locate names, and reproduce that report."
         )
     now, then = reference.source, evidence.source
     files = then.code.files if then.code is not None else {}
@@ -202,8 +203,8 @@ def _verify(case: MeasurementJob, reference: Reference, evidence: Evidence) -> N
     for option, (actual, expected) in pairs.items():
         if actual != expected:
             raise DigestMismatch(
-                f"{option} has the digest {actual}, and the report is about {expected}. Name what "
-                "was checked."
+                f"{option} has the digest {actual}, but the report is about {expected}. Name the "
+                "one that was checked."
             )
     changed = [name for name in files if read.get(name) != files[name]]
     if changed:

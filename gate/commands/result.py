@@ -38,11 +38,9 @@ if TYPE_CHECKING:
 class Dispatch(click.Command):
     """A command whose first argument may be the name of a subcommand.
 
-    `gate export PKG.MODULE:FACTORY …` exports, `gate export compare …` is another command. A
-    click.Group can't do that: it takes every first argument for a subcommand. So this command looks
-    at the first argument itself, and hands over where it is one of `subcommands`: names to
-    `module:function`, imported when it is called. A FACTORY has a colon, so neither hides the
-    other.
+    `gate export PKG.MODULE:FACTORY …` exports; `gate export compare …` is a subcommand. click.Group
+    does not support this: it treats every first argument as a subcommand. `subcommands` maps names
+    to `module:function`, imported on use. A FACTORY has a colon, so it differs from every name.
     """
 
     def __init__(self, *args: Any, subcommands: Mapping[str, str], **options: Any) -> None:
@@ -59,14 +57,14 @@ class Dispatch(click.Command):
         """Return the context of the subcommand, if the first argument names one."""
         if args and args[0] in self.subcommands:
             module, _, name = self.subcommands[args[0]].partition(":")
-            found: click.Command = getattr(importlib.import_module(module), name)
-            return found.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+            command: click.Command = getattr(importlib.import_module(module), name)
+            return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
 
 # 0    passed, or done
 # 1    rejected by the policy
-# 2    could not judge: bad input, a missing device, a server that is down, a fault of the gate
+# 2    not judged: bad input, a missing device, an unreachable server, a bug in the gate
 # 130  interrupted
 
 
@@ -88,8 +86,10 @@ class ExitCode(IntEnum):
 
     @classmethod
     def from_promotion(cls, outcome: str, verdict: str | None = None) -> ExitCode:
-        """0 unless refused; then as the decision says, and 1 where it was a PASS or there is none:
-        the file was judged, and something else forbids it."""
+        """Return DONE unless refused; then the code of the verdict, but at least REJECTED.
+
+        A file with a PASS may be refused for other reasons.
+        """
         if outcome != "refused":
             return cls.DONE
         return max(cls.REJECTED, cls.from_verdict(verdict or "FAIL"))
@@ -104,32 +104,32 @@ class CommandResult:
 
     status: ExitCode
     plain: Mapping[str, Any]
-    """What `--json` prints: JSON values only."""
+    """The output of `--json`: JSON values only."""
     show: Callable[[Console], None]
-    """Prints the same for people."""
+    """Prints the result on a console."""
     record: Record | None = None
-    """What it is about: the story of a decision, or what the lint found."""
+    """The summary of a decision, or the lint report."""
     sentence: str = ""
-    """Further results besides the verdict, for CI files; empty: none."""
+    """A result in addition to the verdict, for CI files; may be empty."""
     finish: Callable[[], str] = str
-    """Does what is left to do once the result is printed, or before `--json` is, and returns what
-    to print of it, which may be nothing. It is called even where printing fails."""
+    """Completes the command and returns a line to print, which may be empty. It is called after
+    `show`, but before `--json` is printed, and also if printing fails."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """The result of a command that a child has printed already."""
+    """The result of a command whose child process has already printed its output."""
 
     code: int
     json: str
-    """What is left to print: the text of `--json`."""
+    """The text of `--json`, which the parent prints."""
 
 
 def machine_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Give a command the options `--json` and `--debug`, which `gate.cli` reads itself.
+    """Add the options `--json` and `--debug` to a command; `gate.cli` reads them itself.
 
-    A missing extra is reported in one line: before the work where the command needs it, else where
-    an import fails.
+    A missing extra is reported in one line: before the command runs if it always needs the extra,
+    otherwise when an import fails.
     """
 
     @functools.wraps(command)
@@ -140,38 +140,38 @@ def machine_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
             installation.require(name)
             return command(*arguments, **options)
         except click.exceptions.Exit as error:
-            # Raised by foreign code: click would take it for that of a command that is done.
+            # Raised by user code: click would treat it as the normal end of a command.
             raise SystemExit(error.exit_code) from error
         except PackageMissing as error:
             raise type(error)(f"{path} {error}") from error
         except (GateError, click.ClickException, click.Abort):
             raise
         except Exception as error:
-            lacks: PackageMissing | None = installation.find_broken(name)
-            if lacks is None and isinstance(error, ModuleNotFoundError):
-                lacks = installation.missing(error)
-            if lacks is None:
+            missing: PackageMissing | None = installation.find_broken(name)
+            if missing is None and isinstance(error, ModuleNotFoundError):
+                missing = installation.missing(error)
+            if missing is None:
                 raise
-            raise type(lacks)(f"{path} {lacks}") from error
+            raise type(missing)(f"{path} {missing}") from error
 
-    whole: Callable[..., _Result] = guarded
+    decorated: Callable[..., _Result] = guarded
     for name, help_text in (
         ("--debug", "Show the traceback of an unexpected error."),
         ("--json", "Print one JSON text on stdout, nothing else."),
     ):
-        whole = click.option(name, is_flag=True, expose_value=False, help=help_text)(whole)
-    return whole
+        decorated = click.option(name, is_flag=True, expose_value=False, help=help_text)(decorated)
+    return decorated
 
 
 def console(stream: TextIO) -> Console:
-    """Return a console that colors only a terminal (and not with NO_COLOR).
+    """Return a console that uses colors only on a terminal (and not with NO_COLOR).
 
-    It never cuts a line elsewhere: in a pipe or file a table is as wide as it must be.
+    In a pipe or file, lines are never wrapped or truncated.
     """
     from rich.console import Console
 
     class Quiet(Console):
-        """A console that leaves a closed pipe to `gate.cli`: rich would exit with 1, 'rejected'."""
+        """Leaves a closed pipe to `gate.cli`: rich would exit with 1, which means rejected."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
@@ -188,7 +188,7 @@ def console(stream: TextIO) -> Console:
 
 
 def print_lines(console: Console, *lines: str, style: str = "") -> None:
-    """Print each text on a line of its own, without characters that could steer the terminal."""
+    """Print each text on a separate line, without terminal control characters."""
     from rich.text import Text
 
     for line in lines:
@@ -196,13 +196,13 @@ def print_lines(console: Console, *lines: str, style: str = "") -> None:
 
 
 def as_json(plain: Mapping[str, Any]) -> str:
-    """Return `plain` as indented JSON in ASCII. NaN is refused: records write it as a string."""
+    """Return `plain` as indented ASCII JSON. Raises ValueError for NaN (a string in records)."""
     return json.dumps(plain, indent=2, allow_nan=False)
 
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Send all that is printed meanwhile to stderr, that of C libraries too."""
+    """Redirect stdout to stderr, including the output of C libraries."""
     import ctypes
 
     sys.stdout.flush()
@@ -212,34 +212,30 @@ def stdout_to_stderr() -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        # What they printed may still be in their own buffer, which exit would empty into stdout.
+        # C libraries have their own buffer, which would otherwise be written to stdout at exit.
         ctypes.CDLL(None).fflush(None)
         os.dup2(saved, 1)
         os.close(saved)
 
 
-# The reference's PyTorch and the file's ONNX Runtime work hand in hand, batch by batch: so the
-# whole command runs there, and this process only watches it.
-
-
 @dataclass(frozen=True)
 class Line:
-    """A command line that runs a command again."""
+    """The arguments of this command line."""
 
     arguments: tuple[str, ...]
     child: bool
-    """Whether foreign files are judged in a child: not where this is one."""
+    """Whether commands run in a child process; False in the child itself."""
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """A text that a function parses, which raises ValueError."""
+    """A parameter type whose values are parsed by a function that raises ValueError."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the result of the function. Fails with its message."""
+        """Return the result of the function. Raises BadParameter with its message."""
         try:
             return self._parse(str(value))
         except ValueError as error:
@@ -263,15 +259,15 @@ SERVICE_MEMORY_LIMIT = click.option(
 
 
 def limit_options(usual_s: float) -> Callable[[_Command], _Command]:
-    """Give a command the options `--time-limit` and `--memory-limit`; it gets their `limits`."""
+    """Add `--time-limit` and `--memory-limit` to a command, which receives them as `limits`."""
     time_limit = click.option(
         "--time-limit", type=TIME, metavar="TIME", envvar="GATE_TIME_LIMIT", show_envvar=True,
         help=f"Time limit: 90s, 30m, 2h. Beyond it, exit code 2. Default: {time_text(usual_s)}.",
     )  # fmt: skip
     memory_limit = click.option(
         "--memory-limit", type=SIZE, metavar="SIZE", envvar="GATE_MEMORY_LIMIT", show_envvar=True,
-        help="Memory limit: 8GB, 512MiB. Beyond it, exit code 2. Default: 80 % of the machine's, "
-        "or of what its container may have.",
+        help="Memory limit: 8GB, 512MiB. Beyond it, exit code 2. Default: 80 % of the machine's or "
+        "container's memory.",
     )  # fmt: skip
 
     def decorate(command: _Command) -> _Command:
@@ -286,14 +282,17 @@ def limit_options(usual_s: float) -> Callable[[_Command], _Command]:
 
 
 PARSED = "gate.commands.result.parsed"
-"""Key of a context's `meta`: all options, where the command takes some of them away."""
+"""Key in a context's `meta` for all options, including those that the command class removes."""
 
 
 def run_with_limits(
     command: Callable[..., CommandResult],
 ) -> Callable[..., CommandResult | Printed]:
-    """Let a child process run the command with the options that click has parsed, where the command
-    line asks for it. The child gets them as JSON (`gate.cli.in_child`)."""
+    """Run the command in a child process, unless this process is the child.
+
+    PyTorch and ONNX Runtime alternate batch by batch, so the whole command runs there. It receives
+    the parsed options as JSON (`gate.cli.in_child`).
+    """
 
     @functools.wraps(command)
     def watched(limits: SandboxLimits, **options: Any) -> CommandResult | Printed:
@@ -309,7 +308,7 @@ def run_with_limits(
             for name in parsed
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         ]
-        place = options.get("model") or options.get("plan") or "of parts"
+        subject = options.get("model") or options.get("plan") or "of parts"
         done = run_in_child(
             "gate.cli:in_child",
             {
@@ -319,7 +318,7 @@ def run_with_limits(
                 "arguments": line.arguments,
             },
             limits=limits,
-            what=f"gate {context.info_name} {place}",
+            what=f"gate {context.info_name} {subject}",
         )
         return Printed(int(done["code"]), str(done["json"]))
 
@@ -327,7 +326,7 @@ def run_with_limits(
 
 
 def within_limits(command: Callable[..., CommandResult]) -> Callable[..., Any]:
-    """Give a command `--json`, `--debug` and limits, within which a child process runs it."""
+    """Add `--json`, `--debug` and limits to a command, and run it in a child process."""
     return machine_options(limit_options(CHECK_S)(run_with_limits(command)))
 
 
@@ -335,13 +334,12 @@ _PATH = "path"
 
 
 def encode_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as JSON values. Raises TypeError for a value of a type that `decode_options`
-    does not know."""
+    """Return options as JSON values. Raises TypeError for a type that can't be decoded again."""
     return {name: _encoded(value) for name, value in options.items()}
 
 
 def decode_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `encode_options` was given."""
+    """Return the options that `encode_options` encoded."""
     return {name: _decoded(value) for name, value in options.items()}
 
 

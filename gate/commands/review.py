@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 Word = Literal["approved", "rejected"]
 
-_ROOM = 10
-"""Characters of what stands before each line."""
+_LABEL_WIDTH = 10
+"""Width of the labels in characters."""
 
 
 _OPTIONS = (
@@ -39,7 +39,7 @@ _OPTIONS = (
     click.argument("version"),
     click.option(
         "--key", required=True, metavar="URI", envvar="GATE_SIGNING_KEY", show_envvar=True,
-        help="The reviewer's key: a file of mode 0600, or awskms:, gcpkms:, azurekms:, hsm:.",
+        help="Key of the reviewer: a file of mode 0600, or awskms:, gcpkms:, azurekms:, hsm:.",
     ),
     click.option("--comment", metavar="TEXT", help="A comment, signed and written to the ledger."),
     click.option(
@@ -68,7 +68,7 @@ def _signed_review(
     yes: bool,
     tracking_uri: str | None,
 ) -> CommandResult:
-    """Read the version, show what is signed, sign it and put it there."""
+    """Read the version, show the statement, sign it and store it in a tag."""
     from gate.mlflow_client.connection import check_server
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.registry.reviews import ReviewSubmission
@@ -109,10 +109,9 @@ def _signed_review(
 
 
 def _local_trust(named: Path | None) -> tuple[Path, Trust] | None:
-    """Return a trust that can be read from here, with its file: perhaps the service's, perhaps not.
+    """Return the named trust, else the folder's if it is valid, with its path.
 
-    It is the one that is named, else the folder's if it is there and whole. Raises PolicyError for
-    one that is named.
+    The service may use another trust. Raises PolicyError if the named file is invalid.
     """
     from gate.signing.trust import Trust
 
@@ -120,7 +119,7 @@ def _local_trust(named: Path | None) -> tuple[Path, Trust] | None:
         return named, Trust.from_file(named)
     path = local_keys().trust_path
     with contextlib.suppress(PolicyError):
-        # Signing needs no trust: a damaged file that was not named must not block a reviewer.
+        # Signing needs no trust, so an invalid default file must not block a reviewer.
         return (path, Trust.from_file(path)) if path.exists() else None
     return None
 
@@ -144,7 +143,7 @@ class _Signing:
 
     @property
     def refused_before(self) -> str | None:
-        """Return the tag by which the version was refused before it was signed, or None."""
+        """Return the tag that already refuses the version, or None."""
         from gate.policy.sections import ReviewTag
         from gate.registry.interface import Tag
         from gate.registry.reviews import rejects
@@ -155,7 +154,7 @@ class _Signing:
         return Tag.REVIEW if rejects(tags, ReviewTag()) else None
 
     def by_trust(self) -> dict[str, Any] | None:
-        """Return whether the trust counts the key, and why not, as JSON values."""
+        """Return whether the trust accepts the key, and the reason if not, as JSON values."""
         from datetime import UTC, datetime
 
         if self.trust is None:
@@ -163,59 +162,57 @@ class _Signing:
         path, trust = self.trust
         signed, key = self.submission.statements, self.key
         measured_by = (*signed.evidence.key_ids, *signed.decision.key_ids) if signed else ()
-        own = self.word == "approved" and key.key_id in measured_by
-        if own and not trust.measurer_may_approve:
-            refusal: str | None = (
-                f"{key.label} signed the verdict itself, and can't approve its own"
-            )
+        is_own = self.word == "approved" and key.key_id in measured_by
+        if is_own and not trust.measurer_may_approve:
+            refusal: str | None = f"{key.label} signed the verdict, so it can't approve it"
         else:
             refusal = trust.refusal_of(key, "reviewers", at=datetime.now(UTC))
         return {"path": str(path), "counts": not refusal, "why_not": refusal or None}
 
     def lines(self) -> list[str]:
-        """Return lines that show what is signed and who signed the verdict.
+        """Return lines that show the statement and the signer of the verdict.
 
         Everything except the key comes from the registry and is not trusted.
         """
         of, decision = self.submission.of, self.submission.decision
         statements = self.submission.statements
-        vouching = "nobody: neither evidence nor decision is signed"
+        signer = "not signed: neither evidence nor decision"
         if statements is not None:
             ids = ", ".join(each[:12] for each in statements.decision.key_ids)
-            vouching = f"key {ids}, which the service will verify"
+            signer = f"key {ids}, which the service will verify"
         facts = {
             "version": f"{of.version} of {of.model} in {of.registry}",
             "file": str(of.sha256),
             "verdict": f"{decision.verdict} on {', '.join(decision.runtimes) or 'nothing'}, "
             f"decided at {decision.decided_at}",
             "decision": str(of.decision),
-            "vouches": vouching,
+            "signer": signer,
             "you": f"{self.word}, as {self.key.label}",
         }
         if self.refused_before is not None:
             facts["before"] = (
-                f"its tag {self.refused_before} says that it was refused already; a refused "
-                "version waits for no review"
+                f"already refused according to the tag {self.refused_before}; a review has no "
+                "effect on a refused version"
             )
         trust = self.by_trust()
         if trust is not None:
             counts = "counts" if trust["counts"] else "does not count"
             why = "" if trust["counts"] else f": {trust['why_not']}"
             facts["trust"] = f"{trust['path']} {counts} this key as a reviewer's{why}"
-        return [f"{name:<{_ROOM}}{make_printable(text)}" for name, text in facts.items()]
+        return [f"{name:<{_LABEL_WIDTH}}{make_printable(text)}" for name, text in facts.items()]
 
     def show(self, console: Console) -> None:
-        """Print what was signed, and who decides what it is worth."""
+        """Print the signed statement and where the service reports its effect."""
         from rich.text import Text
 
         for line in self.lines():
             console.print(Text(line))
         style = "green" if self.word == "approved" else "bold red"
         console.print(Text(f"signed and stored: {self.word}", style=style))
-        also = "; the tag gate.review is rejected, too" if self.word == "rejected" else ""
-        console.print(f"It stands in the tag {self.tag} of the version{also}.")
+        also = "; the tag gate.review is set to rejected" if self.word == "rejected" else ""
+        console.print(f"The review is stored in the tag {self.tag} of the version{also}.")
         console.print(
-            "Whether it counts depends on the trust of the service; its answer will be in the tag "
+            "The service decides whether it trusts the key and writes the result to the tag "
             "gate.review_result."
         )
 

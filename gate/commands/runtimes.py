@@ -33,8 +33,8 @@ def command(policy: Path | None) -> CommandResult:
     """List built-in runtimes and those of installed packages, available or not, with the reason
     (docs/runtimes.md).
 
-    gate runtimes install NAME installs what a runtime needs beside Python packages. Exit code 0 if
-    no runtime is broken (installed, but it does not load), 2 otherwise.
+    gate runtimes install NAME installs dependencies of a runtime that are not Python packages. Exit
+    code 0: no runtime is broken (installed, but does not load); 2: at least one is.
 
     \b
     Examples:
@@ -86,7 +86,7 @@ def _show(rows: tuple[Listed, ...], console: Console) -> None:
 @click.argument("name")
 @machine_options
 def runtimes_install_command(name: str) -> CommandResult:
-    """Install what the runtime NAME needs beside Python packages.
+    """Install the dependencies of the runtime NAME that are not Python packages.
 
     browser-wasm and browser-webgpu: onnxruntime-web from npm, in the version and with the digests
     that parity-gate pins, into ~/.cache/parity-gate/runtimes or GATE_RUNTIMES.
@@ -101,14 +101,14 @@ def runtimes_install_command(name: str) -> CommandResult:
     entry = selection.find_runtime(name, selection.entries())
     if not entry.builtin:
         raise PolicyError(
-            f"{name} belongs to the package {entry.package}, which installs what it needs. gate "
-            "runtimes shows why it is absent."
+            f"{name} belongs to the package {entry.package}, which installs its dependencies. gate "
+            "runtimes shows why the runtime is absent."
         )
     with spinner(f"installing {name}"):
-        brought = runtime.load_runtime(entry.place).install()
-    words = "installed" if brought else "was already installed"
+        is_new = runtime.load_runtime(entry.place).install()
+    words = "installed" if is_new else "was already installed"
     return CommandResult(
         ExitCode.DONE,
-        {"runtime": name, "installed": brought},
+        {"runtime": name, "installed": is_new},
         lambda console: console.print(f"{name} {words}."),
     )

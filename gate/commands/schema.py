@@ -36,17 +36,17 @@ def schema_of(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a file of this name (one of `NAMES`)."""
     from gate.records.schemas import record_schema, settings_schema
 
-    place, title = _FILES[name]
-    module, _, model = place.partition(":")
-    found = getattr(importlib.import_module(module), model)
+    path, title = _FILES[name]
+    module, _, class_name = path.partition(":")
+    model = getattr(importlib.import_module(module), class_name)
     if not name.endswith(".yaml"):
-        return record_schema(found, title=title)
+        return record_schema(model, title=title)
     section = "gate" if name == "gate.yaml" else None
-    return settings_schema(found, title=title, section=section)
+    return settings_schema(model, title=title, section=section)
 
 
 def schema_text(name: str) -> str:
-    """Return the schema as a file has it."""
+    """Return the schema as the text of a JSON file."""
     return json.dumps(schema_of(name), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -56,8 +56,8 @@ def schema_text(name: str) -> str:
 def command(name: str) -> CommandResult:
     """Print the JSON Schema (2020-12) of gate.yaml, of release.yaml, or of a record.
 
-    Editors complete and check a YAML file by it, and check-jsonschema validates files in CI.
-    docs/schemas.md says how.
+    Editors use it to complete and check a YAML file, and check-jsonschema to validate files in CI
+    (docs/schemas.md).
 
     \b
     Examples:

@@ -212,7 +212,7 @@ def serve_command(**options: Any) -> CommandResult:
     given["tracking_uri"] = tracking_uri(options["tracking_uri"])
     given["state"], given["key"] = named_state(options["state"]), key_uri(options["key"])
     settings = ServiceSettings.of(**given, writers=folder_trust())
-    settings.keyring()  # before anything slow is loaded
+    settings.keyring()  # fail before slow imports
     _refuse_mistyped(settings.tracking_uri)
 
     from gate.deploy.serving import store_app
@@ -238,14 +238,14 @@ def serve_command(**options: Any) -> CommandResult:
     return CommandResult(
         ExitCode.DONE,
         {"stopped": True, **plain},
-        lambda console: console.print("stopped; what was begun is finished"),
+        lambda console: console.print("stopped; all running work was finished"),
     )
 
 
 def _refuse_mistyped(uri: str) -> None:
-    """Raise RegistryError unless there is a registry.
+    """Raise RegistryError unless the registry exists.
 
-    MLflow would create an empty one for any file name, and the service would have no models.
+    MLflow would create an empty registry for a mistyped file name.
     """
     from gate.mlflow_client.connection import check_server
 
@@ -253,13 +253,13 @@ def _refuse_mistyped(uri: str) -> None:
     scheme, _, path = uri.partition(":///")
     if scheme.startswith("sqlite") and not Path(unquote(path.partition("?")[0])).exists():
         raise RegistryUnavailable(
-            f"there is no registry at {redacted(uri)}: the file is missing. Name the one that "
-            "gate promote writes to with --tracking-uri or MLFLOW_TRACKING_URI."
+            f"there is no registry at {redacted(uri)}: the file is missing. Use the same "
+            "--tracking-uri or MLFLOW_TRACKING_URI as gate promote."
         )
 
 
 _NAME = click.option(
-    "--name", default="parity-gate", show_default=True, help="The webhook's name on the server."
+    "--name", default="parity-gate", show_default=True, help="Name of the webhook on the server."
 )
 
 
@@ -378,8 +378,8 @@ def _rotate(
     """
     if secret_file is None:
         raise ServiceError(
-            "secrets of the environment can't be exchanged while the service runs. "
-            "Keep them in a file: --secret-file FILE, here and with gate serve."
+            "secrets in the environment can't be replaced while the service runs. Use a file: "
+            "--secret-file FILE, here and with gate serve."
         )
     server = _server(tracking_uri)
     trials = rotate(server, _require_webhook(server, name), secret_file, overlap_s=overlap)
@@ -401,7 +401,7 @@ def _require_webhook(server: WebhookSubscription, name: str) -> Subscription:
     webhook = server.find(name)
     if webhook is None:
         raise ServiceError(
-            f"the server has no webhook named '{name}'. Make it: gate webhooks register"
+            f"the server has no webhook named '{name}'. Create it: gate webhooks register"
         )
     return webhook
 
@@ -428,7 +428,7 @@ _SECRET_BYTES = 32
 
 
 def secret_for(path: Path | None, *, variable: str) -> tuple[str, bool]:
-    """The secret to sign with, and whether it was made just now (a file that was not there)."""
+    """Return the secret to sign with, and whether a missing file was created."""
     from gate.service import settings
     from gate.service.settings import WebhookSecrets
 
@@ -449,11 +449,12 @@ def rotate(
     overlap_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[DeliveryTrial, ...]:
-    """Exchange the secret in `path` and on the server, while the service runs.
+    """Replace the secret in `path` and on the server, while the service runs.
 
-    The service takes both for `overlap_s`: the server signs with the old one until its cache
-    forgets it. Broken off anywhere, the file holds a secret that the server uses; repeat it then.
-    Raises ServiceError, with both secrets left in force, where a test delivery is refused.
+    The service accepts both for `overlap_s` seconds, because the server signs with the old one
+    until its cache expires. After an interruption the file still has the secret that the server
+    uses, so the rotation can be repeated. Raises ServiceError if a test delivery is refused; then
+    both secrets stay valid.
     """
     from gate.service import settings
     from gate.service.settings import WebhookSecrets
@@ -467,8 +468,8 @@ def rotate(
     if refused:
         raise ServiceError(
             f"the service refuses the new secret: {refused[0].event}: {refused[0].answer}. "
-            f"Old and new secrets are in {path}: see that the service reads this file, "
-            "then repeat the rotation."
+            f"Old and new secrets are in {path}. Make sure that the service reads this file, then "
+            "repeat the rotation."
         )
     sleep(overlap_s)
     settings.write(path, [new])

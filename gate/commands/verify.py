@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 def verified(
     statement: Path, load_artifacts: Callable[[], ComparedArtifacts], *, trust: Trust
 ) -> VerdictVerification:
-    """Verify a statement with the records that belong to it.
+    """Verify a statement with its records.
 
-    A file that is no such record is an untrusted verdict. Raises PolicyError, StorageError where it
+    An invalid record gives an untrusted result. Raises PolicyError, StorageError if the statement
     can't be verified.
     """
     from datetime import UTC, datetime
@@ -48,10 +48,10 @@ def verified(
     from gate.signing.verification import VerdictVerification, verify_verdict
 
     try:
-        signed, things = read_statement(statement), load_artifacts()
+        signed, artifacts = read_statement(statement), load_artifacts()
     except (Untrusted, DigestMismatch, EvidenceError) as error:
         return VerdictVerification(trusted=False, summary=None, problems=(str(error),))
-    return verify_verdict(signed, things, trust=trust, now=datetime.now(UTC))
+    return verify_verdict(signed, artifacts, trust=trust, now=datetime.now(UTC))
 
 
 def read_statement(path: Path) -> SignedStatement:
@@ -62,13 +62,13 @@ def read_statement(path: Path) -> SignedStatement:
 
 
 def content(path: Path, *, limit: int) -> bytes:
-    """The bytes of a file that the caller named, one more than `limit` at most. Raises
-    StorageError."""
+    """Return at most `limit` + 1 bytes of a file named by the user. Raises StorageError."""
     try:
         with open_plain(path) as stream:
             return stream.read(limit + 1)
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}. Check it.") from error
+        reason = error.strerror or error
+        raise StorageError(f"cannot read {path}: {reason}. Check the path.") from error
 
 
 def show(found: VerdictVerification, console: Console, headline: str | None = None) -> None:
@@ -91,22 +91,21 @@ def outcome(found: VerdictVerification) -> str:
 
 
 def _is_proven(found: VerdictVerification) -> bool:
-    """Return whether what the statement says is so: nothing is wrong but, perhaps, the verdict
-    itself."""
+    """Return whether the statement is verified; then only its verdict can be a problem."""
     return bool(found.signers) and len(found.problems) == ("result" not in found.checked)
 
 
 def show_statement(found: VerdictVerification, console: Console) -> None:
-    """Print what is wrong with a statement, and what it says: of one that is not trusted, as what
-    it claims."""
+    """Print the problems of a statement and its content, marked as a claim unless verified."""
     print_lines(console, *(f"- {problem}" for problem in found.problems), style="red")
-    says = found.summary
-    if says is not None:
+    summary = found.summary
+    if summary is not None:
+        levels = (summary.verification_result, *summary.verified_levels)
         facts = {
-            "verdict": ", ".join(dict.fromkeys((says.verification_result, *says.verified_levels))),
-            "model": str(says.model),
-            "for": says.resource_uri,
-            "made": says.time_verified,
+            "verdict": ", ".join(dict.fromkeys(levels)),
+            "model": str(summary.model),
+            "for": summary.resource_uri,
+            "made": summary.time_verified,
         }
         if not _is_proven(found):
             console.print("The statement claims, without proof:")
@@ -126,10 +125,10 @@ def show_statement(found: VerdictVerification, console: Console) -> None:
 @MODEL
 @click.option(
     "--golden", type=types.GOLDEN_FOLDER, required=True, metavar="FOLDER",
-    help="The golden vectors that came with the file: golden.json and its arrays.",
+    help="Golden vectors of the file: golden.json and its arrays.",
 )  # fmt: skip
-@click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
-@click.option("--golden-sha256", metavar="HEX", help="The digest that golden.json must have.")
+@click.option("--sha256", metavar="HEX", help="Expected digest of the file.")
+@click.option("--golden-sha256", metavar="HEX", help="Expected digest of golden.json.")
 @click.option(
     "--verdict", type=types.STATEMENT_FILE, metavar="decision.dsse.json",
     help="The signed verdict of the release: a trusted key must have signed the digests of file "
@@ -173,7 +172,7 @@ def verify_release_command(
 
     digests = {"sha256": parse_digest(sha256), "golden_sha256": parse_digest(golden_sha256)}
     if (verdict is None) != (trust is None):
-        raise click.UsageError("--verdict and --trust go together: whose signature would count?")
+        raise click.UsageError("--verdict and --trust go together: the trust file verifies it.")
     vouched = None
     if verdict is not None and trust is not None:
         artifacts = ComparedArtifacts(model, golden=golden)
@@ -224,7 +223,7 @@ def _show(result: GoldenResult, vouched: VerdictVerification | None, console: Co
         headings = ("output", "max_abs_diff", "tolerance", "top-1 agreement")
         console.print(print_table(headings, map(_cells, result.outputs)))
     if any(output.part for output in result.outputs):
-        console.print("chain     not run: the chain is your code, and its vectors are for that")
+        console.print("chain     not run: it is user code; compare its golden vectors there")
     print_lines(console, *result.problems, style="red")
 
 
@@ -255,12 +254,10 @@ def _cells(output: OutputResult) -> tuple[str, ...]:
     "--evidence-statement", type=types.STATEMENT_FILE, metavar="FILE",
     help="The signed measurement. Default: evidence.dsse.json beside the evidence, if there.",
 )  # fmt: skip
-@policy_option(
-    "The policy that was applied. With --evidence the decision is made again.", metavar="FILE"
-)
+@policy_option("The applied policy. With --evidence, the decision is repeated.", metavar="FILE")
 @click.option(
     "--name", type=types.ModelName(),
-    help="The registered model that the verdict must be for; with --registry.",
+    help="The registered model that the verdict must name. Requires --registry.",
 )  # fmt: skip
 @click.option(
     "--registry",
@@ -269,10 +266,10 @@ def _cells(output: OutputResult) -> tuple[str, ...]:
 )
 @click.option(
     "--golden", type=types.GOLDEN_FOLDER, metavar="FOLDER",
-    help="The golden vectors that came with it.",
+    help="Golden vectors of the file.",
 )  # fmt: skip
 @click.option(
-    "--preprocessing", type=types.SPEC_FILE, metavar="SPEC", help="The spec that came with it."
+    "--preprocessing", type=types.SPEC_FILE, metavar="SPEC", help="Preprocessing spec of the file."
 )
 @machine_options
 def verify_verdict_command(
@@ -335,18 +332,18 @@ def _evidence(
 
     if path is None:
         if statement is not None:
-            raise click.UsageError("--evidence-statement is about evidence: give --evidence, too.")
+            raise click.UsageError("--evidence-statement requires --evidence.")
         return None, None
-    beside = path.with_name(EVIDENCE_STATEMENT)
-    if statement is None and beside.exists():
-        statement = beside
+    default = path.with_name(EVIDENCE_STATEMENT)
+    if statement is None and default.exists():
+        statement = default
     evidence = Evidence.from_untrusted(content(path, limit=RECORD_LIMIT), what=str(path))
     return evidence, None if statement is None else read_statement(statement)
 
 
 def _registered(registry: str | None, name: str | None) -> tuple[frozenset[str], str] | None:
     if (registry is None) != (name is None):
-        raise click.UsageError("--name and --registry go together: a name is one in a registry.")
+        raise click.UsageError("--name and --registry go together.")
     if registry is None or name is None:
         return None
     from gate.ledger.entry import plain

@@ -26,34 +26,33 @@ from gate.reference.environment import deterministic
 from gate.storage import files
 
 SAMPLES = 8
-"""As many are kept, or one batch of a file with a fixed batch axis."""
+"""Number of samples in golden vectors; one batch for a file with a fixed batch axis."""
 
 _CHOICE = 4
-"""Of so many times as many samples the clearest are taken."""
+"""The clearest samples are chosen among this multiple of the required number."""
 
 _RECORDED = ("torch", "torchvision", "onnxruntime", "numpy")
 
 
 def has_golden(case: MeasurementJob) -> bool:
-    """Return False where an input has a dtype that golden vectors do not hold: texts, bfloat16."""
+    """Return False if golden vectors do not support the dtype of an input: strings, bfloat16."""
     parts = case.chained.cases(case).values() if case.chained else ()
     subjects = [part.candidate.subject for part in (case, *parts)]
     return all(spec.dtype in ITEM_BYTES for subject in subjects for spec in subject.inputs)
 
 
 def write_golden_of(folder: Path, case: MeasurementJob, *, evidence: Evidence) -> GoldenManifest:
-    """Write golden vectors of the measured file: some samples and the reference's outputs; of a
-    release those of the chain, and each part's own.
+    """Write golden vectors of the measured file: some samples with the reference's outputs.
 
-    The samples are spread over the data. Where there are logits, samples come first whose margin
-    (largest minus second largest logit) is more than twice the tolerance: a runtime within the
-    tolerance can't give them another answer. The tolerances are those of
-    `gate.golden.tolerance.tolerances_for`. The reference is a copy of the model as `measure` makes
-    it; the model and all global switches are afterwards as they were.
+    A release gets vectors of the chain and of each part. The samples are spread over the data.
+    With logits, samples are preferred whose margin (largest minus second largest logit) exceeds
+    twice the tolerance (`gate.golden.tolerance.tolerances_for`), so that the top-1 answer of any
+    runtime within the tolerance is the same. The reference is run in a copy; the model and all
+    global switches are restored.
 
-    Raises InputMismatch for samples that don't fit, OutputMismatch where the reference has another
-    number of outputs than the file, EvidenceError where it can't be computed or has only NaN to
-    say, StorageError.
+    Raises InputMismatch for samples that don't fit, OutputMismatch if reference and file have
+    different numbers of outputs, EvidenceError if the reference fails or returns only NaN,
+    StorageError.
     """
     versions, code = evidence.environment.versions, evidence.source.code
     parts = {}
@@ -74,7 +73,7 @@ def write_golden_of(folder: Path, case: MeasurementJob, *, evidence: Evidence) -
 
 
 def _answers(case: MeasurementJob, allowed: Mapping[str, Tolerance], *, file: str) -> FileVectors:
-    """`file`: its name for the record."""
+    """Return the golden vectors of one file. `file`: its name for the record."""
     subject, policy = case.candidate.subject, case.policy
     samples = case.inputs
     binding = case.bind(batch_size=min(SAMPLES, len(samples)))
@@ -93,7 +92,7 @@ def _answers(case: MeasurementJob, allowed: Mapping[str, Tolerance], *, file: st
     bounds = {
         name: tolerance
         if axes is None or axes.outputs[name] == 0
-        else replace(tolerance, top1_agreement=None)  # of logits with the samples on axis 0
+        else replace(tolerance, top1_agreement=None)  # only for logits with samples on axis 0
         for name, tolerance in allowed.items()
     }
     return FileVectors(
@@ -113,12 +112,12 @@ def _choose(
     binding: InputBinding,
     allowed: Sequence[Tolerance],
 ) -> list[int]:
-    """Places of one batch of samples: the clear ones first, each group spread over the data."""
+    """Return the indices of one batch of samples, clear ones first, spread over the data."""
     size = binding.batch_size
     count = min(_CHOICE * size, len(samples) // size * size)
     spread = np.unique(np.linspace(0, len(samples) - 1, count).astype(int))
-    # Every fourth, then those between: the first batch is spread as widely as all are.
-    order = [int(place) for start in range(_CHOICE) for place in spread[start::_CHOICE]]
+    # Every fourth first, then those between, so that the first batch also covers all the data.
+    order = [int(index) for start in range(_CHOICE) for index in spread[start::_CHOICE]]
     clear: list[bool] = []
     for batch in samples.take(order).batches(size):
         outputs = reference.run(batch)
@@ -131,26 +130,26 @@ def _choose(
 
 
 def _is_clear(values: Array, row: int, allowed: Tolerance) -> bool:
-    """No NaN, and of logits a winner that stays one within the tolerance."""
+    """Return whether a row has no NaN and, for logits, the same top-1 within the tolerance."""
     if values.dtype.kind != "f" or not values.ndim or row >= len(values):
         return True
-    own = values[row].astype(np.float64)
-    if np.isnan(own).any():
+    output = values[row].astype(np.float64)
+    if np.isnan(output).any():
         return False
-    if allowed.top1_agreement is None or own.ndim != 1 or own.size < 2:
+    if allowed.top1_agreement is None or output.ndim != 1 or output.size < 2:
         return True
-    second, first = np.partition(own, -2)[-2:]
+    second, first = np.partition(output, -2)[-2:]
     return bool(first - second > 2.0 * allowed.max_abs_diff)
 
 
 SIDE = 96
-"""Pixels of the longer side at most."""
+"""Maximum length of the longer side, in pixels."""
 
 MOST = 24
-"""Pictures of a report, those with the largest differences of each output first."""
+"""Maximum number of pictures in a report, those with the largest differences first."""
 
 _SMALLEST = 4
-"""Pixels of a side: a signal of one row is no picture."""
+"""Minimum length of a side in pixels; smaller inputs are signals, not pictures."""
 
 _CHANNELS = (1, 3)
 
@@ -158,12 +157,11 @@ _CHANNELS = (1, 3)
 def thumbnails(
     samples: SampleSet, evidence: Evidence, spec: PreprocessSpec | None = None
 ) -> dict[int, bytes]:
-    """PNG of the worst samples, by sample; empty where the input is no picture, or without Pillow.
+    """Return PNGs of the worst samples, by sample; empty without pictures or without Pillow.
 
-    A picture is the only input, floats of shape (N, C, H, W) or uint8 of shape (N, H, W, C) with
-    one or three channels. What `spec`, by which the samples were made, did to the values is undone;
-    without it, or where it makes another tensor, each picture is stretched to its own range.
-    Raises DataError for samples that can't be read.
+    A picture is a single input, floats of shape (N, C, H, W) or uint8 of shape (N, H, W, C), with
+    one or three channels. The normalization of `spec` is inverted; without a matching `spec`, each
+    picture is scaled to its range. Raises DataError for samples that can't be read.
     """
     layout = picture_layout(samples.specs)
     if layout is None or not is_installed("PIL"):
@@ -189,7 +187,7 @@ def save(folder: Path, pictures: Mapping[int, bytes]) -> None:
 
 
 def _worst(evidence: Evidence, *, count: int) -> list[int]:
-    """The worst samples of each output of each runtime, in turns, each once."""
+    """Return the worst samples of all outputs and runtimes, interleaved, without duplicates."""
     lists = [
         [worst.sample for worst in output.worst]
         for runtime in evidence.runtimes
@@ -201,7 +199,7 @@ def _worst(evidence: Evidence, *, count: int) -> list[int]:
 
 
 def picture_layout(specs: tuple[TensorSpec, ...]) -> str | None:
-    """Return how the only input holds pictures; None: it holds none."""
+    """Return the layout of pictures in the single input; None if it has no pictures."""
     if len(specs) != 1 or len(specs[0].shape) != 4:
         return None
     _, first, middle, last = specs[0].shape
@@ -223,7 +221,7 @@ def _makes(spec: PreprocessSpec, given: TensorSpec) -> bool:
 
 
 def _stretched(tensor: NDArray[np.generic], layout: str) -> NDArray[np.uint8]:
-    """Shape (height, width, channels); bytes as they are, of floats the range of the picture."""
+    """Return uint8 of shape (height, width, channels); floats are scaled to their range."""
     values = tensor.transpose(1, 2, 0) if layout == "nchw" else tensor
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values, np.uint8)

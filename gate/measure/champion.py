@@ -41,17 +41,17 @@ from gate.statistics.classification import ClassAnswers, ClassStatistics
 from gate.storage.arrays import Batch
 from gate.storage.digest import Digest
 
-# ONNX Runtime on the CPU, optimized, as a consumer opens a file. Batches are computed by the two in
-# turns, so that what slows the machine down slows down both.
+# Both files run in ONNX Runtime on the CPU, optimized, as consumers do. Batches alternate between
+# the two, so that other load on the machine affects both.
 
 
 _TIMED = 16
-"""Batches that are timed at least: of few samples the first batch again and again."""
+"""Minimum number of timed batches; with few samples the first batch is repeated."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The new file and what both compute on."""
+    """The new file and the data of the comparison."""
 
     candidate: TestedFile
     samples: SampleSet
@@ -60,23 +60,23 @@ class Compared:
     batch_size: int
     policy: Policy
     chained: Opener | None = None
-    """Of a release: runs its files, and those of the version that serves."""
+    """For a release: opens the new and the serving version."""
     annotations: Annotations = field(default_factory=Annotations)
     """Labels and columns for the metrics of the policy."""
 
     @property
     def metrics(self) -> tuple[MetricPolicy, ...]:
-        """Those that are bounded against the champion."""
+        """The metrics with a bound against the champion."""
         return tuple(m for m in self.policy.metrics if m.max_drop_from_champion is not None)
 
 
 def measure_incumbent(
     champion: Champion, *, beside: Compared, evidence: Evidence
 ) -> ChampionComparison:
-    """Compare with the serving version, or return why that is not possible.
+    """Compare the new file with the serving version, or return why that is not possible.
 
-    `evidence`: of the new file. Raises LimitExceeded where memory runs out, StorageError and
-    DigestMismatch where a file has changed, DataError for samples that can't be read.
+    `evidence`: of the new file. Raises LimitExceeded if memory runs out, StorageError and
+    DigestMismatch if a file has changed, DataError for samples that can't be read.
     """
     fields = champion.record_fields(evidence)
     if champion.onnx_path is None or champion.evidence is None:
@@ -107,11 +107,11 @@ def measure_incumbent(
 
 
 def _check_preprocessing(old: Evidence, new: Evidence) -> None:
-    """Samples that were made for one file make the other look worse than it is."""
+    """Raise InputMismatch if the champion expects other preprocessing than these samples have."""
     theirs, ours = old.source.preprocess_sha256, new.source.preprocess_sha256
     if theirs is not None and ours is not None and theirs != ours:
         raise InputMismatch(
-            f"its inputs are made by another preprocessing ({theirs.short}) than these samples "
+            f"its inputs need other preprocessing ({theirs.short}) than these samples have "
             f"({ours.short})"
         )
 
@@ -120,9 +120,10 @@ def _check_outputs(old: TestedFile, new: TestedFile) -> None:
     theirs = {spec.name: spec.shape[1:] for spec in old.subject.outputs}
     for spec in new.subject.outputs:
         if spec.name not in theirs or not _fits(theirs[spec.name], spec.shape[1:]):
-            has = ", ".join(f"'{name}' {list(shape)}" for name, shape in theirs.items())
+            old_shapes = ", ".join(f"'{name}' {list(shape)}" for name, shape in theirs.items())
             raise OutputMismatch(
-                f"it gives {has} a sample, the new file '{spec.name}' {list(spec.shape[1:])}"
+                f"its outputs per sample are {old_shapes}; the new file returns '{spec.name}' "
+                f"{list(spec.shape[1:])}"
             )
 
 
@@ -140,19 +141,19 @@ class _Side(NamedTuple):
     stopwatch: Stopwatch
 
     def run(self, batch: Batch, outputs: list[str]) -> list[Any]:
-        """Raises OutputMismatch where ONNX Runtime does not compute it, LimitExceeded."""
+        """Run and time a batch. Raises OutputMismatch if ONNX Runtime fails, LimitExceeded."""
         feed = self.binding.by_input(batch)
         start = time.perf_counter()
         try:
-            found: list[Any] = self.session.run(outputs, feed)
+            results: list[Any] = self.session.run(outputs, feed)
         except Exception as error:
             raise _unusable(error) from error
         self.stopwatch.add(time.perf_counter() - start, batch_size=len(next(iter(batch.values()))))
-        return self.binding.from_call(found)
+        return self.binding.from_call(results)
 
 
 class _Pair:
-    """Both files: first the one that serves."""
+    """Both files, the serving one first."""
 
     def __init__(self, old: TestedFile, beside: Compared) -> None:
         self._beside = beside
@@ -165,7 +166,7 @@ class _Pair:
         self._classes: dict[str, ClassStatistics] = {}
 
     def run(self) -> tuple[ChampionMetric, ...]:
-        """Run all samples through both, then enough batches to time. Return the metrics."""
+        """Run all samples in both, then enough batches for timing. Return the metrics."""
         beside = self._beside
         with closing(
             MetricRun(beside.metrics, outputs=self._names, annotations=beside.annotations)
@@ -176,7 +177,7 @@ class _Pair:
     def _run(self, metrics: MetricRun) -> None:
         labels, start, turns = self._beside.labels, 0, 0
         first: Batch | None = None
-        # A sample with NaN is no matter here: both get the same.
+        # NaN is allowed, because both files get the same samples.
         for batch in self._beside.samples.allow_nan().batches(self._batch_size):
             first = batch if first is None else first
             outputs = self._turn(batch, turns)
@@ -212,16 +213,16 @@ class _Pair:
     def _session(self, file: TestedFile) -> Any:
         chained = self._beside.chained
         if (chained is None) == bool(file.subject.parts):
-            raise OutputMismatch("one of the two is a release of several files, the other is not")
+            raise OutputMismatch("one is a release of several files, the other a single file")
         if chained is not None:
             return chained.open_release(file)
         return open_session(file.loadable(), quiet_options(), plain_setup("ort-cpu-optimized"))
 
     def _turn(self, batch: Batch, turn: int) -> list[list[Any]]:
-        """Outputs of both; who goes first changes from batch to batch."""
+        """Return the outputs of both; the order of the runs alternates."""
         order = (0, 1) if turn % 2 == 0 else (1, 0)
-        found = {side: self._sides[side].run(batch, self._names) for side in order}
-        return [found[0], found[1]]
+        outputs = {side: self._sides[side].run(batch, self._names) for side in order}
+        return [outputs[0], outputs[1]]
 
     def _update(
         self, outputs: list[list[Any]], start: int, labels: NDArray[np.int64] | None
@@ -274,8 +275,10 @@ def _champion_metric_group(
 def _unpaired(
     policies: Sequence[MetricPolicy], old: Evidence, new: Evidence
 ) -> Iterator[ChampionMetric]:
-    """Compare by the evidence of both, on other samples: those metrics that the champion's evidence
-    has by the same definition and source."""
+    """Compare metrics from the evidence of both versions, measured on different samples.
+
+    Only metrics with the same definition and source are compared.
+    """
     theirs = {metric.name: metric for metric in old.metrics if metric.failure is None}
     for metric in policies:
         before = theirs.get(metric.name)
@@ -298,7 +301,7 @@ def _unpaired(
 def _unpaired_groups(
     metric: MetricPolicy, before: MetricEvidence, now: MetricEvidence
 ) -> Iterator[ChampionMetricGroup]:
-    """Yield the groups, compared as unpaired; nothing if the champion lacks one of them."""
+    """Yield unpaired comparisons of the groups; nothing if the champion lacks one of them."""
     theirs = {group.title: group for group in before.groups}
     if not {group.title for group in now.groups} <= set(theirs):
         return
@@ -311,8 +314,8 @@ def _unpaired_groups(
             one, other = (old.value, old.high), (ours.value, ours.low)
         else:
             one, other = (-old.value, -old.low), (-ours.value, -ours.high)
-        own = levels if group.column is not None else (metric.confidence,)
-        bounds = unpaired_bounds(one, other, own)
+        group_levels = levels if group.column is not None else (metric.confidence,)
+        bounds = unpaired_bounds(one, other, group_levels)
         change = MetricDrop(
             drop=one[0] - other[0],
             changed=None,
@@ -326,7 +329,7 @@ def _unpaired_groups(
 
 
 def _served(group: MetricGroup) -> MetricSide | None:
-    """The side of the runtime that serves."""
+    """Return the values of the runtime that consumers most likely use."""
     for name in ("ort-cpu-optimized", "ort-cpu", *group.runtimes):
         if name in group.runtimes:
             return group.runtimes[name]
@@ -334,7 +337,7 @@ def _served(group: MetricGroup) -> MetricSide | None:
 
 
 def _is_classes(old: Any, new: Any) -> bool:
-    """Return whether both are arrays of shape (batch, classes >= 2), of as many classes."""
+    """Return whether both are float arrays of the same shape (batch, classes >= 2)."""
     both = (old, new)
     if not all(isinstance(each, np.ndarray) and each.dtype.kind == "f" for each in both):
         return False
@@ -356,9 +359,9 @@ def _answers(name: str, classes: ClassStatistics) -> ChampionAnswers:
 def _unusable(error: Exception) -> OutputMismatch:
     """Return the error for a failed run.
 
-    Raises LimitExceeded where memory ran out, because that is no evidence on the files.
+    Raises LimitExceeded if memory ran out, which is no evidence about the files.
     """
     if isinstance(error, LimitExceeded):
         raise error
-    refuse_out_of_memory(error, what="running the new file beside the one that serves")
-    return OutputMismatch(f"ONNX Runtime does not compute both: {first_line(error)[:300]}")
+    refuse_out_of_memory(error, what="running the new and the serving file")
+    return OutputMismatch(f"ONNX Runtime can't run both files: {first_line(error)[:300]}")

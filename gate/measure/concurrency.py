@@ -1,4 +1,4 @@
-"""Instrument: ask a server the same samples from many clients at once."""
+"""Instrument: send the same samples to a server from many concurrent clients."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gate.reference.random_rounding import seed
 from gate.storage.arrays import OutputArray
 
 _REQUESTS = 96
-"""At least so many a load, and four for each client."""
+"""Minimum number of requests per load; there are also at least four per client."""
 
 
 class ConcurrencyInstrument:
-    """Every runtime that several clients can ask at once gets its `concurrency`.
+    """Measures `concurrency` of every runtime that accepts concurrent requests.
 
-    The batches are those of the stability instrument, several times each, in random order. Each
-    answer is compared with what the runtime answers to all samples in one batch, in the unit of
-    `batch_invariance_ratio`, and with the answers to the other samples.
+    It sends the batches of the stability instrument several times in random order. Each result is
+    compared with the result for all samples in one batch, in the unit of `batch_invariance_ratio`,
+    and with the results for the other samples.
     """
 
     needs_runtimes = True
@@ -38,12 +38,12 @@ class ConcurrencyInstrument:
 
     @staticmethod
     def is_enabled(job: MeasurementJob) -> bool:
-        """Return True if a runtime of the policy is a server."""
+        """Return whether a runtime of the policy is a server."""
         kinds = {wanted.kind or name for name, wanted in job.policy.runtimes.items()}
         return SERVER in kinds and bool(job.policy.instruments.stability_samples)
 
     def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:  # noqa: ARG002
-        """Measure each load of each server. A server that breaks has failed."""
+        """Measure each load of each server; record a failing server as failed."""
         servers = [runtime for runtime in runtimes if runtime.runner and runtime.runner.connections]
         if not servers:
             return
@@ -81,17 +81,17 @@ class ConcurrencyInstrument:
         times = math.ceil(max(_REQUESTS, 4 * connections) / len(batches))
         random = np.random.default_rng(seed(self._context.policy.determinism, connections))
         order = random.permutation(len(batches) * times) % len(batches)
-        found, seconds, whole = runtime.runner.run_at_once(
-            [batches[place].batch for place in order], connections, rate
+        results, seconds, total = runtime.runner.run_at_once(
+            [batches[index].batch for index in order], connections, rate
         )
         outputs: list[list[list[OutputArray]]] = [[] for _ in batches]
         worst, crossed = 0.0, 0
-        for place, output in zip(order, found, strict=True):
-            part = batches[place]
+        for index, output in zip(order, results, strict=True):
+            part = batches[index]
             if [a.shape for a in output] == [a.shape for a in part.expected]:
-                outputs[place].append(output)
-            else:  # the answer to a batch of another size
-                outputs[place].append(part.expected)
+                outputs[index].append(output)
+            else:  # the result for a batch of another size
+                outputs[index].append(part.expected)
                 crossed += part.size
         for turn in range(times):
             answers = {id(b.batch): outputs[n][turn] for n, b in enumerate(batches)}
@@ -119,5 +119,5 @@ class ConcurrencyInstrument:
             p50_ms=p50,
             p95_ms=p95,
             p99_ms=p99,
-            per_second=len(order) / whole,
+            per_second=len(order) / total,
         )

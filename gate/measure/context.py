@@ -50,39 +50,39 @@ if TYPE_CHECKING:
 
 _Mode = TypeVar("_Mode", bound=contextlib.AbstractContextManager[Any])
 
-_LOOKED_AT = 256
-"""Samples among which the first with something to measure are looked for."""
+_SEARCHED = 256
+"""Number of samples searched for the first one with nonzero outputs."""
 
 _ROOM = 2**26
-"""Bytes of the largest tensor by which a batch may exceed the measurement's. PyTorch and two
-sessions of ONNX Runtime hold about three such tensors each: 576 MiB together. The rest of the
-1 GiB that a check may take beyond a loop by hand holds what the C library keeps."""
+"""Bytes by which the largest tensor of an additional batch may exceed that of the measurement.
+PyTorch and two ONNX Runtime sessions hold about three such tensors each, together 576 MiB. The C
+library keeps the rest of the 1 GiB that a check may use in addition to a manual loop."""
 
 _PART = 2**23
 """Bytes of the largest tensor in a run in float64 or under random rounding. The C library returns
-large blocks to the kernel at once, and page faults then cost more than the arithmetic: 0.49 s a
-sample in tensors of 52 MiB, 0.15 s in tensors of 6.5 MiB (measured on the net `convnet` of
+large blocks to the kernel at once, and page faults then cost more than the arithmetic: 0.49 s per
+sample with tensors of 52 MiB, 0.15 s with tensors of 6.5 MiB (measured on the net `convnet` of
 `benchmarks.cost_nets` at 160 x 160)."""
 
 UNLIMITED = 2**31
-"""Samples of a batch, where memory is no concern."""
+"""Batch size if memory is not a concern."""
 
 _DRAWS = 3
-"""Runs under random rounding that tell which choices are open."""
+"""Number of runs under random rounding that determine which choices are open."""
 
 
 class ReferencePass:
-    """The reference pass, timed. What breaks here is an error, because nothing can be judged."""
+    """Timed runs of the reference. A failure is an error, because nothing can be judged."""
 
     def __init__(self, session: ReferenceSession) -> None:
         self._session = session
         self.meter = CostMeter()
         self.smallest = 1
-        """The samples in the smallest batch that the model takes."""
+        """The smallest batch size that the model accepts."""
 
     @property
     def keys(self) -> tuple[str | None, ...]:
-        """Under which name the last run returned each output."""
+        """The names under which the last run returned the outputs."""
         return self._session.keys
 
     @property
@@ -91,7 +91,7 @@ class ReferencePass:
         return self._session.state
 
     def run(self, batch: Batch) -> list[OutputArray]:
-        """All outputs. Raises EvidenceError."""
+        """Return all outputs. Raises EvidenceError."""
         try:
             return self._session.run(batch)
         except GateError:
@@ -100,7 +100,7 @@ class ReferencePass:
             shapes = {name: f"{array.dtype} {array.shape}" for name, array in batch.items()}
             raise EvidenceError(
                 f"the reference model can't compute {shapes}: {describe_failure(error)}. "
-                "Check that the model is the one that was exported and takes these inputs."
+                "Check that this is the exported model and that it accepts these inputs."
             ) from error
 
     def run_operators(self, batch: Batch, outputs: list[OutputArray]) -> list[OutputArray]:
@@ -108,18 +108,19 @@ class ReferencePass:
         return self._session.run_operators(batch, outputs)
 
     def spread(self, batch: Batch, expected: list[OutputArray]) -> float:
-        """max|a - b| / max|a| of a further run; the worst over the outputs and their columns,
-        infinite for another number of outputs, other shapes, or other integers, bools or
-        non-finite values."""
+        """Repeat a run and return max|a - b| / max|a|, the worst of all outputs and columns.
+
+        It is infinite if the number of outputs, shapes, integers, bools or nonfinite values differ.
+        """
         again = self.run(batch)
         if len(again) != len(expected):
             return math.inf
         return max((_spread(a, b) for a, b in zip(expected, again, strict=True)), default=0.0)
 
     def state_spread(self, batch: Batch, expected: list[OutputArray]) -> dict[str, float]:
-        """Return the `spread` of each parameter and buffer that forward changes.
+        """Return the `spread` due to each parameter and buffer that forward changes.
 
-        It is that of a run which begins with the state that a run before has left in it.
+        The repeated run starts with the value that the previous run left there.
         """
         if not self.state.changed:
             return {}
@@ -153,7 +154,7 @@ class ReferencePass:
         return outputs
 
     def first_run(self, batch: Batch) -> list[OutputArray]:
-        """Run the first batch of all and time it."""
+        """Run the very first batch and time it."""
         start = time.perf_counter()
         outputs = self.run(batch)
         self.meter.first(time.perf_counter() - start, batch_size=length(batch))
@@ -173,39 +174,39 @@ def _spread(one: OutputArray, other: OutputArray) -> float:
 
 
 class Instrument(Protocol):
-    """A measurement beyond the samples. `MeasurementRun.run` gets a list of them."""
+    """An additional measurement. `MeasurementRun.run` receives a list of instruments."""
 
     needs_runtimes: bool
-    """True: it runs after the samples, on the open runtimes. False: it runs before any opens."""
+    """True: runs after the samples, on open runtimes. False: runs before any runtime opens."""
     title: str
-    """What it does, for the progress bar."""
+    """The label for the progress bar."""
     cost: int
-    """Number of samples that it computes, for the progress bar."""
+    """Number of computed samples, for the progress bar."""
 
     def __init__(self, context: MeasurementContext) -> None:
         """Prepare the measurement, without running the model."""
 
     @staticmethod
     def is_enabled(job: MeasurementJob) -> bool:
-        """Return True if the policy of the job asks for this instrument."""
+        """Return whether the policy of the job enables this instrument."""
 
     def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:
-        """Measure. `advance` gets the numbers of samples as they are done."""
+        """Measure. Call `advance` with the number of samples after each step."""
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return the fields of `gate.records.evidence.Evidence` that it measured."""
+        """Return the measured fields of `gate.records.evidence.Evidence`."""
 
 
 class ProbeSource(Protocol):
-    """The inputs from which probes are made."""
+    """The data from which probes are generated."""
 
     @property
     def binding(self) -> InputBinding:
-        """Which samples go to which input."""
+        """The mapping of samples to inputs."""
 
     @property
     def samples(self) -> SampleSet:
-        """All of them."""
+        """All samples."""
 
     @property
     def policy(self) -> Policy:
@@ -213,19 +214,19 @@ class ProbeSource(Protocol):
 
     @property
     def smallest(self) -> int:
-        """The smallest batch that the file and the model take."""
+        """The smallest batch size that the file and the model accept."""
 
     @property
     def most(self) -> int:
-        """The samples of the largest batch that is computed in addition to the measurement."""
+        """The largest size of additional batches."""
 
 
 @dataclass(frozen=True)
 class MeasurementContext:
-    """The objects that the instruments work with, inside `deterministic`."""
+    """The objects that instruments share; valid inside `deterministic`."""
 
     model: ReferenceModel
-    """A copy of the reference: float32, CPU, eval. Never changed."""
+    """A copy of the reference in float32, on the CPU, in eval mode. Never changed."""
     reference: ReferencePass
     truth: Truth
     binding: InputBinding
@@ -233,20 +234,20 @@ class MeasurementContext:
     policy: Policy
     tested_file: TestedFile
     sample_bytes: int = 0
-    """The bytes that a sample adds to the largest tensor of the forward; 0: not measured."""
+    """Bytes per sample in the largest tensor of the forward; 0 if not measured."""
 
     @classmethod
     def bare(cls, case: MeasurementJob) -> MeasurementContext:
-        """One that makes probes and does not judge by them: without a float64 reference.
+        """Return a context without a float64 reference, which only generates probes.
 
         Raises InputMismatch and DataError for samples that don't fit.
         """
         binding = case.bind()
-        own = case.reference.copy(double=binding.double)
-        truth = Truth(own, binding, samples=0)
-        reference = ReferencePass(own.session(binding))
-        bare = cls(own, reference, truth, binding, case.inputs, case.policy, case.candidate)
-        with contextlib.suppress(EvidenceError):  # each probe reports it itself
+        model = case.reference.copy(double=binding.double)
+        truth = Truth(model, binding, samples=0)
+        reference = ReferencePass(model.session(binding))
+        bare = cls(model, reference, truth, binding, case.inputs, case.policy, case.candidate)
+        with contextlib.suppress(EvidenceError):  # each probe reports the error itself
             bare.run_example()
             bare.measure_sample_bytes()
         return bare
@@ -260,16 +261,16 @@ class MeasurementContext:
         ties: bool = False,
         near: Batch | None = None,
     ) -> list[OutputArray]:
-        """All outputs of one run under random rounding, as `gate.reference.random_rounding`.
-        `near`: what the batch is but for rounding, where it is moved itself.
+        """Return all outputs of one run under random rounding (`gate.reference.random_rounding`).
 
-        Raises EvidenceError where the model can't be computed so, or computes something else then.
+        `near`: the unperturbed batch, if `batch` is a perturbed copy of it. Raises EvidenceError if
+        the model can't be run this way, or computes another function then.
         """
         validity = self.truth.validity
         if validity.record.rounding == "differs":
             raise EvidenceError(
-                "the model computes something else operator by operator, so that random rounding "
-                "measures nothing. Keep its forward free of state and of fused paths."
+                "the model gives other outputs if its operators run one by one, so that random "
+                "rounding can't be measured. Remove state and fused paths from its forward."
             )
         return self.rounding_run(
             batch, RoundingRun(draw, scale, ties, fast_path=validity.record.fast_path), near=near
@@ -283,9 +284,9 @@ class MeasurementContext:
         mode: DispatchMode | None = None,
         near: Batch | None = None,
     ) -> list[OutputArray]:
-        """Run a batch under random rounding, even if the runs may compute another function.
+        """Run a batch under random rounding, even if this may compute another function.
 
-        `mode`: the mode that processes the operators; None: that of `decisions`.
+        `mode`: the dispatch mode for the operators; None: the mode of `decisions`.
         """
         mode = mode or self.decisions(batch)
         size = length(batch) if mode else self.part_size(near or batch)
@@ -299,7 +300,7 @@ class MeasurementContext:
 
     @cached_property
     def _groups_by_squares(self) -> bool:
-        """Whether the file has GroupNormalization, whose kernel subtracts the squared mean."""
+        """Whether the file uses GroupNormalization, whose kernel subtracts the squared mean."""
         files = onnx_files(self.tested_file.path).values()
         models = (onnx.load(path, load_external_data=False) for path in files)
         return any(n.op_type == "GroupNormalization" for model in models for n in nodes_of(model))
@@ -312,8 +313,10 @@ class MeasurementContext:
         return watch.is_used
 
     def reference_choices(self, batch: Batch) -> list[Choice]:
-        """Return the decisions of the reference on a batch, kept for the last one. Raises
-        EvidenceError."""
+        """Return the decisions of the reference on a batch; cached for the last batch.
+
+        Raises EvidenceError.
+        """
         key = row_digests(batch).tobytes()
         if key not in self._choices_by_batch:
             self._choices_by_batch.clear()
@@ -325,8 +328,8 @@ class MeasurementContext:
         return {}
 
     def decisions(self, batch: Batch) -> DispatchMode | None:
-        """Return what lets a run decide as the reference does; None where each run decides by
-        itself, because rounding changes no decision."""
+        """Return a mode that replays the decisions of the reference; None if rounding changes no
+        decision, so that each run can decide by itself."""
         if not self.truth.validity.record.own_choices:
             return None
         return ChoiceReplay(self.reference_choices(batch), own=True)
@@ -334,8 +337,10 @@ class MeasurementContext:
     def replayed(
         self, runtime: RuntimeName, batch: Batch, *, scale: float = 1.0
     ) -> ReplayedReference | None:
-        """The reference with the choices that the file makes on a batch in this runtime; None
-        where no choice differs, or rounding does not leave one open (`gate.reference.choices`)."""
+        """Run the reference with the choices that the file makes in this runtime.
+
+        Return None if no choice differs, or rounding leaves none open (`gate.reference.choices`).
+        """
         session = self._choice_session(runtime)
         if session is None:
             return None
@@ -354,7 +359,7 @@ class MeasurementContext:
             choices = session.run(self.binding.by_input(batch))
             run = partial(self.reference.run, batch)
             return replay(run, choices, rounded, truth, draws=_DRAWS) if choices else None
-        except Exception:  # the choices of a wrong file may be none that the model can go on with
+        except Exception:  # a wrong file may make choices that are impossible in the model
             return None
 
     def _choice_session(self, runtime: RuntimeName) -> ChoiceSession | None:
@@ -363,7 +368,7 @@ class MeasurementContext:
             setup = ort_setup(self.policy, runtime)
             if setup is None:
                 return None
-            with contextlib.suppress(Exception):  # a runtime that cannot open it fails by itself
+            with contextlib.suppress(Exception):  # a failure to open is reported by the runtime
                 self._choice_sessions[runtime] = ChoiceSession(
                     self.tested_file,
                     setup,
@@ -379,23 +384,23 @@ class MeasurementContext:
 
     @cached_property
     def nan_trace(self) -> NanTrace | None:
-        """Finds where ONNX Runtime loses NaN; None if the graph cannot be edited."""
-        with contextlib.suppress(Exception):  # a release of several files, a graph with odd types
+        """Finds where ONNX Runtime loses NaN; None if the graph can't be edited."""
+        with contextlib.suppress(Exception):  # a release of several files, unsupported types
             return NanTrace(self.tested_file)
         return None
 
     @cached_property
     def open_casts(self) -> OpenCasts | None:
-        """Conversions of the file whose result ONNX leaves open; None as of `nan_trace`."""
+        """Casts in the file whose result ONNX leaves undefined; None as for `nan_trace`."""
         with contextlib.suppress(Exception):
             return OpenCasts(self.tested_file)
         return None
 
     def baseline(self, batch: Batch) -> list[OutputArray] | None:
-        """Return the values against which errors on a batch are measured.
+        """Return the outputs from which errors on a batch are measured.
 
-        They are the outputs in float64, or those of the reference where float64 is another
-        function; None where the model can't run in float64.
+        They are the float64 outputs, or the reference's if float64 computes another function; None
+        if the model can't run in float64.
         """
         truth = self.answers.truth(batch)
         if truth is None:
@@ -404,7 +409,7 @@ class MeasurementContext:
 
     @cached_property
     def example(self) -> Batch:
-        """A small batch of another size than the measured ones, where the file allows it."""
+        """A small batch with a size that differs from the measured ones, if the file allows it."""
         size = self.binding.batch_size
         if self.binding.fixed:
             return next(self.samples.batches(size))
@@ -412,20 +417,19 @@ class MeasurementContext:
 
     @property
     def smallest(self) -> int:
-        """The smallest batch that the file and the model take, as far as `run_example` has seen."""
+        """The smallest batch size that file and model accept; known after `run_example`."""
         return self.binding.batch_size if self.binding.fixed else self.reference.smallest
 
     @cached_property
     def applied_policy(self) -> Policy:
-        """The policy as it bounds the file."""
+        """The policy with the bounds for this file."""
         return self.policy.for_file(self.tested_file.subject)
 
     @property
     def most(self) -> int:
-        """The samples of the largest batch that is computed in addition to the measurement's.
+        """The largest size of additional batches.
 
-        They are so many more than its batches have as fit into memory with what both sides hold of
-        them.
+        It exceeds the batch size of the measurement by the number of samples that fit into `_ROOM`.
         """
         if not self.sample_bytes:
             return UNLIMITED
@@ -433,15 +437,15 @@ class MeasurementContext:
 
     @property
     def part(self) -> int:
-        """The samples of the largest part in which a batch is computed."""
+        """The largest number of samples that are computed at a time."""
         if not self.sample_bytes:
             return UNLIMITED
-        least = 2 * self.smallest - 1  # of more samples each part has at least `smallest`
+        least = 2 * self.smallest - 1  # then each part has at least `smallest` samples
         return max(least, _PART // self.sample_bytes)
 
     def part_size(self, batch: Batch) -> int:
         """Return how many samples of a batch to compute at a time in float64 or under random
-        rounding: all, unless the tensors are large and each sample has its own answer."""
+        rounding: all, unless the tensors are large and the samples are independent."""
         count = length(batch)
         size = self.part
         if size >= count:
@@ -456,8 +460,10 @@ class MeasurementContext:
         return {}
 
     def _is_separable(self, batch: Batch, size: int) -> bool:
-        """Return True if the first and the last part of a batch have the answers that they have in
-        the whole batch. What one sample does to all others changes at least one of them."""
+        """Return whether the first and the last part have the same outputs as in the whole batch.
+
+        If one sample affects all others, at least one of these parts changes.
+        """
         try:
             whole = self.answers.reference(batch)
             if any(r.ndim == 0 or len(r) != length(batch) for r in whole):
@@ -473,8 +479,8 @@ class MeasurementContext:
         return True
 
     def watch(self, batch: Batch, make: Callable[[], _Mode]) -> _Mode:
-        """Return a new mode of PyTorch after the reference ran this batch in it; one that saw
-        nothing if the reference can't run it."""
+        """Run the reference on this batch in a new dispatch mode and return the mode; an unused
+        mode if the run fails."""
         mode = make()
         try:
             with mode:
@@ -484,27 +490,29 @@ class MeasurementContext:
         return mode
 
     def measure_sample_bytes(self) -> None:
-        """Measure `sample_bytes` by two forwards of few samples. It stays 0 of a fixed batch, and
-        of a model that does not take batches of two sizes."""
+        """Measure `sample_bytes` with two small forwards.
+
+        It stays 0 for a fixed batch size and for a model that does not accept two batch sizes.
+        """
         count, small = len(self.samples), self.smallest
         sizes = []
         for size in () if self.binding.fixed else (small, 2 * small):
-            places = [place % count for place in range(size)]
+            indices = [index % count for index in range(size)]
             sizes.append(ActivationSizes())
             try:
-                batch = next(self.samples.take(places).batches(size))
+                batch = next(self.samples.take(indices).batches(size))
                 with sizes[-1]:
                     self.reference.run(batch)
-            except Exception:  # of a model that other checks refuse
+            except Exception:  # other checks report a model that fails here
                 return
         if sizes:
             vars(self)["sample_bytes"] = sizes[0].each(sizes[1], samples=small)
 
     def run_example(self) -> list[OutputArray]:
-        """Return the outputs for `example`, in the first run of all. Raises EvidenceError.
+        """Return the outputs for `example`; this is the first run. Raises EvidenceError.
 
-        From here on `smallest` is 2 for a model that takes two samples and not one: a batch norm
-        that computes its own statistics needs two rows.
+        Sets `smallest` to 2 for a model that accepts two samples but not one, such as a batch norm
+        that computes its statistics from the batch.
         """
         try:
             return self.reference.first_run(self.example)
@@ -520,33 +528,33 @@ class MeasurementContext:
 
     @cached_property
     def first(self) -> int:
-        """Index of the sample from which on every output had a value; 0 mostly.
+        """Index of the first sample that noise floor and stability use; usually 0.
 
-        A detector may find nothing in the first pictures: noise floor and stability need others.
-        Outputs without a value in all of the first 256 samples are left out.
+        A detector may find nothing in the first pictures, which then have empty or zero outputs.
+        Outputs without a value in the first 256 samples are ignored.
         """
         try:
-            lacking = _without_value(self.answers.reference(self.example))
+            missing = _without_value(self.answers.reference(self.example))
         except EvidenceError:
             return 0
         first = at = 0
-        for batch in self.samples.batches(self.binding.batch_size) if lacking else ():
-            rest = lacking & _without_value(self.answers.reference(batch))
-            if rest != lacking:
-                first, lacking = at, rest
+        for batch in self.samples.batches(self.binding.batch_size) if missing else ():
+            rest = missing & _without_value(self.answers.reference(batch))
+            if rest != missing:
+                first, missing = at, rest
             at += length(batch)
-            if not lacking or at >= _LOOKED_AT:
+            if not missing or at >= _SEARCHED:
                 break
         return first
 
     @property
     def noise_samples(self) -> int:
-        """How many of the first samples are computed in float64."""
+        """Number of leading samples that are computed in float64."""
         wanted = self.policy.instruments.noise_samples
         return wanted and self.first + wanted
 
     def batches_with_truth(self) -> Iterator[Batch]:
-        """Yield the batches of the measurement that are computed in float64, too."""
+        """Yield the batches of the measurement that are also computed in float64."""
         done = 0
         for batch in self.samples.batches(self.binding.batch_size):
             if done >= self.noise_samples:
@@ -556,22 +564,19 @@ class MeasurementContext:
 
     @cached_property
     def rounding_errors(self) -> dict[int, list[Any]]:
-        """The errors of the first samples under random rounding, by number of the run.
-
-        See `gate.measure.noise_floor`.
-        """
+        """Errors of the first samples under random rounding, by run; see `noise_floor`."""
         return {}
 
     @cached_property
     def answers(self) -> ReferenceCache:
-        """The outputs of the reference for the batches that instruments make of the samples."""
+        """Cached outputs of the reference for the batches of instruments."""
         return ReferenceCache(self.reference.run, self.truth.aside)
 
 
 def _without_value(outputs: list[OutputArray]) -> frozenset[int]:
-    """Places of the outputs without an element, and of those of floats that are all zero."""
+    """Return the indices of outputs that are empty, or floats that are all zero."""
     return frozenset(
-        place
-        for place, output in enumerate(outputs)
+        index
+        for index, output in enumerate(outputs)
         if not output.size or (output.dtype.kind == "f" and not output.any())
     )

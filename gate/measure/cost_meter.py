@@ -15,20 +15,17 @@ from gate.records.evidence import Cost, Latency
 from gate.runtimes.peak_memory import PeakMemory
 from gate.runtimes.runtime import Proof, Session, count_of, seconds_of
 
-# Allocators keep their memory, so that a query after each step finds the peak. The device reports
-# how much is used, not by which process: others count.
+# Allocators do not release memory, so a query after each step finds the peak. The device reports
+# the memory used by all processes together.
 
 
 class DeviceMemory:
-    """The growth of the used memory of the first CUDA device since this object was made.
-
-    It is not measured without a device, nor where the device can't be queried.
-    """
+    """The growth of used memory on the first CUDA device since this object was created."""
 
     def __init__(self) -> None:
         self._before = _used()
         self.grown: int | None = None
-        """In bytes; None: there is no device, or it did not say."""
+        """In bytes; None without a device, or if it can't be queried."""
 
     def update(self) -> None:
         """Query the used memory after a step."""
@@ -44,19 +41,20 @@ def _used() -> int | None:
         if not torch.cuda.is_available():
             return None
         free, total = torch.cuda.mem_get_info(0)
-    except Exception:  # a device that is full, or gone: whether it computes, the outputs show
+    except Exception:  # the device is full or gone, which the runtimes report themselves
         return None
     return int(total - free)
 
 
 KEPT = 4096
-"""Batches whose times are kept: the latest, so that memory does not grow with the samples."""
+"""Number of latest batches whose times are stored; this bounds the memory."""
 
 
 class Stopwatch:
-    """Collects seconds a batch. The first batch warms up, and counts only if it is alone.
+    """Collects seconds per batch.
 
-    A last batch that is not full is left out, because it would mix two batch sizes.
+    The first batch warms up and counts only if it is the only one. A smaller last batch is ignored,
+    because it would mix two batch sizes.
     """
 
     def __init__(self) -> None:
@@ -81,17 +79,17 @@ class Stopwatch:
             self._rest.append(seconds)
 
     def drain(self) -> tuple[float, ...]:
-        """The seconds that were collected since the last time, without the first batch's."""
+        """Return and remove the collected seconds, without those of the first batch."""
         taken = tuple(self._rest)
         self._rest.clear()
         return taken
 
     def extend(self, seconds: Sequence[float]) -> None:
-        """Take what another one drained, of batches of the same size."""
+        """Add the seconds that another stopwatch drained, for batches of the same size."""
         self._rest.extend(seconds)
 
     def result(self) -> Latency | None:
-        """Median and 95th percentile in milliseconds; None if nothing was timed."""
+        """Return median and 95th percentile in milliseconds; None if nothing was timed."""
         if self._first is None:
             return None
         seconds, batch_size = self._first
@@ -111,15 +109,14 @@ class _Run(NamedTuple):
 
 
 class CostMeter:
-    """The times and the memory of one runtime.
+    """The times and memory of one runtime, or the times of the reference.
 
-    All times are given in seconds, as measured by the process that ran it. The reference has a
-    meter, too, of times alone.
+    Times are in seconds, measured by the process that ran the batch.
     """
 
     def __init__(self) -> None:
         self.single_unmeasured: str | None = None
-        """Why no batches of one sample are timed."""
+        """The reason why batches of one sample are not timed, if any."""
         self._memory = PeakMemory()
         self._device: DeviceMemory | None = None
         self._open_seconds: float | None = None
@@ -127,21 +124,23 @@ class CostMeter:
         self._batches, self._singles = Stopwatch(), Stopwatch()
 
     def open(self, opened: Callable[[], Session], *, cuda: bool) -> Session:
-        """The session that `opened` gives, which may raise anything. `cuda`: it takes memory of
-        such a device."""
+        """Call `opened`, which may raise any exception, and return its session. `cuda`: also
+        measure device memory."""
         if cuda:
             self._device = DeviceMemory()
         start = time.perf_counter()
         with self.watched():
             session = opened()
-        own = seconds_of(session.open_seconds)
-        self._open_seconds = time.perf_counter() - start if own is None else own
+        reported = seconds_of(session.open_seconds)
+        self._open_seconds = time.perf_counter() - start if reported is None else reported
         return session
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Count memory, up to the end of the first batch of the samples; later ones take what it
-        left. What fails is not counted."""
+        """Measure memory until the end of the first batch of samples, unless the block fails.
+
+        Later batches reuse this memory.
+        """
         if self._batches.is_running:
             yield
             return
@@ -152,19 +151,19 @@ class CostMeter:
             self._device.update()
 
     def first(self, seconds: float, *, batch_size: int) -> None:
-        """The first run of all."""
+        """Record the very first run."""
         self._first = _Run(seconds, batch_size)
 
     def batch(self, seconds: float, *, batch_size: int) -> None:
-        """A batch of the samples."""
+        """Record a batch of the samples."""
         self._batches.add(seconds, batch_size=batch_size)
 
     def drain(self) -> tuple[float, ...]:
-        """The times of batches since the last call, for a meter of another process."""
+        """Return and remove the times of batches, for a meter of another process."""
         return self._batches.drain()
 
     def add(self, seconds: Sequence[float]) -> None:
-        """Take times of batches that another process drained."""
+        """Add times of batches that another process drained."""
         self._batches.extend(seconds)
 
     def single(self, seconds: float) -> None:
@@ -173,7 +172,7 @@ class CostMeter:
 
     @property
     def is_cold(self) -> bool:
-        """Whether no batch of the samples was timed but the first."""
+        """Whether only the first batch of the samples was timed."""
         return self._batches.is_cold
 
     def latency(self) -> Latency | None:
@@ -181,28 +180,28 @@ class CostMeter:
         return self._batches.result()
 
     def memory_bytes(self, proof: Proof) -> int | None:
-        """Return the growth of memory in bytes; a runtime in its own process reports its own."""
-        return count_of(proof.memory_bytes) if _apart(proof) else self._memory.grown
+        """Return the growth of memory in bytes, as reported by a runtime in another process."""
+        return count_of(proof.memory_bytes) if _is_reported(proof) else self._memory.grown
 
     def cost(self, proof: Proof | None = None) -> Cost:
-        """All else. `proof`: of a runtime, the reference has none."""
+        """Return the record of times and memory. `proof`: of a runtime; None for the reference."""
         single = self._singles.result()
         batches = self._batches.result()
         if batches is not None and batches.batch_size == 1:
             single = batches
-        apart = proof is not None and _apart(proof)
+        reported = proof is not None and _is_reported(proof)
         return Cost(
             open_ms=_milliseconds(self._open_seconds),
             first_ms=_milliseconds(self._first and self._first.seconds),
             first_batch_size=self._first and self._first.batch_size,
             single=single,
             single_unmeasured=self.single_unmeasured,
-            peak_bytes=count_of(proof.peak_bytes) if proof and apart else self._memory.peak,
+            peak_bytes=count_of(proof.peak_bytes) if proof and reported else self._memory.peak,
             cuda_bytes=None if self._device is None else self._device.grown,
         )
 
 
-def _apart(proof: Proof) -> bool:
+def _is_reported(proof: Proof) -> bool:
     return proof.own_process or proof.memory_bytes is not None
 
 

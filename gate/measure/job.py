@@ -1,4 +1,4 @@
-"""The job of a measurement: reference, file, data, policy. Immutable."""
+"""The inputs of a measurement: reference, file, data, policy."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ from gate.storage.arrays import Batch
 from gate.storage.digest import Digest
 
 Progress = Callable[[int, int], None]
-"""Called with the samples that are done and their total."""
+"""Called with the number of finished samples and the total."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The model that the file must compute like, and where it comes from."""
+    """The model that the file must match, with its origin."""
 
     model: nn.Module | ReferenceModel
-    """An nn.Module, or what implements the interface `ReferenceModel`."""
+    """An nn.Module or an implementation of `ReferenceModel`."""
     source: Source
     export: ExportRecord | None = None
-    """How the file was asked for, where that is known."""
+    """The settings of the export, if known."""
     spec: PreprocessSpec | None = None
-    """How the samples were made of pictures, where that is known."""
+    """The preprocessing of the samples, if known."""
     note: ExportNote | None = None
-    """The same as `export`, bound to the file: goes before it."""
+    """Like `export`, but bound to the digest of the file; takes precedence."""
     checkpoint: Path | None = None
     loaded: bool = False
-    """By `load`, so that other processes can load it again."""
+    """Whether it was loaded by name, so that other processes can load it again."""
     is_reproducible: bool = True
-    """False if it is not known whether the factory gives the same weights each time: the model is
-    too large to be built twice, or its factory can be called once."""
+    """False if it is unknown whether the factory always returns the same weights: the model is too
+    large to build twice, or its factory works only once."""
 
     @property
     def module(self) -> nn.Module:
-        """The module of PyTorch; of an ONNX file its graph."""
+        """The PyTorch module; for an ONNX file, the module of its graph."""
         return as_reference(self.model).module
 
     @classmethod
@@ -78,25 +78,24 @@ class Reference:
         export_record: Path | None = None,
         untrained: bool = False,
     ) -> Reference:
-        """Call `package.module:factory` and load a checkpoint into its model; or read an ONNX file
-        as the reference (`from_file`).
+        """Call `package.module:factory` and load a checkpoint; or read an ONNX file (`from_file`).
 
-        `preprocessing`: the spec by which the samples were made, whose digest goes into the
-        evidence. `export_record`: what gate export wrote beside the file. `untrained`: weights that
-        the factory draws anew each time are welcome; else they are a ModelError. Raises ModelError,
-        CheckpointError, PolicyError and EvidenceError.
+        `preprocessing`: the spec of the samples; its digest becomes part of the evidence.
+        `export_record`: the record that gate export wrote. `untrained`: allow weights that differ
+        on each call of the factory, which otherwise raise ModelError. Raises ModelError,
+        CheckpointError, PolicyError, EvidenceError.
         """
         if is_onnx_file(factory):
             if checkpoint is not None or export_record is not None:
                 raise ModelError(
-                    f"{factory} is an ONNX file, which has its own weights: leave --checkpoint and "
-                    "--export-record out."
+                    f"{factory} is an ONNX file, which has weights: remove --checkpoint and "
+                    "--export-record."
                 )
             return cls.from_file(Path(factory), preprocessing=preprocessing)
         if parse_registered(factory) is not None:
             raise ModelError(
-                f"{factory} is a registered model, which gate check and gate locate download. "
-                "Here, name its ONNX file."
+                f"{factory} is a registered model, which only gate check and gate locate can load. "
+                "Name its ONNX file instead."
             )
         note = ExportNote.load(export_record) if export_record else None
         model = build_model(factory)
@@ -120,7 +119,7 @@ class Reference:
 
     @classmethod
     def from_file(cls, path: Path, *, preprocessing: Path | None = None) -> Reference:
-        """Read an ONNX file, whose nodes become modules of PyTorch.
+        """Read an ONNX file; its nodes become PyTorch modules.
 
         `preprocessing`: as in `from_factory`. Raises ModelError, OnnxFileError and PolicyError.
         """
@@ -138,12 +137,12 @@ class Reference:
         return cls(OnnxFileReference.from_file(file), source, spec=spec, loaded=True)
 
     def named(self, name: str) -> Reference:
-        """Return the same under another name for the records."""
+        """Return a copy with another name for the records."""
         return replace(self, source=self.source.model_copy(update={"factory": name}))
 
     @property
     def address(self) -> str:
-        """The address for other processes: the factory, or the path of the ONNX file."""
+        """The name by which other processes load it: the factory, or the path of the ONNX file."""
         file = self.model.file if isinstance(self.model, ReferenceModel) else None
         return self.source.factory if file is None else str(file)
 
@@ -166,34 +165,34 @@ class Reference:
         return cls(model, Source(factory=f"{kind.__module__}:{kind.__qualname__}"))
 
 
-_CUT_FROM = 16
-"""Samples that would be one batch, from which on they are two: halves are batches yet."""
+_SPLIT_FROM = 16
+"""Minimum number of samples for which a single batch is split into two."""
 
 
 class NamedRun(Protocol):
     """A session with the interface of ONNX Runtime's `run`."""
 
     def run(self, outputs: Sequence[str], feed: Batch) -> list[NDArray[Any]]:
-        """The outputs of these names. Raises anything."""
+        """Return the outputs with these names. Raises any exception."""
 
 
 class Opener(Protocol):
-    """An opener of the files of a release, as a consumer opens them."""
+    """Opens the files of a release as a consumer does."""
 
     def open_release(self, file: TestedFile) -> NamedRun:
-        """The files of this or another release of the same parts, by one chain. Raises anything."""
+        """Open this or another release with the same parts. Raises any exception."""
 
 
 class Chained(Opener, Protocol):
-    """Several files that are run as one."""
+    """Several files that are run as one model."""
 
     def session(
         self, chosen: SelectedRuntime, policy: Policy, *, conditions: Conditions
     ) -> Session:
-        """Open all files in this runtime, as one session. Raises anything."""
+        """Open all files in this runtime as one session. Raises any exception."""
 
     def cases(self, whole: MeasurementJob) -> Mapping[str, MeasurementJob]:
-        """Each file with its model, by the name of the part, as the case of all of them is."""
+        """Return a job for each file and its submodule, by the name of the part."""
 
 
 @dataclass(frozen=True)
@@ -201,40 +200,40 @@ class MeasurementJob:
     """The model, file, samples and policy of a measurement. Immutable."""
 
     model: nn.Module | ReferenceModel
-    """As it was named; `reference` is what computes."""
+    """The model as passed by the caller; `reference` is used for computing."""
     candidate: TestedFile
     samples: SampleSet
     policy: Policy
     batch_size: int = 32
-    """At most: see `bind`. A file with a fixed batch axis is computed with that one."""
+    """Maximum batch size, see `bind`. A fixed batch axis of the file takes precedence."""
     labels: NDArray[np.int64] | None = None
     """Class indices, shape (samples,)."""
     recordings: Mapping[RuntimeName, Path] = field(default_factory=dict)
-    """What was computed elsewhere, by the name of its runtime: a folder or a zip."""
+    """Recorded outputs of other machines, by runtime name: a folder or a zip."""
     source_labels: bool = False
-    """Labels come with the samples, range by range: for who measures a few units of many."""
+    """Read labels from the samples range by range, for workers that measure only a few units."""
     annotations: Annotations = field(default_factory=Annotations)
     """Labels and columns for the metrics of the policy."""
     chained: Chained | None = None
-    """The files of a release, whose chain `model` is; None: the candidate is one ONNX file."""
+    """The files of a release, with `model` as their chain; None for a single ONNX file."""
     units: int = MOST
-    """Units at most, in addition to the lead (`gate.measure.work_units`)."""
+    """Maximum number of units, in addition to the lead (`gate.measure.work_units`)."""
     source: Source | None = None
-    """Where the model comes from; None: its class alone."""
+    """The origin of the model; None: only its class is recorded."""
     export: ExportRecord | None = None
-    """How the file was exported, where that is recorded."""
+    """The recorded settings of the export, if any."""
 
     def __post_init__(self) -> None:
         if self.annotations.labels is None and self.labels is not None:
             annotations = replace(self.annotations, labels=self.labels)
             object.__setattr__(self, "annotations", annotations)
-        # Samples that do not fit are reported by `bind`.
+        # `bind` reports samples that do not fit.
         with contextlib.suppress(InputMismatch, DataError):
             object.__setattr__(self, "samples", self._arranged())
 
     @cached_property
     def reference(self) -> ReferenceModel:
-        """The model that the file must compute like."""
+        """The model that the file must match."""
         return as_reference(self.model)
 
     def _arranged(self) -> SampleSet:
@@ -252,8 +251,8 @@ class MeasurementJob:
         data: EvaluationData,
         policy: Policy,
     ) -> MeasurementJob:
-        """Read one ONNX file. Raises OnnxFileError; ModelError for a reference that is this very
-        file, or shares only some of its names."""
+        """Read one ONNX file. Raises OnnxFileError; ModelError if the reference is the same file,
+        or shares only some of its names."""
         file = TestedFile(onnx, read_subject(onnx))
         return cls(
             as_reference(model).for_file(file),
@@ -269,22 +268,21 @@ class MeasurementJob:
 
     @property
     def inputs(self) -> SampleSet:
-        """The samples; NaN is a valid value where the policy allows it."""
+        """The samples; NaN is allowed if the policy allows it."""
         return self.samples.allow_nan() if self.policy.nonfinite == "same_places" else self.samples
 
     def bind(self, *, batch_size: int | None = None) -> InputBinding:
         """Bind samples to the inputs of the file and of the model.
 
-        `batch_size`: for computing a few of them; None: that of the measurement, which takes two
-        batches rather than one unless there is only a handful of samples. The first one warms up,
-        and would have to be computed again to be timed.
-        Raises InputMismatch and DataError for samples that don't fit.
+        `batch_size`: None for the measurement, which splits 16 or more samples into at least two
+        batches: the first one warms up and can't be used for timing. Raises InputMismatch and
+        DataError for samples that don't fit.
         """
         subject, samples = self.candidate.subject, self._arranged()
         count = len(samples)
         if batch_size is None:
-            alone = _CUT_FROM <= count <= self.batch_size
-            batch_size = math.ceil(count / 2) if alone else self.batch_size
+            is_split = _SPLIT_FROM <= count <= self.batch_size
+            batch_size = math.ceil(count / 2) if is_split else self.batch_size
         binding = bind_samples(
             subject.inputs,
             samples,
@@ -300,7 +298,7 @@ class SamplesOrigin:
     """The arguments of `EvaluationData.open`."""
 
     inputs: str
-    """A path as text, because it may be a URL or a data set by name."""
+    """A path, URL or the name of a data set."""
     labels: Path | None = None
     preprocessing: Path | None = None
     slices: Path | None = None
@@ -313,8 +311,10 @@ def open_annotations(
     *,
     own: NDArray[np.int64] | None = None,
 ) -> Annotations:
-    """Read what the metrics need beside the samples; nothing without metrics. `own`: class indices
-    that the source of the samples has, where no file of labels is named. Raises DataError."""
+    """Read labels and slices for the metrics; empty without metrics.
+
+    `own`: class indices of the sample source, used if no label file is named. Raises DataError.
+    """
     if not metrics:
         return Annotations()
     names = list(dict.fromkeys(name for metric in metrics for name in metric.slices))
@@ -327,18 +327,18 @@ def open_annotations(
 def class_labels(
     path: Path, *, samples: int | None, annotations: Annotations
 ) -> NDArray[np.int64] | None:
-    """Return the labels of a file as class indices; None where they are of another kind, which
-    only metrics take. Raises DataError."""
+    """Return the labels of a file as class indices; None for labels of other kinds, which only
+    metrics use. Raises DataError."""
     labels = annotations.labels
-    other = labels is not None and not (
+    is_classes = labels is None or (
         isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu"
     )
-    return None if other else open_labels(path, samples=samples)
+    return open_labels(path, samples=samples) if is_classes else None
 
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """The data on which both sides compute."""
+    """The data on which the model and the file are run."""
 
     samples: SampleSet
     labels: NDArray[np.int64] | None = None
@@ -346,24 +346,23 @@ class EvaluationData:
     labels_sha256: Digest | None = None
     batch_size: int = 32
     pictures: tuple[Path, ...] = ()
-    """Files or folders on which parity of preprocessing is measured, if the policy demands it."""
+    """Files or folders for the preprocessing comparison, if the policy requires one."""
     dumped: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """By consumer of one's own, what it made of these pictures: one tensor each, on axis 0."""
+    """Tensors that other consumers made from the pictures, by consumer; pictures on axis 0."""
     recordings: Mapping[RuntimeName, Path] = field(default_factory=dict)
-    """What was computed elsewhere on these samples, by the name of its runtime: what `gate record
-    pack` made."""
+    """Recorded outputs of other machines (`gate record pack`), by runtime name."""
     against: Champion | None = None
-    """The version that serves now, which computes on the same samples, too."""
+    """The serving version, which is run on the same samples."""
     spec: PreprocessSpec | None = None
-    """How pictures became the samples, where that was given with them."""
+    """The preprocessing of the samples, if known."""
     origin: SamplesOrigin | None = None
-    """From where other processes can open the samples again."""
+    """The arguments with which other processes open the samples."""
     units: int = MOST
-    """Into how many it is cut at most (`gate.measure.work_units`)."""
+    """Maximum number of units (`gate.measure.work_units`)."""
     annotations: Annotations = field(default_factory=Annotations)
     """Labels of any kind and columns, for the metrics of the policy."""
     crew: UnitWorkers | None = None
-    """Who measures most of the samples, in other processes; the numbers are the same without."""
+    """Workers that measure most samples in other processes, with the same results."""
 
     @classmethod
     def open(
@@ -376,12 +375,12 @@ class EvaluationData:
         decode_workers: int | None = 0,
         batch_axes: Mapping[str, int | None] | None = None,
     ) -> EvaluationData:
-        """Open samples from a file, a folder, a URL or a data set (`SampleSet.open`), and labels
-        from an `.npy`; else those of the source, if it has any.
+        """Open samples from a file, folder, URL or data set (`SampleSet.open`).
 
-        `preprocessing`: the spec by which its pictures become inputs. `decode_workers`: processes
-        that read ahead; a script that asks for some needs `if __name__ == "__main__":`.
-        `batch_axes`: as `SampleSet.with_batch_axes`. Raises DataError, StorageError, PolicyError.
+        `labels`: an `.npy`; None: the labels of the source, if any. `preprocessing`: the spec that
+        turns pictures into inputs. `decode_workers`: processes that read ahead; they require `if
+        __name__ == "__main__":` in a script. `batch_axes`: as in `SampleSet.with_batch_axes`.
+        Raises DataError, StorageError, PolicyError.
         """
         spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
         samples = SampleSet.open(inputs, preprocessing=spec, decode_workers=decode_workers)
@@ -397,11 +396,11 @@ class EvaluationData:
         slices: Path | None = None,
         metrics: Sequence[MetricPolicy] = (),
     ) -> EvaluationData:
-        """Return the same samples with labels of a file; None: those of the source, if it has any.
+        """Return the same samples with labels of a file; None: the labels of the source, if any.
 
-        `metrics`: of the policy. For them labels may be of any kind, also JSON lines or Parquet,
-        and their slices are columns of the file `slices`, else of that of the labels. Raises
-        DataError.
+        `metrics`: those of the policy; they accept labels of any kind, including JSON lines and
+        Parquet. `slices`: the file with the columns of their slices; None: that of the labels.
+        Raises DataError.
         """
         assert self.origin is not None
         origin, count = replace(self.origin, labels=labels, slices=slices), self.samples.count
@@ -414,7 +413,7 @@ class EvaluationData:
 
     @classmethod
     def of(cls, data: Any) -> EvaluationData:
-        """Samples as `SampleSet.of` takes them, with their labels, if they have any."""
+        """Return the data of samples as `SampleSet.from_data` accepts them, with any labels."""
         if isinstance(data, cls):
             return data
         samples = SampleSet.from_data(data)

@@ -32,30 +32,29 @@ from gate.storage.arrays import OutputArray
 
 # Formulas: docs/metrics.md, `noise_ratio`.
 #
-# The float64 reference stands for the truth. PyTorch's own float32 error against it is the unit in
-# which the runtime's error is given: a correct float32 export scores about 1 whatever the model's
-# scale. Where PyTorch happens to be more exact than it need be, random rounding gives the unit
-# (`gate.reference.random_rounding`). Every column has a unit of its own: sums of money are no
-# measure for a probability in the next column.
+# The float64 reference is the ground truth. The runtime's error is given in units of PyTorch's
+# float32 error, so that a correct float32 export scores about 1 whatever the model's scale. If
+# PyTorch happens to be unusually exact, random rounding defines the unit
+# (`gate.reference.random_rounding`). Every column has a separate unit: the scale of an amount of
+# money says nothing about a probability in the next column.
 
 
 _steps = logging.getLogger("gate.steps")
 
 _LOWEST, _BINADES = -160, 320
-"""Exponents (`frexp`) between which binades are distinguished; zero has a place of its own
-below."""
+"""Lowest exponent (`frexp`) and number of distinguished binades; index 0 is for zero."""
 
 _CHUNK = 1 << 22
-"""Elements that are looked at together."""
+"""Number of elements that are processed together."""
 
 _ORDINARY = 10
-"""An element is ordinary up to 2^10 times a low quantile of all magnitudes but zero."""
+"""An element is ordinary up to 2^10 times a low quantile of all nonzero magnitudes."""
 
 _SHORT = 64
-"""Indices of an axis between axis 1 and the last one: anchors, corners, the parts of a box."""
+"""Maximum length of a grouped axis between axis 1 and the last one, such as anchors or corners."""
 
 _QUANTILES = (1 / 256, 1 / 64, 1 / 16, 1 / 4)
-"""Several, because a mask may fill most of an output."""
+"""Several quantiles, because a mask may fill most of an output."""
 
 
 @serializable
@@ -65,23 +64,22 @@ class NoiseStatistics:
     merge is associative and commutative; update(a + b) == update(a).merge(update(b)), up to the
     rounding of float64 sums.
 
-    A ratio is taken over all elements, over those up to a few magnitudes, so that huge masks hide
-    nothing, and with `columns` over each index of the last axis and of axis 1. Elements that are
-    the same number on all sides have no error and give no scale. A ratio of few errors scatters;
-    each is divided by what chance alone makes of it (`gate.statistics.error_groups`).
+    Ratios are computed over all elements, over those below several magnitudes, so that large mask
+    values hide nothing, and with `columns` over each index of the last axis and of axis 1. Elements
+    that are equal on all sides are ignored. Ratios of few errors vary; each is divided by its
+    variation due to chance (`gate.statistics.error_groups`).
     """
 
     def __init__(self, *, columns: bool = False) -> None:
-        """`columns`: by index of the last axis and of axis 1, too; axis 0 need not be the samples,
-        but an output without it has none."""
+        """`columns`: also group by index of the last axis and of axis 1."""
         self._samples = 0
         self._draws = 0
-        """Runs of which this is the middle one; 0: it was measured as it is."""
+        """Number of runs of which this is the median; 0 for a single measurement."""
         self._elements = 0
         self._broken = False
         self._binades = GroupedErrors.empty(_BINADES + 1)
         self._columns: dict[int, GroupedErrors | None] | None = None if columns else {}
-        """By axis; None: nothing was added yet, or that axis has no constant length."""
+        """By axis; None: nothing was added yet, or the length of that axis varies."""
 
     def update(
         self, truth: OutputArray, reference: OutputArray, candidate: OutputArray, *, samples: int
@@ -112,7 +110,7 @@ class NoiseStatistics:
         self._update_columns(values, counted, batched=batched)
 
     def merge(self, other: NoiseStatistics) -> NoiseStatistics:
-        """Statistics of both streams."""
+        """Return the statistics of both streams."""
         merged = NoiseStatistics()
         merged._samples = self._samples + other._samples
         merged._elements = self._elements + other._elements
@@ -129,17 +127,19 @@ class NoiseStatistics:
 
     @classmethod
     def middle(cls, draws: Sequence[NoiseStatistics]) -> NoiseStatistics:
-        """The median of several about the same samples, so that what is rare widens nothing."""
+        """Return the median of several measurements of the same samples, which ignores outliers."""
         middle = cls()
         middle._draws = len(draws)
         middle._samples, middle._elements = draws[0]._samples, draws[0]._elements
         middle._binades = GroupedErrors.middle(draw._binades for draw in draws)
-        kept: dict[int, GroupedErrors | None] = {}
+        columns: dict[int, GroupedErrors | None] = {}
         for axis in draws[0]._columns or {}:
             tallies = [(draw._columns or {}).get(axis) for draw in draws]
-            whole = [tally for tally in tallies if tally is not None]
-            kept[axis] = GroupedErrors.middle(whole) if len(whole) == len(tallies) else None
-        middle._columns = kept
+            complete = [tally for tally in tallies if tally is not None]
+            columns[axis] = (
+                GroupedErrors.middle(complete) if len(complete) == len(tallies) else None
+            )
+        middle._columns = columns
         return middle
 
     def result(
@@ -149,11 +149,10 @@ class NoiseStatistics:
         rounding: NoiseStatistics | None = None,
         baseline: Literal["float64", "float32"] = "float64",
     ) -> NoiseParity:
-        """The record. Without elements every number is 0: `elements` says that nothing was
-        compared.
+        """Return the record. If nothing was compared, `elements` and all other numbers are 0.
 
-        `diff`: what late samples show (`gate.measure.noise_floor`), in the same units. `rounding`:
-        the same samples with a run under random rounding as the candidate.
+        `diff`: the largest error of late samples, in the same units. `rounding`: statistics of the
+        same samples with a run under random rounding as the candidate.
         """
         if not self._elements:
             return _nothing(self._samples, math.inf if self._broken else 0.0)
@@ -184,7 +183,7 @@ class NoiseStatistics:
         )
 
     def floors(self, rounding: NoiseStatistics | None = None) -> list[NoiseGroups]:
-        """The whole output, and each axis that is grouped; empty without elements."""
+        """Return the floors of the whole output and each grouped axis; empty without elements."""
         return list(self._groups(rounding, ordinary=False)) if self._elements else []
 
     def _update_columns(self, values: Floats, counted: NDArray[np.bool_], *, batched: bool) -> None:
@@ -210,7 +209,7 @@ class NoiseStatistics:
     def _groups(
         self, rounding: NoiseStatistics | None, *, ordinary: bool = True
     ) -> Iterator[NoiseGroups]:
-        """The whole first."""
+        """Yield the groups, the whole output first."""
         tossed = rounding._binades if rounding else None
         stops = np.array([_BINADES + 1])
         yield NoiseGroups(0, [""], self._binades.joined(stops), tossed and tossed.joined(stops))
@@ -229,7 +228,7 @@ class NoiseStatistics:
                 yield NoiseGroups(axis, names, tally, also)
 
     def _ordinary(self) -> NDArray[np.int64]:
-        """One past the last binade of ordinary elements, for each quantile."""
+        """Return the end of the binades of ordinary elements, for each quantile."""
         counts = np.concatenate([[0.0], self._binades.counts[1:].cumsum()])
         if not counts[-1]:
             return np.array([], np.int64)
@@ -259,7 +258,7 @@ def _merged(one: GroupedErrors | None, other: GroupedErrors | None) -> GroupedEr
 
 
 def chunks(array: NDArray[np.generic], *, whole: bool = False) -> Iterator[slice]:
-    """Yield slices of axis 0 of which a few copies in float64 fit; all of it if `whole`."""
+    """Yield slices of axis 0 with at most `_CHUNK` elements; a single one if `whole`."""
     if whole:
         yield slice(None)
         return
@@ -268,7 +267,7 @@ def chunks(array: NDArray[np.generic], *, whole: bool = False) -> Iterator[slice
 
 
 def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes whose indices are judged one by one: the last, axis 1, and short ones between."""
+    """Return the axes that are grouped by index: the last, axis 1, and short axes between."""
     rank = len(shape)
     short = [axis for axis in range(2, rank - 1) if shape[axis] <= _SHORT]
     return tuple(dict.fromkeys([rank - 1, 1, *short])) if rank > 1 else ()
@@ -281,7 +280,7 @@ def _arranged(array: NDArray[np.generic], axis: int) -> NDArray[np.generic]:
 
 
 def _binades(magnitudes: Floats) -> NDArray[np.int64]:
-    """Zero's own place 0, then the exponents upwards."""
+    """Return the index of each magnitude's binade; 0 for zero."""
     exponents = np.clip(np.frexp(magnitudes)[1].astype(np.int64) - _LOWEST, 1, _BINADES)
     return np.where(magnitudes == 0.0, 0, exponents)
 
@@ -289,38 +288,37 @@ def _binades(magnitudes: Floats) -> NDArray[np.int64]:
 DRAWS = 3
 
 BASELINE_DRAWS = 5
-"""Where random rounding alone is the floor."""
+"""Number of runs if only random rounding defines the floor."""
 
 MORE_DRAWS = 15
-"""Where three give too small a floor: the errors of a column may be those of one sample, and of
-three errors the one in the middle is small by chance in every twentieth column."""
+"""Number of runs if three give too small a floor: the errors of a column may come from one sample,
+and the median of three errors is small by chance in every twentieth column."""
 
 
 RoundingErrors = list[NoiseStatistics | None]
-"""Of one run under random rounding, by output of the model; None where it has none."""
+"""Errors of one run under random rounding, by output of the model; None if not measured."""
 
 
 def rounding_floor(context: MeasurementContext, *, draws: int = DRAWS) -> RoundingErrors:
-    """Return the errors of each output of the model under random rounding; None where it has none.
+    """Return the errors of each output of the model under random rounding.
 
-    Of all `draws` runs, the result is the median one, column by column: a rare flip of an argmax or
-    of a condition, which moves an answer far, widens no floor. Empty if the model can't be computed
-    under random rounding or in float64. Where float64 is another function, the error is sqrt(2)
-    (run - null): both the runtime and the reference round. Runs of an earlier call are not
-    repeated.
+    The result is the median of `draws` runs, column by column, so that a rare flip of an argmax or
+    condition does not widen the floor. It is empty if the model can't be run under random rounding
+    or in float64. If float64 computes another function, the error is sqrt(2) (run - null), because
+    runtime and reference both round. Runs of earlier calls are reused.
     """
-    kept = context.rounding_errors
-    for draw, errors in _rounding_errors(context, range(len(kept), draws)).items():
-        kept[draw] = errors
-    if len(kept) < draws:
+    runs = context.rounding_errors
+    for draw, errors in _rounding_errors(context, range(len(runs), draws)).items():
+        runs[draw] = errors
+    if len(runs) < draws:
         return []
-    return [_middle(several) for several in zip(*list(kept.values())[:draws], strict=True)]
+    return [_middle(several) for several in zip(*list(runs.values())[:draws], strict=True)]
 
 
 def _rounding_errors(
     context: MeasurementContext, draws: Iterable[int]
 ) -> dict[int, RoundingErrors]:
-    """The errors on the first samples by number of the run."""
+    """Return the errors on the first samples, by run."""
     floors: dict[int, RoundingErrors] = {}
     draws = list(draws)
     validity, start = context.truth.validity, 0
@@ -328,12 +326,12 @@ def _rounding_errors(
     first = min(math.ceil(context.noise_samples / size) * size, len(context.samples))
     total = left = len(draws) * first
     for batch in context.batches_with_truth():
-        reference = context.answers.reference(batch)  # both as the pass over the samples had them
+        reference = context.answers.reference(batch)  # cached by the pass over the samples
         truth = context.baseline(batch)
         if truth is None:
             return {}
         floors = floors or {draw: [None] * len(reference) for draw in draws}
-        for draw, own in floors.items():  # one run at a time is held
+        for draw, own in floors.items():  # only one run is in memory at a time
             _steps.debug("rounding floor: %d of %d forwards left", left, total)
             left -= length(batch)
             try:
@@ -372,51 +370,51 @@ def _middle(floors: tuple[NoiseStatistics | None, ...]) -> NoiseStatistics | Non
     return NoiseStatistics.middle(measured)
 
 
-# A floor of the first samples is no measure of the largest of all: `exp` of a normal variable gives
-# values a hundred times larger among enough samples, with errors as much larger. So the floor grows
-# with the magnitude, and the worst samples are computed again in float64 (`gate.measure.outliers`).
-# More correct samples make no verdict worse.
+# The floor of the first samples does not bound the errors of all samples: among enough samples,
+# `exp` of a normal variable has values and errors that are a hundred times larger. So the floor
+# grows with the magnitude, and the worst samples are computed again in float64
+# (`gate.measure.outliers`). More correct samples never make a verdict worse.
 
 
 _Number = TypeVar("_Number", bound=np.generic)
 
 
 DOUBTFUL = 8.0
-"""Units from which on a sample is computed again."""
+"""A sample with a larger error, in units of the floor, is computed again."""
 
 KEPT = 256
-"""Samples whose scores are kept; the next worst one stands for all others."""
+"""Number of stored samples; for all others only the largest score is stored."""
 
 _PLAIN = 1e-3
-"""A difference, relative to the sample's largest value, that is measured again whatever the floor
-is: one sample among the first whose rounding is huge makes a floor that hides everything."""
+"""A sample with a larger difference, relative to its largest value, is always computed again: the
+floor hides everything if one of the first samples has huge rounding errors."""
 
 _MOST_PLAIN = 16
 
 
 @serializable
 class OutlierTracker:
-    """The worst samples of one output of floats, by their largest error in units of the floor.
+    """The worst samples of one float output, by their largest error in units of the floor.
 
-    merge is associative; update(a + b) == update(a).merge(update(b)), until a sample is settled.
+    merge is associative; update(a + b) == update(a).merge(update(b)), until `record` is called.
     """
 
     def __init__(self, floors: Sequence[NoiseGroups], *, axis: int | None = 0) -> None:
-        """`floors`: of the samples that have a truth. `axis`: of the samples; None where they have
-        none, so that a batch is scored as one."""
+        """`floors`: those of the first samples. `axis`: the axis of the samples; None: there is
+        none, and a batch gets one score."""
         self._floors = floors
         self.axis = axis
         self._scores: dict[int, float] = {}
         self._other = 0.0
-        """The largest score of a sample that is not kept."""
+        """The largest score of the samples that are not stored."""
         self._plain: dict[int, float] = {}
-        """Differences beyond `_PLAIN`, the largest ones."""
+        """The largest differences above `_PLAIN`, by sample."""
         self.settled: float | None = None
-        """The largest score after a second look; None: there was none."""
+        """The largest score of the samples that were computed again; None without any."""
 
     def update(self, reference: OutputArray, candidate: OutputArray, span: Span) -> None:
-        """Add a batch of two float arrays of equal shape. What is not finite on one side is left
-        to the check `finite`."""
+        """Add a batch of two float arrays of equal shape. The check `finite` handles elements that
+        are not finite on one side."""
         reference, candidate = np.atleast_1d(reference, candidate)
         for rows in chunks(reference, whole=self.axis != 0):
             apart = _apart(reference[rows], candidate[rows])
@@ -445,11 +443,11 @@ class OutlierTracker:
         return {name: value for name, value in vars(self).items() if name != "_floors"}
 
     def set_floors(self, floors: Sequence[NoiseGroups]) -> None:
-        """Give it its floors again."""
+        """Set the floors after deserialization."""
         self._floors = floors
 
     def _keep(self) -> None:
-        """The worst ones; of equals the first."""
+        """Discard all but the worst samples; for equal scores keep the first ones."""
         if len(self._scores) > KEPT:
             ranked = sorted(self._scores, key=lambda place: (-self._scores[place], place))
             self._other = max(self._other, self._scores[ranked[KEPT]])
@@ -470,14 +468,17 @@ class OutlierTracker:
 
     @property
     def doubtful(self) -> list[int]:
-        """The samples that should be computed again, the worst first."""
+        """The samples that should be computed again, worst first."""
         ranked = sorted(self._scores, key=lambda place: (-self._scores[place], place))
         worst = [place for place in ranked if self._scores[place] > DOUBTFUL]
         return list(dict.fromkeys([*worst, *sorted(self._plain)]))
 
     def record(self, sample: int, *, by_own: float, by_first: float) -> None:
-        """Take what a second look at a sample gave for its score, in units of what rounding makes
-        of it. Where it is not plainly off, the floor of the first samples may be the larger one."""
+        """Replace the score of a sample that was computed again, in units of its rounding error.
+
+        `by_first`, in units of the larger of this error and the floor of the first samples, applies
+        unless the difference exceeds `_PLAIN`.
+        """
         if sample not in self._plain and sample not in self._scores:
             return
         score = by_own if sample in self._plain else min(by_own, by_first)
@@ -491,7 +492,7 @@ class OutlierTracker:
 
 
 def _apart(reference: OutputArray, candidate: OutputArray) -> Floats:
-    """|c - r| in float64; 0 where it is not finite."""
+    """Return |c - r| in float64; 0 where it is not finite."""
     with np.errstate(all="ignore"):
         apart = np.abs(np.subtract(candidate, reference, dtype=np.float64))
     return np.where(np.isfinite(apart), apart, 0.0)
@@ -503,10 +504,10 @@ def _largest(values: Floats) -> Floats:
 
 
 def to_floor_units(errors: Floats, values: OutputArray, floors: Sequence[NoiseGroups]) -> Floats:
-    """Each error in units of the smallest floor of its groups, all of one shape.
+    """Return each error in units of the smallest floor of its groups. All shapes are equal.
 
-    A floor grows with what is larger than all that had it: with the value itself, and with the
-    sample, as most of its columns did.
+    A floor grows with the value, relative to the largest value of its group, and with the median
+    growth of the sample's columns.
     """
     whole, *columns = floors
     magnitudes = np.abs(values.astype(np.float64))
@@ -514,7 +515,7 @@ def to_floor_units(errors: Floats, values: OutputArray, floors: Sequence[NoiseGr
     for group in columns:
         if values.ndim <= group.axis or values.shape[group.axis] != len(group.name):
             continue
-        # A column that was zero in all samples with a truth has no floor of its own.
+        # A column that was zero in all of the first samples uses the floor of the whole output.
         empty = group.largest == 0.0
         shape = [1] * values.ndim
         shape[group.axis] = -1
@@ -533,16 +534,16 @@ def _grown(floor: Floats, growth: Floats) -> Floats:
 
 
 _SUSPICIOUS_RATIO, _SUSPICIOUS_PEAK = 1.25, 3.0
-"""In units of PyTorch's own error: from here on, that is no unit to judge by alone. Fixed, not the
-policy's: the evidence must not depend on bounds."""
+"""Errors above these, in units of PyTorch's error, require random rounding as a second unit. Fixed
+rather than taken from the policy, because the evidence must not depend on bounds."""
 
 
 @serializable
 class NoiseFloor:
-    """Accumulates over the first samples; afterwards nothing changes but that it is widened."""
+    """The noise floor of a runtime, accumulated over the first samples and widened afterwards."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """`names`: of the file's outputs, in its order."""
+        """`names`: the outputs of the file, in order."""
         self._names = tuple(names)
         self._noise: dict[str, NoiseStatistics] = {}
         self._rounding: dict[str, NoiseStatistics] = {}
@@ -556,7 +557,7 @@ class NoiseFloor:
         return vars(self) | {"_first": {}}
 
     def become(self, other: NoiseFloor) -> None:
-        """Be what another process measured, for all who are judged by this one."""
+        """Replace the state in place by that of another process; other objects share this floor."""
         self._noise, self._rounding, self._first = other._noise, other._rounding, {}
         self._baselines, self.few_draws = other._baselines, other.few_draws
 
@@ -570,10 +571,10 @@ class NoiseFloor:
         start: int = 0,
         validity: Validity = UNRESTRICTED,
     ) -> None:
-        """Add one checked batch of outputs against those of the float64 reference, floats only.
+        """Add one checked batch with its float64 outputs.
 
-        An output that it returns in another shape has no noise floor, nor has one of which neither
-        float64 nor random rounding is the model's function. `start`: the first sample.
+        Only float outputs get a noise floor, and only if float64 returns the same shape and float64
+        or random rounding is valid for them. `start`: index of the first sample.
         """
         self._baselines = {
             name: "float64" if validity.record.uses_float64(output) else "float32"
@@ -592,7 +593,7 @@ class NoiseFloor:
                 statistics.update(*sides, c, samples=samples)
 
     def widen(self, rounding: RoundingErrors) -> None:
-        """Judge by the error of random rounding where that is larger; one an output, in order."""
+        """Use the error of random rounding where it is larger. `rounding`: by output, in order."""
         floors = zip(self._names, rounding, strict=False)
         self._rounding = {name: floor for name, floor in floors if floor is not None}
 
@@ -618,25 +619,25 @@ class NoiseFloor:
         return max(parts, default=0.0)
 
     def outlier_floors(self, name: str) -> list[NoiseGroups]:
-        """Return the floors by which late samples of an output are judged.
+        """Return the floors for late samples of an output, fixed at the first late sample.
 
-        They are the floors at the time of the first late sample; empty where the output has none.
+        Empty if the output has no floor.
         """
         if name not in self._first:
             self._first[name] = self.now(name)
         return self._first[name]
 
     def now(self, name: str) -> list[NoiseGroups]:
-        """The floors of an output; empty where it has none."""
+        """Return the current floors of an output; empty if it has none."""
         noise = self._noise.get(name)
         return noise.floors(self._rounding.get(name)) if noise else []
 
     def results(self) -> dict[str, NoiseParity | None]:
-        """The records by output, without late samples."""
+        """Return the records by output, without late samples."""
         return {name: self.result(name, diff=None) for name in self._noise}
 
     def result(self, name: str, *, diff: float | None) -> NoiseParity | None:
-        """The record of an output, None where it has no floor. `diff`: what late samples show."""
+        """Return the record of an output; None without a floor. `diff`: error of late samples."""
         noise = self._noise.get(name)
         if noise is None:
             return None

@@ -134,7 +134,7 @@ ERRORS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a broken factory": (("good.onnx", "--reference", "small_models:broken", *INPUTS),
                          "ModelError", "no weights here"),
     "another model": (("good.onnx", "--reference", "small_models:field", *INPUTS),
-                      "EvidenceError", "Check that the model is the one that was exported"),
+                      "EvidenceError", "Check that this is the exported model"),
     "no checkpoint": (("good.onnx", *REFERENCE, *INPUTS, "--checkpoint", "none.pt"),
                       "CheckpointError", "none.pt"),
     "another checkpoint": (("good.onnx", *REFERENCE, *INPUTS, "--checkpoint", "other.pt"),

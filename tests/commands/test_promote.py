@@ -344,7 +344,7 @@ def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, 
     assert cli.main(["reconcile", "broken", *command[1:]]) == 2
     assert "broken: look: failed: ResourceGone" in capsys.readouterr().out
     assert cli.main([*command]) == 0
-    assert "small: all is as it should be" in capsys.readouterr().out
+    assert "small: nothing to do" in capsys.readouterr().out
 
 
 @exhaustive

@@ -162,4 +162,4 @@ def test_a_spec_that_the_evidence_names_goes_with_the_file(place: Path, capsys) 
     promote = ("promote", made() / "good.onnx", "--name", "small", "--report", "report")
     code, told = said(capsys, *promote)
     assert code == 2
-    assert "give it with --preprocessing" in told["error"]["message"]
+    assert "name it with --preprocessing" in told["error"]["message"]

@@ -134,4 +134,4 @@ def test_the_command_shows_the_parts(
     assert cli.main(["verify-release", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "head: logits" in printed
-    assert "the chain is your code" in printed
+    assert "it is user code" in printed

@@ -431,10 +431,10 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("model", "error", "said"),
         [
-            (_Broken(), EvidenceError, ["no such branch", "Check that the model is the one"]),
+            (_Broken(), EvidenceError, ["no such branch", "Check that this is the exported model"]),
             (_Text(), ModelError, ["returned str", "wrap the model"]),
             (_Stuck(), ModelError, ["can't be copied", "gradient history"]),
-            (nn.Linear(5, 3), EvidenceError, ["can't compute", "takes these inputs"]),
+            (nn.Linear(5, 3), EvidenceError, ["can't compute", "accepts these inputs"]),
             (_Unlike(), EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
                                         "give the factory and the checkpoint"]),
             (_Nowhere(), EvidenceError, ["no finite number", "Give samples"]),

@@ -119,7 +119,7 @@ def test_what_is_signed_is_shown_and_the_service_counts_it(
     assert lines["file"] == str(entry.sha256)
     assert lines["verdict"].startswith("PASS on ort-cpu")
     assert lines["decision"] == str(decision.digest())
-    assert lines["vouches"] == f"key {shop.ci.public.short}, which the service will verify"
+    assert lines["signer"] == f"key {shop.ci.public.short}, which the service will verify"
     assert lines["you"] == f"approved, as alice ({alice.public.short})"
     text = shop.tags[f"{STATEMENT_TAG}{alice.public.short}"]
     assert len(text) < 2000
@@ -197,7 +197,7 @@ def test_who_measured_is_told_that_his_own_approval_counts_for_nothing(
     arguments = (shop.name, shop.number, "--key", str(tmp_path / "ci.pem"), "--json",
                  "--tracking-uri", shop.uri, "--trust", str(trust))  # fmt: skip
     _, out, _ = run(capsys, "approve", *arguments)
-    assert "can't approve its own" in json.loads(out)["trust"]["why_not"]
+    assert "so it can't approve it" in json.loads(out)["trust"]["why_not"]
     _, out, _ = run(capsys, "reject", *arguments)
     assert json.loads(out)["trust"]["counts"] is True
 
@@ -215,7 +215,7 @@ def test_a_version_that_was_refused_before_is_told(
     plain = json.loads(out)
     assert (plain["refused_before"], plain["trust"]) == (None, None)
     _, out, _ = run(capsys, "reject", *arguments)
-    assert "its tag gate.review says that it was refused already" in out
+    assert "already refused according to the tag gate.review" in out
     shop.registry.set_tag(shop.name, shop.number, key=Tag.REFUSED, value="it was edited")
     _, out, _ = run(capsys, "reject", *arguments, "--json")
     assert json.loads(out)["refused_before"] == Tag.REFUSED
@@ -228,7 +228,7 @@ def test_nobody_vouches_is_shown_too(tmp_path: Path, capsys: pytest.CaptureFixtu
     arguments = (unsigned.name, unsigned.number, "--key", key, "--tracking-uri", uri)
     code, out, _ = run(capsys, "approve", *arguments)
     assert code == 0
-    assert "nobody: neither evidence nor decision is signed" in out
+    assert "not signed: neither evidence nor decision" in out
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {

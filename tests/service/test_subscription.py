@@ -225,7 +225,7 @@ class TestCommands:
         [
             (["test"], "no webhook named"),
             (["rotate", "--secret-file", "x"], "no webhook named"),
-            (["rotate"], "can't be exchanged"),
+            (["rotate"], "can't be replaced"),
             (["register"], "GATE_WEBHOOK_SECRETS"),
         ],
     )
