@@ -1,4 +1,4 @@
-"""Does rounding explain each outlier sample?"""
+"""Check whether rounding explains each outlier sample."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gate.reference.onnx_reference import OnnxReference
 from gate.reference.validity import OutputErrors
 from gate.storage.arrays import Batch, OutputArray
 
-# A sample is doubtful where its error is large in units of the first samples' floor, where an
-# integer differs, or where the answer does. There the float64 truth and several runs under random
-# rounding show how far a correct float32 implementation may be off on that very sample.
+# A sample is doubtful if its error is large in units of the first samples' floor, or if an integer
+# or the top-1 answer differs. For such a sample, float64 and several runs under random rounding
+# show how large the error of a correct float32 implementation can be.
 
 
 _steps = logging.getLogger("gate.steps")
@@ -30,27 +30,28 @@ _steps = logging.getLogger("gate.steps")
 _DRAWS = 8
 
 _EXACT = 2
-"""Results of `OutlierAnalysis.honest` before the first run under random rounding."""
+"""Number of results of `OutlierAnalysis.honest` before the first run under random rounding."""
 
 _MORE_DRAWS = 64
-"""Of a sample few integers of which no draw has: of a hundred ties a few lie where rounding seldom
-goes."""
+"""Number of draws if few integers of a sample are unexplained: some ties are rarely reached by
+rounding."""
 
 _FEW = 8
-"""Integers of a sample for which that is worth it; of very many, an eighth of those before."""
+"""Maximum number of unexplained integers for more draws; alternatively an eighth of the initial
+number."""
 
 _SCALE = 2.0
-"""As for probes (`gate.probes.branches`)."""
+"""Scale of rounding in later draws, as for probes (`gate.probes.branches`)."""
 
 _HOPELESS = 32.0
-"""Times what is suspicious: no number of runs makes such a floor."""
+"""Above this suspicion, more draws can't make the floor wide enough."""
 
 _PATIENCE = 4
-"""Samples with integers that nothing explains, after which it is the file."""
+"""Number of samples with unexplained integers after which the file is considered wrong."""
 
 
 class OutlierAnalysis:
-    """Looks at samples, each once for all runtimes."""
+    """Computes doubtful samples again, once for all runtimes."""
 
     def __init__(self, context: MeasurementContext) -> None:
         self._context = context
@@ -58,7 +59,7 @@ class OutlierAnalysis:
     def at(self, sample: int) -> RoundingVariants | None:
         """Return the values that rounding permits for a sample.
 
-        None where there is no float64 truth, or the model can't be computed under random rounding.
+        None without float64 outputs, or if the model can't run under random rounding.
         """
         start, company = self._company(sample)
         alone, row = self._alone(sample)
@@ -85,8 +86,8 @@ class OutlierAnalysis:
     def honest(self, sample: int) -> Iterator[list[OutputArray | None]]:
         """Yield results that a correct runtime may return for a sample.
 
-        They are the float64 truth, PyTorch, and runs under random rounding, the later ones twice as
-        far off.
+        They are the float64 outputs, those of PyTorch, and runs under random rounding, the later
+        ones with doubled rounding errors.
         """
         batch, row = self._alone(sample)
         count = length(batch)
@@ -105,14 +106,13 @@ class OutlierAnalysis:
             return
 
     def _company(self, sample: int) -> tuple[int, Batch]:
-        """The batch that the sample was measured in, and its first sample."""
+        """Return the index of the first sample of the measured batch, and the batch."""
         size = self._context.binding.batch_size
         places = self._context.samples.batch_around(sample, size)
         return places.start, self._pick(places)
 
     def _alone(self, sample: int) -> tuple[Batch, int]:
-        """The smallest batch that the file and the model take with the sample in it, and its place
-        there."""
+        """Return the smallest possible batch with the sample, and the sample's row in it."""
         if self._context.smallest == 1:
             return self._pick([sample]), 0
         start, company = self._company(sample)
@@ -123,8 +123,8 @@ class OutlierAnalysis:
 
 
 class RoundingFloor:
-    """Measures the floor of rounding, if a runtime is farther off than PyTorch itself; and more
-    exactly where it is a little farther off than that, too."""
+    """Measures the rounding floor if the error of a runtime exceeds PyTorch's; with more draws if
+    the error also exceeds this floor by a little."""
 
     def __init__(self, context: MeasurementContext, runtimes: Sequence[RuntimeMeasurement]) -> None:
         self._context = context
@@ -132,18 +132,18 @@ class RoundingFloor:
         self._done = False
 
     def mark_done(self) -> None:
-        """Leave the runtimes the floors that they have: another process measured them."""
+        """Keep the current floors, which another process measured."""
         self._done = True
 
     def widen(self) -> None:
-        """Give it to every runtime; later calls do nothing."""
+        """Widen the floor of every runtime if necessary; later calls do nothing."""
         if self._done:
             return
         self._done = True
-        alone = self._context.truth.validity.needs_rounding
-        if not alone and self._suspicion(self._runtimes) <= 1.0:
+        is_only_floor = self._context.truth.validity.needs_rounding
+        if not is_only_floor and self._suspicion(self._runtimes) <= 1.0:
             return
-        self._measure(BASELINE_DRAWS if alone else DRAWS)
+        self._measure(BASELINE_DRAWS if is_only_floor else DRAWS)
         policy = self._context.applied_policy
         clear = [runtime for runtime in self._runtimes if runtime.is_clearly_refused(policy)]
         if 1.0 < self._suspicion([t for t in self._runtimes if t not in clear]) <= _HOPELESS:
@@ -163,18 +163,18 @@ class RoundingFloor:
 
 
 _WIDE = 1e-3
-"""Share of an output's spread from which on a floor may hide a fault. Fixed, not the policy's: the
-evidence must not depend on bounds."""
+"""A floor above this share of an output's spread may hide a fault. Fixed rather than taken from the
+policy, because the evidence must not depend on bounds."""
 
 
 def float64_differences(
     context: MeasurementContext, measured: Sequence[RuntimeEvidence]
 ) -> dict[str, float]:
-    """Return how far the file is from the model where both compute in float64, by output whose
-    floor is wide in a runtime, as `OutputErrors.share`.
+    """Return the difference of file and model in float64, for outputs with a wide floor.
 
-    Empty where one of them can't be computed so, or float64 is another function than the model; and
-    of a file that computes in 16 bits, whose rounding is a part of what it computes.
+    The values are `OutputErrors.share`, by output. Empty if one of them can't run in float64, if
+    float64 computes another function than the model, or if the file computes in 16 bits, where
+    rounding is intended.
     """
     record, names = context.truth.validity.record, context.tested_file.subject.outputs
     outputs = [output for runtime in measured for output in runtime.outputs]
@@ -205,8 +205,8 @@ def float64_differences(
 
 
 def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeasurement]) -> None:
-    """Separate the effects of rounding from those of the file, where there is reason to doubt."""
-    second, policy = OutlierAnalysis(context), context.applied_policy
+    """Compute doubtful samples again to separate rounding from errors of the file."""
+    analysis, policy = OutlierAnalysis(context), context.applied_policy
     doubtful = [runtime.comparison.outliers for runtime in runtimes]
     pairs = zip(doubtful, runtimes, strict=True)
     wanted = [places[: runtime.looks(policy)] for places, runtime in pairs]
@@ -217,7 +217,7 @@ def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeas
         if not any(sample in places for places in wanted):
             continue
         _steps.debug("second looks: %d of %d samples left", len(samples) - done, len(samples))
-        look = second.at(sample)
+        look = analysis.at(sample)
         if look is None:
             break
         looked.add(sample)
@@ -226,21 +226,21 @@ def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeas
             if runtime.has_settled(policy):
                 wanted[place] = wanted[place][: runtime.looks(policy)]
     for places, runtime in zip(doubtful, runtimes, strict=True):
-        most = runtime.looks(policy)
-        if most < MOST_LOOKS:
-            torn = [] if most else runtime.comparison.mismatched_integers
-            runtime.leave_out(len({*places, *torn} - looked))
-    _excuse_ties(second, [runtime for runtime in runtimes if runtime.looks(policy)])
+        limit = runtime.looks(policy)
+        if limit < MOST_LOOKS:
+            mismatched = [] if limit else runtime.comparison.mismatched_integers
+            runtime.leave_out(len({*places, *mismatched} - looked))
+    _excuse_ties(analysis, [runtime for runtime in runtimes if runtime.looks(policy)])
 
 
-def _excuse_ties(second: OutlierAnalysis, runtimes: Sequence[RuntimeMeasurement]) -> None:
-    """Excuse the samples in which integers differ, until too many of them can't be explained."""
+def _excuse_ties(analysis: OutlierAnalysis, runtimes: Sequence[RuntimeMeasurement]) -> None:
+    """Accept differing integers that rounding explains; stop after too many unexplained samples."""
     patience = _PATIENCE
     for sample in sorted(
         {sample for runtime in runtimes for sample in runtime.comparison.mismatched_integers}
     ):
         before = _unexplained(runtimes, sample)
-        for number, run in enumerate(second.honest(sample)):
+        for number, run in enumerate(analysis.honest(sample)):
             for runtime in runtimes:
                 runtime.excuse(sample, run, drawn=number >= _EXACT)
             left = _unexplained(runtimes, sample)

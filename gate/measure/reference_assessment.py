@@ -32,33 +32,33 @@ from gate.reference.validity import (
 from gate.storage.arrays import Batch, OutputArray
 
 # The rule: docs/metrics.md, "Valid references". A null run and one draw on 8 samples are always
-# measured; all first samples and more draws only where q or the floor is suspicious there.
+# measured. All first samples and more draws are measured only if q or the floor is suspicious.
 
 
 _SAMPLES = 8
 
 DRAWS = 5
-"""Where q or the floor is suspicious."""
+"""Number of draws if q or the floor is suspicious."""
 
 _MORE_DRAWS = 32
-"""Runs of a single sample, one of which may decide it as float64 does."""
+"""Number of draws for a single sample, to find one with the same decision as float64."""
 
 
 _MOST_FLIPS = 8
-"""Samples of an output, over all its channels and columns, for which such runs are made."""
+"""Maximum number of samples per output for which these draws are made."""
 
 
 @dataclass
 class RoundingDraws:
-    """run - null on some samples, by draw and output of floats."""
+    """The difference run - null on some samples, by draw and float output."""
 
     state: RoundingState
     moved: list[dict[int, GroupedSquares]] = field(default_factory=list)
     null_error: float = 0.0
-    """The largest rms(null - r32) of a sample, in roundings of the sample."""
+    """The largest rms(null - r32) of a sample, in units of the sample's rounding."""
 
     def of(self, output: int) -> list[GroupedSquares]:
-        """Return the draws of one output; empty of integers."""
+        """Return the draws of one output; empty for integers."""
         return [draw[output] for draw in self.moved if output in draw]
 
 
@@ -81,7 +81,7 @@ class ReferenceAssessment:
         truth: Sequence[OutputArray] | None,
         samples: int,
     ) -> None:
-        """Add a batch, as both computed it; one without a truth is none of the first samples."""
+        """Add the outputs of a batch; a batch without float64 outputs (`truth`) is ignored."""
         if truth is None:
             return
         self._samples += samples
@@ -97,10 +97,10 @@ class ReferenceAssessment:
                 self._integers.add(output)
 
     def result(self, context: MeasurementContext) -> Validity:
-        """Return what float64 and random rounding may be used for.
+        """Return the outputs for which float64 and random rounding are valid.
 
-        `own_choices` is true where rounding changes decisions of the model. Measure and assess
-        again then: the runs so far decided by themselves.
+        If `own_choices` is true, rounding changes decisions of the model, and the caller must
+        measure and assess again with the decisions of the reference.
         """
         if not self._samples or context.truth.unmeasured is not None:
             return Validity()
@@ -110,9 +110,9 @@ class ReferenceAssessment:
         if draws.state == "differs":  # one draw may be small by chance
             draws = draw_rounding(context, batches, draws=DRAWS)
         if draws.state == "differs":
-            kept = draw_rounding(context, batches, draws=DRAWS, fast_path=True)
-            if kept.state == "valid":
-                fast_path, draws = True, kept
+            fast_draws = draw_rounding(context, batches, draws=DRAWS, fast_path=True)
+            if fast_draws.state == "valid":
+                fast_path, draws = True, fast_draws
         record = ReferenceValidity(
             rounding=draws.state,
             fast_path=fast_path,
@@ -125,7 +125,7 @@ class ReferenceAssessment:
         if doubtful and not record.own_choices and _choices_change(context):
             return Validity(ReferenceValidity(own_choices=True))
         validity = self._assessed(context, record, suspects) if suspects else Validity(record)
-        # Ties of integers, and few samples whose floats are made whole otherwise, are measurable.
+        # Ties of integers, and few samples whose floats are rounded to other integers, are valid.
         differs = bool(validity.record.float64_differs) or draws.state != "valid"
         has_floats = bool(suspects & self.errors.keys()) and not validity.flipped
         looks = not record.own_choices and (differs or has_floats)
@@ -136,7 +136,7 @@ class ReferenceAssessment:
     def _suspects(
         self, context: MeasurementContext, batches: Sequence[Batch], draws: RoundingDraws
     ) -> set[int]:
-        """Outputs that need more draws, on all first samples."""
+        """Return the outputs that need more draws on all first samples."""
         wide = {output for output, errors in self.errors.items() if errors.is_wide}
         far: set[int] = set()
         if draws.state == "valid":
@@ -191,9 +191,9 @@ class ReferenceAssessment:
         ratios: Sequence[Floats],
         mask: Mask,
     ) -> bool:
-        """Return True if only a few samples exceed Q, and a correct run may decide each of them so.
+        """Return whether only a few samples exceed Q, and a correct run can explain each of them.
 
-        Without random rounding only this counts: the error is small relative to the output.
+        Without random rounding, the error only has to be small relative to the output.
         """
         if record.rounding != "valid":
             return not self.errors[output].is_wide
@@ -207,10 +207,10 @@ class ReferenceAssessment:
 
 
 def _choices_change(context: MeasurementContext, *, steps: bool = False) -> bool:
-    """Return True if float64 or rounding changes a decision of the model, and the model with its
-    decisions stated computes what it does without.
+    """Return whether float64 or rounding changes decisions of the model that can be replayed.
 
-    `steps`: also the decisions of operators that make floats whole.
+    Replaying the reference's decisions must not change its outputs. `steps`: include operators that
+    round floats to integers.
     """
     changed = False
     try:
@@ -239,8 +239,8 @@ def _is_same(one: OutputArray, other: OutputArray) -> bool:
 
 
 def _first(context: MeasurementContext) -> Iterator[Batch]:
-    """Yield the first samples, in batches of the measurement; the last one is cut where the file
-    takes other sizes."""
+    """Yield the first samples in batches of the measurement; the last one is cut if the batch size
+    is not fixed."""
     done = 0
     for batch in context.samples.batches(context.binding.batch_size):
         if done >= _SAMPLES:
@@ -258,8 +258,10 @@ def draw_rounding(
     fast_path: bool = False,
     finder: HalfPrecisionFinder | None = None,
 ) -> RoundingDraws:
-    """Return run - null on these batches, and whether the null run is the reference. `fast_path`:
-    as in `RandomRounding`; `finder`: sees the operators of the null run."""
+    """Return run - null on these batches, and whether the null run equals the reference.
+
+    `fast_path`: as in `RandomRounding`. `finder`: a mode that observes the null run.
+    """
     moved: list[dict[int, GroupedSquares]] = [{} for _ in range(draws)]
     apart: dict[int, GroupedSquares] = {}
     sizes: dict[int, GroupedSquares] = {}
@@ -281,7 +283,7 @@ def draw_rounding(
             for draw, own in enumerate(moved):
                 run = context.rounding_run(batch, RoundingRun(draw, fast_path=fast_path))
                 if [r.shape for r in run] != shapes:
-                    unlike.add(draw)  # rounding alone changes the number of boxes
+                    unlike.add(draw)  # rounding can change the number of boxes
                     continue
                 for output in floats:
                     shift = GroupedSquares.between(null[output], run[output], samples=samples)
@@ -299,8 +301,10 @@ def _with_state(
     apart: dict[int, GroupedSquares],
     sizes: dict[int, GroupedSquares],
 ) -> RoundingDraws:
-    """The draws, and whether null - r32 is rounding. Another order of sums is amplified by the
-    model as much as random rounding is."""
+    """Return the draws with their state: whether null - r32 is of the size of rounding errors.
+
+    The model amplifies a different order of sums as much as random rounding.
+    """
     state: RoundingState = "valid"
     null_error = 0.0
     for output in apart:
@@ -321,7 +325,7 @@ def _add(sums: dict[int, GroupedSquares], output: int, later: GroupedSquares) ->
 def _is_explained(
     context: MeasurementContext, record: ReferenceValidity, sample: int, output: int
 ) -> bool:
-    """Return True if a correct run decides a sample as float64 does."""
+    """Return whether a correct run makes the same decision for a sample as float64."""
     around = context.samples.batch_around(sample, context.binding.batch_size)
     rows = [sample] if context.smallest == 1 else around
     batch = next(context.samples.take(rows).batches(len(rows)))
@@ -345,7 +349,8 @@ def _are_ties(
     batches: Sequence[Batch],
     integers: set[int],
 ) -> bool:
-    """True if random rounding moves the integers that differ in float64, but for a few samples'."""
+    """Return whether random rounding changes the integers that differ in float64, with few
+    exceptions."""
     if not integers or record.rounding != "valid":
         return True
     left = dict.fromkeys(integers, 0)

@@ -66,10 +66,10 @@ _HARMLESS = ("cores", "operating system", "kernel")
 
 
 class MeasurementRun:
-    """One measurement of a file: the reference and every runtime compute the same samples.
+    """One measurement of a file: the reference and every runtime run on the same samples.
 
-    `open` makes one; `run` is the loop of a check. A worker opens one too, and measures units for
-    the run of another process (`measure_for`, `merge`).
+    Created by `open`. `run` performs a whole check. A worker process uses `measure_for` to measure
+    units, which the main process adds with `merge`.
     """
 
     def __init__(self, job: MeasurementJob, switches: Determinism, *, noise: bool) -> None:
@@ -81,8 +81,8 @@ class MeasurementRun:
         self._names = [spec.name for spec in job.candidate.subject.outputs]
         self.metrics = MetricRun(policy.metrics, outputs=self._names, annotations=job.annotations)
         self.metric_values = b""
-        """Values per sample of the metrics as safetensors, for a file of the report, after `run`;
-        the evidence has their digests."""
+        """Per-sample values of the metrics as safetensors, set by `run`; the evidence has their
+        digests."""
         readings = {
             name: ClassReading(
                 normalised=policy.role_for(name) == "probabilities", points=policy.points
@@ -112,7 +112,7 @@ class MeasurementRun:
         self.truth.part_size = self.context.part_size
         self.rounding = RoundingFloor(self.context, self.runtimes)
         self.environments: tuple[Environment, ...] = (describe_environment(switches),)
-        """The environment of this process, then others in which units were measured."""
+        """The environment of this process, then those of other processes that measured units."""
         self.expected = self.context.run_example()
         self.samples = self.context.samples
         self.example = self.context.example
@@ -130,13 +130,13 @@ class MeasurementRun:
     @classmethod
     @contextlib.contextmanager
     def open(cls, job: MeasurementJob, *, noise: bool = True) -> Iterator[MeasurementRun]:
-        """Open a run with its own copy of the model, under the policy's switches of PyTorch.
+        """Open a run with a copy of the model, under the policy's PyTorch settings.
 
-        The runtimes are still to be opened; those that are open are closed at the end. `noise`:
-        with the float64 reference.
+        Runtimes are opened later and closed at the end of the context. `noise`: use the float64
+        reference.
 
         Raises InputMismatch and DataError for samples and labels that don't fit, ModelError and
-        EvidenceError where the reference itself can't be computed.
+        EvidenceError if the reference can't be run.
         """
         with deterministic(job.policy.determinism) as switches:
             run = cls(job, switches, noise=noise)
@@ -156,16 +156,15 @@ class MeasurementRun:
     ) -> Evidence:
         """Compare the file with the reference on all samples, in every runtime of the policy.
 
-        The reference is a copy of the model on the CPU, in eval mode, in float32 but for what the
-        file has in float64 too (`gate.measure.job`). A file with a fixed batch axis is measured
-        with that batch size. `instruments`: what is measured beyond the samples, in this order.
-        `progress` is called with (samples done, samples in all), those that instruments compute
-        included. `crew`: measures all units but the first in other processes; the numbers are the
-        same as without one.
+        The reference is a copy of the model on the CPU, in eval mode, in float32 except for parts
+        that are float64 in the file too (`gate.measure.job`). A fixed batch axis of the file sets
+        the batch size. `instruments`: additional measurements, in order. `progress` is called with
+        (finished samples, total), including those of instruments. `crew`: workers that measure all
+        units but the first in other processes, with the same results.
 
-        A runtime that breaks is recorded as failed while the others go on. Raises DataError for
-        labels that don't fit, EvidenceError where the reference can't be computed, DigestMismatch
-        if the file is not any more the one that `job.candidate.subject` describes.
+        A failing runtime is recorded as failed; the others continue. Raises DataError for labels
+        that don't fit, EvidenceError if the reference can't be run, DigestMismatch if the file is
+        no longer the one that `job.candidate.subject` describes.
         """
         spread = self.reference.spread(self.example, self.expected)
         state_spread = self.reference.state_spread(self.example, self.expected)
@@ -185,7 +184,7 @@ class MeasurementRun:
         others = self.units[1:]
         if crew is not None and others:
             self._begin(crew, others)
-            _run_all(after, self.runtimes, advance)  # while the crew works
+            _run_all(after, self.runtimes, advance)  # concurrently with the crew
             self._merge_all(crew, advance)
         else:
             if others:
@@ -236,19 +235,18 @@ class MeasurementRun:
         return evidence
 
     def sample_table(self) -> SampleTable:
-        """Return one row for each sample, for a file of the report; after `run`."""
+        """Return one row per sample, for the report; requires `run`."""
         return SampleTable.of({each.name: each.sample_rows() for each in self.runtimes})
 
     def open_runtimes(self) -> None:
-        """Open the file in each, and compute a batch of another size in it. What breaks is that
-        runtime's failure."""
+        """Open the file in each runtime and run a batch of another size; record failures."""
         for runtime in self.runtimes:
             runtime.open(self.job, self.model, self.binding, self.example)
             runtime.probe(self.example, self.expected, self.reference.keys)
 
     def measure_first(self, advance: Callable[[int], None]) -> None:
-        """Measure the first unit, and again where float64 turns out not to be the model's function
-        in all of it. Raises as `measure`."""
+        """Measure the first unit, and repeat it if float64 computes another function than the
+        model for part of it. Raises the exceptions of `measure`."""
         unit = self.units[0]
         self._assess(unit, advance)
         if self.truth.validity.record.own_choices:
@@ -267,13 +265,13 @@ class MeasurementRun:
         *,
         observe: Callable[[list[OutputArray], list[OutputArray] | None, int], None] | None = None,
     ) -> None:
-        """Compute one unit with the reference and every runtime, and compare.
+        """Run one unit in the reference and every runtime, and compare.
 
-        `advance` gets the numbers of samples as they are done; `observe` gets for each batch the
-        outputs of the reference, those in float64 or None, and the number of samples.
+        `advance` is called with the number of samples after each batch; `observe` with the outputs
+        of the reference, the float64 outputs or None, and the number of samples.
 
-        Raises DataError for samples and labels that fit neither side, EvidenceError where the
-        reference breaks.
+        Raises DataError for samples and labels that don't fit, EvidenceError if the reference
+        fails.
         """
         at, labels = unit.start, self._labels_of(unit)
         for batch in self.samples.slice(unit.start, unit.stop).batches(self.binding.batch_size):
@@ -285,7 +283,7 @@ class MeasurementRun:
             if not self.truth.is_done:
                 self.context.answers.note_reference(batch, expected)
             true = self.truth.of_first(batch)
-            if true is None:  # the samples from here on are judged by the floor of those before
+            if true is None:  # later samples are compared with the floor of the earlier ones
                 self.rounding.widen()
             else:
                 self.context.answers.note(batch, expected, true)
@@ -318,15 +316,13 @@ class MeasurementRun:
             runtime.restart()
 
     def end_unit(self) -> None:
-        """End a unit for every runtime: what was compared since the last end."""
+        """Close the current unit in every runtime."""
         self.metrics.flush()
         for runtime in self.runtimes:
             runtime.end_unit()
 
-    # Units that other processes measure.
-
     def first_unit_state(self) -> FirstUnitState:
-        """Return what other processes need to measure the other units; the first one is done."""
+        """Return the state that other processes need for later units; requires the first unit."""
         self.rounding.widen()
         self._proofs = {runtime.name: runtime.run_proof() for runtime in self.runtimes}
         samples, labels = self.digests(self.units[0])
@@ -339,14 +335,14 @@ class MeasurementRun:
         )
 
     def judge_by(self, state: FirstUnitState) -> None:
-        """Judge by what another run measured of the first unit. Raises EvidenceError."""
+        """Use the state that another process measured for the first unit. Raises EvidenceError."""
         self.rounding.mark_done()
         self.truth.validity = Validity(state.validity)
         for runtime in self.runtimes:
             runtime.judge_by(state.floors.get(runtime.name))
 
     def measure_for(self, unit: WorkUnit) -> UnitResult:
-        """Measure one unit for the run of another process. Raises as `measure`."""
+        """Measure one unit for another process. Raises the exceptions of `measure`."""
         answers = hashlib.sha256()
         self.measure(unit, _ignore, observe=lambda outputs, *_: _add(answers, outputs))
         samples, labels = self.digests(unit)
@@ -364,15 +360,15 @@ class MeasurementRun:
         )
 
     def digests(self, unit: WorkUnit) -> tuple[Digest, Digest | None]:
-        """Return the digest of a unit's samples, in their order, and of its labels, if any."""
+        """Return the digests of a unit's samples, in order, and of its labels, if any."""
         samples = self.samples.slice(unit.start, unit.stop).digest()
         return samples, _digest_of(self._labels_of(unit))
 
     def merge(self, result: UnitResult, unit: WorkUnit) -> None:
-        """Add what another process measured of the unit that comes next.
+        """Add the result of another process for the next unit.
 
-        Raises DigestMismatch where it had other samples or labels, EvidenceError where that was
-        another machine, and the policy takes no other.
+        Raises DigestMismatch if it used other samples or labels, EvidenceError if it used another
+        environment and the policy does not allow this.
         """
         self._verify(result, unit)
         self.reference.meter.add(result.reference_seconds)
@@ -382,7 +378,7 @@ class MeasurementRun:
         anywhere = self.job.policy.environments == "any"
         for runtime in self.runtimes:
             measured = result.runtimes.get(runtime.name) or RuntimeUnitResult(
-                failure="it gave nothing"
+                failure="no result from the worker"
             )
             runtime.merge(measured, own=self._proofs.get(runtime.name), anywhere=anywhere)
 
@@ -393,8 +389,8 @@ class MeasurementRun:
             self.judge_by(state)
 
     def _merge_all(self, crew: UnitWorkers, advance: Callable[[int], None]) -> None:
-        """Merge what the crew gives in the order of units, so that sums are the same for any
-        number of workers."""
+        """Merge the results in the order of units, so that sums do not depend on the number of
+        workers."""
 
         def take(result: UnitResult) -> None:
             self.merge(result, self.units[first + ordered.next])
@@ -413,7 +409,7 @@ class MeasurementRun:
     def _labels_of(self, unit: WorkUnit) -> NDArray[np.int64] | None:
         if not self.job.source_labels:
             return None if self._labels is None else self._labels[unit.start : unit.stop]
-        if self._read is None or self._read[0] != unit:  # a source may have to fetch them
+        if self._read is None or self._read[0] != unit:  # reading labels may be slow
             self._read = unit, self.samples.slice(unit.start, unit.stop).labels()
         return self._read[1]
 
@@ -421,8 +417,8 @@ class MeasurementRun:
         if part.unit != unit or self.digests(unit) != (part.samples_sha256, part.labels_sha256):
             raise DigestMismatch(
                 f"unit {unit.index} (samples {unit.start} to {unit.stop - 1}) was measured on "
-                "other samples or labels than are here. Give all processes the same data set, in "
-                "one order, or measure with one job."
+                "different samples or labels. Use the same data set in the same order in all "
+                "processes, or use one job."
             )
         if part.environment not in self.environments:
             self.environments += (part.environment,)
@@ -430,16 +426,16 @@ class MeasurementRun:
         if unlike and policy.precision == "exact" and policy.environments == "same":
             raise EvidenceError(
                 f"unit {part.index} was measured in another environment: {unlike}. Measure it "
-                "again in this one, or say environments: any in the policy."
+                "again in this one, or set environments: any in the policy."
             )
 
 
 def _unlike(own: Environment, other: Environment) -> str:
-    """Describe the differences of two environments that may change numbers; empty: none."""
+    """Describe the differences of two environments that may change numbers; empty if none."""
     apart = [each for each in differences(own, other) if each.name not in _HARMLESS]
     texts = [f"{each.name} {each.now}, here {each.before}" for each in apart]
     if own.determinism != other.determinism and "threads" not in {each.name for each in apart}:
-        texts.append("other switches of PyTorch")
+        texts.append("different PyTorch settings")
     return "; ".join(texts)
 
 
@@ -450,7 +446,7 @@ def _add(answers: hashlib._Hash, outputs: list[OutputArray]) -> None:
 
 
 def _ignore(_samples: int) -> None:
-    """Advance no progress."""
+    """Ignore progress."""
 
 
 def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:
@@ -460,7 +456,7 @@ def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:
 def _check_classes(
     outputs: list[OutputArray], names: list[str], span: Span, *, policy: Policy
 ) -> None:
-    """Refuse labels that no output counted as logits can ever predict."""
+    """Raise DataError for labels that no output of logits can predict."""
     if span.labels is None:
         return
     widths = [
@@ -473,28 +469,28 @@ def _check_classes(
         sample = span.start + int(span.labels.argmax())
         raise DataError(
             f"the label of sample {sample} is {largest}, the model has {max(widths)} classes. "
-            "Give the labels of these samples and this model."
+            "Use the labels of these samples and this model."
         )
 
 
 _LEAST, _LEAST_WHOLE, _MOST = 3, 2, 20
-"""Turns of one sample and of a whole batch; the first one warms up."""
+"""Minimum turns with one sample and with a whole batch, and maximum; the first turn warms up."""
 
 _SHARE = 0.02
-"""Of the time that the samples took: so much more may the turns take beyond the least."""
+"""Time limit of additional turns, relative to the time of the samples."""
 
 _FREE_S = 0.05
-"""So much they may take in any case."""
+"""Lower bound of this time limit, in seconds."""
 
 
 def take_turns(
     context: MeasurementContext, runtimes: Sequence[RuntimeMeasurement], *, seconds: float
 ) -> None:
-    """Time batches of one sample, and the first full batch where there was no second one: its one
-    time is that of a first run. `seconds`: how long all samples took.
+    """Time batches of one sample, and the first full batch if there was no second one.
 
-    A file with a fixed batch can't take one sample, which is noted. A runtime that breaks has
-    failed. Raises EvidenceError where the reference breaks.
+    The first run of a batch is not representative. `seconds`: time of all samples. A file with a
+    fixed batch can't run one sample, which is recorded. A failing runtime is recorded as failed.
+    Raises EvidenceError if the reference fails.
     """
     size = context.binding.batch_size
     allowed = max(_SHARE * seconds, _FREE_S)
@@ -504,7 +500,7 @@ def take_turns(
             expected = context.reference.timed_run(batch)
             for runtime in runtimes:
                 _repeat(runtime, batch, expected)
-    if size == 1:  # its batches are of one sample
+    if size == 1:  # the measurement already has batches of one sample
         return
     if context.smallest > 1:
         reason = "fixed_batch" if context.binding.fixed else "no_single_sample"
@@ -531,10 +527,7 @@ def _take_turn(
     *,
     note: Callable[[float], None],
 ) -> None:
-    """Compute a batch and time it; a recording computes nothing.
-
-    The result is kept, so that a caller can use it without another run.
-    """
+    """Run and time a batch, and cache the result; a recording can't be run."""
     if runtime.runner is None or not runtime.runner.live:
         return
     try:
@@ -545,7 +538,7 @@ def _take_turn(
 
 
 def _turns(allowed: float, *, least: int, taken: int = 0) -> Iterator[int]:
-    """Yield the turns, from `taken` on, that `allowed` seconds permit: at least `least` in all."""
+    """Yield turns from `taken` on for `allowed` seconds, but until there are `least` in total."""
     start = time.perf_counter()
     for turn in range(taken, _MOST):
         if turn >= least and time.perf_counter() - start > allowed:
@@ -564,7 +557,7 @@ def _run_all(
 
 
 class _Advance:
-    """Adds up the samples that are done, for a progress callback."""
+    """Passes the sum of finished samples to a progress callback."""
 
     def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
         self._progress = progress

@@ -54,15 +54,15 @@ from gate.storage.arrays import Batch, OutputArray
 
 
 class OutputComparison:
-    """Checks number, dtype and shape of the outputs of each batch, then accumulates.
+    """Checks number, dtype and shape of the outputs of each batch, then accumulates statistics.
 
-    merge is associative up to the rounding of float64 sums; the left one is of earlier samples.
+    merge is associative up to the rounding of float64 sums; the left operand has earlier samples.
     """
 
     def __init__(
         self, check: OutputCheck, *, readings: Mapping[str, ClassReading] | None = None
     ) -> None:
-        """`readings`: how outputs of classes are read, by name; else as logits."""
+        """`readings`: how to read outputs of classes, by name. Default: logits."""
         self._check = check
         self._names = check.names
         self._readings = dict(readings or {})
@@ -70,40 +70,40 @@ class OutputComparison:
         self._outputs: list[OutputStatistics] = []
         self._late: dict[str, OutlierTracker] = {}
         self._axes: dict[str, int] = {}
-        """Of the samples, by output, where another batch size shows it; shared by all units."""
+        """Axis of the samples by output, if another batch size reveals it; shared by all units."""
         self.floor = NoiseFloor(check.names)
-        """Of the first samples; one for all that come after."""
+        """The floor of the first samples; shared by all units."""
 
     def successor(self) -> OutputComparison:
-        """An empty one for samples that come after, which are judged by the same floor."""
+        """Return an empty comparison for later samples, with the same floor."""
         empty = OutputComparison(self._check, readings=self._readings)
         empty._example, empty._axes, empty.floor = self._example, self._axes, self.floor
         return empty
 
     def emptied(self) -> OutputComparison:
-        """An empty one for the same samples, without a floor."""
+        """Return an empty comparison for the same samples, without a floor."""
         empty = OutputComparison(self._check, readings=self._readings)
         empty._example = self._example
         return empty
 
     def state(self) -> Any:
-        """Return the accumulated values, as JSON can hold them, without the floor."""
+        """Return the accumulated values as JSON values, without the floor."""
         return to_plain({"outputs": self._outputs, "late": self._late})
 
     def take(self, state: Any) -> None:
-        """Go on from what `state` gave. Raises EvidenceError for anything else."""
+        """Restore the result of `state`. Raises EvidenceError for invalid values."""
         taken = from_plain(state)
         self._outputs, self._late = taken["outputs"], taken["late"]
         for name, late in self._late.items():
             late.set_floors(self.floor.outlier_floors(name))
 
     def merge(self, other: OutputComparison) -> OutputComparison:
-        """Return the comparison of both streams, which have the same floor."""
+        """Return the comparison of both streams, which must have the same floor."""
         merged = self.successor()
         pairs = zip(self._outputs, other._outputs, strict=True)
-        whole = bool(self._outputs and other._outputs)
+        both_used = bool(self._outputs and other._outputs)
         merged._outputs = (
-            [a.merge(b) for a, b in pairs] if whole else self._outputs or other._outputs
+            [a.merge(b) for a, b in pairs] if both_used else self._outputs or other._outputs
         )
         both = {
             name: late.merge(other._late[name])
@@ -114,14 +114,16 @@ class OutputComparison:
         return merged
 
     def note_example(self, reference: Sequence[OutputArray]) -> None:
-        """Remember the shapes of a batch of another size: an axis 1 that grows with the batch, as
-        that of CLIP's matrices of similarity, is not one of classes."""
+        """Store the output shapes of a batch of another size.
+
+        An axis 1 that grows with the batch, as in CLIP's similarity matrices, is not a class axis.
+        """
         self._example = tuple(output.shape for output in reference)
 
     def update(
         self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray], span: Span
     ) -> None:
-        """Add one batch. Raises OutputMismatch, before anything of the batch is added."""
+        """Add one batch. Raises OutputMismatch before any part of the batch is added."""
         self._check.check(reference, candidate)
         if not self._outputs:
             self._outputs = [
@@ -149,8 +151,8 @@ class OutputComparison:
         start: int = 0,
         validity: Validity = UNRESTRICTED,
     ) -> None:
-        """Add one checked batch of outputs against those of the float64 reference, as far as that
-        is valid. `start`: the first sample."""
+        """Add one checked batch with float64 outputs (`truth`), where these are valid. `start`:
+        index of the first sample."""
         self.floor.update(
             truth, reference, candidate, samples=samples, start=start, validity=validity
         )
@@ -162,7 +164,7 @@ class OutputComparison:
     def update_outliers(
         self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray], span: Span
     ) -> None:
-        """Add one checked batch that has no truth, in units of those that have one."""
+        """Add one checked batch without float64 outputs, in units of the floor."""
         for name, r, c in zip(self._names, reference, candidate, strict=False):
             floors = self.floor.outlier_floors(name)
             if not floors:
@@ -176,8 +178,8 @@ class OutputComparison:
     def _axis(self, name: str, shape: tuple[int, ...], count: int) -> int | None:
         """Return the axis of the samples, or None; it is the same in all batches.
 
-        It is the only axis whose length differs in another batch, as in the states of an LSTM, else
-        the first one.
+        It is the only axis whose length depends on the batch size, as in the states of an LSTM;
+        otherwise the first one.
         """
         example = dict(zip(self._names, self._example or (), strict=False)).get(name, ())
         lengths = zip(shape, example, strict=True) if len(example) == len(shape) else ()
@@ -188,7 +190,7 @@ class OutputComparison:
 
     @property
     def outliers(self) -> list[int]:
-        """Samples that need a second look, the worst ones of each output first."""
+        """Samples that must be computed again, the worst ones of each output first."""
         lists = [late.doubtful for late in self._late.values()]
         lists += [output.logits.doubtful for output in self._outputs if output.logits]
         turns = chain.from_iterable(zip_longest(*lists))
@@ -196,7 +198,7 @@ class OutputComparison:
 
     @property
     def mismatched_integers(self) -> list[int]:
-        """Samples of which integers or bools differ."""
+        """Samples with differing integers or bools."""
         return sorted({s for output in self._outputs for s in output.mismatches.doubtful})
 
     def accept_tie(self, sample: int, run: Sequence[OutputArray | None]) -> None:
@@ -206,7 +208,7 @@ class OutputComparison:
                 output.mismatches.accept_ties(sample, array)
 
     def unexplained(self, sample: int) -> int:
-        """Return how many integers of a sample no correct run has had so far."""
+        """Return how many integers of a sample differ from all correct runs so far."""
         return sum(output.mismatches.unexplained(sample) for output in self._outputs)
 
     def accept_variants(self, look: RoundingVariants, runner: SessionRunner) -> None:
@@ -218,7 +220,7 @@ class OutputComparison:
                 continue
             truth = np.asarray(look.truth[index], np.float64)
             logits = output.logits
-            # All pairs of a batch have other columns in another batch.
+            # A similarity matrix has other columns in another batch.
             same = logits is not None and truth.shape == (1, logits.classes)
             if logits is not None and same and look.sample in logits.doubtful:
                 logits.accept_tie(look.sample, truth, floor)
@@ -231,8 +233,8 @@ class OutputComparison:
     def _settled(
         self, name: str, candidate: OutputArray, truth: OutputArray, floor: OutputArray
     ) -> dict[str, float]:
-        """The worst element of a sample in units of its own floor; and where the first samples'
-        floor is larger, of that."""
+        """Return the largest error of a sample in units of its floor (`by_own`), and in units of
+        the larger of this and the first samples' floor (`by_first`)."""
         with np.errstate(all="ignore"):
             error = np.abs(np.subtract(candidate, truth, dtype=np.float64))
             error[~np.isfinite(error)] = 0.0
@@ -244,22 +246,22 @@ class OutputComparison:
         }
 
     def result(self) -> tuple[OutputParity, ...]:
-        """One record an output, in the file's order."""
+        """Return one record per output, in the file's order."""
         return tuple(self._of(statistics) for statistics in self._outputs)
 
     def drain_rows(self) -> dict[str, NDArray[np.void]]:
-        """One row for each sample since the last call, by output; none of an output whose axis 0 is
-        not the batch."""
+        """Return the rows of the samples since the last call, by output; empty for an output whose
+        axis 0 is not the batch."""
         return {statistics.name: statistics.drain_rows() for statistics in self._outputs}
 
     @property
     def of_classes(self) -> dict[str, bool]:
-        """Whether its answers are classes, by output."""
+        """Whether an output has classes, by name."""
         return {statistics.name: statistics.of_classes for statistics in self._outputs}
 
     @property
     def settled(self) -> dict[str, float]:
-        """The value of `NoiseParity.settled` by output, if a sample was measured again."""
+        """`NoiseParity.settled` by output, if a sample was computed again."""
         scores = ((name, late.settled) for name, late in self._late.items())
         return {name: score for name, score in scores if score is not None}
 
@@ -278,30 +280,30 @@ Replayed = Callable[[Batch], ReplayedReference | None]
 """`MeasurementContext.replayed` of one runtime."""
 
 MOST_LOOKS = 256
-"""Samples whose floats and answers are computed again, the worst ones."""
+"""Maximum number of samples that are computed again, the worst ones."""
 
 _FEW_LOOKS = 4
-"""The same of a runtime that is beyond a bound, and so refused whatever they show."""
+"""The same for a runtime that exceeds a bound and is rejected anyway."""
 
 _FAR = 10.0
-"""Times a bound, from which on not even these are looked at."""
+"""Multiple of a bound above which no sample is computed again."""
 
 _RUNNING = "while running"
-"""What ONNX Runtime says where it breaks on the first batch, and not on the file."""
+"""Part of ONNX Runtime's message if the first batch fails, rather than the file."""
 
 _CHOSEN = 1e-5
-"""A difference, of the largest value, that may come from another choice: a third of one level of
-sound in 16 bits."""
+"""Minimum difference, relative to the largest value, that may come from another choice: a third of
+one level of 16-bit audio."""
 
 _CHOSEN_BY_FAR = 1e-3
-"""The same where a smaller one came from rounding before."""
+"""The same after a smaller difference turned out to be rounding."""
 
 
 def _chooses(
     reference: Sequence[OutputArray], candidate: Sequence[OutputArray], least: float
 ) -> bool:
-    """Return True if the outputs may differ by a choice: an integer, a shape, or a float by more
-    than `least` of the largest value."""
+    """Return whether the outputs may differ by a choice: an integer, a shape, or a float by more
+    than `least` times the largest value."""
     for r, c in zip(reference, candidate, strict=False):
         if r.shape != c.shape or (r.dtype.kind != "f" and not np.array_equal(r, c)):
             return True
@@ -313,10 +315,10 @@ def _chooses(
 
 
 class RuntimeMeasurement:
-    """One runtime: its session, the statistics of its outputs, its cost, and how it failed.
+    """The session, output statistics, cost and failure of one runtime.
 
-    What breaks in it is its failure, and doesn't stop the others. Without a session, because it is
-    absent or has failed, it has no statistics.
+    A failure is recorded and does not affect other runtimes. A runtime that is absent or has failed
+    has no session and no statistics.
     """
 
     def __init__(
@@ -326,7 +328,7 @@ class RuntimeMeasurement:
         *,
         readings: Mapping[str, ClassReading] | None = None,
     ) -> None:
-        """`readings`: as of `OutputComparison`."""
+        """`readings`: as in `OutputComparison`."""
         self.selected = selected
         self.name = selected.name
         self.absent_reason: str | None = None
@@ -335,27 +337,27 @@ class RuntimeMeasurement:
         self.failure_params: dict[str, Any] = {}
         self.plain_failure: str | None = None
         self.unusable = False
-        """Whether the failure is none of the file's."""
+        """Whether the failure is not caused by the file."""
         self.runner: SessionRunner | None = None
         self.stability: tuple[StabilityParity, ...] = ()
-        """One an output, in the file's order; empty: not measured."""
+        """One record per output, in the file's order; empty if not measured."""
         self.concurrency: tuple[ConcurrentLoad, ...] = ()
         self.probes: list[ProbeResult] = []
         self._unprobed: list[str] = []
         self._noise: dict[str, NoiseParity | None] = {}
-        """Of the first samples, by output, once their floor is known."""
+        """Noise of the first samples by output, set by `looks`."""
         self._looks: int | None = None
         self._unexamined = self._second_looks = self._look_draws = 0
         self.outputs: list[OutputArray] | None = None
-        """Of the last batch; None: it was not computed, or does not fit the model's."""
+        """Outputs of the last batch; None if it failed or does not match the model's."""
         self._least_choice: float | None = _CHOSEN
-        """As of `_chooses`. None once a batch of the unit shows that the choices of the file are
-        not open: each unit gives the same numbers wherever it is measured."""
+        """Argument of `_chooses`. None once a batch of the unit shows that no choices are open. It
+        is reset for each unit, so that the numbers do not depend on the process."""
         self._check = OutputCheck(self.name, outputs)
         self.comparison = OutputComparison(self._check, readings=readings)
         self._units = PairwiseMerge(OutputComparison.merge)
         self._rows = RowSpool(ROW)
-        """Of the units that ended."""
+        """Rows of the closed units."""
         self.meter = CostMeter()
 
     def open(
@@ -364,7 +366,7 @@ class RuntimeMeasurement:
         """Open the file of a job, or record why this runtime can't.
 
         `model`: for runtimes that run the model. Raises PolicyError, PackageMissing and
-        EvidenceError, which are no evidence on the file.
+        EvidenceError, which are not evidence about the file.
         """
         opened = partial(self._opened, job, model, binding)
         try:
@@ -380,7 +382,7 @@ class RuntimeMeasurement:
                 raise
             inputs = binding if self.selected.runtime.runs == "file" else None
             self.runner = SessionRunner(session, job.candidate.subject, inputs)
-        except (PolicyError, PackageMissing):  # which are no evidence on the file
+        except (PolicyError, PackageMissing):  # not evidence about the file
             raise
         except Exception as error:
             refuse_missing_kernel(error, job.candidate)
@@ -389,8 +391,8 @@ class RuntimeMeasurement:
     def _opened(
         self, job: MeasurementJob, model: ReferenceModel, binding: InputBinding, example: Batch
     ) -> Session:
-        """Return a session of the file, or of the model for a runtime that runs it. Raises
-        anything."""
+        """Return a session of the file, or of the model for a runtime that runs it. Raises any
+        exception."""
         selected, policy = self.selected, job.policy
 
         def in_torch(device: str) -> Session:
@@ -402,7 +404,7 @@ class RuntimeMeasurement:
         if selected.runtime.runs == "file":
             if job.chained is not None:
                 return job.chained.session(selected, policy, conditions=conditions(policy))
-            recorded = isinstance(selected.runtime, RecordedRuntime)  # has the samples on axis 0
+            recorded = isinstance(selected.runtime, RecordedRuntime)  # always samples on axis 0
             example = (binding.rows_by_input if recorded else binding.by_input)(example)
         return selected.open(
             RunnableFile(job.candidate, in_torch),
@@ -411,14 +413,14 @@ class RuntimeMeasurement:
         )
 
     def restart(self) -> None:
-        """Forget what was compared: the first unit is measured again."""
+        """Discard the comparisons, because the first unit is measured again."""
         self.comparison, self._least_choice = self.comparison.emptied(), _CHOSEN
 
     def cut_off(self) -> OutputComparison:
-        """Return the comparisons since the last unit, as a unit that is merged elsewhere."""
-        whole, self.comparison = self.comparison, self.comparison.successor()
+        """Return the comparisons since the last unit and begin a new unit."""
+        unit, self.comparison = self.comparison, self.comparison.successor()
         self._least_choice = _CHOSEN
-        return whole
+        return unit
 
     def end_unit(self) -> None:
         """Close a unit with the comparisons since the last one."""
@@ -428,7 +430,7 @@ class RuntimeMeasurement:
         self._units.add(unit)
 
     def fold(self) -> None:
-        """Take all units together, after the last one."""
+        """Combine all units, after the last one."""
         if self.runner is not None:
             self.comparison = self._units.result()
 
@@ -442,10 +444,10 @@ class RuntimeMeasurement:
         validity: Validity = UNRESTRICTED,
         replayed: Replayed | None = None,
     ) -> None:
-        """Compute the batch and compare it, unless the runtime is absent or has failed.
+        """Run the batch and compare it, unless the runtime is absent or has failed.
 
-        `truth`: the outputs of the float64 reference, where it ran on this batch; `validity`: of
-        these. `replayed`: computes both with the choices of the file.
+        `truth`: the float64 outputs, if computed for this batch, with their `validity`. `replayed`:
+        computes reference and float64 outputs with the choices of the file.
         """
         self.outputs = None
         if self.runner is None:
@@ -457,9 +459,9 @@ class RuntimeMeasurement:
             self.meter.batch(self.runner.seconds, batch_size=span.count)
             least = self._least_choice
             if replayed is not None and least and _chooses(reference, outputs, least):
-                found = replayed(batch)
-                if found is not None:
-                    reference, truth = found.outputs, truth and found.truth
+                replay = replayed(batch)
+                if replay is not None:
+                    reference, truth = replay.outputs, truth and replay.truth
                 else:
                     by_far = _chooses(reference, outputs, _CHOSEN_BY_FAR)
                     self._least_choice = None if by_far else _CHOSEN_BY_FAR
@@ -481,10 +483,10 @@ class RuntimeMeasurement:
     def probe(
         self, batch: Batch, reference: Sequence[OutputArray], keys: Sequence[str | None] = ()
     ) -> None:
-        """Compute a batch of another size, only to see that the outputs have the right shapes,
-        and the names of `keys`, by which the model returns them.
+        """Run a batch of another size, to check the output shapes and the names in `keys`, under
+        which the model returns the outputs.
 
-        A batch size that was baked in passes unseen where all batches have that size.
+        A hard-coded batch size is not detected if all batches have that size.
         """
         if self.runner is None:
             return
@@ -504,11 +506,10 @@ class RuntimeMeasurement:
         *,
         by: Callable[[SessionRunner, Batch], list[OutputArray]] = SessionRunner.run,
     ) -> list[OutputArray]:
-        """Return the outputs for a batch that is not one of the samples'.
+        """Return the outputs for an additional batch, after checking number, dtypes and shapes.
 
-        They have the number, dtypes and shapes of those of the reference. `by`: the method of the
-        runner that computes them. Raises EvidenceError, OutputMismatch, and any error of the
-        runtime.
+        `by`: the method of the runner to use. Raises EvidenceError, OutputMismatch, and any
+        exception of the runtime.
         """
         if self.runner is None:
             raise EvidenceError(
@@ -520,17 +521,20 @@ class RuntimeMeasurement:
         return outputs
 
     def takes_probe(self, name: str, batch: Batch) -> bool:
-        """Return whether the runtime can run these inputs; those that it can't run are recorded."""
+        """Return whether the runtime can run these inputs; record the name if it can't."""
         if self.runner is None:
             return False
-        taken = self.runner.has_probe(batch)
-        if not taken:
+        can_run = self.runner.has_probe(batch)
+        if not can_run:
             self._unprobed.append(name)
-        return taken
+        return can_run
 
     def looks(self, policy: Policy) -> int:
-        """Return how many samples, and how many probes, get a second look: a few if a bound is
-        exceeded, none if it is exceeded 10 times. The verdict is the same with more."""
+        """Return how many samples, and how many probes, are computed again.
+
+        They are few if a bound is exceeded, and none if it is exceeded 10 times: more would not
+        change the verdict.
+        """
         if self._looks is None and self.runner is not None:
             self._noise = self.comparison.floor.results()
             far = is_refused(policy, self.name, self._noise, times=_FAR)
@@ -539,8 +543,8 @@ class RuntimeMeasurement:
         return self._looks or 0
 
     def has_settled(self, policy: Policy) -> bool:
-        """Return True if a second look has shown that a sample is beyond a bound: then the runtime
-        gets few more, and fewer of its probes do."""
+        """Return whether a sample exceeds a bound after it was computed again. Then only few more
+        samples and probes are computed again."""
         if self.runner is None or not self.looks(policy):
             return False
         noise = {
@@ -553,26 +557,26 @@ class RuntimeMeasurement:
         return self._looks == _FEW_LOOKS
 
     def is_clearly_refused(self, policy: Policy) -> bool:
-        """Return True if no further run under random rounding can make it pass."""
+        """Return whether more runs under random rounding can't make the runtime pass."""
         if self.runner is None:
             return True
         noise = self.comparison.floor.results()
         return is_refused(policy, self.name, noise, few_draws=True)
 
     def leave_out(self, samples: int) -> None:
-        """Note doubtful samples that get no second look."""
+        """Count doubtful samples that are not computed again."""
         self._unexamined += samples
 
     def excuse(self, sample: int, run: Sequence[OutputArray | None], *, drawn: bool) -> None:
         """Accept the integers of a correct run, by output, as possible values of a sample.
 
-        `drawn`: by a run under random rounding.
+        `drawn`: whether it was a run under random rounding.
         """
         self._look_draws += drawn
         self.comparison.accept_tie(sample, run)
 
     def accept_variants(self, look: RoundingVariants) -> None:
-        """Judge a doubtful sample again."""
+        """Accept the variants of a doubtful sample that was computed again."""
         if self.runner is None:
             return
         self._second_looks += 1
@@ -583,8 +587,7 @@ class RuntimeMeasurement:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Note the failure, or that there is no such runtime for this model, and drop the runner
-        with its memory."""
+        """Record the failure, or that the runtime does not support the model; close the runner."""
         if isinstance(error, RuntimeAbsent) and self.selected.runtime.runs == "model":
             self.absent_reason = str(error)
         else:
@@ -598,10 +601,7 @@ class RuntimeMeasurement:
     def fail_on(
         self, batch: Batch, error: Exception, *, compute: Callable[[Batch], object]
     ) -> None:
-        """Record a failure on a batch, like `fail`.
-
-        Also notes the batch sizes that `compute` accepts, where it accepts only some.
-        """
+        """Record a failure on a batch, with the batch sizes that `compute` accepts, if any."""
         if isinstance(error, RuntimeUnusable):
             self.fail(error)
             return
@@ -615,7 +615,7 @@ class RuntimeMeasurement:
         self.close()
 
     def close(self) -> None:
-        """Give back what the runtime holds. A runtime that breaks even then has its failure."""
+        """Release the resources of the runtime; record a failure to do so."""
         runner, self.runner, self.outputs = self.runner, None, None
         self.comparison = self.comparison.emptied()
         try:
@@ -626,11 +626,11 @@ class RuntimeMeasurement:
             self.failure = self.failure or describe_failure(error)
 
     def evidence(self) -> RuntimeEvidence:
-        """The record: absent, failed, or measured."""
+        """Return the record of an absent, failed or measured runtime."""
         if self.runner is not None:
             try:
                 return self._measured(self.runner.proof(), live=self.runner.live)
-            except Exception as error:  # it can't prove anything, or not as a record needs it
+            except Exception as error:  # no proof, or one that is invalid in a record
                 self.fail(error)
         return RuntimeEvidence(
             runtime=self.name,
@@ -669,7 +669,7 @@ class RuntimeMeasurement:
         )
 
     def sample_rows(self) -> dict[str, OutputRows]:
-        """One row a sample, by output, after `fold`; nothing of a runtime that does not compute."""
+        """Return one row per sample by output; requires `fold`. Empty without a runner."""
         if self.runner is None:
             return {}
         return {
@@ -688,18 +688,18 @@ class RuntimeMeasurement:
         )
 
     def floor_state(self) -> Any:
-        """Return the noise floor as JSON can hold it, for those who measure later samples."""
+        """Return the noise floor as JSON values, for processes that measure later samples."""
         return to_plain(self.comparison.floor)
 
     def judge_by(self, floor: Any) -> None:
-        """Take the noise floor that another process measured. Raises EvidenceError."""
-        taken = from_plain(floor)
-        if not isinstance(taken, NoiseFloor):
+        """Use the noise floor of another process. Raises EvidenceError."""
+        measured = from_plain(floor)
+        if not isinstance(measured, NoiseFloor):
             raise EvidenceError(f"there is no noise floor for {self.name}. Measure unit 0 again.")
-        self.comparison.floor.become(taken)
+        self.comparison.floor.become(measured)
 
     def unit_result(self) -> RuntimeUnitResult:
-        """Return what was measured since the last unit; the next one begins."""
+        """Return the result since the last unit and begin the next one."""
         compared, seconds, proof = self.cut_off(), self.meter.drain(), self.run_proof()
         if proof is not None:
             return RuntimeUnitResult(proof=proof, seconds=seconds, compared=compared.state())
@@ -712,7 +712,7 @@ class RuntimeMeasurement:
         )
 
     def run_proof(self) -> RunProof | None:
-        """Return how the runtime ran so far; None: it does not run, or can't report it."""
+        """Return the proof of how the runtime ran so far; None without a runner or a proof."""
         if self.runner is None:
             return None
         try:
@@ -722,9 +722,10 @@ class RuntimeMeasurement:
             return None
 
     def merge(self, result: RuntimeUnitResult, *, own: RunProof | None, anywhere: bool) -> None:
-        """Add what another process measured of the unit that comes next. `own`: how this one ran on
-        the samples; `anywhere`: the other may have other libraries and devices. What does not fit
-        is the failure of the runtime."""
+        """Add the result of another process for the next unit; a mismatch is recorded as a failure.
+
+        `own`: the proof of this process. `anywhere`: allow other libraries and devices.
+        """
         if self.runner is None:
             return
         try:
@@ -752,6 +753,6 @@ def _verify(name: str, part: RuntimeUnitResult, *, own: RunProof | None, anywher
         here = own.to_plain() if own else {}
         unlike = {key: value for key, value in here.items() if there.get(key) != value}
         raise EvidenceError(
-            f"{name} ran otherwise in another process: there {there}, here {unlike}. Measure where "
-            "all processes have the same devices and libraries."
+            f"{name} ran differently in another process: there {there}, here {unlike}. Use the "
+            "same devices and libraries in all processes."
         )

@@ -28,10 +28,10 @@ from gate.summary.render import render_mismatch
 
 
 class OutputCheck:
-    """A check of the outputs of one runtime against the reference's, without their values."""
+    """Checks number, names, dtypes and shapes of the outputs of one runtime."""
 
     def __init__(self, runtime: str, names: Sequence[str]) -> None:
-        """`names`: of the file's outputs, in its order."""
+        """`names`: the outputs of the file, in order."""
         self._runtime = runtime
         self.names = tuple(names)
 
@@ -48,12 +48,11 @@ class OutputCheck:
             self._check_output(name, r, c)
 
     def check_keys(self, keys: Sequence[str | None]) -> None:
-        """Raise ModelMismatch where the file has the model's names in another order or in part.
+        """Raise ModelMismatch if the file has the model's names in another order or only partly.
 
-        Some consumers take the outputs of a file by name, some by position: both must get the right
-        ones. Parts (`boxes.0`) may have other names next to a `scores` that kept its own, but not
-        the name of another output. A number is no name: PyTorch's exporter numbers a constant
-        output.
+        Consumers may read outputs by name or by position, and must get the same ones. Elements of a
+        nested output (`boxes.0`) may be renamed next to an unchanged `scores`, but not to the name
+        of another output. Numbers are ignored: PyTorch's exporter numbers constant outputs.
         """
         if len(keys) != len(self.names):
             return  # `check` raises with more detail
@@ -90,8 +89,8 @@ class OutputCheck:
 
 
 def _left_out(reference: Sequence[OutputArray], candidate: Sequence[OutputArray]) -> list[int]:
-    """Return which outputs of the model the file does not have, counted from 1, where the values
-    of all others are there; else nothing."""
+    """Return the numbers (from 1) of model outputs that the file lacks, if it has the values of all
+    others; otherwise an empty list."""
     left = dict(enumerate(reference, start=1))
     for output in candidate:
         equal = (n for n, r in left.items() if r.shape == output.shape and _is_close(r, output))
@@ -109,8 +108,10 @@ _SECONDS = 10.0
 
 
 def classify_failure(error: Exception) -> tuple[FailureCode | None, dict[str, Any]]:
-    """Return the kind of a failure of a runtime, with its parameters: the only code that reads the
-    messages of ONNX Runtime."""
+    """Return the code of a runtime's failure with its parameters.
+
+    This is the only function that parses messages of ONNX Runtime.
+    """
     text = str(error)
     if isinstance(error, ModelMismatch):
         return "wrong_outputs", {"mismatch": error.code, **error.params}
@@ -132,23 +133,24 @@ _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node
 
 
 def refuse_missing_kernel(error: Exception, candidate: TestedFile) -> None:
-    """Raise EvidenceError where ONNX Runtime's CPU provider has no kernel of an operator in the
-    half or double precision of the file. Other devices may have one, so it is no fault of the
-    file."""
-    found = _NO_KERNEL.search(str(error))
-    if found is None:
+    """Raise EvidenceError if ONNX Runtime's CPU provider lacks a half or double precision kernel.
+
+    Other devices may have one, so it is not a fault of the file.
+    """
+    match = _NO_KERNEL.search(str(error))
+    if match is None:
         return
     subject = candidate.subject
     dtypes = [spec.dtype for spec in (*subject.inputs, *subject.outputs)]
     halves = [dtype for dtype in dtypes if dtype in HALF]
     if halves:
         dtype, remedy = halves[0], "export it in float16 or float32"
-    elif "float64" in dtypes or reads_double(RunnableFile(candidate).parsed(), found[1], found[2]):
+    elif "float64" in dtypes or reads_double(RunnableFile(candidate).parsed(), match[1], match[2]):
         dtype, remedy = "float64", "export it in float32: call model.float() before the export"
     else:
         return
     raise EvidenceError(
-        f"ONNX Runtime's CPU provider can't run {found[1]} in {dtype} (node '{found[2]}'). Set its "
+        f"ONNX Runtime's CPU provider can't run {match[1]} in {dtype} (node '{match[2]}'). Set its "
         "runtimes to 'never' in the policy and judge the file on a device that can, or "
         f"{remedy}."
     ) from error
@@ -157,24 +159,24 @@ def refuse_missing_kernel(error: Exception, candidate: TestedFile) -> None:
 def batch_sizes_of(
     error: Exception, batch: Batch, compute: Callable[[Batch], object]
 ) -> tuple[int, ...]:
-    """Return the batch sizes that `compute` accepts, if it refuses others as small.
+    """Return the batch sizes that `compute` accepts, if it refuses smaller or equal ones.
 
-    A failure on all of them proves nothing of batches, and one on large ones alone may be a lack of
-    memory; the gate's own errors prove nothing of them either. Then there are none.
+    Empty if all sizes fail, or only large ones (which may be a lack of memory), and for the gate's
+    own errors: these prove nothing about batch sizes.
     """
     if isinstance(error, GateError | MemoryError) or "memory" in str(error).lower():
         return ()
-    taken = _taken(batch, compute)
-    sizes = tuple(size for size, computed in taken.items() if computed)
-    return sizes if len(sizes) < len(taken) else ()
+    accepted = _try_sizes(batch, compute)
+    sizes = tuple(size for size, is_accepted in accepted.items() if is_accepted)
+    return sizes if len(sizes) < len(accepted) else ()
 
 
-def _taken(batch: Batch, compute: Callable[[Batch], object]) -> dict[int, bool]:
-    """Return whether it computes the samples of the batch, repeated or cut to each size.
+def _try_sizes(batch: Batch, compute: Callable[[Batch], object]) -> dict[int, bool]:
+    """Return whether `compute` accepts the batch, repeated or cut to each size.
 
-    Sizes that follow the last one that it computes prove nothing, and are left out.
+    Sizes above the largest accepted one are omitted.
     """
-    taken: dict[int, bool] = {}
+    accepted: dict[int, bool] = {}
     end = time.perf_counter() + _SECONDS
     for size in _SIZES:
         if time.perf_counter() > end:
@@ -184,43 +186,42 @@ def _taken(batch: Batch, compute: Callable[[Batch], object]) -> dict[int, bool]:
                 {name: np.resize(array, (size, *array.shape[1:])) for name, array in batch.items()}
             )
         except Exception:
-            taken[size] = False
+            accepted[size] = False
         else:
-            taken[size] = True
-    last = max((size for size, computed in taken.items() if computed), default=0)
-    alone = last == 1 and taken.get(2) is False
-    return {size: computed for size, computed in taken.items() if size <= (2 if alone else last)}
+            accepted[size] = True
+    last = max((size for size, is_accepted in accepted.items() if is_accepted), default=0)
+    end_size = 2 if last == 1 and accepted.get(2) is False else last
+    return {size: is_accepted for size, is_accepted in accepted.items() if size <= end_size}
 
 
 _ROOM = 2**24
-"""Bytes of answers that are kept."""
+"""Size of the output cache in bytes."""
 
 
 class SessionRunner:
-    """Feeds a session of a file."""
+    """Runs batches in a session of a file, times them and caches some results."""
 
     def __init__(self, session: Session, subject: Subject, binding: InputBinding | None) -> None:
-        """`binding`: which samples go to which input; None: the session takes them all by their
-        own names."""
+        """`binding`: the mapping of samples to inputs; None: the session uses sample names."""
         self._session = session
         self._subject = subject
         self._binding = binding
         self._answers = OutputCache(room=_ROOM)
         self.seconds = 0.0
-        """How long the last run took."""
+        """Duration of the last run."""
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
-        """All outputs, on the host, in the file's order. May raise anything."""
+        """Return all outputs on the host, in the file's order. May raise any exception."""
         return self._timed(self._session.run, batch)
 
     @property
     def connections(self) -> tuple[int, ...]:
-        """Numbers of clients that `run_at_once` is measured with; empty: it can't be."""
+        """Numbers of clients for `run_at_once`; empty if it is not supported."""
         return self._session.connections
 
     @property
     def rate(self) -> float | None:
-        """Requests per second of the open loop; None: there is none."""
+        """Requests per second of the open loop; None without an open loop."""
         return self._session.rate
 
     def run_at_once(
@@ -228,12 +229,12 @@ class SessionRunner:
     ) -> tuple[list[list[RuntimeArray]], list[float], float]:
         """Run the batches from `connections` clients, as `Session.run_at_once` does."""
         fed = [self._fed(batch) for batch in batches]
-        found, seconds, whole = self._session.run_at_once(fed, connections, rate)
-        return [self._unbound(outputs) for outputs in found], seconds, whole
+        results, seconds, total = self._session.run_at_once(fed, connections, rate)
+        return [self._unbound(outputs) for outputs in results], seconds, total
 
     @property
     def live(self) -> bool:
-        """False of a recording, which can't be run again."""
+        """False for a recording, which can't be run again."""
         return self._session.live
 
     def has_probe(self, batch: Batch) -> bool:
@@ -241,15 +242,15 @@ class SessionRunner:
         return self._session.has_probe(self._fed(batch))
 
     def run_kept(self, batch: Batch) -> list[RuntimeArray]:
-        """Run a batch and keep the result for `answer`."""
+        """Run a batch and cache the result for `answer`."""
         return self._kept(batch, self.run(batch))
 
     def run_probe(self, batch: Batch) -> list[RuntimeArray]:
-        """Run inputs that are not samples, and keep the result for `answer`."""
+        """Run inputs that are not samples, and cache the result for `answer`."""
         return self._kept(batch, self._timed(self._session.run_probe, batch))
 
     def answer(self, batch: Batch) -> list[RuntimeArray]:
-        """Return the outputs for a batch, which is not computed again if its result was kept."""
+        """Return the outputs for a batch, from the cache if possible."""
         return self._answers.get_or_compute(row_digests(batch), lambda: self.run(batch)) or []
 
     def _kept(self, batch: Batch, outputs: list[RuntimeArray]) -> list[RuntimeArray]:
@@ -268,12 +269,12 @@ class SessionRunner:
         fed = self._fed(batch)
         start = time.perf_counter()
         outputs = compute(fed)
-        own = seconds_of(self._session.seconds)
-        self.seconds = time.perf_counter() - start if own is None else own
+        reported = seconds_of(self._session.seconds)
+        self.seconds = time.perf_counter() - start if reported is None else reported
         return self._unbound(outputs)
 
     def _unbound(self, outputs: Sequence[OutputArray]) -> list[RuntimeArray]:
-        """Return outputs of the file as the model has them."""
+        """Convert outputs of the file to the layout and dtypes of the model."""
         outputs = [text_digests(o) if isinstance(o, np.ndarray) else o for o in outputs]
         for spec, output in zip(self._subject.outputs, outputs, strict=False):
             if not isinstance(output, np.ndarray) or output.dtype.kind not in "biuf":
@@ -285,7 +286,7 @@ class SessionRunner:
             return list(outputs)
         if self._binding.reduced:
             outputs = [o.astype(np.float32) if o.dtype == np.float16 else o for o in outputs]
-        # A recording has the samples on axis 0.
+        # A recording always has the samples on axis 0.
         return self._binding.from_call(outputs) if self._session.live else list(outputs)
 
     def proof(self) -> Proof:
@@ -293,13 +294,12 @@ class SessionRunner:
         return self._session.proof()
 
     def close(self) -> None:
-        """Close the session, after which nothing runs."""
+        """Close the session."""
         self._session.close()
 
 
 def conditions(policy: Policy, layout: BatchAxes | None = None) -> Conditions:
-    """Return the settings of PyTorch that are in force and the batch axes of the calls, for use by
-    sessions."""
+    """Return the current PyTorch settings and the batch axes of calls, for sessions."""
     return Conditions(
         threads=torch.get_num_threads(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -311,33 +311,32 @@ def conditions(policy: Policy, layout: BatchAxes | None = None) -> Conditions:
 
 @dataclass(frozen=True)
 class RoundingVariants:
-    """The values that one sample may have, by output.
-
-    None where no part of the output is known to belong to the sample.
-    """
+    """Valid values of one sample, by output; None if no part of an output belongs to the sample."""
 
     sample: int
     truth: tuple[OutputArray | None, ...]
-    """In float64, as of a batch of one."""
+    """Float64 outputs, as for a batch of one."""
     reference: tuple[OutputArray | None, ...]
     draws: tuple[tuple[OutputArray | None, ...], ...]
-    """The reference under random rounding, one after the other."""
+    """Outputs of the reference under random rounding, by run."""
     batch: Batch
-    """The samples that the runtime was measured with."""
+    """The batch with the sample that the runtime was measured with."""
     row: int
-    """The place of the sample in it."""
+    """Row of the sample in the batch."""
     count: int
-    """The number of samples in it."""
+    """Number of samples in the batch."""
 
     def alternatives(self, output: int) -> list[OutputArray]:
-        """All that rounding makes of one output."""
+        """Return all valid values of one output."""
         runs = (self.truth, self.reference, *self.draws)
-        found = (run[output] for run in runs if output < len(run))
-        return [array for array in found if array is not None]
+        arrays = (run[output] for run in runs if output < len(run))
+        return [array for array in arrays if array is not None]
 
     def floor(self, output: int) -> Floats | None:
-        """The largest error of any of them, element by element; at least one rounding. None where
-        there is no truth of that shape."""
+        """Return the largest error of the valid values by element, at least one rounding error.
+
+        None without float64 values.
+        """
         truth = self.truth[output] if output < len(self.truth) else None
         if truth is None:
             return None
@@ -373,7 +372,7 @@ def sample_outputs(
 
 
 def row_of(outputs: Sequence[OutputArray], row: int, count: int) -> list[OutputArray | None]:
-    """The sample in place `row` of outputs of `count` samples; None of an output without rows."""
+    """Return row `row` of the outputs of `count` samples; None for an output without rows."""
     return [
         output[row : row + 1] if output.ndim and len(output) == count else None
         for output in outputs

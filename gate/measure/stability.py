@@ -1,4 +1,4 @@
-"""Instrument: repeat samples, alone and in other batches."""
+"""Instrument: repeat samples, individually and in other batches."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from gate.statistics.accumulators import by_column, columns, distances, worse_co
 from gate.statistics.error_groups import Floats, representable
 from gate.storage.arrays import Batch, OutputArray
 
-# A runtime that keeps dropout, or BatchNorm in training mode, or a batch size in its graph gives a
-# sample another answer each time, or in another batch.
+# With dropout, BatchNorm in training mode or a hard-coded batch size in its graph, a runtime
+# returns different outputs for a sample on each run or in another batch.
 
 
 _SUSPICIOUS = 4.0
-"""A ratio from which on the reference is computed under random rounding too."""
+"""Above this ratio the reference is also run under random rounding."""
 
 _UNCLEAR = (16.0, 64.0)
-"""Ratios between which it is computed so more often. Fixed, not the policy's: the evidence must not
-depend on bounds."""
+"""Between these ratios more runs under random rounding are made. Fixed rather than taken from the
+policy, because the evidence must not depend on bounds."""
 
 _STEP = 0.9 * EPSILON
-"""About the least change of 1 - p, and of log(p), where p is just below 1."""
+"""About the smallest change of 1 - p, and of log(p), for p just below 1."""
 
 _LAST_ROUNDING = 2.5
-"""Largest change by the last rounding of a result, in roundings of its own value."""
+"""Largest change due to the last rounding of a result, in units of its rounding."""
 
 
 Compute = Callable[[Batch, Sequence[OutputArray]], list[OutputArray]]
-"""Computes a batch and checks number, dtype and shapes of the outputs against the reference's."""
+"""Runs a batch and checks number, dtype and shapes of the outputs against the reference's."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of the samples as a batch of their own, as the reference computes it."""
+    """A batch of some samples with the outputs of the reference."""
 
     start: int
     batch: Batch
@@ -59,7 +59,7 @@ class _Part:
 
 
 class StabilityInstrument:
-    """Every runtime that is still open gets its `stability`."""
+    """Measures `stability` of every open runtime."""
 
     needs_runtimes = True
     title = "stability"
@@ -70,12 +70,12 @@ class StabilityInstrument:
 
     @staticmethod
     def is_enabled(job: MeasurementJob) -> bool:
-        """Return True if the policy repeats samples."""
+        """Return whether the policy repeats samples."""
         return bool(job.policy.instruments.stability_samples)
 
     def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:
-        """Repeat the samples in every runtime. A runtime that can't compute another batch size has
-        failed: it would serve no other."""
+        """Repeat the samples in every runtime. A runtime that can't run other batch sizes has
+        failed."""
         live = [
             runtime for runtime in runtimes if runtime.runner is not None and runtime.runner.live
         ]
@@ -98,16 +98,15 @@ class StabilityInstrument:
 
 
 class StabilityReference:
-    """The reference side, computed once; `of` judges one runtime after the other.
+    """The outputs of the reference, computed once; `of` measures one runtime.
 
-    All samples in one batch are the baseline; they are computed again in batches of one, of
-    `instruments.probe_batch_sizes` and of the measurement's size, as far as the samples last. A
-    file with a fixed batch axis is computed in batches of that size only: it is repeatable or not.
+    The baseline is one batch of all samples. They are run again in batches of size one, of
+    `instruments.probe_batch_sizes` and of the measurement's size, if there are enough samples. A
+    file with a fixed batch axis is run only with that size, which measures repeatability alone.
 
-    A sample's place in an output is every axis that grows with the batch, whichever axis that is;
-    an output that does not grow is compared whole. An output whose shape follows the data has no
-    place for a sample: it is only repeated, and its batches are left to the probes. One sample has
-    no other batch, so its batch invariance is None.
+    A sample is found in an output along every axis that grows with the batch. An output that does
+    not grow is compared as a whole. An output whose shape depends on the data is only repeated; its
+    batches are left to the probes. A single sample has no other batch: batch invariance is None.
     """
 
     def __init__(self, context: MeasurementContext) -> None:
@@ -124,12 +123,15 @@ class StabilityReference:
 
     @property
     def batches(self) -> Sequence[_Part]:
-        """The samples in every batch that is computed: the baseline, then the smaller ones."""
+        """All batches: the baseline, then the smaller ones."""
         return [*self._bases, *self._parts]
 
     def crossed(self, part: _Part, outputs: Sequence[OutputArray]) -> int:
-        """Return how many samples of a batch got an answer that is nearer to the reference's answer
-        to another sample than to their own, and farther from that than rounding explains."""
+        """Return how many samples of a batch got the output of another sample.
+
+        Such an output is closer to the reference for another sample than for this one, and differs
+        from the latter by more than rounding explains.
+        """
         crossed = np.zeros(part.size, bool)
         for index, output in enumerate(outputs):
             place, bases = (
@@ -155,7 +157,7 @@ class StabilityReference:
 
     @staticmethod
     def cost(context: MeasurementContext) -> int:
-        """Return how many samples `of` computes for one runtime, the baseline twice."""
+        """Return how many samples `of` runs in one runtime, including the baseline twice."""
         count, sizes = _count(context), _sizes(context)
         return 2 * count + sum(count // size * size for size in sizes)
 
@@ -167,16 +169,15 @@ class StabilityReference:
         again: Compute | None = None,
         replayed: Replayed = lambda _: None,
     ) -> tuple[StabilityParity, ...]:
-        """One record an output. `company`: what the runtime makes of the smaller batches, if that
-        may be an answer of before, and `again` of the repeated baseline; else `compute`.
-        `replayed`: the reference with the choices that the runtime makes on a batch.
+        """Measure a runtime and return one record per output.
 
-        An output that has another number of rows because rounding decides a choice is compared with
-        no other batch. One that moves far is compared with the reference that makes the same
-        choices.
+        `company`: runs the smaller batches, possibly from a cache; `again`: runs the repeated
+        baseline; both default to `compute`. `replayed`: runs the reference with the choices that
+        the runtime makes on a batch. An output whose number of rows differs because of a choice is
+        not compared with other batches; one with a large change is compared with the reference that
+        makes the same choices.
 
-        Raises EvidenceError if the runtime can't compute a batch size, or returns other shapes
-        in it."""
+        Raises EvidenceError if the runtime can't run a batch size, or returns other shapes."""
         first = [_outputs(compute, base, replayed) for base in self._bases]
         smaller = [_outputs(company or compute, part, replayed) for part in self._parts]
         moved, sizes = self._moved(first[0], smaller)
@@ -198,7 +199,7 @@ class StabilityReference:
             unit, draws = own, 0
             if self._is_far(moved[index], index):
                 unit, draws = worse_columns(own, self._rounding[index]), DRAWS
-                # A column that moves in steps need not have moved in any of three runs.
+                # A column that changes in steps may not have changed in three runs.
                 at_most = worst_ratio(moved[index], np.maximum(unit, EPSILON))
                 if worst_ratio(moved[index], unit) > _UNCLEAR[0] and at_most <= _UNCLEAR[1]:
                     unit, draws = worse_columns(own, self._more_rounding[index]), MORE_DRAWS
@@ -222,8 +223,8 @@ class StabilityReference:
     def _moved(
         self, whole: Sequence[OutputArray], smaller: Sequence[Sequence[OutputArray]]
     ) -> tuple[list[Floats], list[set[int]]]:
-        """Return the largest change of each output between the baseline and the smaller batches, by
-        column, and the sizes of the batches that were compared."""
+        """Return the largest change of each output between baseline and smaller batches, by column,
+        and the sizes of the compared batches."""
         base = self._bases[0]
         moved = [np.zeros(1)] * len(self._units)
         sizes: list[set[int]] = [set() for _ in self._units]
@@ -239,7 +240,7 @@ class StabilityReference:
         return moved, sizes
 
     def _part_slices(self, index: int, part: _Part) -> tuple[slice, ...] | None:
-        """Return the position of the part in the baseline's output by the shapes, or None."""
+        """Return the position of the part in the baseline's output, derived from the shapes."""
         base = self._bases[0]
         whole, shape = base.expected[index].shape, part.expected[index].shape
         if len(whole) != len(shape):
@@ -256,10 +257,9 @@ class StabilityReference:
         return tuple(place)
 
     def _unit(self, index: int) -> Floats:
-        """See `StabilityParity.unit`, by column; infinite where the reference itself has no stable
-        answer.
+        """Return `StabilityParity.unit` by column; infinite if the reference itself is unstable.
 
-        Integers have no rounding: theirs is the change of the reference alone.
+        Integers have no rounding error, so their unit is the change of the reference.
         """
         unit = np.zeros(1)
         for part in self._parts:
@@ -275,12 +275,12 @@ class StabilityReference:
 
     @cached_property
     def _rounding(self) -> list[Floats]:
-        """How far random rounding moves each output, by column."""
+        """The effect of random rounding on each output, by column."""
         return self._rounding_of(DRAWS)
 
     @cached_property
     def _more_rounding(self) -> list[Floats]:
-        """The effect of random rounding by more runs.
+        """The effect of random rounding, measured with more runs.
 
         The errors of a column may be those of one sample, and the median of three errors may be
         small by chance.
@@ -288,7 +288,7 @@ class StabilityReference:
         return self._rounding_of(MORE_DRAWS)
 
     def _rounding_of(self, draws: int) -> list[Floats]:
-        """Return the median of several runs; zeros where the model can't be computed so."""
+        """Return the median of several runs; zeros if the model can't run under random rounding."""
         batches = [base.batch for base in self._bases]
         try:
             for draw in range(len(self._rounded), draws):
@@ -300,7 +300,7 @@ class StabilityReference:
 
     @cached_property
     def _rounded(self) -> list[list[list[OutputArray]]]:
-        """Outputs of the runs so far: by run, batch and output."""
+        """Outputs of the runs so far, by run, batch and output."""
         return []
 
     def _moved_by_rounding(self, runs: list[list[list[OutputArray]]], index: int) -> Floats:
@@ -320,27 +320,27 @@ class StabilityReference:
                 still = self._bases[0].expected[index][place]
                 inverse = worse_columns(inverse, _inverse(part.expected[index], still))
         middle = np.asarray(np.nan_to_num(np.median(draws, axis=0), posinf=0.0))
-        # A column that moves in steps may stay as it is in most runs.
+        # A column that changes in steps may be unchanged in most runs.
         steps = (inverse > 0.0) & (inverse <= 1.0 / _STEP)
         return worse_columns(middle, np.where(steps, EPSILON, 0.0))
 
 
 def _inverse(left: OutputArray, right: OutputArray) -> Floats:
-    """1 / the smallest change of each column that is more than the last rounding; 0 without any."""
+    """Return 1 / the smallest change of each column above the last rounding; 0 without any."""
     apart = distances(left, right)
     more = apart > _LAST_ROUNDING * EPSILON * np.abs(np.asarray(right, np.float64))
     return columns(np.divide(1.0, apart, out=np.zeros_like(apart), where=more))
 
 
 def _ratio(moved: Floats, unit: Floats) -> float | None:
-    """`worst_ratio`; None where something moved and the reference has no stable answer itself."""
+    """Return `worst_ratio`; None if something changed and the reference itself is unstable."""
     unstable = bool(np.isinf(unit).any() and moved.any())
     return None if unstable else worst_ratio(moved, unit)
 
 
 def _bases(context: MeasurementContext) -> list[_Part]:
-    """All samples in one batch, or in one of the measurement's size where the reference takes no
-    more; of a file with a fixed batch axis, in as many batches as they fill."""
+    """Return the baseline: one batch of all samples, or of the measurement's size if the reference
+    does not accept more; for a fixed batch axis, all full batches."""
     count, measured = _count(context), context.binding.batch_size
     if context.binding.fixed:
         return list(_parts(context, measured, count))
@@ -358,8 +358,8 @@ def _parts(context: MeasurementContext, size: int, count: int) -> Iterator[_Part
 
 
 def _company(context: MeasurementContext, base: _Part) -> Iterator[_Part]:
-    """The samples of the baseline in smaller batches. A size that the reference itself can't
-    compute is no size of this model, and is left out for every runtime."""
+    """Yield the samples of the baseline in smaller batches, without sizes that the reference can't
+    run."""
     for size in _sizes(context):
         for start in range(0, base.size // size * size, size):
             batch = {name: array[start : start + size] for name, array in base.batch.items()}
@@ -371,19 +371,18 @@ def _company(context: MeasurementContext, base: _Part) -> Iterator[_Part]:
 
 
 def _from_first(context: MeasurementContext) -> SampleSet:
-    """The samples from the first one on in which every output has a value, as far as so many are
-    left."""
-    there, unit = len(context.samples), context.binding.batch_size if context.binding.fixed else 1
-    latest = max(there - context.policy.instruments.stability_samples, 0) // unit * unit
-    return context.samples.slice(min(context.first, latest), there)
+    """Return the samples from `context.first` on, or earlier if too few would be left."""
+    total, unit = len(context.samples), context.binding.batch_size if context.binding.fixed else 1
+    latest = max(total - context.policy.instruments.stability_samples, 0) // unit * unit
+    return context.samples.slice(min(context.first, latest), total)
 
 
 def _count(context: MeasurementContext) -> int:
-    wanted, there = context.policy.instruments.stability_samples, len(context.samples)
+    wanted, total = context.policy.instruments.stability_samples, len(context.samples)
     if context.binding.fixed:
         size = context.binding.batch_size
-        return min(math.ceil(wanted / size) * size, there)
-    return min(wanted, there)
+        return min(math.ceil(wanted / size) * size, total)
+    return min(wanted, total)
 
 
 def _sizes(context: MeasurementContext) -> list[int]:
@@ -399,23 +398,25 @@ def _outputs(compute: Compute, part: _Part, replayed: Replayed) -> list[OutputAr
         try:
             return compute(part.batch, part.expected)
         except OutputMismatch:
-            found = replayed(part.batch)
-            if found is None:
+            replay = replayed(part.batch)
+            if replay is None:
                 raise
-            return compute(part.batch, found.outputs)
+            return compute(part.batch, replay.outputs)
     except Exception as error:
         reason = describe_failure(error).rstrip(".")
         raise EvidenceError(
-            f"a batch of {part.size} samples can't be computed: {reason}. A batch size was "
-            "probably baked in: use x.shape[0] as it is, and export with dynamic_batch: true."
+            f"a batch of {part.size} samples can't be run: {reason}. A batch size is probably "
+            "hard-coded: use x.shape[0] unconverted, and export with dynamic_batch: true."
         ) from error
 
 
 def _errors(outputs: Sequence[OutputArray], part: _Part, replayed: Replayed) -> list[OutputArray]:
-    """Return the differences from the reference with the same choices; an output of another shape,
-    and elements whose difference is not finite, as they are."""
-    found = replayed(part.batch)
-    expected = part.expected if found is None else found.outputs
+    """Return the differences from the reference with the same choices.
+
+    An output of another shape, and elements whose difference is not finite, are left unchanged.
+    """
+    replay = replayed(part.batch)
+    expected = part.expected if replay is None else replay.outputs
     return [
         _error(one, other) if one.shape == other.shape else one
         for one, other in zip(outputs, expected, strict=True)
@@ -423,7 +424,7 @@ def _errors(outputs: Sequence[OutputArray], part: _Part, replayed: Replayed) -> 
 
 
 def _error(output: OutputArray, expected: OutputArray) -> OutputArray:
-    if output.dtype.kind in "iu":  # float64 does not hold all differences beyond 2^53
+    if output.dtype.kind in "iu":  # float64 can't represent all differences above 2^53
         return np.asarray(np.subtract(output, expected))
     with np.errstate(all="ignore"):
         apart = np.subtract(output, expected, dtype=np.float64)
@@ -431,7 +432,7 @@ def _error(output: OutputArray, expected: OutputArray) -> OutputArray:
 
 
 def _rounding(reference: OutputArray, truth: OutputArray | None) -> Floats:
-    """The larger of max|r32 - r64| and 2^-24 max|r32| by column, over finite elements."""
+    """Return the larger of max|r32 - r64| and 2^-24 max|r32| by column, over finite elements."""
     r32 = reference.astype(np.float64)
     finite = np.isfinite(r32)
     errors = EPSILON * np.abs(np.where(finite, r32, 0.0))

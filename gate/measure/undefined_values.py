@@ -1,4 +1,4 @@
-"""Differences that are no fault of the file: a lost NaN, an undefined conversion."""
+"""Detect differences that are not faults of the file: lost NaN, undefined casts."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _LOSING = (
     "softmax", "attention", "sigmoid", "tanh", "gelu", "elu", "erf", "hardswish", "topk", "mish",
     "softplus", "lstm", "gru", "rnn",
 )  # fmt: skip
-"""Parts of the names of operators that keep NaN in PyTorch, and may lose it in a runtime."""
+"""Parts of names of operators that preserve NaN in PyTorch but may lose it in a runtime."""
 
 _MARGIN = 2.0**-16
-"""Of a float: how near to the limits of the integer type rounding may decide what it holds."""
+"""Relative distance to the limits of an integer type within which rounding may cause overflow."""
 
 _LEEWAY = 16.0
-"""How many times as far as other results move an element may a runtime be off."""
+"""Allowed error of an element, relative to its spread over other results of undefined casts."""
 
 _CONVERSIONS = {f"aten::{name}" for name in (*CONVERSIONS, "copy_")}
 
 
 class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
-    """Records NaN that reaches such operators, and floats that an integer type does not hold."""
+    """Records NaN in operators that may lose it, and floats that overflow an integer type."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.meets_nan = False
         self.attends_nothing = False
         self.conversions: list[tuple[str, NDArray[np.bool_], int]] = []
-        """The type, which floats it may not hold, and how many it does not hold."""
+        """The type, which floats may overflow it, and how many do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
@@ -49,19 +49,19 @@ class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
         if any(part in name for part in _LOSING):
             results = returned if isinstance(returned, tuple | list) else (returned,)
             self.meets_nan = self.meets_nan or any(map(_has_nan, (*args, *results)))
-            given = (*args, *(kwargs or {}).values())
+            inputs = (*args, *(kwargs or {}).values())
             weighs = "softmax" in name or "attention" in name
-            self.attends_nothing = self.attends_nothing or (weighs and any(map(_hides, given)))
+            self.attends_nothing = self.attends_nothing or (weighs and any(map(_hides, inputs)))
         elif name in _CONVERSIONS:
-            given, into = (args[1], args[0]) if name == "aten::copy_" else (args[0], returned)
-            if given.is_floating_point() and not into.is_floating_point():
-                self._convert(given, into.dtype)
+            source, into = (args[1], args[0]) if name == "aten::copy_" else (args[0], returned)
+            if source.is_floating_point() and not into.is_floating_point():
+                self._convert(source, into.dtype)
         return returned
 
-    def _convert(self, given: torch.Tensor, into: torch.dtype) -> None:
+    def _convert(self, source: torch.Tensor, into: torch.dtype) -> None:
         dtype = torch.empty(0, dtype=into).numpy().dtype
         if dtype.kind in "iu":
-            values = given.detach().double().numpy()
+            values = source.detach().double().numpy()
             beyond = not_held(values, dtype, margin=_MARGIN)
             self.conversions.append((dtype.name, beyond, int(not_held(values, dtype).sum())))
 
@@ -75,7 +75,7 @@ def _has_nan(value: Any) -> bool:
 
 
 def _hides(value: Any) -> bool:
-    """Return whether a row of scores, or of a mask, leaves nothing."""
+    """Return whether a row of scores or of a mask hides everything."""
     if not isinstance(value, torch.Tensor) or not value.ndim or not value.numel():
         return False
     if value.dtype == torch.bool:
@@ -84,14 +84,18 @@ def _hides(value: Any) -> bool:
 
 
 def attends_nothing(context: MeasurementContext, batch: Batch) -> bool:
-    """Return True if the model weighs nothing but what a mask hides: kernels of attention return
-    NaN, zeros or a mean there, and no correct file has to return the same."""
+    """Return whether a mask hides all inputs of an attention or softmax row.
+
+    Kernels return NaN, zeros or a mean there, so a correct file may differ.
+    """
     return context.watch(batch, _Watch).attends_nothing
 
 
 def nan_is_lost(context: MeasurementContext, batch: Batch) -> bool:
-    """Return True if the file computes NaN as the model does, and ONNX Runtime loses it in an
-    operator. Raises what ONNX Runtime raises."""
+    """Return whether file and model both compute NaN, but ONNX Runtime loses it in an operator.
+
+    Raises the exceptions of ONNX Runtime.
+    """
     trace = context.nan_trace
     if trace is None or not trace.loses_nan(context.binding.by_input(batch)):
         return False
@@ -101,19 +105,19 @@ def nan_is_lost(context: MeasurementContext, batch: Batch) -> bool:
 def undefined_casts(
     context: MeasurementContext, batch: Batch
 ) -> tuple[tuple[UndefinedCast, ...], list[list[OutputArray]]]:
-    """Return the conversions that are undefined in the file and in the model, and for each output
-    what the file makes of other results of them; nothing where only the file has them.
+    """Return the casts that are undefined in file and model, and the outputs of the file for other
+    results of these casts, by output. Empty if only the file has such casts.
 
-    Raises what ONNX Runtime raises.
+    Raises the exceptions of ONNX Runtime.
     """
-    found = context.open_casts
+    open_casts = context.open_casts
     feed = context.binding.by_input(batch)
-    casts = found.on(feed) if found is not None else []
-    if found is None or not casts or not _are_the_model_s(casts, context.watch(batch, _Watch)):
+    casts = open_casts.on(feed) if open_casts is not None else []
+    if open_casts is None or not casts or not _are_in_model(casts, context.watch(batch, _Watch)):
         return (), []
     runs = [
         context.binding.from_call(run)
-        for run in found.variants(feed, casts, seed=abs(context.policy.determinism.seed))
+        for run in open_casts.variants(feed, casts, seed=abs(context.policy.determinism.seed))
     ]
     records = tuple(
         UndefinedCast(tensor=cast.node, dtype=cast.dtype.name, elements=int(cast.open.sum()))
@@ -122,8 +126,8 @@ def undefined_casts(
     return records, [list(arrays) for arrays in zip(*runs, strict=True)]
 
 
-def _are_the_model_s(casts: list[OpenCast], watch: _Watch) -> bool:
-    """Return whether each conversion is one of the model's: the same floats to the same type."""
+def _are_in_model(casts: list[OpenCast], watch: _Watch) -> bool:
+    """Return whether the model also has each cast: the same floats to the same type."""
     return all(any(map(partial(_is_same, cast), watch.conversions)) for cast in casts)
 
 
@@ -136,7 +140,7 @@ def _is_same(cast: OpenCast, conversion: tuple[str, NDArray[np.bool_], int]) -> 
 
 
 def explained(r: OutputArray, c: OutputArray, runs: Sequence[OutputArray]) -> NDArray[np.bool_]:
-    """Return where results that are open move an element as far as a runtime is off."""
+    """Return the elements whose error the spread over undefined results (`runs`) explains."""
     if any(run.shape != r.shape for run in runs):
         return np.ones(r.shape, np.bool_)
     values = np.stack([run.astype(np.float64) for run in runs])
@@ -148,21 +152,21 @@ def explained(r: OutputArray, c: OutputArray, runs: Sequence[OutputArray]) -> ND
 
 
 def casts_on_samples(context: MeasurementContext) -> tuple[UndefinedCast, ...]:
-    """Return the conversions of the first samples that are undefined in the file and in the model.
+    """Return the casts of the first samples that are undefined in the file and in the model.
 
-    The outputs on the samples are compared all the same: the model runs with the results of the
-    file where they differ (`gate.reference.choices`).
+    The outputs are still compared: where results differ, the model runs with those of the file
+    (`gate.reference.choices`).
     """
-    found = context.open_casts
-    if found is None or not found.exist:
+    open_casts = context.open_casts
+    if open_casts is None or not open_casts.exist:
         return ()
     elements: dict[tuple[str, str], int] = {}
     for batch in context.batches_with_truth():
         try:
-            casts = found.on(context.binding.by_input(batch))
-        except Exception:  # a runtime that cannot run the file fails by itself
+            casts = open_casts.on(context.binding.by_input(batch))
+        except Exception:  # the runtime reports a file that can't run
             return ()
-        if casts and _are_the_model_s(casts, context.watch(batch, _Watch)):
+        if casts and _are_in_model(casts, context.watch(batch, _Watch)):
             for cast in casts:
                 key = cast.node, cast.dtype.name
                 elements[key] = elements.get(key, 0) + int(cast.open.sum())

@@ -16,21 +16,21 @@ from gate.records.runtime import RuntimeName
 from gate.runtimes.runtime import Proof
 from gate.storage.record import Count, Measured, Record, Sha256, added_field
 
-# What a batch holds changes numbers in their last digits, and so does the order of sums. Both are
-# fixed here, by the number of samples, the batch size and the lead alone: every process that
-# measures a unit, in any order, gets the same numbers.
+# The composition of batches and the order of sums affect the last digits of numbers. Both depend
+# only on the number of samples, the batch size and the lead, so that every process that measures a
+# unit gets the same numbers, in any order of units.
 
 
 MOST = 256
-"""Units in addition to the lead, unless the caller sets another number."""
+"""Default maximum number of units, in addition to the lead."""
 
 _LEAST = 4
-"""Batches of a unit, so that what one costs by itself is little."""
+"""Minimum number of batches per unit, which limits the overhead."""
 
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """Samples `start` to `stop`, whole batches but for the last one of all."""
+    """Samples `start` to `stop` (exclusive): whole batches, except at the end of the data."""
 
     index: int
     start: int
@@ -44,11 +44,11 @@ class WorkUnit:
 def split_into_units(
     samples: int, *, batch_size: int, lead: int, most: int = MOST, least: int = 1
 ) -> tuple[WorkUnit, ...]:
-    """The units of a data set, in order; together they are all samples.
+    """Return the units of a data set, in order.
 
-    The first is the lead: the batches of the first `lead` samples, by whose noise floor the others
-    are judged. `most`: further units. `least`: a last unit with fewer samples is joined to the
-    unit before.
+    The first unit is the lead: the batches of the first `lead` samples, which define the noise
+    floor. `most`: maximum number of further units. `least`: a last unit with fewer samples is
+    merged into the previous one.
     """
     first = min(math.ceil(lead / batch_size) * batch_size, samples)
     batches = math.ceil((samples - first) / batch_size)
@@ -61,7 +61,7 @@ def split_into_units(
 
 
 class RunProof(Record):
-    """The fields that show that a runtime ran alike in two processes."""
+    """The fields that must be equal for a runtime in two processes."""
 
     providers_active: tuple[str, ...] = ()
     nodes_per_provider: dict[str, Count] = Field(default_factory=dict)
@@ -73,14 +73,11 @@ class RunProof(Record):
 
     @classmethod
     def of(cls, proof: Proof) -> RunProof:
-        """Return the fields of a proof that do not differ by process, as memory does."""
+        """Return the fields of a proof that do not depend on the process."""
         return cls(**{name: getattr(proof, name) for name in cls.model_fields})
 
     def anywhere(self) -> RunProof:
-        """Return a copy without what depends on machine and versions.
-
-        Providers and options stay.
-        """
+        """Return a copy without the fields that depend on machine and versions."""
         nodes = dict.fromkeys(self.nodes_per_provider, 0)
         return self.model_copy(update={"versions": {}, "device": None, "nodes_per_provider": nodes})
 
@@ -96,27 +93,27 @@ class RuntimeUnitResult(Record):
     """As `RuntimeEvidence.unusable`."""
     proof: RunProof | None = None
     seconds: tuple[Measured, ...] = ()
-    """Of its full batches, without the first one of a process, which warms up."""
+    """Times of full batches, without the first batch of the process, which warms up."""
     compared: Any = None
-    """As `OutputComparison.state` gives it."""
+    """The result of `OutputComparison.state`."""
 
 
 class UnitResult(Record):
-    """All runtimes in one unit, and digests that show whether model and samples are the same."""
+    """The results of all runtimes in one unit, with digests of samples and reference outputs."""
 
     index: Count
     start: Count
     stop: Count
     samples_sha256: Sha256
-    """Of these samples, in this order."""
+    """Digest of the samples, in order."""
     labels_sha256: Sha256 | None
-    """Of their labels; None: there are none."""
+    """Digest of the labels, if any."""
     answers_sha256: Sha256
-    """Of all outputs of the reference, batch by batch, to the last bit."""
+    """Digest of all outputs of the reference, batch by batch."""
     environment: Environment
     reference_seconds: tuple[Measured, ...] = ()
     metrics: Any = added_field(None)
-    """As `gate.metrics.process.MetricRun.drain` gives it."""
+    """The result of `gate.metrics.process.MetricRun.drain`."""
     runtimes: dict[RuntimeName, RuntimeUnitResult]
 
     @property
@@ -129,27 +126,27 @@ class FirstUnitState(Record):
     """The state that the first unit passes to all other units."""
 
     floors: dict[RuntimeName, Any]
-    """By runtime, packed: `gate.measure.noise_floor.NoiseFloor`."""
+    """Serialized `gate.measure.noise_floor.NoiseFloor`, by runtime."""
     samples_sha256: Sha256 | None = None
-    """Of the samples that it was measured on, in their order."""
+    """Digest of the measured samples, in order."""
     labels_sha256: Sha256 | None = None
-    """Of their labels; None: there are none."""
+    """Digest of the labels, if any."""
     validity: ReferenceValidity = added_field(ReferenceValidity())
-    """Of the float64 reference and of random rounding."""
+    """Validity of the float64 reference and of random rounding."""
 
 
 class UnitWorkers(Protocol):
-    """Those who measure units elsewhere: in processes, on a cluster."""
+    """Workers that measure units in other processes or on a cluster."""
 
     @property
     def record(self) -> WorkerPoolRecord:
-        """The record of the processes that measure the units."""
+        """The record of the worker processes."""
 
     def begin(self, lead: FirstUnitState, units: Sequence[WorkUnit]) -> FirstUnitState:
-        """Have these units measured. Returns at once, with the lead by which they are judged."""
+        """Start to measure these units, and return immediately with the state that they use."""
 
     def parts(self) -> Iterator[UnitResult]:
-        """Yield the results of the units, in any order, some perhaps twice, until all are there.
+        """Yield the results of all units, in any order and possibly with duplicates.
 
         Raises the GateError of the first unit, by index, that can't be measured.
         """

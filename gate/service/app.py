@@ -49,18 +49,18 @@ from gate.service.reconciler import kept_ledger
 from gate.service.settings import ServiceSettings, WebhookSecrets
 from gate.storage.safe_text import Redaction
 
-# The result is cached for a moment, so that frequent requests cost little. A disk or a database
-# that hangs blocks one thread, and never one of those that receive deliveries.
+# Results are cached for 2 s, so that frequent requests are cheap. A disk or database that hangs
+# blocks one thread, never one that receives deliveries.
 _FRESH_S = 2.0
 
 _PATIENCE_S = 3.0
-"""Load balancers wait for few seconds."""
+"""Timeout of a check; load balancers wait only a few seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 class ReadinessCheck:
-    """One thing that a delivery needs. `attempt` blocks, and gives what is wrong, or None."""
+    """A cached check of one dependency. `attempt` may block; it returns the problem or None."""
 
     def __init__(self, attempt: Callable[[], str | None]) -> None:
         self._attempt = attempt
@@ -68,7 +68,7 @@ class ReadinessCheck:
         self._running: asyncio.Task[str | None] | None = None
 
     async def trouble(self) -> str | None:
-        """Return what is wrong, as of now or a moment ago, or None."""
+        """Return the current or recent problem, or None."""
         now = time.monotonic()
         running = self._running
         if running is None or (running.done() and now - self._begun > _FRESH_S):
@@ -81,7 +81,7 @@ class ReadinessCheck:
 
 
 def ledger_trouble(ledger: Ledger, trust: TrustFile) -> str | None:
-    """Return why nothing can be decided by the ledger now."""
+    """Return why the ledger can't be used now, or None."""
     trust.follow(ledger)
     try:
         ledger.verify()
@@ -96,7 +96,7 @@ def ledger_trouble(ledger: Ledger, trust: TrustFile) -> str | None:
 
 
 class RegistryContact:
-    """When the registry last answered `reach`, which raises GateError where it does not."""
+    """Tracks when the registry last answered. `reach` raises GateError if it does not answer."""
 
     def __init__(
         self, reach: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
@@ -106,7 +106,10 @@ class RegistryContact:
         self._since = -math.inf
 
     def trouble(self) -> str | None:
-        """Ask now; what is wrong, or None while an answer is at most `CONTACT_S` old. Blocks."""
+        """Contact the registry; return the problem if the last answer is older than `CONTACT_S`.
+
+        This method blocks.
+        """
         try:
             self._reach()
         except GateError as error:
@@ -124,12 +127,12 @@ class RegistryContact:
 
 
 def store_trouble(settings: ServiceSettings) -> str | None:
-    """Return why what is deployed can't be served now."""
+    """Return why the deployed files can't be served now, or None."""
     store = ModelStore(settings.store)
     for model in settings.models:
         damage = store.damage(model)
         if damage is not None:
-            _log.warning("not ready: what is live as %s is not whole: %s", model, damage)
+            _log.warning("not ready: the deployed files of %s are damaged: %s", model, damage)
             return "is damaged"
     return None
 
@@ -141,7 +144,7 @@ TIMESTAMP_HEADER = "X-MLflow-Timestamp"
 DELIVERY_HEADER = "X-MLflow-Delivery-Id"
 
 
-# No dot: id, timestamp and body could otherwise be parted elsewhere under the same signature.
+# No dot: otherwise the same signature would fit another split into ID, timestamp and body.
 _DELIVERY_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TIMESTAMP = re.compile(r"[0-9]{1,12}")
 _SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{43}=")
@@ -149,12 +152,12 @@ _SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{43}=")
 
 @dataclass(frozen=True)
 class Answer:
-    """The response to the sender: one word and a status, without a reason to help forgers."""
+    """The response to the sender: one word and a status. The reason might help attackers."""
 
     outcome: str
     status: int
     reason: str
-    """For the log."""
+    """The reason, only for the log."""
     fields: Mapping[str, object] = field(default_factory=dict)
 
     def response(self) -> Response:
@@ -169,7 +172,7 @@ class Answer:
 
 
 class DeliveryRefused(Exception):
-    """A delivery is not taken."""
+    """A delivery is refused."""
 
     def __init__(self, outcome: str, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -217,7 +220,7 @@ class Envelope:
     def verify_body(self, body: bytes, *, secrets: Iterable[str]) -> None:
         """Raise DeliveryRefused unless one of the secrets signed exactly this body.
 
-        Takes the same time whichever secret fits, or none.
+        The duration does not depend on which secret matches, if any.
         """
         fits, tried = False, 0
         for secret in secrets:
@@ -232,21 +235,20 @@ class Envelope:
 
 
 def sign(secret: str, *, delivery_id: str, timestamp: str, body: bytes) -> str:
-    """The signature header that MLflow sends."""
+    """Return the signature header that MLflow sends."""
     signed = f"{delivery_id}.{timestamp}.".encode() + body
     digest = hmac.new(secret.encode(), signed, hashlib.sha256).digest()
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
-# What will never be right is 4xx, and what is right but none of our business is 2xx. Events of
-# models that are not allow-listed are 403: MLflow does not repeat them and shows them nowhere.
-# Nothing is stored: of an event only the model's name is used, and an event that is lost is made up
-# for by the next look of the timer.
+# Invalid deliveries get 4xx; valid but irrelevant ones 2xx. Events of models that are not on the
+# allow-list get 403: MLflow neither repeats nor shows them. Nothing is stored: only the name of the
+# model is used, and the timer's next reconcile makes up for lost events.
 _NO_BODY = "has no body that can be read"
 
 
 class Receiver:
-    """The endpoint. `wake` is called with the model that an event is about."""
+    """The webhook endpoint. `wake` is called with the model of an event."""
 
     def __init__(
         self,
@@ -256,7 +258,7 @@ class Receiver:
         metrics: ServiceMetrics,
         wake: Callable[[str], None],
     ) -> None:
-        """Raise PolicyError where the policy, which names the reviewers' tag, can't be read."""
+        """Raises PolicyError if the policy, which names the review tag, can't be read."""
         self._settings = settings
         self._tag = settings.policy_in_force().review_tag
         self._keyring = keyring
@@ -264,7 +266,7 @@ class Receiver:
         self._wake = wake
 
     async def __call__(self, request: Request) -> Response:
-        """Answer one request."""
+        """Handle one request."""
         start = time.perf_counter()
         try:
             answer = await self._take(request)
@@ -312,8 +314,10 @@ class Receiver:
 
 
 async def _read_body(request: Request, settings: ServiceSettings) -> bytes:
-    """Return the body. Never holds more than `body_cap` bytes and one chunk of the server's. Raises
-    DeliveryRefused where it is too large, too slow, or broken off."""
+    """Return the body, using at most `body_cap` bytes plus one chunk of memory.
+
+    Raises DeliveryRefused if the body is too large, too slow, or incomplete.
+    """
     declared = request.headers.get("content-length", "0")
     body = bytearray()
     if declared.isdecimal() and int(declared[:20]) > settings.body_cap:
@@ -333,26 +337,26 @@ async def _read_body(request: Request, settings: ServiceSettings) -> bytes:
 
 # POST /webhooks/mlflow   deliveries (gate.service.app)
 # GET  /healthz           200 while the process answers
-# GET  /readyz            200 if ledger and store are whole, the worker works and the registry
-#                         answered lately; else 503, and which of them is in trouble.
-#                         Whether the trust can be read is said, and takes nothing offline
+# GET  /readyz            200 if ledger and store are intact, the worker runs and the registry
+#                         answered recently; else 503 with the failing component.
+#                         A trust that can't be read is reported, but does not cause 503
 # GET  /metrics           Prometheus
 WEBHOOK_PATH = "/webhooks/mlflow"
 
 CLOSE_S = 10.0
-"""How long requests under way may go on after SIGTERM."""
+"""Time limit for running requests after SIGTERM."""
 
 STOP_TIMEOUT_S = 12.0
-"""How long a running reconciliation may go on after that. The next start finishes it."""
+"""Time limit for a running reconcile after that. The next start completes it."""
 
 _LAST_S = 28
-"""Seconds after SIGTERM at which the process ends, even if a thread hangs."""
+"""Seconds after SIGTERM at which the process ends even if a thread hangs."""
 
 CONTACT_S = 10.0
-"""How old the last answer of the registry may be."""
+"""Maximum age of the last answer of the registry."""
 
 _SILENT_INTERVALS = 3
-"""The registry may be silent for so many rounds of the timer."""
+"""Number of timer intervals without an answer before the registry counts as silent."""
 
 _NO_STORE = {"Cache-Control": "no-store"}
 
@@ -369,7 +373,7 @@ class ServiceParts:
 
 
 def create_app(parts: ServiceParts, *, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
-    """The ASGI application; its lifespan starts and stops the worker.
+    """Return the ASGI application; its lifespan starts and stops the worker.
 
     `mounts`: other applications by path, such as the static store under `/models`.
     """
@@ -405,7 +409,7 @@ async def _alive(_request: Request) -> Response:
 
 
 async def _fault(_request: Request, _error: Exception) -> Response:
-    # The server logs the traceback; the sender learns nothing.
+    # The server logs the traceback; it is not sent to the client.
     return JSONResponse({"outcome": "fault"}, 500, _NO_STORE)
 
 
@@ -580,5 +584,5 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ServiceError(
             f"cannot listen on {host}:{port}: {error.strerror or error}. "
-            "Choose another with --port, or end the process that holds it."
+            "Choose another port with --port, or stop the process that uses it."
         ) from error

@@ -25,28 +25,29 @@ from gate.registry.version_page import write_status
 from gate.service.monitoring import StepResult
 
 _UNREACHED = 3
-"""So many versions out of reach are the registry's trouble: one may be an editor's doing."""
+"""Number of unreachable versions after which the registry counts as unreachable. A single one may
+be the result of an edit."""
 
 
 def guard_champion(
     model: RegisteredModel, policy: Policy, *, thoroughly: bool, trust: ReadTrust = no_trust
 ) -> list[StepResult]:
-    """Take `champion` back from a version that must not serve.
+    """Move `champion` away from a version that is not eligible.
 
-    If the gate moved `champion` there and the version was deployed, only its own lines, tags and
-    (`thoroughly`) bytes are checked: a changed policy or trust does not take a model out of
-    service. A version that was not deployed yet must pass by this policy and this trust, with
-    evidence that was young enough when it was promoted. If `champion` was moved by hand, the
-    version must meet all conditions of a promotion now. If no other version can be verified, none
-    serves until one can be: an unreachable store is no reason to remove a version, or to keep it.
-    If another version serves meanwhile, the expected one is restored as soon as it can be verified.
+    If the gate moved `champion` there and the version was deployed, only its ledger entries, tags
+    and (`thoroughly`) bytes are checked: a changed policy or trust does not take a model out of
+    service. A version that was not deployed yet must pass this policy and this trust, with evidence
+    that was recent enough when it was promoted. If `champion` was moved by hand, the version must
+    meet all conditions of a promotion now. If no other version can be verified, `champion` is
+    removed until one can be verified: an unreachable store is neither a reason to remove a version
+    nor to keep it. A temporary replacement is reverted when the expected version can be verified.
 
-    Raises RegistryError where the ledger has no line about the model, the other RegistryErrors,
-    EvidenceError and StorageError where it can't be judged now.
+    Raises RegistryError if the ledger has no entry about the model, and RegistryError,
+    EvidenceError, StorageError if it can't be judged now.
     """
     history, champion = model.history(), model.alias(CHAMPION)
     if champion is None:
-        return _bring_back(model, policy, history, trust=trust)
+        return _restore_removed(model, policy, history, trust=trust)
     if not history.passed_any:
         raise RegistryError(
             f"'{CHAMPION}' of {model.name} points at version {champion}, and the ledger "
@@ -59,14 +60,14 @@ def guard_champion(
     moved = champion != history.serving
     terms = Terms.now(policy, trust) if moved else Terms.of(policy, history, champion, trust=trust)
     if terms is not None and not moved and history.passed_before_signing(champion):
-        # Enabling signatures takes nothing out of service; an unsigned version is only not deployed
-        # again.
+        # Enabling signatures takes nothing out of service; it only prevents a new deployment of an
+        # unsigned version.
         terms = replace(terms, trust=None)
     if moved or thoroughly:
         examined = _examined(model, champion, terms=terms, history=history)
     else:
         examined = veto(model, champion, history=history, terms=terms)
-    served = history.was_served(champion)  # then it may be gone back to
+    served = history.was_served(champion)  # a valid target of a manual rollback
     if moved and examined.problem is None and policy.incumbent is not None and not served:
         compared = comparison_in(history.approving_entry(champion))
         examined = replace(examined, problem=outdated(compared, history.serving, history))
@@ -74,7 +75,7 @@ def guard_champion(
         return [_revert(model, examined, policy=policy, history=history, trust=trust)]
     if moved:
         return [_accept(model, examined, history)]
-    return _give_back(model, history)
+    return _restore_expected(model, history)
 
 
 def _examined(
@@ -87,19 +88,19 @@ def _examined(
     """
     moved = champion != history.serving
     try:
-        # What is to be deployed yet needs its golden vectors.
+        # A version that is not deployed yet needs its golden vectors.
         golden = not moved and not history.was_deployed(champion)
         return examine(model, champion, history=history, terms=terms, golden=golden)
     except (RegistryUnavailable, RegistryDenied, ResourceGone):
         raise
-    except RegistryError as error:  # the store, or an editor, may write any content into its files
+    except RegistryError as error:  # the files may have any content
         if not moved:
             raise
         return replace(veto(model, champion, history=history), problem=str(error))
 
 
 def _accept(model: RegisteredModel, examined: Eligibility, history: ModelHistory) -> StepResult:
-    """Somebody pointed at a version that may serve: write down that it does."""
+    """Record in the ledger that `champion` was moved by hand to an eligible version."""
     number = examined.version.number
     reason = f"'{CHAMPION}' was pointed at version {number} by hand; it may serve"
     model.write(
@@ -132,7 +133,7 @@ def _revert(
     standing = history.standing(champion)
     if examined.unreviewed and standing is not None and standing.action != "passed":
         model.write("passed", problem, version=champion, about=examined.vouched)  # it waits
-    # Before the alias moves, so that the version shows the reason from then on.
+    # The note is written before the alias moves, so that the version always shows the reason.
     model.note(examined.version, Tag.REVERTED, problem)
     number = target.version if target else None
     move_alias(
@@ -141,18 +142,15 @@ def _revert(
     return StepResult("guard", "reverted", number, reason)
 
 
-def _bring_back(
+def _restore_removed(
     model: RegisteredModel, policy: Policy, history: ModelHistory, *, trust: ReadTrust
 ) -> list[StepResult]:
-    """Restore `champion` to a version that may serve, after the guard itself had removed the alias.
-
-    Nothing happens until such a version is verified.
-    """
+    """Restore `champion` after the guard removed it, if an eligible version can be verified."""
     change = history.change
     if change is None or (change.action, change.version) != ("reverted", None):
         return []
-    # A version that was set by hand does not come back; one that served by the ledger may, once its
-    # bytes are right again.
+    # A version that was set by hand is not restored. One that served according to the ledger is,
+    # once its bytes are correct again.
     but = None if history.expected_champion is None else change.previous_version
     target, trouble = _fallback(model, history, policy=policy, but=but, trust=trust)
     if trouble is not None:
@@ -164,20 +162,20 @@ def _bring_back(
     return [StepResult("guard", "restored", target.version, reason)]
 
 
-def _give_back(model: RegisteredModel, history: ModelHistory) -> list[StepResult]:
-    """Return `champion` to the expected version once it is verified.
+def _restore_expected(model: RegisteredModel, history: ModelHistory) -> list[StepResult]:
+    """Move `champion` back to the expected version once it can be verified.
 
-    Another version serves meanwhile because `champion` was moved by hand, and the expected version,
-    which was deployed, could not be verified then.
+    A replacement serves because `champion` was moved by hand at a time when the expected version,
+    which was deployed, could not be verified.
     """
     number, serving = history.expected_champion, history.serving
     vouched = None if number is None else history.approving_entry(number)
     if number is None or vouched is None or number == serving or not history.was_deployed(number):
-        return []  # what was not deployed may have failed by a policy
+        return []  # a version that was not deployed may not pass the policy
     try:
         if examine(model, number, history=history, terms=None).problem is not None:
             return []
-    except (RegistryError, StorageError):  # what serves meanwhile is proven
+    except (RegistryError, StorageError):  # the replacement is verified and can stay
         return []
     reason = f"version {number} can be proven again, and '{CHAMPION}' went back from {serving}"
     entry = model.entry("reverted", reason, version=number, previous=serving, about=vouched)
@@ -193,10 +191,10 @@ def _fallback(
     but: str | None,
     trust: ReadTrust,
 ) -> tuple[LedgerEntry | None, GateError | None]:
-    """Return the line of the last served version that may still serve, with verified bytes.
+    """Return the ledger entry of the last served version that is eligible, with verified bytes.
 
-    It must pass by this policy and be signed by keys that are still trusted. Without one, return
-    the error that prevented verification now, if there was one.
+    It must pass this policy and be signed by keys that are still trusted. If there is none, also
+    return the error that prevented verification, if any.
     """
     trouble: GateError | None = None
     unreached = 0
@@ -205,10 +203,10 @@ def _fallback(
         if number == but or vouched is None:
             continue
         try:
-            # The expected champion served until it was moved by hand: its keys are not checked.
+            # The expected champion served until `champion` was moved by hand: its keys stay valid.
             believed = None if number == history.expected_champion else trust()
-            word = history.promotion_of(number) or vouched  # a line that it waits has no approvers
-            if believed is not None and trust_problem(word, believed) is not None:
+            entry = history.promotion_of(number) or vouched  # a "passed" entry has no approvers
+            if believed is not None and trust_problem(entry, believed) is not None:
                 continue
             terms = Terms.of(policy, history, number, trust=trust)
             if examine(model, number, history=history, terms=terms).problem is None:
@@ -218,6 +216,6 @@ def _fallback(
         except GateError as error:
             trouble = error
             unreached += isinstance(error, RegistryUnavailable)
-            if unreached == _UNREACHED:  # of the others neither
+            if unreached == _UNREACHED:  # do not try the others
                 break
     return None, trouble

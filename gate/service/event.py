@@ -19,20 +19,20 @@ from gate.storage.workspace import DEFAULT, ModelKey
 
 _OUR_TAGS = "gate."
 
-_FOR_PEOPLE = (Tag.REVIEW_COMMENT, Tag.REVIEW_RESULT)
-"""Tags of ours that change nothing; the second one we set ourselves."""
+_INFORMATIONAL = (Tag.REVIEW_COMMENT, Tag.REVIEW_RESULT)
+"""Tags of the gate that require no reconcile."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a registered model. `detail`: the tag's key, or the alias."""
+    """An event of a registered model. `detail`: the tag's key, or the alias."""
 
     kind: str
     model: str
-    """With its workspace, as the settings name it."""
+    """The model's key, including its workspace."""
     detail: str | None = None
     hint: str | None = field(default=None, compare=False)
-    """For the log alone: what the sender may have done by mistake."""
+    """A possible mistake of the sender, only for the log."""
     is_test: bool = field(default=False, compare=False)
     """Whether it is a test delivery of the server."""
 
@@ -42,9 +42,9 @@ class MalformedEvent(ValueError):
 
 
 def read(body: bytes, tag: ReviewTag) -> Event | None:
-    """Parse a delivery's body; None for a well-formed one that is none of `EVENTS`.
+    """Parse the body of a delivery; return None for a valid event that is not in `EVENTS`.
 
-    `tag`: the tag for reviews. Raises MalformedEvent for any other bytes.
+    `tag`: the review tag. Raises MalformedEvent for other bytes.
     """
     try:
         message = json.loads(body.decode("utf-8"), parse_constant=_no_number)
@@ -57,7 +57,7 @@ def read(body: bytes, tag: ReviewTag) -> Event | None:
     entity, action = message.get("entity"), message.get("action")
     if not isinstance(entity, str) or not isinstance(action, str):
         raise MalformedEvent("entity and action are not both text")
-    workspace = message.get("workspace")  # only where they are enabled
+    workspace = message.get("workspace")  # only if the server has workspaces
     if not isinstance(workspace, str | None):
         raise MalformedEvent("workspace is not text")
     kind = f"{entity}.{action}"
@@ -65,15 +65,15 @@ def read(body: bytes, tag: ReviewTag) -> Event | None:
 
 
 def ignored(event: Event, *, aliases: Collection[str], tag: ReviewTag) -> str | None:
-    """Return why an event changes nothing for us, or None if the registry must be read again.
+    """Return why an event is irrelevant, or None if the registry must be read again.
 
-    `tag`: by which reviewers speak.
+    `tag`: the review tag.
     """
     if event.kind.startswith("model_version_alias.") and event.detail not in aliases:
         return "another alias"
     if event.kind.startswith("model_version_tag."):
         key = event.detail or ""
-        ours = key.startswith(_OUR_TAGS) and key not in _FOR_PEOPLE
+        ours = key.startswith(_OUR_TAGS) and key not in _INFORMATIONAL
         return None if ours or tag.may_reject(key) else "another tag"
     return None
 
@@ -85,17 +85,17 @@ def _event(kind: str, workspace: str | None, data: Any, tag: ReviewTag) -> Event
     if not isinstance(name, str) or not name:
         raise MalformedEvent("data.name is not a model's name")
     model = str(ModelKey(None if workspace == DEFAULT else workspace, name))
-    place = {"model_version_tag": "key", "model_version_alias": "alias"}.get(kind.partition(".")[0])
+    key = {"model_version_tag": "key", "model_version_alias": "alias"}.get(kind.partition(".")[0])
     is_test = name == EXAMPLE_MODEL
-    if place is None:
+    if key is None:
         return Event(kind, model, is_test=is_test)
-    detail = data.get(place)
+    detail = data.get(key)
     if not isinstance(detail, str):
-        raise MalformedEvent(f"data.{place} is not text")
+        raise MalformedEvent(f"data.{key} is not text")
     hint = None
     if kind == "model_version_tag.set":
         correction = reviews.correction({detail: str(data.get("value"))}, tag)
-        hint = correction and f"{detail} says nothing: {correction}"
+        hint = correction and f"{detail} has no effect: {correction}"
     return Event(kind, model, detail, hint, is_test)
 
 

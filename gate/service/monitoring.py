@@ -15,9 +15,9 @@ from gate.service.settings import LogFormat
 from gate.storage.safe_text import Redaction
 
 
-# Log calls may add `extra={"fields": {...}}`: keys of their own in JSON, `key=value` in text.
+# Log calls may add `extra={"fields": {...}}`: separate keys in JSON, `key=value` in text.
 class LineFormatter(logging.Formatter):
-    """Text or JSON; received text can't start a line of its own or control a terminal."""
+    """Formats records as text or JSON; received text can't start a new line or control a terminal."""
 
     def __init__(self, log_format: LogFormat, redaction: Redaction) -> None:
         super().__init__()
@@ -25,14 +25,14 @@ class LineFormatter(logging.Formatter):
         self._redaction = redaction
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record, redacted."""
+        """Return one redacted record."""
         clean = self._redaction.clean
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         head = {"at": at, "level": record.levelname.lower(), "logger": record.name}
         message = clean(record.getMessage())
-        given = getattr(record, "fields", {})
-        given = given if isinstance(given, dict) else {}
-        fields = {key: _plain(value, clean) for key, value in given.items()}
+        extra_fields = getattr(record, "fields", {})
+        extra_fields = extra_fields if isinstance(extra_fields, dict) else {}
+        fields = {key: _plain(value, clean) for key, value in extra_fields.items()}
         traceback = clean(self.formatException(record.exc_info)) if record.exc_info else None
         if self._json:
             extra = {} if traceback is None else {"traceback": traceback}
@@ -45,7 +45,7 @@ class LineFormatter(logging.Formatter):
 def configure_logging(
     stream: TextIO, *, log_format: LogFormat, redaction: Redaction
 ) -> logging.Handler:
-    """Send all logs of the process to `stream`, uvicorn's own too; gives the handler."""
+    """Send all logs of the process, including uvicorn's, to `stream`; return the handler."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(log_format, redaction))
     root = logging.getLogger()
@@ -110,7 +110,7 @@ class ServiceMetrics:
         )  # fmt: skip
 
     def text(self) -> bytes:
-        """All of it in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
@@ -119,8 +119,8 @@ Kind = Literal["guard", "hand_in", "review", "deploy", "replay"]
 
 @dataclass(frozen=True)
 class StepResult:
-    """Something that was done. `outcome` is a short word for the metrics: `promoted`, `reverted`,
-    `deployed`, `refused`, ..."""
+    """A completed action. `outcome` is a word for the metrics, such as `promoted`, `reverted`,
+    `deployed` or `refused`."""
 
     kind: Kind
     outcome: str
@@ -130,7 +130,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Failed:
-    """A step that could not be done now: try again later. It kept no other from its work."""
+    """A step that failed and is retried later; the other steps were not affected."""
 
     kind: Kind | Literal["look"]
     """`look`: no step could be started."""
@@ -140,13 +140,12 @@ class Failed:
 class Reconcile(Protocol):
     """Reconciles a registered model and its deployment with the state that its evidence allows.
 
-    The model is read again each time. Idempotent; concurrent calls for one model wait for each
-    other.
+    Reads the whole state on each call. Idempotent; concurrent calls for one model are serialized.
     """
 
     def __call__(self, model: str, *, cause: str) -> Sequence[StepResult | Failed]:
-        """`cause`: for the ledger: `webhook`, `timer`, or who called.
+        """Reconcile a model. `cause`: `webhook`, `timer` or the caller, for the ledger.
 
-        Raises GateError where no step could be begun now: try again later.
+        Raises GateError if no step could be started; then retry later.
         """
         ...

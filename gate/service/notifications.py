@@ -1,4 +1,4 @@
-"""Tell another system what happened: one outgoing webhook."""
+"""Send ledger entries to an outgoing webhook."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from gate.storage.record import Count, Record, added_field
 from gate.storage.safe_text import redacted
 from gate.storage.workspace import ModelKey, in_workspace
 
-# The ledger is the queue: an entry counts as sent after an answer 2xx, and only then the number of
-# sent entries grows, on disk. So nothing is lost in a crash, and an entry may be sent twice, with
-# the same id. What gate promote wrote on another machine is sent, too.
+# The ledger is the queue. The number of sent entries on disk is increased only after an answer 2xx,
+# so that nothing is lost in a crash, but an entry may be sent twice with the same ID. Entries that
+# gate promote wrote on another machine are also sent.
 
 SENT: tuple[Action, ...] = (
     "passed",
@@ -55,30 +55,30 @@ _TIMEOUT_S = 10.0
 _LONGEST_PAUSE_S = 300.0
 
 MOST_TRIES = 6
-"""Of an entry that the receiver refuses for good; the pauses between them are two minutes."""
+"""Number of tries for an entry that the receiver refuses, within two minutes in total."""
 
 _TEMPORARY = (408, 425, 429)
-"""Answers 4xx that ask to send again later."""
+"""Status codes 4xx that permit a retry."""
 
 _log = logging.getLogger(__name__)
 
 
 class UndeliveredEntry(Record):
-    """An entry of the ledger that the receiver refused for good."""
+    """An entry of the ledger that the receiver refused permanently."""
 
     entry: Count
     """Number in the ledger, from 1."""
     status: int
-    """Of the last answer: 3xx or 4xx."""
+    """Status of the last answer: 3xx or 4xx."""
 
 
 class NotificationCursor(Record):
-    """How many entries of the ledger are done."""
+    """The number of processed entries of the ledger."""
 
     schema_version: Literal[1] = 1
     entries: Count
     undelivered: tuple[UndeliveredEntry, ...] = added_field(())
-    """Of these, the ones that the receiver refused. They are sent again when the service starts."""
+    """Processed entries that the receiver refused; sent again when the service starts."""
 
 
 class _TimedReader(io.RawIOBase):
@@ -142,12 +142,12 @@ for _handler in (
 
 
 class Notifier:
-    """Sends the ledger's new entries about the service's models, in their order, in one thread."""
+    """Sends new ledger entries about the service's models, in order, in one thread."""
 
     def __init__(self, settings: ServiceSettings, *, ledger: Ledger) -> None:
-        """`settings`: with an address and a secret file. `ledger`: of this thread alone.
+        """`settings`: with `notify_url` and a secret file. `ledger`: used only by this thread.
 
-        Raises ServiceError for a secret file that can't be used, PolicyError for a damaged policy.
+        Raises ServiceError for an unusable secret file, PolicyError for an invalid policy.
         """
         assert settings.notify_url is not None
         assert settings.notify_secret_file is not None
@@ -163,7 +163,7 @@ class Notifier:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Send in the background meanwhile."""
+        """Send in the background until the context ends."""
         self._thread.start()
         try:
             yield
@@ -172,11 +172,11 @@ class Notifier:
             self._thread.join(_TIMEOUT_S)
 
     def send_new(self) -> None:
-        """Send the entries that are not sent yet. Without a cursor the past is not sent.
+        """Send all unsent entries; without a cursor, start after the existing entries.
 
-        An entry that the receiver refuses for good again and again is kept as undelivered, so that
-        the next ones are sent. Raises OSError where the receiver does not take one, GateError where
-        the ledger or the cursor can't be read or written: nothing is skipped then.
+        An entry that the receiver refuses repeatedly is recorded as undelivered and skipped. Raises
+        OSError if an entry can't be sent now, GateError if the ledger or the cursor can't be read
+        or written; then nothing is skipped.
         """
         self._trust.follow(self._ledger)
         entries = self._ledger.entries()
@@ -196,7 +196,7 @@ class Notifier:
             self._has_tried_undelivered = True
         undelivered = cursor.undelivered
         for number, entry in enumerate(entries[cursor.entries :], start=cursor.entries + 1):
-            # A ledger may serve several registries, with models of the same name.
+            # A ledger may be about several registries with models of the same name.
             if entry.action in SENT and plain(entry.registry) in registries.get(entry.key, ()):
                 status = self._refusal(number, entry)
                 if status is not None:
@@ -209,8 +209,10 @@ class Notifier:
     def _send_undelivered(
         self, cursor: NotificationCursor, entries: Sequence[LedgerEntry]
     ) -> NotificationCursor:
-        """Send each once more, and return the cursor without those that were taken. Raises OSError
-        where the receiver is not ready: then this is repeated."""
+        """Send undelivered entries again; return the cursor without the accepted ones.
+
+        Raises OSError if the receiver is not ready; then retry.
+        """
         for each in cursor.undelivered:
             try:
                 self._post(each.entry, entries[each.entry - 1])
@@ -225,8 +227,10 @@ class Notifier:
         return cursor
 
     def _refusal(self, number: int, entry: LedgerEntry) -> int | None:
-        """Send an entry. Return the status of the last answer if the receiver refused it for good;
-        None: it took it. Raises OSError where it is to be tried again."""
+        """Send an entry; return None, or the status if the receiver refused it permanently.
+
+        Raises OSError if the entry must be sent again.
+        """
         try:
             self._post(number, entry)
         except urllib.error.HTTPError as error:
@@ -261,7 +265,7 @@ class Notifier:
             },
         }
         body = json.dumps(content).encode()
-        # The same for each try, so that the receiver can detect a repetition.
+        # The ID is the same for each try, so that the receiver can detect duplicates.
         delivery = f"{number}-{Digest.of_json(entry.to_plain()).hex[:16]}"
         timestamp = str(int(time.time()))
         signatures = [
@@ -287,26 +291,25 @@ class Notifier:
                 failures = 0
             except (OSError, GateError) as error:
                 failures += 1
-                _log.warning("not notified, it is tried again: %s", error)
+                _log.warning("notification failed, will retry: %s", error)
             except Exception:
                 failures += 1
-                _log.exception("not notified, it is tried again")
+                _log.exception("notification failed, will retry")
             pause = min(_LONGEST_PAUSE_S, _POLL_S * 2.0 ** min(failures, 10))
             self._stopping.wait(pause if failures else _POLL_S)
 
 
 def _is_final(error: urllib.error.HTTPError) -> bool:
-    """Return True for an answer that the same request gets again: a redirect, which is not
-    followed, or an error of the client."""
+    """Return whether a retry is pointless: for a redirect, which is not followed, or a client error."""
     return 300 <= error.code < 500 and error.code not in _TEMPORARY
 
 
 @contextlib.contextmanager
 def notifying(settings: ServiceSettings, ledger: Ledger) -> Iterator[None]:
-    """Notify while the service runs, if the settings name an address.
+    """Send notifications while the context is open, if the settings have `notify_url`.
 
-    ledger: another object than the service's, for this thread. Raises ServiceError for a secret
-    file that can't be used, EvidenceError for a damaged cursor.
+    `ledger`: an object that only the notifier's thread uses. Raises ServiceError for an unusable
+    secret file, EvidenceError for an invalid cursor.
     """
     if settings.notify_url is None:
         yield
@@ -315,8 +318,6 @@ def notifying(settings: ServiceSettings, ledger: Ledger) -> Iterator[None]:
     try:
         notifier._cursor()
     except EvidenceError as error:
-        raise EvidenceError(
-            f"{error} Remove the file to go on with what happens from now on."
-        ) from error
+        raise EvidenceError(f"{error} Remove the file to start with new entries.") from error
     with notifier.running():
         yield

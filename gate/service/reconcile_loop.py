@@ -1,4 +1,4 @@
-"""Timer and wake-ups; back-off per model."""
+"""Reconcile models on a timer and on wake-ups, with back-off per model."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from gate.errors import GateError, RegistryDenied, RegistryUnavailable, ResourceGone
 from gate.service.monitoring import Failed, Reconcile, ServiceMetrics, StepResult
 
-# Level-triggered: each reconciliation reads the whole state of a model, for any cause. A wake-up
-# that is lost in a crash is made up for by the timer, one interval later.
+# Level-triggered: each reconcile reads the whole state of a model. If a wake-up is lost in a crash,
+# the timer reconciles the model one interval later.
 _RETRY_CAP_S = 60.0
 
 _log = logging.getLogger(__name__)
 
 
 class ReconcileLoop:
-    """Reconciles models in one thread: at once after `wake`, and after each interval. What goes
-    wrong is logged, counted and tried again later; only `stop` ends the loop."""
+    """Reconciles models in one thread, immediately after `wake` and after each interval.
+
+    Failures are logged, counted and retried; only `stop` ends the loop.
+    """
 
     def __init__(
         self,
@@ -42,18 +44,18 @@ class ReconcileLoop:
         self._registry_seen: float | None = None
 
     def start(self) -> None:
-        """Start by reconciling every model: events may have been missed."""
+        """Start the thread, which first reconciles every model: events may have been missed."""
         self._thread.start()
 
     def wake(self, model: str) -> None:
-        """Something may have changed about a model. From any thread; never blocks."""
+        """Request a reconcile of a model. Can be called from any thread; never blocks."""
         with self._lock:
             if model in self._due:
                 self._woken[model] = None
         self._awake.set()
 
     def stop(self, *, timeout_s: float) -> bool:
-        """Finish what is under way and begin nothing more; False if it did not end in time."""
+        """Finish the running reconcile and stop; return False if it did not end in time."""
         self._stopping.set()
         self._awake.set()
         if self._thread.ident is not None:
@@ -62,7 +64,7 @@ class ReconcileLoop:
 
     @property
     def alive(self) -> bool:
-        """True while it works and was not stopped."""
+        """Whether the thread runs and was not stopped."""
         return self._thread.is_alive() and not self._stopping.is_set()
 
     def registry_silence_s(self) -> float | None:
@@ -71,15 +73,15 @@ class ReconcileLoop:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._awake.clear()  # before looking: what comes while we look wakes us again
+            self._awake.clear()  # before the check, so that a wake-up during the check is not lost
             model, cause = self._next_due()
             if model is None:
                 self._awake.wait(max(0.01, min(self._due.values()) - time.monotonic()))
                 continue
             try:
                 trouble = self._reconcile_model(model, cause=cause)
-            except Exception as error:  # in logging or counting: no failure ends the loop
-                _log.exception("the worker goes on after a fault of its own")
+            except Exception as error:  # from logging or metrics: no failure ends the loop
+                _log.exception("the worker continues after an internal error")
                 trouble = str(error)
             self._failures[model] = 0 if trouble is None else self._failures[model] + 1
             wait = self._interval_s
@@ -88,9 +90,9 @@ class ReconcileLoop:
             self._due[model] = time.monotonic() + wait
 
     def _next_due(self) -> tuple[str | None, str]:
-        """Return the next model, and the cause.
+        """Return the next model and the cause.
 
-        A model whose time came goes before those that were woken, so that events about one model do
+        Models that are due take precedence over woken ones, so that many events about one model do
         not delay the others.
         """
         model = min(self._due, key=self._due.__getitem__)
@@ -104,7 +106,7 @@ class ReconcileLoop:
         return None, ""
 
     def _reconcile_model(self, model: str, *, cause: str) -> str | None:
-        """Have a model put right; what has to be tried again, and why, or None."""
+        """Reconcile a model; return the errors that require a retry, or None."""
         fields = {"model": model, "cause": cause}
         start = time.perf_counter()
         done: Sequence[StepResult | Failed]
@@ -129,17 +131,17 @@ class ReconcileLoop:
         return "; ".join(filter(None, troubles)) or None
 
     def _trouble(self, failed: Failed, fields: dict[str, str]) -> str | None:
-        """Log and count what failed; why it must be tried again. None: it never must be."""
+        """Log and count a failure; return the reason for a retry, or None if none is needed."""
         error, extra = failed.error, {"fields": {**fields, "kind": failed.kind}}
         if not isinstance(error, GateError):
             self._metrics.failures.labels("unexpected").inc()
-            _log.error("a step failed, it is tried again", exc_info=error, extra=extra)
+            _log.error("a step failed, will retry", exc_info=error, extra=extra)
             return f"unexpected {type(error).__name__}: {error}"
         self._metrics.failures.labels(type(error).__name__).inc()
         if isinstance(error, ResourceGone):
-            _log.warning("written off: %s", error, extra=extra)
+            _log.warning("no retry: %s", error, extra=extra)
             return None
-        _log.warning("not done now: %s", error, extra=extra)
+        _log.warning("failed, will retry: %s", error, extra=extra)
         return f"{type(error).__name__}: {error}"
 
 

@@ -20,7 +20,7 @@ from gate.ledger.maintenance import declare_addresses
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
 from gate.records.layout import MAX_BYTES
-from gate.records.layout import QUANTIZED as BESIDE
+from gate.records.layout import QUANTIZED as TWIN_FOLDER
 from gate.registry.alias import model_lock
 from gate.registry.eligibility import TrustFile, veto
 from gate.registry.interface import CHAMPION, Registry
@@ -51,18 +51,18 @@ def deploy_champion(
 ) -> list[StepResult]:
     """Deploy the champion, if the gate promoted it and it is not deployed yet.
 
-    A version that was not deployed before must pass by this policy and this trust. `thoroughly`:
-    hash the deployed files, and fetch them again where they are damaged; retry a file that was
-    refused here. Raises the RegistryErrors, EvidenceError and StorageError.
+    A version that was not deployed before must pass this policy and this trust. `thoroughly`: hash
+    the deployed files, download damaged ones again, and retry a refused file. Raises RegistryError,
+    EvidenceError, StorageError.
     """
     history, champion = model.history(), model.alias(CHAMPION)
     terms = None if champion is None else Terms.of(policy, history, champion, trust=trust)
-    vouched = _rightful(model, champion, history, terms=terms)
+    vouched = _approval(model, champion, history, terms=terms)
     if champion is None or vouched is None:
         return []
     last, slots = history.deployment_of(vouched), _slots(model, vouched, terms)
     refused = last is not None and last.action == "not_deployed"
-    failed = last is not None and last.action == "replay_failed"  # until it is promoted again
+    failed = last is not None and last.action == "replay_failed"  # until the next promotion
     if failed or (refused and not thoroughly):
         return []
     if last and not refused and serves(store, model.key, slots, thoroughly=thoroughly):
@@ -71,18 +71,15 @@ def deploy_champion(
     if reason is None:
         done = deploy(store, model.key, slots)
         if done.outcome != "refused":
-            return [_tell(model, vouched, action="deployed", reason=done.reason)]
+            return [_record_outcome(model, vouched, action="deployed", reason=done.reason)]
         reason = done.reason
     if refused and last is not None and last.reason == reason:
         return []
-    return [_tell(model, vouched, action="not_deployed", reason=reason)]
+    return [_record_outcome(model, vouched, action="not_deployed", reason=reason)]
 
 
 def _unsigned(vouched: LedgerEntry, history: ModelHistory, terms: Terms | None) -> str | None:
-    """Return why an unsigned earlier promotion is not deployed.
-
-    None where it was signed, or where the trust accepts unsigned versions.
-    """
+    """Return why an unsigned version is not deployed; None if it is signed or the trust accepts it."""
     assert vouched.version is not None
     refuses = terms is not None and terms.trust is not None and terms.trust.unsigned == "refuse"
     if not refuses or not history.passed_before_signing(vouched.version):
@@ -93,10 +90,10 @@ def _unsigned(vouched: LedgerEntry, history: ModelHistory, terms: Terms | None) 
     )
 
 
-def _rightful(
+def _approval(
     model: RegisteredModel, champion: str | None, history: ModelHistory, *, terms: Terms | None
 ) -> LedgerEntry | None:
-    """Return the line that approves the champion; None where it did not get there by the ledger."""
+    """Return the entry that approves the champion; None if the ledger does not approve it."""
     if champion is None or champion != history.serving:
         return None
     examined = veto(model, champion, history=history, terms=terms)
@@ -104,19 +101,18 @@ def _rightful(
 
 
 class _Download:
-    """One download of a version, proven and then judged by the terms before anything else reads it,
-    of which every slot takes its files."""
+    """A shared download of a version for all slots, verified and judged before it is used."""
 
     def __init__(self, model: RegisteredModel, vouched: LedgerEntry, terms: Terms | None) -> None:
         self._model = model
         self._vouched = vouched
         self._terms = terms
         self._path: Path | None = None
-        """The exact file, in the folder of the first caller."""
+        """The exact file after the download."""
 
     def exact(self, folder: Path) -> Path:
-        """Download into `folder`. Raises the RegistryErrors, DigestMismatch, StorageError;
-        EvidenceError where the terms do not allow it."""
+        """Download into `folder`. Raises RegistryError, DigestMismatch, StorageError, and
+        EvidenceError if the terms do not allow the version."""
         vouched = self._vouched
         assert vouched.version is not None
 
@@ -134,20 +130,20 @@ class _Download:
         return path
 
     def twin(self, folder: Path) -> Path:
-        """Move the twin's files into `folder`, and return the path of its file.
+        """Move the twin's files into `folder` on the same file system; return the path of the file.
 
-        The folder must be on the same file system. Raises EvidenceError where they are not whole.
+        Raises EvidenceError if the files are incomplete.
         """
         path = self._path or self.exact(folder)
-        beside = path.parent / BESIDE
-        name = twin_file(beside).relative_to(beside)
-        return beside.rename(folder / BESIDE) / name
+        source = path.parent / TWIN_FOLDER
+        name = twin_file(source).relative_to(source)
+        return source.rename(folder / TWIN_FOLDER) / name
 
 
 def _slots(
     model: RegisteredModel, vouched: LedgerEntry, terms: Terms | None
 ) -> dict[str, SlotSource]:
-    """Return the slots that the line approves; the exact file comes first."""
+    """Return the slots that the ledger entry approves, the exact file first."""
     assert vouched.sha256 is not None
     download = _Download(model, vouched, terms)
     exact = _source(vouched.sha256, download.exact, golden=vouched.golden_sha256)
@@ -160,7 +156,7 @@ def _slots(
 
 
 def _source(sha256: Digest, fetch: Callable[[Path], Path], *, golden: Digest | None) -> SlotSource:
-    # Each download has its own limit; one that passed it is a mismatch like others.
+    # Downloads already have a size limit; exceeding it is a mismatch.
     return SlotSource(
         sha256,
         fetch,
@@ -170,7 +166,7 @@ def _source(sha256: Digest, fetch: Callable[[Path], Path], *, golden: Digest | N
     )
 
 
-def _tell(
+def _record_outcome(
     model: RegisteredModel, vouched: LedgerEntry, *, action: Action, reason: str
 ) -> StepResult:
     model.write(action, reason, version=vouched.version, about=vouched)
@@ -178,35 +174,34 @@ def _tell(
     return StepResult("deploy", outcome, vouched.version, reason)
 
 
-# The head is kept apart from the ledger's database, so that a user with write access to that can't
-# change both. One store belongs to one ledger; replicas may have a store each. A longer head
-# replaces a shorter one, never the reverse.
+# The head is stored outside the ledger's database, so that a user with write access to the database
+# can't change both. A store belongs to one ledger; each replica may have a separate store. Only a
+# longer head replaces the stored one.
 HEAD_FILE = "ledger-head.json"
 
 
 def kept_ledger(settings: ServiceSettings) -> Ledger:
-    """The ledger of a service, with its stored head, to read. Raises ServiceError."""
+    """Return the service's ledger for reading, with its stored head. Raises ServiceError."""
     return Ledger(settings.state, stored_head=stored_head(settings.store))
 
 
 def written_ledger(settings: ServiceSettings, trust: Trust | None) -> Ledger:
-    """Return `kept_ledger` for writing as well.
+    """Return `kept_ledger` for writing. `trust`: None for that of `settings.writers`.
 
-    Without a trust, that of `settings.writers` is used. Raises KeyUnusable, PolicyError, and the
-    exceptions of `require_writable`.
+    Raises KeyUnusable, PolicyError, and the exceptions of `require_writable`.
     """
     key = SigningKey.load(settings.key) if settings.key is not None else None
-    ledger = _believing(settings, trust, key=key)
+    ledger = _open_ledger(settings, trust, key=key)
     require_writable(ledger)
     return ledger
 
 
 def read_ledger(settings: ServiceSettings) -> Ledger:
     """Return `kept_ledger` with the service's trust, for another thread. Raises PolicyError."""
-    return _believing(settings, TrustFile.named(settings.trust, policy=settings.policy)())
+    return _open_ledger(settings, TrustFile.named(settings.trust, policy=settings.policy)())
 
 
-def _believing(
+def _open_ledger(
     settings: ServiceSettings, trust: Trust | None, *, key: SigningKey | None = None
 ) -> Ledger:
     ledger = kept_ledger(settings)
@@ -217,18 +212,16 @@ def _believing(
 
 
 def stored_head(store: Path) -> StoredHead:
-    """Return where the store keeps the end of its ledger."""
+    """Return the stored position of the ledger's end."""
     return StoredHead(store / HEAD_FILE, place=f"the store {store}")
 
 
-# A step that fails does not block the others. Nothing here depends on the content of an event. The
-# registry and the ledger are read again, so that lost, doubled, reordered and forged events end in
-# the same state.
+# A failed step does not block the others. Nothing depends on the content of an event: registry and
+# ledger are read again, so that lost, repeated, reordered and forged events lead to the same state.
 _log = logging.getLogger(__name__)
 
 _RECHECK_S = 600.0
-"""Interval after which the bytes behind `champion` are downloaded and hashed again without an
-event."""
+"""Interval for downloading and hashing the champion's file again without an event."""
 
 
 class Reconciler:
@@ -247,8 +240,8 @@ class Reconciler:
         """Create the reconciler.
 
         `trust`: reads the trusted keys; None: no key is trusted, and submissions are not judged.
-        `reading`: shared by all reconciliations of a service; None: each one is independent and
-        must confirm a wrong download itself.
+        `reading`: shared by all reconciles of a service; None: each one must confirm a wrong
+        download itself.
         """
         self._registry = registry
         self._ledger = ledger
@@ -257,13 +250,13 @@ class Reconciler:
         self._trust = trust or TrustFile(None)
         self._reading = reading
         self._proven: dict[str, tuple[str | None, float]] = {}
-        """By model: the champion whose bytes were verified, and when."""
+        """By model: the champion with verified bytes, and the time of the verification."""
         self._workspaces: dict[str, Registry] = {}
         self._pages = Pages()
         self._replays: dict[str, ReplayState] = {}
-        """By model: how far the golden vectors of its last release were replayed."""
+        """By model: the state of replaying the golden vectors of the last release."""
         self._damages: Counter[str] = Counter()
-        """By model: how often what is deployed was found damaged."""
+        """By model: how often the deployed files were reported as damaged."""
 
     def __call__(self, model: str, *, cause: str) -> Sequence[StepResult | Failed]:
         """Reconcile one model; see `Reconcile`.
@@ -271,7 +264,7 @@ class Reconciler:
         Every action is written to the ledger, with `cause`. `model`: the name in the settings, with
         its workspace.
 
-        Raises ResourceGone where the ledger has a passed version of a model that no longer exists.
+        Raises ResourceGone if the ledger has a passed version of a model that no longer exists.
         """
         reading, key = self._reading or Reading(), ModelKey.parse(model)
         registry = self._registry
@@ -289,13 +282,12 @@ class Reconciler:
         )
         self._trust.follow(self._ledger)
         history = registered.history()
-        self._ledger.verify()  # also where it did not change: others may have seen more of it
+        self._ledger.verify()  # even if unchanged: the stored head may show that it was truncated
         if history.passed_any and not registry.has_model(key.name):
             raise ResourceGone(
-                f"{registry.identity} has no registered model {key.name} any more, and the "
-                f"ledger {self._ledger.location} has entries about it: it was deleted or "
-                "renamed. What is deployed stays. Give it its name back, or take it off the "
-                "service's models."
+                f"{registry.identity} no longer has a registered model {key.name}, but the ledger "
+                f"{self._ledger.location} has entries about it: it was deleted or renamed. The "
+                "deployed release stays. Restore its name or remove it from the service's models."
             )
         with model_lock(registered, quietly=True):
             thoroughly = self._is_due(model, registered.alias(CHAMPION))
@@ -320,17 +312,17 @@ class Reconciler:
                 isinstance(one, StepResult) and (one.kind, one.outcome) == ("deploy", "refused")
                 for one in done
             )
-            # Damage or a refusal during this reconciliation is handled by the next one.
+            # The next reconcile handles damage or a refusal during this one.
             proven = not refused and failed <= {"hand_in", "review", "replay"}
             if thoroughly and proven and damages == self._damages[model]:
                 self._proven[model] = (registered.alias(CHAMPION), time.monotonic())
-            with contextlib.suppress(GateError):  # of the ledger: the steps above tell of it
+            with contextlib.suppress(GateError):  # the steps above already report ledger errors
                 self._pages.follow(registered, thoroughly=thoroughly)
                 trust.warn_of(model, registered.history())
         return done
 
     def _replay(self, model: RegisteredModel, *, thoroughly: bool) -> Sequence[StepResult | Failed]:
-        """Replay the golden vectors of a release that was not replayed yet, or `thoroughly`."""
+        """Replay the golden vectors of a new release; of an older one only `thoroughly`."""
         if self._policy.after_deploy != "replay_golden":
             return []
         release = self._store.last_release(model.key)
@@ -350,9 +342,9 @@ class Reconciler:
         return done
 
     def report_damage(self, model: str) -> None:
-        """Report that the deployed files are damaged, so that the next reconciliation is thorough.
+        """Report damaged deployed files, so that the next reconcile is thorough.
 
-        May be called from any thread.
+        Can be called from any thread.
         """
         self._damages[model] += 1
         self._proven.pop(model, None)
@@ -372,10 +364,10 @@ def _step(
 
 
 def reconciler(settings: ServiceSettings, *, comes_again: bool = False) -> Reconciler:
-    """The reconciler of a command; of a service if it `comes_again`: that waits for nothing under
-    the lock, and remembers. Raises PolicyError, and as `written_ledger`."""
+    """Return a reconciler. `comes_again`: for a service, which remembers mismatches between calls
+    instead of waiting under the lock. Raises PolicyError, and as `written_ledger`."""
     policy = settings.policy_in_force()
-    # The names of models say which workspace, and those of `default` do not.
+    # Model keys name the workspace, except for `default`.
     registry = MlflowRegistry(settings.tracking_uri, workspace=DEFAULT)
     trust = TrustFile.named(settings.trust, policy=settings.policy)
     # A service does not start with a trust that can't be read.
@@ -384,8 +376,8 @@ def reconciler(settings: ServiceSettings, *, comes_again: bool = False) -> Recon
         try:
             declare_addresses(ledger, registry.identity, settings.same_registry)
         except (EvidenceError, Untrusted) as error:
-            # Each reconciliation logs it, too; the deployed release is served meanwhile.
-            _log.warning("not written down, say it again later: --same-registry: %s", error)
+            # Each reconcile also logs this error; the deployed release is still served.
+            _log.warning("--same-registry was not recorded, restart to retry: %s", error)
     limits = SandboxLimits.of_service(settings.time_limit_s, settings.memory_limit)
     memory = MismatchMemory(settings.confirm_s, wait=None) if comes_again else MismatchMemory()
     reading = Reading(limits, memory)

@@ -25,15 +25,15 @@ from gate.storage.arrays import RuntimeArray
 
 @dataclass
 class ReplayState:
-    """How far the golden vectors of one release were replayed."""
+    """The state of replaying the golden vectors of one release."""
 
     release: int | None
     is_done: bool = False
-    """True once every server answered as it should."""
+    """True once every server returned correct outputs."""
     suspects: dict[RuntimeName, float] = field(default_factory=dict)
-    """The servers that answered otherwise or refused, and when that was first observed."""
+    """The servers that returned wrong outputs or refused, and the time of the first observation."""
     proven: set[RuntimeName] = field(default_factory=set)
-    """The servers that answered as they should, at least once."""
+    """The servers that returned correct outputs at least once."""
 
 
 class _Refused(EvidenceError):
@@ -48,17 +48,17 @@ def replay_golden(
     state: ReplayState,
     limits: SandboxLimits | None = None,
 ) -> list[StepResult | Failed]:
-    """Replay the golden vectors of what is deployed through each server of the policy; where the
-    answers differ or are refused twice, the deployment goes back to the release before.
+    """Replay the golden vectors of the deployed release on each server of the policy.
 
-    `state`: of this release; its suspects are updated. One server may be several replicas that load
-    the release one after the other, so the second time counts after the pause of the model's
-    `MismatchMemory`. A refusal by a server that answered this release as it should does not count:
-    the server broke, and would refuse the release before, too.
+    If outputs differ, or the server refuses the inputs, in two observations, the deployment is
+    rolled back. `state`: of this release; its suspects are updated. A server may consist of
+    replicas that load the release one by one, so the second observation counts only after the pause
+    of the model's `MismatchMemory`. A refusal by a server that returned correct outputs before does
+    not count: the server itself is broken.
 
-    A server that can't be asked, or has not loaded the file yet, is a Failed: nothing is changed,
-    and the next reconciliation asks again. Raises StorageError, EvidenceError and DigestMismatch
-    where the vectors of the store are not whole.
+    A server that is unreachable, or has not loaded the file yet, gives a Failed, and the next
+    reconcile retries. Raises StorageError, EvidenceError and DigestMismatch if the vectors of the
+    store are damaged.
     """
     history = model.history()
     vouched = None if history.serving is None else history.approving_entry(history.serving)
@@ -101,8 +101,8 @@ def replay_golden(
 
 
 def _problem(store: ModelStore, slot: Slot, policy: Policy, name: RuntimeName) -> str | None:
-    """Return how the answers of a server differ, or None. Raises _Refused, and EvidenceError or
-    DigestMismatch where no answer comes or it has another file."""
+    """Return how the outputs of a server differ, or None. Raises _Refused, and EvidenceError or
+    DigestMismatch if there is no answer or the server has another file."""
     if slot.golden_sha256 is None or slot.parts:
         what = "has no golden vectors" if slot.golden_sha256 is None else "has several parts"
         raise RuntimeUnusable(f"{slot.model.name} {what}, so '{name}' can't replay them.")
@@ -121,8 +121,8 @@ def _problem(store: ModelStore, slot: Slot, policy: Policy, name: RuntimeName) -
 
 
 def _outputs(vectors: Vectors, options: ServerOptions) -> list[RuntimeArray]:
-    """Return the answers of a server. Raises as `ServerSession`, and RuntimeUnusable for a server
-    that refuses the batch but not a single sample."""
+    """Return the outputs of a server. Raises the exceptions of `ServerSession`, and RuntimeUnusable
+    if the server refuses the batch but not a single sample."""
     served = _served(vectors)
     with closing(ServerSession(served, options, vectors.inputs)) as session:
         try:

@@ -28,12 +28,12 @@ from gate.storage.safe_text import redacted
 from gate.storage.workspace import ModelKey
 
 SERVICE_PAUSE_S = 60.0
-"""After which a second download of the service may confirm that a version has wrong bytes."""
+"""Seconds after which a second download can confirm that a version has wrong bytes."""
 
 
-# A file is read again whenever it changed, so that a rotation needs no restart.
+# A file is read again when it changes, so that a rotation needs no restart.
 SECRETS_VARIABLE = "GATE_WEBHOOK_SECRETS"
-"""The environment variable that is read where no file is named."""
+"""The environment variable that is used without a secret file."""
 
 
 MIN_LENGTH = 16
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class WebhookSecrets:
-    """Secrets, newest first, of an environment variable or a file: one in a line."""
+    """Secrets of an environment variable or a file, one per line, newest first."""
 
     def __init__(self, secrets: Sequence[str], *, file: Path | None = None) -> None:
         self._secrets = tuple(secrets)
@@ -53,26 +53,26 @@ class WebhookSecrets:
 
     @classmethod
     def of_file(cls, path: Path) -> WebhookSecrets:
-        """Read a file that only its owner may read.
+        """Read a file that only its owner can read.
 
-        Raises ServiceError where it is missing, open to others, empty, or a secret is too short.
+        Raises ServiceError if it is missing, readable by others, empty, or has a short secret.
         """
         return cls(_read(path), file=path)
 
     @classmethod
     def of_environment(cls, name: str) -> WebhookSecrets:
-        """Read an environment variable. Raises ServiceError where it holds no secret."""
+        """Read an environment variable. Raises ServiceError if it has no valid secret."""
         if name not in os.environ:
             raise ServiceError(
                 f"there is no secret: neither a secret file nor the environment variable {name}. "
-                "Without one the service can't recognize deliveries of MLflow. "
-                "Let gate webhooks register --secret-file FILE make one."
+                "The service needs one to verify deliveries of MLflow. Create one: gate webhooks "
+                "register --secret-file FILE."
             )
         return cls(_parsed(os.environ[name], where=name))
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The secrets in force now. A file that became unusable leaves the last ones in force."""
+        """The current secrets. If the file becomes invalid, the previous ones stay valid."""
         if self._file is not None:
             with self._lock:
                 self._refresh(self._file)
@@ -80,7 +80,7 @@ class WebhookSecrets:
 
     @property
     def all_secrets(self) -> frozenset[str]:
-        """All secrets that were ever in force here: none of them belongs into a log."""
+        """All secrets so far, which must be redacted in logs."""
         return frozenset(self._all_secrets)
 
     def _refresh(self, file: Path) -> None:
@@ -91,7 +91,7 @@ class WebhookSecrets:
             self._state = state
             secrets = _read(file)
         except ServiceError as error:
-            _log.error("the old secrets stay in force: %s", error)
+            _log.error("the old secrets stay valid: %s", error)
             return
         self._all_secrets |= set(secrets)
         self._secrets = secrets
@@ -99,9 +99,9 @@ class WebhookSecrets:
 
 
 def write(path: Path, secrets: Sequence[str]) -> None:
-    """Write a secret file, atomically, readable by its owner only. Raises StorageError.
+    """Write a secret file atomically, readable only by its owner. Raises StorageError.
 
-    A link stays one, and the owner stays the same: the service may be another user than we are.
+    Links and the owner are preserved, because the service may run as another user.
     """
     path = Path(os.path.realpath(path))
     with replacing(path) as temporary:
@@ -116,14 +116,14 @@ def write(path: Path, secrets: Sequence[str]) -> None:
 
 def _state(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _read(path: Path) -> tuple[str, ...]:
-    missing = "Let gate webhooks register --secret-file FILE make it."
+    missing = "Create it: gate webhooks register --secret-file FILE."
     try:
         text = read_private(path, what="secret file", missing=missing)
     except StorageError as error:
@@ -134,12 +134,12 @@ def _read(path: Path) -> tuple[str, ...]:
 def _parsed(text: str, *, where: str) -> tuple[str, ...]:
     secrets = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not secrets:
-        raise ServiceError(f"{where} holds no secret. Write one in a line, the newest first.")
+        raise ServiceError(f"{where} has no secret. Write one per line, the newest first.")
     for number, secret in enumerate(secrets, start=1):
         if len(secret) < MIN_LENGTH:
             raise ServiceError(
-                f"secret {number} in {where} has {len(secret)} characters, at least {MIN_LENGTH} "
-                "are expected. Make one with: openssl rand -hex 32"
+                f"secret {number} in {where} has {len(secret)} characters, expected at least "
+                f"{MIN_LENGTH}. Create one with: openssl rand -hex 32"
             )
     return secrets
 
@@ -150,59 +150,58 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class ServiceSettings(BaseModel):
-    """How the service runs. Frozen; unknown fields are refused."""
+    """Settings of the service. Frozen; unknown fields are refused."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
     )
 
     models: tuple[Name, ...] = Field(min_length=1)
-    """The registered models that it looks after, in another workspace than `default` as
-    `WORKSPACE:NAME`; it does nothing to others."""
+    """The managed models; `WORKSPACE:NAME` outside the workspace `default`. Others are ignored."""
     aliases: tuple[Name, ...] = (CANDIDATE, CHAMPION, PREVIOUS)
-    """Aliases whose moving is a reason to look."""
+    """Aliases whose changes trigger a reconcile."""
     host: str = "127.0.0.1"
     port: int = Field(default=8400, ge=0, le=65_535)
-    """0: any free one."""
+    """0: any free port."""
     tracking_uri: str = Field(min_length=1)
     same_registry: tuple[Name, ...] = ()
-    """Other addresses of the registry at `tracking_uri`, under which the ledger has lines: the
-    database behind the server, or the server's old name."""
+    """Other addresses of the registry that occur in the ledger, such as the server's database or
+    old name."""
     secret_file: Path | None = None
-    """One secret in a line; None: they are in `secret_variable`."""
+    """A file with one secret per line; None: use `secret_variable`."""
     secret_variable: str = SECRETS_VARIABLE
     state: str = DEFAULT
     """The database of the ledger."""
     store: Path = Path(".gate/store")
     cors_origins: tuple[Name, ...] = ()
-    """Pages of these origins may load deployed models; none: only those of this service."""
+    """Origins whose pages may load deployed models, in addition to the service's."""
     policy: Path | None = None
     """None: the built-in policy."""
     trust: Path | None = None
-    """Whose statements count; None: the section `trust:` of the policy's file, if it has one."""
+    """The trust file for statements; None: the section `trust:` of the policy file, if any."""
     writers: Path | None = None
-    """By which trust its ledger is believed where there is none of these two; None: by none."""
+    """The trust file for ledger entries, if there is no other trust; None: no signature needed."""
     key: str | None = None
-    """By which it signs what it writes into the ledger; None: nothing is signed."""
+    """The key that signs ledger entries; None: entries are not signed."""
     body_cap: int = Field(default=1 << 16, ge=1024)
-    """Bytes of the largest body that is read, as it must be before its signature is proven."""
+    """Maximum size of a body in bytes; a body is read before its signature is verified."""
     body_timeout_s: float = Field(default=20.0, gt=0)
-    """Within which a body must have arrived."""
+    """Time limit for receiving a body."""
     window_s: float = Field(default=300.0, gt=0, le=3600)
-    """How far a delivery's timestamp may lie from our clock."""
+    """Maximum difference between a delivery's timestamp and the local clock."""
     interval_s: float = Field(default=60.0, gt=0)
-    """After which all models are looked at without any event."""
+    """Interval between reconciles of all models without events."""
     confirm_s: float = Field(default=SERVICE_PAUSE_S, ge=0)
-    """After which a download that was not what it should be is confirmed by a second one."""
+    """Delay before a second download can confirm a mismatch."""
     time_limit_s: float | None = Field(default=None, gt=0)
-    """Within which a child process must have read or run a file; None: 10 minutes."""
+    """Time limit of a child process that reads or runs a file; None: 10 minutes."""
     memory_limit: int | None = Field(default=None, ge=1 << 26)
-    """Bytes that it may take; None: 4 GiB, or 80 % of less memory."""
+    """Memory limit of such a process in bytes; None: 4 GiB, or 80 % of less memory."""
     log_format: LogFormat = "text"
     notify_url: str | None = None
-    """To which verdicts, promotions, reverts and reviews are sent; None: nothing is sent."""
+    """URL for notifications of verdicts, promotions, reverts and reviews; None: none are sent."""
     notify_secret_file: Path | None = None
-    """By which they are signed: one secret in a line."""
+    """A file with the secrets that sign the notifications, one per line."""
 
     @model_validator(mode="after")
     def _signs_notifications(self) -> Self:
@@ -224,7 +223,7 @@ class ServiceSettings(BaseModel):
     @field_validator("notify_url")
     @classmethod
     def _can_be_notified(cls, url: str) -> str:
-        # urllib reads no user and password from a URL: each try would fail.
+        # urllib does not support user and password in a URL, so that each try would fail.
         if not re.fullmatch(r"https?://[^/?#@\s]+([/?#]\S*)?", url):
             raise ValueError("expected https://HOST/PATH, without a user, a password and spaces")
         return url
@@ -236,27 +235,27 @@ class ServiceSettings(BaseModel):
 
     @classmethod
     def of(cls, **given: Any) -> Self:
-        """Check what was given; None means the default. Raises ServiceError, a line a field."""
+        """Validate settings; None means the default. Raises ServiceError with a line per field."""
         try:
             return cls(**{name: value for name, value in given.items() if value is not None})
         except ValidationError as error:
             lines = []
             for problem in error.errors(include_url=False):
-                place = ".".join(str(part) for part in problem["loc"])
+                name = ".".join(str(part) for part in problem["loc"])
                 message = problem["msg"].removeprefix("Value error, ")
-                if not place:  # the input is all settings, passwords in addresses, too
+                if not name:  # the input is all settings, which may include passwords
                     lines.append(message)
                     continue
                 value = problem["input"]
                 shown = redacted(value) if isinstance(value, str) else value
-                lines.append(f"{place}: {message} (seen: {shown!r})")
+                lines.append(f"{name}: {message} (seen: {shown!r})")
             raise ServiceError(
                 "the service can't run with these settings:\n" + "\n".join(lines)
             ) from error
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All that may hold a password."""
+        """All addresses that may contain a password."""
         return self.tracking_uri, *self.same_registry, self.state, self.notify_url or ""
 
     def policy_in_force(self) -> Policy:
@@ -264,7 +263,7 @@ class ServiceSettings(BaseModel):
         return Policy.default() if self.policy is None else Policy.from_file(self.policy)
 
     def keyring(self) -> WebhookSecrets:
-        """The secrets. Raises ServiceError where there is none."""
+        """Return the secrets. Raises ServiceError if there is none."""
         if self.secret_file is not None:
             return WebhookSecrets.of_file(self.secret_file)
         return WebhookSecrets.of_environment(self.secret_variable)

@@ -64,11 +64,11 @@ from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.untrusted_files import as_mismatch
 
-# A submitter may write to the registry, and so controls tags, aliases, records and bytes. So a
-# trusted key has to sign evidence and verdict, all bytes, and this model in this registry; then the
-# service decides again, from the evidence and by its own policy, trust and clock.
+# A submitter can write to the registry, and so controls tags, aliases, records and bytes. Therefore
+# a trusted key must sign evidence, verdict and all bytes for this model in this registry. The
+# service then repeats the decision with its own policy, trust and clock.
 _LOOKS = 3
-"""At a candidate that is another one whenever it was judged; the next event brings the rest."""
+"""Maximum number of tries if the candidate changes while it is judged; the next event retries."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,18 +76,18 @@ _log = logging.getLogger(__name__)
 def process_submission(
     model: RegisteredModel, policy: Policy, *, trust: ReadTrust
 ) -> list[StepResult]:
-    """Judge the candidate, unless a line already states its outcome.
+    """Judge the candidate, unless the ledger already has its outcome.
 
-    It becomes champion, waits for its review, or is refused once, with a line, a tag and the reason
-    on its page. Where no key is trusted, or one download had wrong bytes, only its page says so.
-    Raises the RegistryErrors, of them MismatchUnconfirmed, PolicyError, EvidenceError and
-    StorageError where it can't be judged now: then it is judged again later, and not refused.
+    It becomes champion, waits for review, or is refused with a ledger entry, a tag and the reason
+    on its page. If no key is trusted, or a single download had wrong bytes, only its page shows
+    this. Raises RegistryError (including MismatchUnconfirmed), PolicyError, EvidenceError and
+    StorageError if it can't be judged now; then it is not refused but judged again later.
     """
     for _ in range(_LOOKS):
         number, history = model.alias(CANDIDATE), model.history()
         if number is None:
             return []
-        if number == model.alias(CHAMPION):  # of a champion the guard decides
+        if number == model.alias(CHAMPION):  # the guard handles the champion
             if not history.passed_any:
                 _explain_first(model, number)
             return []
@@ -172,13 +172,13 @@ class _Submission:
         return self._take(line) if problem is None else self._refuse(line, problem)
 
     def _line(self) -> LedgerEntry:
-        """Return a line about the version without digests."""
+        """Return a ledger entry about the version, without digests."""
         version = self.version
         line = self.model.entry("passed", "handed in", version=version.number)
         return line.model_copy(update={"made_at": version.made_at, "run_id": version.run_id})
 
     def _claimed_entry(self, path: Path) -> LedgerEntry:
-        """Return a ledger line with the claims that trusted keys signed for the file at `path`.
+        """Return a ledger entry with the claims that trusted keys signed for the file at `path`.
 
         Raises EvidenceError, StorageError.
         """
@@ -196,7 +196,7 @@ class _Submission:
         return self._line().model_copy(update=fields)
 
     def _evaluate(self, path: Path) -> tuple[LedgerEntry, str | None]:
-        """Return the ledger line for verified files, and the objection of the terms or None."""
+        """Return the ledger entry for verified files, and the objection of the terms or None."""
         line = self._compared(self._claimed_entry(path), path)
         problem = judge_version(path, self.model, vouched=line, terms=self.terms)
         if problem is not None:
@@ -209,17 +209,17 @@ class _Submission:
         return line.model_copy(update={"extent": release.extent}), None
 
     def _compared(self, line: LedgerEntry, path: Path) -> LedgerEntry:
-        """Return the line with the service's own comparison, if the submission has none.
+        """Return the entry with the service's comparison, if the submission has none.
 
-        A champion that can't be downloaded now is not evidence against this version: then
-        MismatchUnconfirmed is raised.
+        Raises MismatchUnconfirmed if the champion can't be downloaded now, which is not evidence
+        against this version.
         """
         if self.terms.policy.incumbent is None or line.compared_with is not None:
             return line
         with as_mismatch(f"what was handed in as version {self.version.number}"):
             evidence = load_evidence(path, sha256=line.evidence_sha256)
-        found = compare_records(champion_recorded(self.model), evidence)
-        return line.model_copy(update={"incumbent": found})
+        comparison = compare_records(champion_recorded(self.model), evidence)
+        return line.model_copy(update={"incumbent": comparison})
 
     def _take(self, line: LedgerEntry) -> StepResult:
         model, number, champion = self.model, self.version.number, self.model.alias(CHAMPION)
@@ -229,7 +229,7 @@ class _Submission:
             reason += (
                 f", compared by the records of both with version {line.incumbent.version or 'none'}"
             )
-        # A no is final for these bytes by the line of the review, which comes next.
+        # The review step comes next, and makes a rejection final with its ledger entry.
         if self.terms.policy.review != "automatic" or reviews.rejects(
             self.version.tags, model.reviews.tag
         ):
@@ -244,8 +244,8 @@ class _Submission:
 
     def _refuse(self, line: LedgerEntry, problem: str) -> StepResult:
         model, number = self.model, self.version.number
-        # Before the line, so that it is said twice rather than never; and what is handed in again
-        # becomes another version by it.
+        # The tag comes before the entry: a crash in between repeats the refusal instead of losing
+        # it. It also makes a resubmission a new version.
         model.note(self.version, Tag.REFUSED, problem)
         reason = f"handed in, and refused: {problem}"
         model.write("refused", reason, version=number, about=line)
@@ -253,21 +253,21 @@ class _Submission:
         return StepResult("hand_in", "refused", number, reason)
 
 
-# Approval can veto, never waive: what is approved is examined as if it were promoted now. With
-# `review: signed` a tag approves nothing; a rejection needs no signature.
+# Reviews can veto but never waive: an approved version is examined like a new promotion. With
+# `review: signed`, a tag can't approve; a rejection needs no signature.
 _TAG_LIMIT = 4000
-"""Characters of a tag's value; databases other than SQLite refuse more than 5000."""
+"""Maximum length of a tag's value; databases other than SQLite refuse more than 5000 characters."""
 
 
 def process_reviews(
     model: RegisteredModel, policy: Policy, *, trust: ReadTrust = no_trust
 ) -> Iterator[StepResult | Failed]:
-    """Act on the reviews of the waiting versions.
+    """Process the reviews of the waiting versions.
 
-    Only the candidate is promoted; the others may be rejected, and an approval of them is answered
-    with the reason. A version that was deleted no longer waits; one that can't be read now does not
-    block the others. `trust`: reads the trusted keys; without one, nothing that needs a signature
-    is approved. Raises RegistryUnavailable; other read errors are handled for each version.
+    Only the candidate is promoted. Other versions may be rejected; an approval of them is answered
+    with the reason. A deleted version no longer waits; one that can't be read now does not block
+    the others. `trust`: reads the trusted keys; without a trust, signed reviews do not count.
+    Raises RegistryUnavailable; other errors are handled for each version.
     """
     history, candidate = model.history(), model.alias(CANDIDATE)
     look = _SubmissionReview(model, policy, trust, candidate)
@@ -277,7 +277,7 @@ def process_reviews(
         except ResourceGone:
             reason = f"version {waiting.version} waited for review, and was deleted"
             yield _close(model, waiting, "refused", reason=reason)
-        except RegistryUnavailable:  # of the others neither
+        except RegistryUnavailable:  # the others can't be read either
             raise
         except GateError as error:
             yield Failed("review", error)
@@ -287,7 +287,7 @@ def process_reviews(
 
 @dataclass(frozen=True)
 class _SubmissionReview:
-    """The context by which all waiting versions are judged."""
+    """The context for judging all waiting versions."""
 
     model: RegisteredModel
     policy: Policy
@@ -295,7 +295,7 @@ class _SubmissionReview:
     candidate: str | None
 
     def at(self, waiting: LedgerEntry) -> list[StepResult]:
-        """Act on one waiting version."""
+        """Process one waiting version."""
         assert waiting.version is not None
         model, tag = self.model, self.model.reviews.tag
         version = model.registry.version(model.name, waiting.version)
@@ -338,10 +338,10 @@ class _SubmissionReview:
     def _rejected(
         self, waiting: LedgerEntry, version: Version, ballot: ReviewTally | None = None
     ) -> StepResult:
-        """Reject a version, by a signed statement (`ballot`) or by a tag.
+        """Reject a version because of a signed statement (`ballot`) or a tag.
 
-        If a tag rejects it, a statement may name the reviewer. A statement that is invalid or can't
-        be read never blocks the rejection.
+        After a rejection by tag, a statement may name the reviewer; an invalid or unreadable
+        statement does not block the rejection.
         """
         comment = reviews.comment(version.tags)
         reason = f"a reviewer rejected version {version.number}{reviews.quoted(comment)}"
@@ -354,13 +354,11 @@ class _SubmissionReview:
         return _close(self.model, waiting, "rejected", reason=reason, comment=comment)
 
     def _counted(self, waiting: LedgerEntry, version: Version) -> tuple[ReviewTally, Digest | None]:
-        """Return the tally of the review statements, and the digest of the decision they are on.
+        """Return the tally of the review statements, and the digest of their decision, if any.
 
-        The digest is None where there are no statements.
-
-        Raises Untrusted where no reviewer is trusted; EvidenceError, DigestMismatch and Untrusted
-        where the files of the version can't be read; PolicyError where the trust can't be read now;
-        the RegistryErrors, StorageError.
+        Raises Untrusted if no reviewer is trusted; EvidenceError, DigestMismatch and Untrusted if
+        the files of the version can't be read; PolicyError if the trust can't be read now;
+        RegistryError, StorageError.
         """
         trust = self.trust()
         if trust is None:
@@ -388,7 +386,7 @@ class _SubmissionReview:
         return poll.count(tags, of), of.decision
 
     def _what_is_missing(self, ballot: ReviewTally, version: Version) -> str | None:
-        """None where no reviewer said anything yet."""
+        """Return what an approval still needs; None if no reviewer has acted yet."""
         tags, tag = version.tags, self.model.reviews.tag
         if not reviews.speaks(tags, tag) and reviews.correction(tags, tag) is None:
             return None
@@ -396,9 +394,9 @@ class _SubmissionReview:
         return f"{ballot}. A tag approves nothing here: gate approve {name} {number} --key KEY"
 
     def _problem(self, number: str, *, approved: Digest | None = None) -> str | None:
-        """Return why an approved version is not promoted; None where it is.
+        """Return why an approved version is not promoted, or None.
 
-        `approved`: the decision of which reviewers signed that.
+        `approved`: the digest of the decision that reviewers signed.
         """
         model, policy, candidate = self.model, self.policy, self.candidate
         history = model.history()
@@ -417,13 +415,13 @@ class _SubmissionReview:
 
 
 def _answer(model: RegisteredModel, version: Version, text: str | None) -> None:
-    """Answer a review that has no effect; a failure to answer blocks nothing."""
+    """Answer a review that has no effect; a failure to answer is only logged."""
     if text is None:
         return
     try:
         answer(model, version, text)
     except RegistryError as error:
-        _log.warning("the reviewer of version %s is not answered: %s", version.number, error)
+        _log.warning("could not answer the review of version %s: %s", version.number, error)
 
 
 def _close(
@@ -434,7 +432,7 @@ def _close(
     reason: str,
     comment: str | None = None,
 ) -> StepResult:
-    """The version waits no longer, and does not serve."""
+    """Record that the version no longer waits and does not serve."""
     version = waiting.version
     model.write(outcome, reason, version=version, about=waiting, comment=comment)
     write_status(model, (version,))
@@ -445,7 +443,7 @@ def _not_promoted(
     model: RegisteredModel, waiting: LedgerEntry, problem: str, *, comment: str | None
 ) -> StepResult:
     reason = f"approved, but not promoted: {problem}"
-    # Before the line: what is handed in again becomes another version by it.
+    # The tag comes before the entry; it makes a resubmission a new version.
     assert waiting.version is not None
     value = f"{now()}: {reason}"[:_TAG_LIMIT]
     model.registry.set_tag(model.name, waiting.version, key=Tag.REFUSED, value=value)

@@ -116,7 +116,7 @@ def test_the_stage_reads_the_source_of_the_model(
     code, told = as_json(capsys, "--pipeline", "--reference", reference)
     assert (code, stage()["deps"]) == (0, ["model.onnx", "samples.npy", *sources])
     notes = {file["path"]: file["note"] for file in told["files"]}
-    assert ("by hand" in notes["dvc.yaml"]) is (not sources)
+    assert ("add the source of" in notes["dvc.yaml"]) is (not sources)
     assert (".dvcignore" in notes) is (sources == ["mine"])
 
 

@@ -246,7 +246,7 @@ def test_a_unit_that_lacks_a_runtime_is_no_pass(
     edited(parts[2], plan, without_runtime)
     evidence = merged(folder, plan, list(parts.values()))
     assert not any(runtime.measured for runtime in evidence.runtimes)
-    assert "it gave nothing" in {runtime.failure for runtime in evidence.runtimes}
+    assert "no result from the worker" in {runtime.failure for runtime in evidence.runtimes}
 
 
 def elsewhere(part: UnitResult) -> UnitResult:
@@ -331,7 +331,7 @@ def test_other_samples_where_it_is_merged_are_noticed(
         changed = rows.copy()
         changed[200, 3] += 1.0
         np.save(folder / "x.npy", changed)
-        with pytest.raises(DigestMismatch, match="other samples or labels"):
+        with pytest.raises(DigestMismatch, match="different samples or labels"):
             merged(folder, plan, list(parts.values()))
         np.save(folder / "x.npy", np.concatenate([rows, rows]))
         with pytest.raises(EvidenceError, match="other samples here than were planned"):

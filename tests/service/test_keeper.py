@@ -152,12 +152,12 @@ def test_another_past_under_the_running_service_and_after_a_stop(
         until(lambda: not ready()["ready"])
         assert ready()["ledger"] == "is not the one it was"
         caplog.clear()
-        until(lambda: "not done now" in caplog.text)  # another look
+        until(lambda: "failed, will retry" in caplog.text)  # another look
         nothing_was_done()
     caplog.clear()
     with place.served() as ready:
         assert ready()["ledger"] == "is not the one it was"
-        until(lambda: "not done now" in caplog.text)
+        until(lambda: "failed, will retry" in caplog.text)
         nothing_was_done()
         assert "gate accept-ledger" in caplog.text
         assert str(place.settings.store) in caplog.text

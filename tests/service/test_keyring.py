@@ -64,7 +64,7 @@ def _folder(path: Path) -> None:
     ("spoil", "said"),
     [
         (_absent, "cannot read"),
-        (_empty, "holds no secret"),
+        (_empty, "has no secret"),
         (_short, "secret 2 .* has 5 characters"),
         (_binary, "not UTF-8"),
         (_folder, "cannot read"),
@@ -95,7 +95,7 @@ def test_a_file_that_became_unusable_leaves_the_secrets_in_force(path: Path, cap
     path.write_text("")
     assert ring.secrets == (FIRST, SECOND)
     assert ring.secrets == (FIRST, SECOND)
-    assert caplog.text.count("stay in force") == 2
+    assert caplog.text.count("stay valid") == 2
     settings.write(path, [SECOND])
     assert ring.secrets == (SECOND,)
 
@@ -104,7 +104,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SECRETS", f"{FIRST}\n{SECOND}")
     assert WebhookSecrets.of_environment("SOME_SECRETS").secrets == (FIRST, SECOND)
     monkeypatch.setenv("SOME_SECRETS", "")
-    with pytest.raises(ServiceError, match="holds no secret"):
+    with pytest.raises(ServiceError, match="has no secret"):
         WebhookSecrets.of_environment("SOME_SECRETS")
     monkeypatch.delenv("SOME_SECRETS")
     with pytest.raises(ServiceError, match="SOME_SECRETS"):

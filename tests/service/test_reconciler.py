@@ -107,7 +107,7 @@ def test_bytes_that_are_exchanged_while_they_are_fetched(service, monkeypatch):
 def test_a_crash_between_the_store_and_the_line(service, monkeypatch):
     service.place.promote(2)
     with monkeypatch.context() as broken:
-        broken.setattr("gate.service.reconciler._tell", lambda *_a, **_o: 1 / 0)
+        broken.setattr("gate.service.reconciler._record_outcome", lambda *_a, **_o: 1 / 0)
         assert service.look() == [("deploy", "ZeroDivisionError", None)]
     assert service.live == "2"
     service.restart()
