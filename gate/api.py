@@ -66,19 +66,18 @@ INSTRUMENTS: tuple[type[Instrument], ...] = (
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The evidence, the decision on it, what was judged, and after a rejection which layer diverges
-    first."""
+    """The evidence, the decision, the evaluated job, and an explanation of a rejection."""
 
     evidence: Evidence
     decision: Decision
     job: MeasurementJob
     explanation: Explanation
     samples: SampleTable = field(default_factory=SampleTable)
-    """One row for each sample, for a file of the report."""
+    """One row per sample, for the report."""
     metric_values: bytes = b""
-    """Values per sample of the metrics as safetensors; empty without metrics."""
+    """Per-sample values of the metrics as safetensors; empty without metrics."""
     change: Change = field(default_factory=unasked)
-    """Against the version that serves now."""
+    """The changes since the serving version."""
 
     @property
     def policy(self) -> Policy:
@@ -92,7 +91,7 @@ class EvaluationResult:
 
     @cached_property
     def summary(self) -> Summary:
-        """Headline, findings, runtimes and next steps, as every surface shows them."""
+        """Headline, findings, runtimes and next steps, as shown in every report format."""
         inputs = SummaryInputs(
             decision=self.decision,
             evidence=self.evidence,
@@ -154,13 +153,12 @@ def check(
     """Measure the file `onnx` against the reference and decide.
 
     `reference`: an nn.Module, `"package.module:factory"`, the path of another ONNX file, or a
-    `Reference`. `data`: a path, an
-    array, a dict of arrays by input name, a DataLoader or Dataset of torch, or `EvaluationData`.
-    `policy`: a file or a `Policy`; without one the built-in policy applies, which judges each
-    output as what it is seen to be. The model is not changed. Raises GateError where nothing can be
-    measured, DigestMismatch if the file changed meanwhile, or the record of the export is about
-    another, EvidenceError if the model's source files changed meanwhile; a bad file is a returned
-    decision. On Linux the peak of this process (`VmHWM`, `ru_maxrss`) is counted anew.
+    `Reference`. `data`: a path, an array, a dict of arrays by input name, a torch DataLoader or
+    Dataset, or `EvaluationData`. `policy`: a file or a `Policy`; None: the built-in policy, which
+    infers the role of each output. The model is not changed. A bad file gives a decision, not an
+    exception. Raises GateError if nothing can be measured, DigestMismatch if the file changes
+    during the check or the export record is about another file, EvidenceError if the model's source
+    files change. On Linux, the peak memory of this process (`VmHWM`, `ru_maxrss`) is reset.
     """
     onnx, reference, data = Path(onnx), Reference.of(reference), EvaluationData.of(data)
     policy = _policy(policy)
@@ -190,16 +188,13 @@ def check(
 def measure_job(
     job: MeasurementJob, *, progress: Progress | None = None, crew: UnitWorkers | None = None
 ) -> Evidence:
-    """Measure with all instruments. Arguments and exceptions are those of `MeasurementRun`."""
+    """Measure a job with all instruments. Raises the exceptions of `MeasurementRun`."""
     with MeasurementRun.open(job) as run:
         return run.run(INSTRUMENTS, progress=progress, crew=crew)
 
 
 def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
-    """Explain why a file was refused; for a file that passes, the result is empty.
-
-    Nothing is imported then.
-    """
+    """Explain why a file was rejected; return an empty explanation for a file that passes."""
     if decision.passed:
         return Explanation()
     from gate.localize.locate import locate_failure
@@ -207,19 +202,20 @@ def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision
     _steps.debug("look for the layer that diverges first")
     if not isinstance(case.chained, MultiFileRelease):
         return locate_failure(case, evidence, decision)
-    for part in case.chained.parts:  # the first that fails makes what the others get
-        own = evidence.parts[part.name]
-        refused = decide(part.policy(case.policy), own, decided_at=decision.decided_at)
+    for part in case.chained.parts:  # the first failing part affects the inputs of the others
+        part_evidence = evidence.parts[part.name]
+        refused = decide(part.policy(case.policy), part_evidence, decided_at=decision.decided_at)
         if not refused.passed:
-            found = locate_failure(part.case(case.policy, case.batch_size), own, refused)
-            located = found.localisation
+            part_case = part.case(case.policy, case.batch_size)
+            explanation = locate_failure(part_case, part_evidence, refused)
+            located = explanation.localisation
             if located is not None:
                 located = located.model_copy(update={"part": part.name})
-            return found.model_copy(update={"localisation": located})
+            return explanation.model_copy(update={"localisation": located})
     from gate.localize.locate_part import blamed_on_chain
 
     numbers = [c for c in decision.problems if c.output and c.runtime and not c.part]
-    for check in numbers[:1]:  # the numbers of the chain alone
+    for check in numbers[:1]:  # only the chain differs
         return Explanation(
             localisation=blamed_on_chain(case, case.chained, runtime=str(check.runtime))
         )
@@ -231,7 +227,7 @@ def _measure_champion(
 ) -> Champion | None:
     """Return the serving version, with the result of running it and the file on the same samples.
 
-    Where the policy does not require it, an error is reported, and stops nothing.
+    If the policy does not require it, an error is recorded in the result.
     """
     if champion is None:
         return None
@@ -269,8 +265,8 @@ def collect_evidence(
 ) -> Evidence:
     """Measure the file `onnx` against the reference, without a decision.
 
-    The evidence lacks parity of preprocessing, which `check` adds. Arguments and exceptions are
-    those of `check`.
+    The evidence has no preprocessing parity, which `check` adds. Arguments and exceptions are those
+    of `check`.
     """
     return measure_files(
         Path(onnx),
@@ -289,8 +285,8 @@ def measure_files(
     policy: Policy,
     progress: Progress | None = None,
 ) -> tuple[Evidence, MeasurementJob, SampleTable, bytes]:
-    """Return the evidence, the job that was measured, one row per sample, and the values of the
-    metrics as safetensors. Raises as `check`."""
+    """Return the evidence, the measured job, one row per sample, and the values of the metrics as
+    safetensors. Raises the exceptions of `check`."""
     job = case_of(onnx, reference=reference, data=data, policy=policy)
     parts = _parts_of(job, reference)
     if reference.note is not None:
@@ -315,7 +311,7 @@ def measure_files(
 
 
 def _code(case: MeasurementJob, reference: Reference) -> ModelCode:
-    """Return the code of the model; of a release, with that of its chain."""
+    """Return the code of the model, including the chain of a release."""
     release, source, model = case.chained, reference.source, as_reference(reference.model)
     if isinstance(release, MultiFileRelease):
         return model.collect_code(source.factory, chain=release.chain_name)
@@ -345,13 +341,13 @@ def _parts_of(case: MeasurementJob, reference: Reference) -> dict[str, Evidence]
 
 
 def _require_outputs(policy: Policy, subject: Subject) -> None:
-    """Raises PolicyError for a role of an output that the file does not have."""
+    """Raise PolicyError if the policy names an output that the file does not have."""
     names = [spec.name for spec in subject.outputs]
     unknown = sorted(set(policy.outputs) - set(names))
     if unknown:
         near = difflib.get_close_matches(unknown[0], names, n=1)
         raise PolicyError(
-            f"the policy or --role names the output {', '.join(map(repr, unknown))}, and the file "
+            f"the policy or --role names the output {', '.join(map(repr, unknown))}, but the file "
             f"has {', '.join(map(repr, names))}."
             + (f" Did you mean {near[0]!r}?" if near else " Name an output of the file.")
         )
@@ -367,8 +363,8 @@ def case_of(
     if is_release_file(onnx):
         if data.recordings:
             raise PolicyError(
-                f"a recording is of one file, and {onnx} is a release of several. Judge the part "
-                "that was recorded by itself (gate check PART.onnx), or leave the recording out."
+                f"a recording is about one file, but {onnx} is a release of several. Check the "
+                "recorded part separately (gate check PART.onnx), or remove the recording."
             )
         release = MultiFileRelease.open(
             onnx,
@@ -397,8 +393,8 @@ def _spec(reference: Reference, data: EvaluationData) -> PreprocessSpec | None:
     specs = [spec for spec in (data.spec, reference.spec) if spec is not None]
     if len({spec.digest() for spec in specs}) > 1:
         raise DataError(
-            "the samples were made by another preprocessing spec than the one that the reference "
-            "is given: the evidence can name only one. Give both the same file."
+            "the samples and the reference have different preprocessing specs, but the evidence "
+            "can name only one. Use the same file for both."
         )
     return specs[0] if specs else None
 
@@ -426,7 +422,7 @@ def parity_of_preprocessing(
 ) -> PreprocessingParity:
     """Measure the parity of preprocessing on the pictures in files and folders. Raises GateError.
 
-    Where the policy bounds answers, they are those of the current content of the file `onnx`.
+    If the policy bounds top-1 changes, they are measured with the file `onnx`.
     """
     from gate.preprocess.comparison import ModelFile, measure_preprocessing
     from gate.preprocess.pictures import pictures_in
@@ -434,8 +430,8 @@ def parity_of_preprocessing(
     answers = policy.max_flips is not None
     if answers and is_release_file(onnx):
         raise PolicyError(
-            f"preprocessing.max_flips counts the answers of one file, and {onnx} is a release. "
-            "Set it to null: the tensors are compared all the same."
+            f"preprocessing.max_flips needs a single file, but {onnx} is a release. Set it to "
+            "null; the tensors are still compared."
         )
     model = ModelFile(onnx, read_subject(onnx).sha256) if answers else None
     return measure_preprocessing(

@@ -29,20 +29,20 @@ from gate.errors import GateError
 from gate.installation import keep_freed_memory, wait_asleep
 from gate.storage.workspace import VARIABLE, working_in
 
-# Importing this module loads neither pydantic nor numpy nor torch: each command brings its own.
+# Importing this module must not load pydantic, numpy or torch: commands import what they need.
 
 
 _BROKEN_PIPE = 141
 
 _COMPLETE = "_GATE_COMPLETE"
-"""By which a shell asks click for completions."""
+"""The environment variable with which a shell requests completions from click."""
 
 _BARE = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
-"""A command that needs a subcommand and got none: help on stderr and 2, because nothing was judged:
-a script whose variable is empty must not go on."""
+"""A missing subcommand prints help on stderr and exits with 2, so that a script with an empty
+variable fails."""
 
 _JSON_VERSION = 1
-"""Of what `--json` prints (docs/json.md); a text that is a record has that record's instead."""
+"""`schema_version` of `--json` (docs/json.md); a record has its own instead."""
 
 
 _WHERE = {
@@ -81,13 +81,13 @@ _WHERE = {
     "record": "gate.commands.recordings:record_command",
     "doctor": "gate.commands.doctor:command",
 }
-"""Name of a command -> its module and function."""
+"""Name of a command to its module and function."""
 
 COMMANDS = tuple(_WHERE)
 
 
 class _Commands(click.Group):
-    """Commands that are imported when they are needed."""
+    """Imports commands on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(COMMANDS)
@@ -145,8 +145,8 @@ def run() -> None:
     _open_closed_streams()
     _print_in_any_locale()
     _require_parity_gate_package()
-    # A shell completes without arguments; with some there is a command to run, regardless of the
-    # environment: click would complete instead, and exit with 0.
+    # Shells request completions without arguments. With arguments a command must run whatever the
+    # environment is: click would print completions instead and exit with 0.
     if sys.argv[1:]:
         os.environ.pop(_COMPLETE, None)
     elif _COMPLETE in os.environ:
@@ -155,7 +155,7 @@ def run() -> None:
 
 
 def _require_parity_gate_package() -> None:
-    """End with exit code 2 if the package `gate` of another distribution replaces this one."""
+    """Exit with 2 if the package `gate` of another distribution shadows this one."""
     import gate as package
 
     if "EvaluationResult" in getattr(package, "__all__", ()):
@@ -172,23 +172,23 @@ def _require_parity_gate_package() -> None:
 def in_child(
     command: str, options: Mapping[str, Any], stated: Sequence[str], arguments: Sequence[str]
 ) -> dict[str, Any]:
-    """Run a command whose options `gate.commands.result.run_with_limits` has parsed in the parent
-    process. Return the exit code, and the text of `--json`.
+    """Run a command in the child process of `gate.commands.result.run_with_limits`.
 
-    options: as `encode_options` wrote them. stated: those that are on the command line.
+    Return the exit code and the text of `--json`. `options`: the result of `encode_options`.
+    `stated`: names of the options on the command line.
     """
     _print_in_any_locale()
 
     def call() -> Any:
         parent = click.Context(gate, info_name="gate", obj=Line(tuple(arguments), child=False))
-        found = gate.get_command(parent, command)
-        assert found is not None
-        context = click.Context(found, info_name=command, parent=parent)
+        click_command = gate.get_command(parent, command)
+        assert click_command is not None
+        context = click.Context(click_command, info_name=command, parent=parent)
         context.params = decode_options(options)
         for name in stated:
             context.set_parameter_source(name, ParameterSource.COMMANDLINE)
         with parent, context:
-            return found.invoke(context)
+            return click_command.invoke(context)
 
     if "--json" not in arguments:
         return {"code": _exit_code(call, arguments), "json": ""}
@@ -200,8 +200,8 @@ def in_child(
 def main(arguments: Sequence[str], *, child: bool = False) -> int:
     """Run one command line and return its exit code.
 
-    Never raises, never prints a traceback without `--debug`. `child`: commands that judge untrusted
-    files do so in a process of their own, within limits.
+    Never raises, and never prints a traceback without `--debug`. `child`: run commands that judge
+    untrusted files in a child process, within limits.
     """
     line = Line(tuple(arguments), child=child)
     warn_of_passwords(arguments)
@@ -218,22 +218,22 @@ def _exit_code(call: Callable[[], Any], arguments: Sequence[str]) -> int:
     try:
         with (
             stdout_to_stderr() if machine else contextlib.nullcontext(),
-            working_in(os.environ.get(VARIABLE)),  # click leaves it as a wrong option found it
+            working_in(os.environ.get(VARIABLE)),  # click does not restore it after a usage error
         ):
             outcome = call()
         if isinstance(outcome, int):  # --help and --version, which have printed already
             return outcome
-        with _finished(outcome, machine=machine):
-            code = _printed(outcome, machine=machine)
+        with _finish_around(outcome, machine=machine):
+            code = _print_outcome(outcome, machine=machine)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
     except BaseException as error:  # user code may call sys.exit(0), or raise anything
-        # click's own answer to a broken pipe: it covers both streams, and exits with 1.
+        # On a broken pipe, click wraps both streams and exits with 1.
         covered = isinstance(error, SystemExit) and (sys.stdout, sys.stderr) != streams
         if covered or isinstance(error, BrokenPipeError):
             sys.stdout, sys.stderr = streams
-            _forget_stdout()
+            _discard_stdout()
             return _BROKEN_PIPE
         _print_error(error, arguments, machine=machine)
         return ExitCode.NOT_JUDGED
@@ -241,9 +241,8 @@ def _exit_code(call: Callable[[], Any], arguments: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def _finished(outcome: CommandResult | Printed, *, machine: bool) -> Iterator[None]:
-    """Do what the command has left for after its result; before it where the result is for a
-    machine, which waits for all of it."""
+def _finish_around(outcome: CommandResult | Printed, *, machine: bool) -> Iterator[None]:
+    """Call `finish` after the result is printed, or before it with `--json`."""
     finish = outcome.finish if isinstance(outcome, CommandResult) else str
     if machine:
         finish()
@@ -256,20 +255,21 @@ def _finished(outcome: CommandResult | Printed, *, machine: bool) -> Iterator[No
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null in the place of a standard stream that the caller closed: the next file that
-    is opened would get its number, and what is printed would go into that file."""
+    """Open /dev/null for each standard stream that the caller closed.
+
+    Otherwise the next opened file would get its descriptor, and output would go into that file.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # uses the lowest free descriptor
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
-def _printed(outcome: CommandResult | Printed, *, machine: bool) -> int:
-    """Print the outcome; gives the exit code, 2 where it could not be printed. Raises
-    BrokenPipeError."""
+def _print_outcome(outcome: CommandResult | Printed, *, machine: bool) -> int:
+    """Print the outcome; return the exit code, or 2 if printing fails. Raises BrokenPipeError."""
     code = outcome.code if isinstance(outcome, Printed) else int(outcome.status)
     try:
         if isinstance(outcome, Printed):
@@ -283,18 +283,18 @@ def _printed(outcome: CommandResult | Printed, *, machine: bool) -> int:
         raise
     except OSError as error:
         click.echo(
-            f"error: the result can't be printed: {error.strerror}. The command is done and its "
-            f"exit code was {code}: what it changed stands. Do not repeat it; look at gate history "
-            "or at the report.",
+            f"error: the result can't be printed: {error.strerror}. The command is complete with "
+            f"exit code {code}, and its changes remain. Do not repeat it; see gate history or the "
+            "report.",
             err=True,
         )
-        _forget_stdout()
+        _discard_stdout()
         return ExitCode.NOT_JUDGED
     return code
 
 
 def _print_in_any_locale() -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # without '≤' too
+    if isinstance(sys.stdout, io.TextIOWrapper):  # for encodings without '≤'
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
@@ -324,18 +324,18 @@ def _print_error(error: BaseException, arguments: Sequence[str], *, machine: boo
         import traceback
 
         text = clean("".join(traceback.format_exception(error))) + text
-    # Names in the judged file could steer the terminal.
+    # Names in the judged file may contain terminal control characters.
     shown = "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
     try:
         click.echo(shown, err=True)
         if machine:
             click.echo(_text({"error": {"type": kind, "message": message}}))
     except OSError:
-        _forget_stdout()
+        _discard_stdout()
 
 
-def _forget_stdout() -> None:
-    """Its reader went away or its disk is full: keep the interpreter from flushing into nothing."""
+def _discard_stdout() -> None:
+    """Redirect stdout to /dev/null, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -5,54 +5,54 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Each message says what was seen, what was expected, and the way out. All of them mean
-# "could not judge" (exit code 2); a rejection is a returned `Decision`, never an error, but for
-# `ExportRefused`, of which there is no evidence to decide on.
+# Each message states the observed value, the expected one, and the fix. All errors mean "not
+# judged" (exit code 2). A rejection is a returned `Decision`, never an error, except for
+# `ExportRefused`, which has no evidence.
 #
 #     GateError
-#     ├── PackageMissing         a package is not installed that this needs
-#     │   └── PackageBroken      it is installed, and does not load
+#     ├── PackageMissing         a required package is not installed
+#     │   └── PackageBroken      a package is installed but does not load
 #     ├── PolicyError            the policy (or params.yaml) can't be used
 #     ├── DataError              inputs, labels or images can't be used
 #     ├── ModelError             the PyTorch model can't be built or loaded
 #     │   └── CheckpointError    the checkpoint is missing, unsafe or for another model
-#     ├── ExportError            no ONNX file came out, or not the one that was asked for
-#     │   └── ExportRefused      the settings forbid to export this source (exit code 1)
-#     ├── OnnxFileError          the file is not a whole, valid ONNX model
+#     ├── ExportError            the export failed, or gave another file than requested
+#     │   └── ExportRefused      the settings do not allow to export this source (exit code 1)
+#     ├── OnnxFileError          the file is not a complete, valid ONNX model
 #     ├── EvidenceError          the measurement can't be made, or a record can't be read
 #     │   ├── InputMismatch      the samples don't fit the model's inputs
-#     │   ├── OutputMismatch     a runtime's outputs cannot be used
-#     │   │   └── ModelMismatch  they are not the model's
-#     │   ├── RuntimeAbsent      a runtime is not there for this model
-#     │   ├── RuntimeUnusable    a runtime is there and can run no file at all
+#     │   ├── OutputMismatch     a runtime's outputs can't be used
+#     │   │   └── ModelMismatch  the outputs do not match the model's
+#     │   ├── RuntimeAbsent      a runtime does not support this model
+#     │   ├── RuntimeUnusable    a runtime is installed but can't run any file
 #     │   ├── PlainSessionFailed a file does not open with optimizations off
-#     │   └── PastChanged        the ledger is shorter, or other, than it once was
-#     ├── LimitExceeded          a foreign file takes more time or memory than is allowed
-#     ├── Untrusted              a statement is missing, or no trusted key vouches for this with it
+#     │   └── PastChanged        the ledger was truncated or replaced
+#     ├── LimitExceeded          an untrusted file exceeds the limits of time or memory
+#     ├── Untrusted              a statement is missing, or not signed by a trusted key
 #     ├── KeyUnusable            a key can't be read, or can't sign
-#     ├── DigestMismatch         bytes are not the bytes they were said to be
+#     ├── DigestMismatch         bytes do not have the expected digest
 #     ├── StorageError           a file can't be written (disk full, no permission)
 #     │   └── StateUnavailable   the database of the ledger can't be read or written now
-#     ├── ServiceError           the webhook service can't run as it is set
+#     ├── ServiceError           the webhook service can't run with its settings
 #     └── RegistryError          the registry can't be used
 #         ├── RegistryUnavailable   no server answers
-#         ├── ArtifactMissing       a version's file is not there (now)
-#         ├── MismatchUnconfirmed   a download has wrong bytes, so far once
-#         ├── ResourceGone          the registry answers that it has no such model or version
+#         ├── ArtifactMissing       a version's file is not available (now)
+#         ├── MismatchUnconfirmed   one download had wrong bytes; not confirmed yet
+#         ├── ResourceGone          the registry reports that the model or version does not exist
 #         ├── RegistryDenied        the server refuses this user
 #         └── PromotionConflict     another promotion holds or moved the alias
 
 
 def first_line(error: BaseException, *, empty: str = "no message") -> str:
-    """The first line of an error's message that says something; `empty` where none does.
+    """Return the first nonempty line of an error's message, or `empty`.
 
-    Libraries append graphs, stacks and advice of their own: a message of ours has one line.
+    Libraries append graphs, stacks and advice, but the gate's messages have one line.
     """
     return next((line.strip() for line in str(error).splitlines() if line.strip()), empty)
 
 
 def describe_failure(error: Exception) -> str:
-    """The exception in one line; the gate's own errors speak for themselves."""
+    """Return the exception in one line, without the class name for the gate's errors."""
     if isinstance(error, GateError):
         return str(error).strip()
     line, remedy = first_line(error), ""
@@ -66,18 +66,18 @@ class GateError(Exception):
 
 
 def by_name(name: str) -> type[GateError] | None:
-    """The error of this name, as another process gives it; None: there is none."""
+    """Return the GateError class with this name, as sent by another process, or None."""
     kind = globals().get(name)
     return kind if isinstance(kind, type) and issubclass(kind, GateError) else None
 
 
 class PackageMissing(GateError):
-    """A package is not installed that a command needs. The message is the rest of a sentence about
-    what needs it (`gate.installation`)."""
+    """A required package is not installed. The message continues a sentence that starts with the
+    command (`gate.installation`)."""
 
 
 class PackageBroken(PackageMissing):
-    """A package is installed and does not load: half of it is gone, or a library that it needs."""
+    """A package is installed but does not load: files of it or a library are missing."""
 
 
 class PolicyError(GateError):

@@ -200,7 +200,7 @@ class TestExitCodes:
         assert done.returncode == 2
         assert (tmp_path / "ci.pem").exists()
         assert "No space left" in done.stderr
-        assert "what it changed stands" in done.stderr
+        assert "its changes remain" in done.stderr
         assert "Nothing was decided" not in done.stderr
 
     @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])

@@ -117,7 +117,7 @@ def test_pictures_are_made_inputs_by_the_spec_that_the_evidence_names(project: P
     assert evidence.source.preprocess_sha256 == spec.digest()
     (project / "other.json").write_text(PreprocessSpec.imagenet().to_json())
     other = Reference.from_factory("small_models:coloured", preprocessing=project / "other.json")
-    with pytest.raises(DataError, match="another preprocessing spec"):
+    with pytest.raises(DataError, match="different preprocessing specs"):
         check_(model, reference=other, data=workload)
 
 

@@ -1,4 +1,4 @@
-"""Worker side: open the job once per process; measure units."""
+"""Worker process: open the job once, then measure units."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from gate.storage.record import Count, Prose, Record, Sha256, added_field
 
 @functools.cache
 def package_digest() -> Digest:
-    """SHA-256 over the names and contents of all of them."""
+    """Return the SHA-256 of the names and contents of the gate's source files."""
     root = package_folder()
     names = sorted(str(path.relative_to(root)) for path in root.rglob("*.py"))
     return Digest.of_manifest(root, names)
@@ -56,24 +56,24 @@ ONE_FILE = (
 
 
 class JobSpec(Record):
-    """The job of one check. A worker opens all of it by itself and verifies the digests."""
+    """The job of one check. A worker opens all files itself and verifies the digests."""
 
     gate_sha256: Sha256
-    """Of the gate's own source files."""
+    """Digest of the gate's source files."""
     onnx: str
     subject_sha256: Sha256
     factory: str
     checkpoint: str | None
     model_sha256: Sha256
-    """Of the weights and buffers that it computes with."""
+    """Digest of weights and buffers."""
     code_sha256: Sha256
-    """Of the source files that it is made of."""
+    """Digest of the model's source files."""
     inputs: str
     preprocessing: str | None
-    """The spec by which pictures become inputs."""
+    """The preprocessing spec for pictures."""
     labels: str | None
     labelled: bool
-    """By that file, or by the source itself."""
+    """Whether there are labels, in the file `labels` or in the samples."""
     batch_size: Count
     policy: Policy
     most_units: Count
@@ -91,14 +91,14 @@ class JobSpec(Record):
     def from_job(
         cls, case: MeasurementJob, reference: Reference, workload: EvaluationData
     ) -> JobSpec:
-        """Describe the files of this process. Raises PolicyError if others can't open them."""
+        """Describe a job of this process. Raises PolicyError if other processes can't open it."""
         origin = workload.origin
         if not reference.loaded or origin is None or workload.recordings or case.chained:
             raise PolicyError(ONE_FILE)
         if urlsplit(origin.inputs).password:
             raise PolicyError(
-                "the address of the samples has a password, which would go to other processes and "
-                "into files. Give it by the environment or a profile of the store."
+                "the address of the samples has a password, which would be written to files and "
+                "sent to other processes. Use environment variables or a profile of the store."
             )
         return cls(
             gate_sha256=package_digest(),
@@ -122,8 +122,8 @@ class JobSpec(Record):
         )
 
     def to_job(self, samples: SampleSet | None = None) -> MeasurementJob:
-        """Open everything; `samples`: opened already. Raises GateError, DigestMismatch where
-        something is another one."""
+        """Open the job. `samples`: if already open. Raises GateError; DigestMismatch for changed
+        files."""
         _verify("parity-gate itself", package_digest(), self.gate_sha256)
         checkpoint = Path(self.checkpoint) if self.checkpoint else None
         reference = Reference.from_factory(self.factory, checkpoint=checkpoint, untrained=True)
@@ -156,12 +156,12 @@ class JobSpec(Record):
         return replace(case, source_labels=self.labelled and labels is None)
 
     def verify_annotations(self, annotations: Annotations) -> None:
-        """Raise DigestMismatch where a file of labels or slices for the metrics is another one."""
+        """Raise DigestMismatch if a file with labels or slices for the metrics has changed."""
         if annotations.sha256 != self.annotations_sha256:
             raise _mismatch("labels and slices", annotations.sha256, self.annotations_sha256)
 
     def verify(self, onnx: Path, reference: Reference) -> None:
-        """Raise DigestMismatch where the file, the reference file or the model is another one."""
+        """Raise DigestMismatch if the file, the reference file or the model has changed."""
         _verify(str(onnx), read_subject(onnx).sha256, self.subject_sha256)
         if self.reference_sha256 != reference.source.onnx_sha256:
             raise _mismatch(
@@ -195,8 +195,8 @@ def _verify(what: str, opened: Digest, expected: Digest) -> None:
 
 def _mismatch(what: str, opened: Digest | None, expected: Digest | None) -> DigestMismatch:
     return DigestMismatch(
-        f"{what} is {opened} for a worker, {expected} was planned. Give every worker the same "
-        "files and code."
+        f"{what} is {opened} for a worker, {expected} was planned. Use the same files and code for "
+        "every worker."
     )
 
 

@@ -46,30 +46,30 @@ if TYPE_CHECKING:
     from gate.policy.policy import Policy
     from gate.records.evidence import WorkerPoolRecord
 
-# Importing this module loads neither torch, numpy nor ray: workers start, and import torch, before
-# the command does.
+# Importing this module must not load torch, numpy or ray: workers start and import torch before the
+# command does.
 
 
 _steps = logging.getLogger("gate.steps")
 
 _LEAVE_S = 1.0
-"""Time in which a process without work ends by itself."""
+"""Time for an idle process to exit by itself."""
 
 _END_S = 10.0
 
 _LEAST_BYTES = 2**29
-"""Memory of a process with PyTorch and ONNX Runtime that has no model (measured: 0.45 GiB)."""
+"""Memory of a process with PyTorch and ONNX Runtime but without a model (measured: 0.45 GiB)."""
 
 
 class WorkerLost(Exception):
-    """A worker that ended without a result. The text has the reason."""
+    """A worker ended without a result. The message has the reason."""
 
 
 class WorkerPool(ABC):
-    """Workers behind one `submit`. They end with the pool, which is a context manager.
+    """A pool of workers, used as a context manager that ends them.
 
-    One thread for each worker hands over one call after another, so that a call waits for a free
-    worker and never in one: who loses a worker loses the one call that it had.
+    There is one thread per worker, which submits one call at a time. Calls wait in the pool, not in
+    a worker, so that a lost worker loses at most one call.
     """
 
     name: Literal["processes", "ray"]
@@ -80,15 +80,15 @@ class WorkerPool(ABC):
         self._callers = ThreadPoolExecutor(count, "gate-worker")
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call a function of a module in a worker. The future raises WorkerLost where the worker
-        ends without an answer; another one takes its place."""
+        """Call a module-level function in a worker. The future raises WorkerLost if the worker ends
+        without a result; the pool replaces the worker."""
         return self._callers.submit(self._call, function, *arguments)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End all workers, even in the middle of a unit."""
+        """End all workers, even while they measure a unit."""
         self._is_over.set()
         self._callers.shutdown(wait=False, cancel_futures=True)
         self._end_workers()
@@ -96,15 +96,15 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call it in a free worker. Raises WorkerLost."""
+        """Call a function in a free worker. Raises WorkerLost."""
 
     @abstractmethod
     def _end_workers(self) -> None:
-        """End them. Calls that wait for one raise WorkerLost."""
+        """End all workers. Waiting calls raise WorkerLost."""
 
 
 class _Context(SpawnContext):
-    """A context that keeps the process it started, which an executor does not expose."""
+    """A context that stores the process it started, which an executor does not expose."""
 
     process: SpawnProcess
 
@@ -114,10 +114,10 @@ class _Context(SpawnContext):
 
 
 class _Process:
-    """An executor of one process, so that no other call is lost with it."""
+    """An executor with a single process, so that a crash affects only one call."""
 
     def __init__(self) -> None:
-        """Raises OSError where no process can be started."""
+        """Raises OSError if the process can't be started."""
         context = _Context()
         self.executor = ProcessPoolExecutor(
             1, context, initializer=start_worker, initargs=(os.getpid(),)
@@ -139,8 +139,8 @@ class _Process:
     def _has_exited(self, timeout_s: float) -> bool:
         process = self._process
         process.join(timeout_s)
-        # The executor's thread waits for the process too. Where that one gets the exit code, this
-        # thread sees none until the other has stored it.
+        # The executor's thread also waits for the process. If that thread receives the exit code,
+        # this one sees None until the other has stored it.
         until = time.monotonic() + _END_S
         while process.exitcode is None and sentinels_ready([process.sentinel], timeout=0):
             if time.monotonic() > until:
@@ -150,7 +150,7 @@ class _Process:
 
 
 class ProcessPool(WorkerPool):
-    """A pool of processes on this machine, which start at once and import PyTorch."""
+    """A pool of local processes, which start immediately and import PyTorch."""
 
     name = "processes"
 
@@ -185,15 +185,15 @@ class ProcessPool(WorkerPool):
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         process = self._idle.get()
         if process is None:
-            raise WorkerLost("the pool is over")
+            raise WorkerLost("the pool is closed")
         try:
             return process.executor.submit(function, *arguments).result()
         except BrokenProcessPool as error:
             code = process.end(leave_s=_END_S)
             if not self._is_over.is_set():
-                with contextlib.suppress(OSError):  # the next call tries again
+                with contextlib.suppress(OSError):  # the next call retries
                     process = self._replace(process)
-                    if self._is_over.is_set():  # since then: nobody else would end it
+                    if self._is_over.is_set():  # the pool closed meanwhile and did not end this one
                         process.end()
             raise WorkerLost(f"code {code}") from error
         finally:
@@ -219,25 +219,27 @@ def _end(processes: Sequence[_Process]) -> None:
 
 
 def start_worker(parent: int) -> None:
-    """Prepare a process of a pool: it ends with its parent, and prints on stderr alone."""
+    """Prepare a process of a pool: it ends with its parent and prints only to stderr."""
     kill_with_parent(parent)
-    os.dup2(2, 1)  # what the model prints is no output of the command
+    os.dup2(2, 1)  # output of the model must not mix with that of the command
 
 
 def import_libraries() -> None:
-    """Import what measuring needs. What can't be imported is the error of the first call."""
+    """Import the libraries for measuring. The first call reports import errors."""
     with contextlib.suppress(Exception), paused_gc():
         import gate.distributed.worker  # noqa: F401
 
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Block Ctrl-C in what starts inside, even while it imports: it ends by `end` alone. A process
-    has the mask of the thread that started it."""
+    """Block SIGINT in processes that are started in this context; only `end` ends them.
+
+    A process inherits the signal mask of the thread that starts it.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # which the first process would start, and unblock SIGINT
+    resource_tracker.ensure_running()  # starting it with the first process would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -246,30 +248,30 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def most_processes(count: int) -> tuple[int, str]:
-    """Return how many of `count` processes this machine has cores and free memory for, at least
-    one; and which of both allows no more."""
+    """Return how many of `count` processes fit the cores and the free memory, at least one, and a
+    text with the limiting resource."""
     logical = logical_cores()
     room = max(psutil.virtual_memory().available // _LEAST_BYTES, 1)
     if room < logical:
-        return min(count, room), f"the free memory holds {room} of at least 512 MiB"
+        return min(count, room), f"the free memory is enough for {room} of at least 512 MiB"
     return min(count, logical), f"this machine has {logical} cores"
 
 
 _SWITCHES = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a cluster of one machine listens on 127.0.0.1 alone
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a local cluster listens only on 127.0.0.1
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # as urgent as --jobs; with Ray's 15 other work starves it
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # tasks without GPUs of their own use what is there
+    "RAY_worker_niceness": "0",  # same priority as --jobs; Ray's default of 15 starves the workers
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # tasks without assigned GPUs can use existing ones
 }
 
 _LISTEN_S = 10.0
 
 _SOCKETS = 40
-"""Characters of a folder in which Ray's sockets can be: their names are long, and have a limit."""
+"""Maximum length of the folder of Ray's sockets, whose paths are limited."""
 
 
 def set_switches() -> None:
-    """Set Ray's switches that are not set yet, for this process and those that it starts."""
+    """Set Ray's environment variables that are not set yet."""
     for name, value in _SWITCHES.items():
         os.environ.setdefault(name, value)
 
@@ -279,22 +281,21 @@ class Cluster:
     """A Ray cluster, and the resources of each task."""
 
     address: str | None = None
-    """`auto` or HOST:PORT of a cluster that runs; None: RAY_ADDRESS, else one of this machine."""
+    """`auto` or HOST:PORT of a running cluster; None: RAY_ADDRESS, else start a local one."""
     workers: int | None = None
-    """None: as many as there are processors for."""
+    """Number of workers; None: as many as the CPUs allow."""
     cpus: int = 1
-    """Cores of a task, which are its threads."""
+    """Cores and threads per task."""
     gpus: float = 0.0
 
     def room(self, machine: dict[str, float]) -> int:
-        """Tasks for which a machine has processors and GPUs."""
+        """Return the number of tasks that fit the CPUs and GPUs of a machine."""
         count = machine.get("CPU", 0.0) // self.cpus
         return int(min(count, machine.get("GPU", 0.0) // self.gpus) if self.gpus else count)
 
 
 class RayPool(WorkerPool):
-    """Tasks of a Ray cluster. Ray keeps the process of a task for the next one, with what it has
-    open."""
+    """A pool of Ray tasks. Ray reuses the process of a task, including the open job."""
 
     name = "ray"
 
@@ -342,7 +343,7 @@ class RayPool(WorkerPool):
         self._running.add(reference)
         try:
             if self._is_over.is_set():
-                raise WorkerLost("the pool is over")
+                raise WorkerLost("the pool is closed")
             return ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             raise EvidenceError(

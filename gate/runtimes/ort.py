@@ -57,11 +57,10 @@ _WSL_LIBRARY = Path("/usr/lib/wsl/lib/libcuda.so.1")
 
 
 def cuda_absent_reason() -> str | None:
-    """Why there is no CUDA device on this machine, in words; None: there is one.
+    """Return why this machine has no CUDA device; None if it has one.
 
-    A device that is there and can't be used (hidden, no driver library) is there: what then
-    fails is a failure, not an absence. On WSL the device file alone is not enough, because
-    other graphics cards have it too.
+    An unusable device (hidden, no driver library) is not absent: using it is a failure. On WSL the
+    device file is not sufficient, because other graphics cards also have it.
     """
     if cuda_traces():
         return None
@@ -74,7 +73,7 @@ def cuda_absent_reason() -> str | None:
 
 
 def cuda_traces() -> list[str]:
-    """Return the signs of a CUDA device on this machine; empty: there are none."""
+    """Return the signs of a CUDA device on this machine; empty if there are none."""
     import torch
 
     traces = []
@@ -88,7 +87,7 @@ def cuda_traces() -> list[str]:
 
 
 def cuda_unusable_reason() -> str | None:
-    """Why PyTorch can't use the CUDA device that is on this machine; None: it can."""
+    """Return why PyTorch can't use the CUDA device of this machine; None if it can."""
     import torch
 
     if torch.cuda.device_count() > 0:
@@ -117,15 +116,15 @@ _LOWERED = {
         "trt_int8_enable": "int8",
     },
 }
-"""Options that lower the precision, and to what."""
+"""Options that lower the precision, with the resulting precision."""
 
 _FLOAT32 = (CPU_PROVIDER, CUDA_PROVIDER, "XnnpackExecutionProvider")
-"""Those that compute in float32 where their options, as they report them, lower nothing. What
-another one computes in, its options do not say: TensorRT takes TF32 by itself."""
+"""Providers that compute in float32 unless their reported options lower the precision. The options
+of others do not determine it: TensorRT uses TF32 by default."""
 
 
 def precision_of(setup: OrtSetup, by_provider: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the precision of a session by the options of its providers; None: not reported."""
+    """Return the precision of a session by its providers' options; None if not reported."""
     if setup.settings.lowered is not None:
         return setup.settings.lowered
     stated = True
@@ -139,7 +138,7 @@ def precision_of(setup: OrtSetup, by_provider: Mapping[str, Mapping[str, Any]]) 
 
 
 def normal(value: Any) -> str:
-    """The value of an option: providers write booleans in two ways."""
+    """Return a normalized option value, because providers write booleans in two ways."""
     text = str(value)
     return _BOOLEANS.get(text.lower(), text)
 
@@ -149,20 +148,20 @@ _BOUNDS: dict[str, BoundsKind] = {
     "XnnpackExecutionProvider": "cpu",
     CUDA_PROVIDER: "cuda",
 }
-"""By provider, which of the built-in bounds fit."""
+"""The kind of built-in bounds, by provider."""
 
 
 class OrtSession(Session):
-    """One session of ONNX Runtime, with its node placement from a profiled run beforehand."""
+    """A session of ONNX Runtime, with the node placement from a profiled first run."""
 
     def __init__(
         self, file: RunnableFile, setup: OrtSetup, *, conditions: Conditions, example: Batch
     ) -> None:
-        """Open the file, and profile one run of `example` in the session that computes all else:
-        once a profile is ended, a session computes as one that had none, bit for bit.
+        """Open the file and profile one run of `example`, in the session that is used later: after
+        the profile ends, its results are bit-identical to those of an unprofiled session.
 
-        Raises EvidenceError where the provider doesn't load, OutputMismatch where the file's
-        inputs or outputs are not the subject's, and whatever ONNX Runtime raises.
+        Raises EvidenceError if the provider doesn't load, OutputMismatch if inputs or outputs
+        differ from the subject's, and the exceptions of ONNX Runtime.
         """
         self._file = file
         self._setup = setup
@@ -175,8 +174,8 @@ class OrtSession(Session):
             self._placement = read_placement(profile, self._optimized if self._may_fall else None)
 
     def _opened(self, profile: Path) -> Any:
-        """A session that is profiled. Where the file does not open with optimizations off, the
-        basic ones are tried: neither is ever served."""
+        """Open a profiled session. If the file does not open with optimizations off, use the basic
+        ones; neither level is used for serving."""
         try:
             return self._create(self._profiled(profile))
         except Exception as error:
@@ -191,11 +190,11 @@ class OrtSession(Session):
                 raise PlainSessionFailed(self._plain_failure) from other
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
-        """Compute the outputs of `batch`."""
+        """Return the outputs of `batch`."""
         return list(self._session.run(None, dict(batch)))
 
     def proof(self) -> Proof:
-        """Options as the session reports them back."""
+        """Return the proof, with the options that the session reports."""
         options, setup = self._session.get_session_options(), self._setup
         reported = {
             "graph_optimization_level": options.graph_optimization_level.name,
@@ -210,8 +209,8 @@ class OrtSession(Session):
         by_provider = self._session.get_provider_options()
         for provider in setup.providers:
             if provider != CPU_PROVIDER:
-                given = by_provider.get(provider, {})
-                reported |= {setup.key(provider, k): normal(given[k]) for k in sorted(given)}
+                values = by_provider.get(provider, {})
+                reported |= {setup.key(provider, k): normal(values[k]) for k in sorted(values)}
         stray = self._placement.cpu_nodes if self._may_fall else ()
         return Proof(
             providers_active=tuple(self._session.get_providers()),
@@ -231,8 +230,8 @@ class OrtSession(Session):
         return CPU_PROVIDER not in self._setup.providers
 
     def _optimized(self) -> onnx.ModelProto:
-        """The graph that runs, without the large weights; the file's own where ONNX Runtime can't
-        write it, as of a provider that compiles nodes."""
+        """Return the optimized graph without large weights; the file's graph if ONNX Runtime can't
+        write it, as for providers that compile nodes."""
         import onnx
 
         with temporary_folder() as folder:
@@ -262,7 +261,7 @@ class OrtSession(Session):
         )
 
     def _create(self, options: Any) -> Any:
-        """Return a session of the described file with the requested provider."""
+        """Open the file with the requested provider and check its inputs and outputs."""
         loadable, start = self._file.candidate.loadable(), time.perf_counter()
         session = open_session(loadable, options, self._setup)
         self.open_seconds = time.perf_counter() - start
@@ -278,18 +277,18 @@ class OrtSession(Session):
             names, wanted = [value.name for value in got], [spec.name for spec in specs]
             if names != wanted:
                 raise OutputMismatch(
-                    f"the file has the {side} {names}, the record of it says {wanted}. "
-                    "Read the file again: it is not the one that was described."
+                    f"the file has the {side} {names}, expected {wanted} from its record. "
+                    "The file has changed: read it again."
                 )
 
 
 class _OnnxRuntime(Runtime):
-    """The common base of the runtimes that are opened by a session setup."""
+    """Base class of runtimes that use ONNX Runtime in this process."""
 
     apart: ClassVar[bool] = False
 
     def absent_reason(self, options: Any) -> str | None:
-        """Without the device that the promised provider needs."""
+        """Return why there is no CUDA device, if the provider needs one."""
         if self._setup(options, Conditions()).provider not in ON_CUDA:
             return None
         return cuda_absent_reason()
@@ -301,12 +300,13 @@ class _OnnxRuntime(Runtime):
     def open(
         self, file: RunnableFile, *, options: Any, conditions: Conditions, example: Batch
     ) -> Session:
-        """Raises EvidenceError where the provider doesn't load, and what ONNX Runtime raises."""
+        """Open a session. Raises EvidenceError if the provider doesn't load, and the exceptions of
+        ONNX Runtime."""
         setup = self._setup(options, conditions)
         return OrtSession(file, setup, conditions=conditions, example=example)
 
     def promised(self, options: Any) -> Promises:
-        """The first provider; the bounds of devices for all that are neither a CPU's nor CUDA."""
+        """Return the first provider, with device bounds unless it is for the CPU or CUDA."""
         provider = self._setup(options, Conditions()).provider
         return Promises(provider, _BOUNDS.get(provider, "device"))
 
@@ -315,7 +315,7 @@ class _OnnxRuntime(Runtime):
 
 
 class NamedOrt(_OnnxRuntime):
-    """A session setup with one of the gate's own names."""
+    """A built-in runtime with a fixed provider and optimization level."""
 
     name: ClassVar[RuntimeName]
     options = OrtSettings
@@ -326,31 +326,31 @@ class NamedOrt(_OnnxRuntime):
 
 
 class OrtCpu(NamedOrt):
-    """The CPU, optimizations off: the export alone."""
+    """The CPU with optimizations off, which tests only the export."""
 
     name = "ort-cpu"
 
 
 class OrtCpuOptimized(NamedOrt):
-    """The CPU, all optimizations: as it is served."""
+    """The CPU with all optimizations, as used for serving."""
 
     name = "ort-cpu-optimized"
 
 
 class OrtCuda(NamedOrt):
-    """CUDA, optimizations off."""
+    """CUDA with optimizations off."""
 
     name = "ort-cuda"
 
 
 class OrtCudaOptimized(NamedOrt):
-    """CUDA, all optimizations."""
+    """CUDA with all optimizations."""
 
     name = "ort-cuda-optimized"
 
 
 class Ort(_OnnxRuntime):
-    """The providers, and the level, that the options name."""
+    """ONNX Runtime with the providers and optimization level of the options."""
 
     name: ClassVar[RuntimeName] = ORT
     options = OrtOptions
@@ -368,24 +368,24 @@ class Ort(_OnnxRuntime):
 
 
 def _missing(providers: Sequence[str]) -> str | None:
-    """Which provider this build does not have; None: it has all of them."""
+    """Return a text about the first provider that this build lacks, or None."""
     onnxruntime = onnx_runtime()
-    there, anywhere = onnxruntime.get_available_providers(), onnxruntime.get_all_providers()
+    available, known = onnxruntime.get_available_providers(), onnxruntime.get_all_providers()
     version = f"ONNX Runtime {onnxruntime.__version__}"
-    missing = [name for name in providers if name not in there]
+    missing = [name for name in providers if name not in available]
     for name in missing:
-        if name not in anywhere:
-            stems = {_stem(each): each for each in (*there, *anywhere)}
+        if name not in known:
+            stems = {_stem(each): each for each in (*available, *known)}
             near = difflib.get_close_matches(_stem(name), stems, n=1, cutoff=0.5)
             hint = f" Did you mean '{stems[near[0]]}'?" if near else ""
             raise PolicyError(
-                f"{version} knows no {name}, expected one of {', '.join(anywhere)}.{hint}"
+                f"{version} does not support {name}, expected one of {', '.join(known)}.{hint}"
             )
     if not missing:
         return None
     return (
-        f"this build of {version} has no {missing[0]}: it has {', '.join(there)}. Install the "
-        "package of ONNX Runtime that has it."
+        f"this build of {version} does not have {missing[0]}, only {', '.join(available)}. Install "
+        "the ONNX Runtime package that has it."
     )
 
 
@@ -399,10 +399,10 @@ def _versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def private_copy(file: RunnableFile) -> Iterator[Path]:
-    """The path of the copy, with its external data beside it, for as long as it is loaded.
+    """Yield the path of a temporary copy of the file and its external data.
 
-    The digest is taken of the copy, so what is loaded is what has it, whatever becomes of the
-    original. Raises DigestMismatch, StorageError.
+    The digest of the copy is verified, so that later changes of the original have no effect. Raises
+    DigestMismatch, StorageError.
     """
     with temporary_folder() as folder:
         copied = folder / file.path.name
@@ -413,8 +413,8 @@ def private_copy(file: RunnableFile) -> Iterator[Path]:
                 shutil.copyfile(file.path.parent / name, target)
         except OSError as error:
             raise StorageError(
-                f"cannot copy {file.path.name} to measure it: {error.strerror or error}. It needs "
-                "its external data beside it, and room for a copy where TMPDIR points to."
+                f"cannot copy {file.path.name} to measure it: {error.strerror or error}. Its "
+                "external data must be in the same folder, and TMPDIR needs space for a copy."
             ) from error
         from gate.onnx_file.tested_file import TestedFile
 

@@ -1,4 +1,4 @@
-"""The interface: open a file, run batches, report where it ran."""
+"""The interface of runtimes: open a file, run batches, report where they ran."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from gate.storage.arrays import Batch, RuntimeArray
 
 
-# A runtime may report anything. A report that is no valid number counts as missing, because its
-# outputs are judged, not its statements about itself.
+# A runtime may report any value. An invalid number counts as missing, because the outputs of a
+# runtime are judged, not its reports.
 def count_of(value: object) -> int | None:
-    """Return a number of bytes; None for what is no whole number from 0 on."""
+    """Return a number of bytes; None for a value that is not a nonnegative integer."""
     number = _number(value)
     return int(number) if number is not None and number >= 0 and number == int(number) else None
 
 
 def seconds_of(value: object) -> float | None:
-    """Return a time; None for what is no time above 0."""
+    """Return a time in seconds; None for a value that is not a positive number."""
     number = _number(value)
     return number if number is not None and number > 0 else None
 
@@ -60,9 +60,9 @@ class Promises:
     """The claims of a runtime about itself."""
 
     provider: str
-    """What computes: it must be first among `Proof.providers_active`."""
+    """The provider, which must be the first of `Proof.providers_active`."""
     bounds: BoundsKind = "cpu"
-    """Which of the built-in bounds fit it."""
+    """The kind of built-in bounds that apply."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,14 @@ class Proof:
     versions: dict[str, str] = field(default_factory=dict)
     device: str | None = None
     precision: str | None = None
-    """`float32`, where that is read back from what runs; a policy of precision `exact` asks for
-    it."""
+    """`float32` if the running session confirms it; a policy of precision `exact` requires it."""
     memory_bytes: int | None = None
-    """By how much the memory of another process grew; None: the measuring process reads its own,
+    """Growth of the memory of the runtime's process; None: the gate measures its own process,
     unless `own_process`."""
     peak_bytes: int | None = None
-    """Largest resident memory of the process that computes, where that is not the measuring
-    one."""
+    """Peak resident memory of the runtime's process, if that is not the gate's process."""
     own_process: bool = False
-    """True if it computes in another process than the measuring one. Then memory that it does not
+    """True if the runtime computes in another process than the gate. Then memory that it does not
     report counts as not measured."""
     cpu_nodes: tuple[CpuNode, ...] = ()
     cpu_time_share: float | None = None
@@ -94,14 +92,14 @@ class Proof:
 
 
 class Conditions(Record):
-    """The settings in force while measuring, on both sides."""
+    """The settings of a measurement, for reference and runtimes."""
 
     threads: int = 1
     deterministic: bool = False
     tf32: bool = False
     cuda_provider: CudaProviderPolicy = CudaProviderPolicy()
     batch_axes: BatchAxes | None = None
-    """Of the inputs and outputs of the file; None: axis 0 of all."""
+    """Batch axes of the file's inputs and outputs; None: always axis 0."""
 
     @property
     def cuda_options(self) -> dict[str, str]:
@@ -110,28 +108,28 @@ class Conditions(Record):
 
 
 class Session(ABC):
-    """A file that was opened."""
+    """An open file in a runtime."""
 
     seconds: float | None = None
-    """How long the last run took, where the session has a clock of its own; what is no time above
-    0 counts as none."""
+    """Duration of the last run, if the session measures it; values that are not above 0 are
+    ignored."""
     open_seconds: float | None = None
-    """How long opening the file took, likewise: without what only the gate asks for."""
+    """Duration of opening the file, likewise, without steps that only the gate needs."""
     live: ClassVar[bool] = True
-    """False: it returns what was computed before, so that running it again shows nothing new.
-    Of the gate's own recordings only, as `has_probe` and `run_probe`: others are refused."""
+    """False if it returns recorded outputs, so that repeating a run shows nothing new. Like
+    `has_probe` and `run_probe`, this is only for the gate's recordings; others are refused."""
     connections: tuple[int, ...] = ()
-    """Numbers of clients at once that `run_at_once` is measured with; empty: it can't be."""
+    """Numbers of concurrent clients for `run_at_once`; empty if it is not supported."""
     rate: float | None = None
-    """Requests per second of the open loop; None: none is asked for."""
+    """Requests per second of the open loop; None without an open loop."""
 
     @abstractmethod
     def run(self, batch: Batch) -> Sequence[RuntimeArray]:
-        """All outputs, in the file's order; `batch` is by the names of the file's inputs. May
-        raise anything."""
+        """Return all outputs, in the file's order. `batch`: arrays by the names of the file's
+        inputs. May raise any exception."""
 
     def has_probe(self, batch: Batch) -> bool:  # noqa: ARG002 - for recordings
-        """Whether it can be asked about inputs beside the samples."""
+        """Return whether it can run these inputs, which are not samples."""
         return True
 
     def run_probe(self, batch: Batch) -> Sequence[RuntimeArray]:
@@ -141,16 +139,19 @@ class Session(ABC):
     def run_at_once(
         self, batches: Sequence[Batch], connections: int, rate: float | None = None
     ) -> tuple[list[list[RuntimeArray]], list[float], float]:
-        """Run the batches from so many clients: outputs in the order of `batches`, the seconds of
-        each, and of all together. Only for a session with `connections`."""
+        """Run the batches from `connections` concurrent clients.
+
+        Return the outputs in the order of `batches`, the seconds of each, and the total seconds.
+        Only for a session with `connections`.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def proof(self) -> Proof:
-        """Return what is established after the runs."""
+        """Return provider, device and options of the past runs."""
 
     def close(self) -> None:
-        """Give back what is held beside memory; nothing runs afterwards."""
+        """Release resources other than memory; there are no runs afterwards."""
         return
 
 
@@ -160,12 +161,12 @@ class RunnableFile:
 
     candidate: TestedFile
     in_torch: Callable[[str], Session] | None = None
-    """A session of the model itself on a device of PyTorch, which takes the samples by their own
-    names; only where the runtime is in the process that measures."""
+    """Opens a session of the PyTorch model on a device; its inputs have the samples' names. Only in
+    the measuring process."""
 
     @property
     def path(self) -> Path:
-        """The ONNX file; external data lies beside it."""
+        """The ONNX file, with external data in the same folder."""
         return self.candidate.path
 
     @property
@@ -174,34 +175,34 @@ class RunnableFile:
         return self.candidate.subject
 
     def read(self) -> bytes:
-        """The very bytes that have the digest, without external data. Raises DigestMismatch."""
+        """Return the bytes that have the digest, without external data. Raises DigestMismatch."""
         read = self.candidate.verified()
         return Path(read).read_bytes() if isinstance(read, str) else read
 
     def parsed(self) -> onnx.ModelProto:
-        """The same as a model of ONNX."""
+        """Return the parsed model, without external data. Raises DigestMismatch."""
         import onnx
 
         return onnx.load_from_string(self.read())
 
 
 class Runtime(ABC):
-    """One way to run a file. Nothing heavy is imported before `absent_reason` or `open`."""
+    """A way to run a file. Slow imports belong into `absent_reason` and `open`."""
 
     promises: Promises
     options: ClassVar[type[BaseModel]] = NoOptions
-    """What the policy may set under `options`."""
+    """The model of the policy's `options`."""
     runs: ClassVar[Literal["file", "model"]] = "file"
-    """`model`: the PyTorch model itself, on another device."""
+    """`model`: runs the PyTorch model on another device."""
     apart: ClassVar[bool] = True
-    """In a process of its own, which is ended if it takes too long. All of other packages are."""
+    """Whether it runs in a separate process with a time limit; always true for other packages."""
     limit_s: ClassVar[float] = 300.0
-    """How long opening the file, and each batch, may take."""
+    """Time limit for opening the file, and for each batch."""
 
-    def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - for who overrides it
-        """Why it can't run on this machine, and what to install; None: it can.
+    def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - for overriding methods
+        """Return why it can't run on this machine and what to install; None if it can.
 
-        What is there and does not work is no absence: let `open` raise."""
+        If it is installed but does not work, `open` should raise instead."""
         return None
 
     def versions(self) -> dict[str, str]:
@@ -209,14 +210,16 @@ class Runtime(ABC):
         return {}
 
     def install(self) -> bool:
-        """Bring here what it needs beside packages of Python; False: it was here. Raises
-        PolicyError where it needs nothing, StorageError where it can't be brought."""
+        """Install dependencies that are not Python packages; return False if already installed.
+
+        Raises PolicyError if there are none, StorageError if the installation fails.
+        """
         raise PolicyError(
-            f"{type(self).__name__} has nothing to install but packages of Python. See why it is "
-            "absent: gate runtimes."
+            f"{type(self).__name__} only depends on Python packages. gate runtimes shows why it is "
+            "absent."
         )
 
-    def promised(self, options: Any) -> Promises:  # noqa: ARG002 - for who overrides it
+    def promised(self, options: Any) -> Promises:  # noqa: ARG002 - for overriding methods
         """Return the claims of the runtime with these options."""
         return self.promises
 
@@ -224,16 +227,16 @@ class Runtime(ABC):
     def open(
         self, file: RunnableFile, *, options: Any, conditions: Conditions, example: Batch
     ) -> Session:
-        """A session; `example` is a small batch. Raises whatever shows that it can't run."""
+        """Open the file. `example`: a small batch. Raises any exception if the file can't run."""
 
 
 def load_runtime(place: str) -> Runtime:
-    """An instance of the class at `module:class`. Raises whatever its module raises."""
+    """Return an instance of the class `module:class`. Raises the exceptions of its module."""
     module, _, name = place.partition(":")
     made = getattr(importlib.import_module(module), name)()
     if not isinstance(made, Runtime):
         raise EvidenceError(
-            f"{place} is no runtime: it is a {type(made).__name__}. Derive it from "
+            f"{place} is not a runtime: it is a {type(made).__name__}. Derive it from "
             "gate.runtimes.runtime.Runtime (docs/runtimes.md)."
         )
     return made

@@ -17,7 +17,7 @@ from gate.storage.safe_text import Redaction
 
 # Log calls may add `extra={"fields": {...}}`: separate keys in JSON, `key=value` in text.
 class LineFormatter(logging.Formatter):
-    """Formats records as text or JSON; received text can't start a new line or control a terminal."""
+    """Formats records as text or JSON, without control characters in received text."""
 
     def __init__(self, log_format: LogFormat, redaction: Redaction) -> None:
         super().__init__()

@@ -300,7 +300,7 @@ class Notifier:
 
 
 def _is_final(error: urllib.error.HTTPError) -> bool:
-    """Return whether a retry is pointless: for a redirect, which is not followed, or a client error."""
+    """Return whether a retry is pointless: after a redirect (not followed) or a client error."""
     return 300 <= error.code < 500 and error.code not in _TEMPORARY
 
 

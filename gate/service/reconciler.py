@@ -79,7 +79,7 @@ def deploy_champion(
 
 
 def _unsigned(vouched: LedgerEntry, history: ModelHistory, terms: Terms | None) -> str | None:
-    """Return why an unsigned version is not deployed; None if it is signed or the trust accepts it."""
+    """Return why an unsigned version is not deployed; None if signed or accepted by the trust."""
     assert vouched.version is not None
     refuses = terms is not None and terms.trust is not None and terms.trust.unsigned == "refuse"
     if not refuses or not history.passed_before_signing(vouched.version):

@@ -84,8 +84,8 @@ def test_nothing_else_is_written_over(
         (("merge", plan, *parts, "-o", plan), "is not evidence"),
         (("merge", plan, *parts, "-o", parts[2]), "is not evidence"),
         (("merge", plan, plan, *parts), "is a plan. Name it before the parts"),
-        (("merge", parts[1], *parts), "is no whole plan of this version"),
-        (("measure", parts[1], "--unit", 1, "-o", tmp_path / "new.json"), "Plan again"),
+        (("merge", parts[1], *parts), "is not a complete plan of this version"),
+        (("measure", parts[1], "--unit", 1, "-o", tmp_path / "new.json"), "Run gate plan again"),
     ):
         code = cli.main([*map(str, command)])
         assert (code, says in capsys.readouterr().err) == (2, True), command

@@ -46,7 +46,7 @@ def test_a_broken_one_is_no_success(tmp_path, monkeypatch, capsys):
     acme.install(tmp_path, {"acme": "tests.runtimes.acme:Nothing"})
     monkeypatch.syspath_prepend(str(tmp_path))
     assert cli.main(["runtimes"]) == 2
-    assert "is no runtime" in capsys.readouterr().out
+    assert "is not a runtime" in capsys.readouterr().out
 
 
 def test_those_of_a_policy(tmp_path, capsys):

@@ -142,10 +142,10 @@ def renumber(path: Path) -> None:
 
 SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (Path.unlink, "cannot read .*part-2"),
-    "empty": (lambda path: path.write_text(""), "part-2.json is no whole part"),
-    "torn": (cut_off, r"\(unit 2\) is no whole part"),
+    "empty": (lambda path: path.write_text(""), "part-2.json is not a complete part"),
+    "torn": (cut_off, r"\(unit 2\) is not a complete part"),
     "a flipped bit": (flip, r"\(unit 2\)"),
-    "another number": (renumber, "holds another unit than it says"),
+    "another number": (renumber, "has the data of another unit"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot read .*part-2"),
 }
 
@@ -236,7 +236,7 @@ def test_two_answers_for_one_unit_are_no_evidence(
     twice = parts[2].with_name("again.json")
     shutil.copy(parts[2], twice)
     edited(twice, plan, without_runtime)
-    with pytest.raises(EvidenceError, match="unit 2 is there twice, with other numbers"):
+    with pytest.raises(EvidenceError, match="unit 2 has two parts with different numbers"):
         MergedParts.of(plan, [*parts.values(), twice])
 
 
@@ -288,7 +288,7 @@ def test_another_head_is_refused(
     file = UnitFile.open(parts[1], plan=plan)
     other = Policy.default().digest()
     file.model_copy(update={"lead_sha256": other}).save(parts[1])
-    with pytest.raises(EvidenceError, match="unit 1 .* was judged by another noise floor"):
+    with pytest.raises(EvidenceError, match="unit 1 .* used another noise floor"):
         merged(folder, plan, list(parts.values()))
 
 
@@ -311,7 +311,7 @@ def test_there_is_no_such_unit(plan: MeasurementPlan, index: int) -> None:
 
 
 def test_a_plan_of_other_code_is_refused(plan: MeasurementPlan) -> None:
-    with pytest.raises(EvidenceError, match=r"cut by parity-gate 0\.0\.0"):
+    with pytest.raises(EvidenceError, match=r"made by parity-gate 0\.0\.0"):
         measure_unit(plan.model_copy(update={"parity_gate": "0.0.0"}), 1)
 
 
@@ -334,7 +334,7 @@ def test_other_samples_where_it_is_merged_are_noticed(
         with pytest.raises(DigestMismatch, match="different samples or labels"):
             merged(folder, plan, list(parts.values()))
         np.save(folder / "x.npy", np.concatenate([rows, rows]))
-        with pytest.raises(EvidenceError, match="other samples here than were planned"):
+        with pytest.raises(EvidenceError, match="were planned"):
             merged(folder, plan, list(parts.values()))
     finally:
         np.save(folder / "x.npy", rows)
@@ -359,7 +359,7 @@ def test_a_password_goes_into_no_plan(folder: Path) -> None:
 
 
 def test_a_policy_that_asks_for_more_than_samples_is_not_planned(folder: Path) -> None:
-    with pytest.raises(PolicyError, match="incumbent, which no unit"):
+    with pytest.raises(PolicyError, match="incumbent, which units can"):
         planned(folder, incumbent=ChampionPolicy(min_agreement=0.9))
 
 

@@ -337,7 +337,7 @@ def test_a_file_that_can_not_compute_another_batch_size_has_failed(tmp_path):
     x = {"x": tiny.images(12)}
     bad = benches.export(AtMostSix(), tmp_path / "m.onnx", x)
     runtime, problems = judged(nn.Flatten(), bad, x)
-    assert "a batch of 8 samples can't be computed" in runtime.failure
+    assert "a batch of 8 samples can't be run" in runtime.failure
     assert "(6, 192)" in runtime.failure
     assert runtime.outputs == ()
     assert problems

@@ -166,7 +166,7 @@ def test_a_recording_is_of_one_file(folder: Path) -> None:
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
     given = {"phone": folder}
     workload = EvaluationData.open(folder / "x.npy", batch_size=8)
-    with pytest.raises(PolicyError, match="a recording is of one file"):
+    with pytest.raises(PolicyError, match="a recording is about one file"):
         case_of(
             path, reference=Reference.from_factory("tests.multi_file.tiny:build"),
             data=replace(workload, recordings=given), policy=Policy.default(),

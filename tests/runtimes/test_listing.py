@@ -41,7 +41,7 @@ def test_each_says_what_it_is_or_why_it_is_not(rows):
     )
     for name, words in {
         "raisesinlook": "OSError: a driver is broken",
-        "nothing": "is no runtime",
+        "nothing": "is not a runtime",
         "gone": "No module named 'no_such_module'",
         "ort-cpu": "two runtimes are named 'ort-cpu'",
     }.items():

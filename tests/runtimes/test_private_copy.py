@@ -53,5 +53,5 @@ def test_other_bytes_and_missing_data_are_refused(candidate):
     with pytest.raises(DigestMismatch), private_copy(RunnableFile(candidate)):
         pass
     data.unlink()
-    with pytest.raises(StorageError, match="external data beside it"), private_copy(RunnableFile(candidate)):  # fmt: skip
+    with pytest.raises(StorageError, match="external data must be in the same folder"), private_copy(RunnableFile(candidate)):  # fmt: skip
         pass
