@@ -26,8 +26,10 @@ _EXPECTED = "the state is sqlite:///FILE, postgresql://USER@HOST/DATABASE, or th
 
 
 def state_url(text: str) -> str:
-    """The URL that is meant: itself; of a path without a scheme, that of the SQLite file there.
-    Raises ValueError where the ledger can't be in such a database."""
+    """Return the URL of a database; for a path without a scheme, that of the SQLite file.
+
+    Raises ValueError if the ledger can't be stored in such a database.
+    """
     if "://" not in text:
         if not text.strip() or text == ":memory:" or Path(text).is_dir():
             raise ValueError(_EXPECTED)
@@ -37,7 +39,7 @@ def state_url(text: str) -> str:
     if scheme not in ("sqlite", "postgresql"):
         raise ValueError(_EXPECTED)
     if scheme == "sqlite" and parts.path.strip("/") in ("", ":memory:"):
-        raise ValueError("a database in memory is forgotten in a crash: name a file")
+        raise ValueError("a database in memory would be lost when the process ends: name a file")
     return text
 
 
@@ -48,22 +50,21 @@ _MALFORMED_WORDS = ("disk image is malformed", "file is not a database")
 
 
 WAIT = (
-    "Another process holds it and nothing is damaged: leave the file and those beside it "
-    "(-wal, -shm, -journal) where they are, and repeat when that process is done, or end it "
-    "(fuser -v names it)."
+    "Another process has locked it; nothing is damaged. Do not remove the file or its -wal, -shm "
+    "and -journal files. Retry when that process is done, or end it (fuser -v FILE shows it)."
 )
 """What to do about a database that is locked."""
 
 
 def trouble(error: BaseException) -> Literal["locked", "malformed"] | None:
-    """Return whether the error, or its cause, is that of a locked or of a malformed database.
+    """Return whether the error or one of its causes is a locked or a malformed database.
 
-    Read from sqlite's own code, or from the message where a server passes it on.
+    Uses SQLite's error code, or the message if a server passed the error on.
     """
     for cause in _causes(error):
         code = getattr(cause, "sqlite_errorcode", None)
         if isinstance(code, int):
-            kind = code & 0xFF  # the rest describes the cause more precisely
+            kind = code & 0xFF  # The higher bits are SQLite's extended code.
             return "locked" if kind in _LOCKED else "malformed" if kind in _MALFORMED else None
     words = str(error).lower()
     if any(phrase in words for phrase in _LOCKED_WORDS):
@@ -79,31 +80,31 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 READS = "gate_reads"
-"""Execution option of a connection that will not write."""
+"""Execution option of a connection that only reads."""
 
 
 _PATIENCE_S = 10
-"""For a lock or an answer: the sender waits 30 s for ours."""
+"""Maximum wait for a lock or a response. MLflow waits 30 s for the response to a webhook."""
 
 _IDLE_S = 8.0
-"""In a transaction, between two statements, where a key far away may have to sign; others wait
-`_PATIENCE_S` for its locks."""
+"""Maximum time between two statements of a transaction, during which a remote key may have to sign.
+Less than `_PATIENCE_S`, the time that other processes wait for the locks."""
 
 _PAUSE_S = 0.02
 
 _UNREADABLE = (
-    "the database's URL can't be read. Expected sqlite:///FILE or postgresql://USER@HOST/NAME."
+    "the database URL is not valid. Expected sqlite:///FILE or postgresql://USER@HOST/NAME."
 )
 
-_LOOK = "Look at the database, its disk and its permissions."
+_LOOK = "Check the database server or the disk, and the permissions."
 
 
 def open_database(url: str) -> Engine:
-    """An engine for sqlite:///FILE or postgresql://…; connects to nothing yet. A FILE is closed
-    after each use and is whole without those beside it.
+    """Return an engine for sqlite:///FILE or postgresql://…, without connecting to it.
 
-    FILE is made here and never again: where it is removed later, nothing can be written, because
-    what goes into a file without a name is lost. One that was put in its place is used.
+    Creates FILE if it does not exist. If FILE is removed later, writing fails: data written to a
+    deleted file would be lost. A file that replaced it is used. FILE is closed after each use, and
+    then complete without its -wal file.
 
     Raises ServiceError for a URL or folder that can't be used, or a driver that is not installed.
     """
@@ -117,13 +118,13 @@ def open_database(url: str) -> Engine:
             pool_timeout=_PATIENCE_S,
             connect_args={
                 "connect_timeout": 5,
-                # A network that is gone answers neither; by default that takes a quarter hour.
+                # Detect a lost network in seconds. By default that takes 15 minutes.
                 "keepalives_idle": _PATIENCE_S,
                 "keepalives_interval": 2,
                 "keepalives_count": 3,
                 "tcp_user_timeout": _PATIENCE_S * 1000,
                 "options": f"-c statement_timeout={_PATIENCE_S}s -c lock_timeout={_PATIENCE_S}s "
-                # Who is stopped in the middle of a transaction must not stop all others.
+                # A process suspended in a transaction must not block all others.
                 f"-c idle_in_transaction_session_timeout={_IDLE_S * 1000:.0f} "
                 "-c synchronous_commit=on",
             },
@@ -137,7 +138,7 @@ def open_database(url: str) -> Engine:
 
 
 def parsed_url(url: str) -> URL:
-    """The URL in its parts. Raises ServiceError for one that can't be read."""
+    """Parse a database URL. Raises ServiceError if it is not valid."""
     try:
         return make_url(url)
     except (ArgumentError, ValueError) as error:
@@ -147,8 +148,7 @@ def parsed_url(url: str) -> URL:
 def wait_for_turn(connection: Connection, name: str) -> None:
     """Wait for an advisory lock on `name`, which this transaction holds until it ends.
 
-    SQLite has a single writer anyway. Concurrent `CREATE TABLE IF NOT EXISTS` can fail in
-    PostgreSQL.
+    PostgreSQL only, where concurrent `CREATE TABLE IF NOT EXISTS` can fail. SQLite has one writer.
     """
     if connection.dialect.name != "sqlite":
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(name))))
@@ -157,17 +157,18 @@ def wait_for_turn(connection: Connection, name: str) -> None:
 def _sqlite(url: URL) -> Engine:
     if not url.database or url.database == ":memory:":
         raise ServiceError(
-            "a database in memory is forgotten in a crash. Name a file: sqlite:///FILE"
+            "a database in memory would be lost when the process ends. Name a file: sqlite:///FILE"
         )
     path = Path(url.database).absolute()
     try:
-        # Whoever may read the file may lock it, and keep everyone else from writing.
+        # Private, because a user who can read the file can lock it and so block all writers.
         make_private_file(path, with_suffixes=("-wal", "-shm", "-journal"))
     except StorageError as error:
         raise ServiceError(f"the database {path} can't be used: {error}") from error
     except OSError as error:
         raise ServiceError(
-            f"cannot make the database {path} or its folder: {error.strerror}. Fix its permissions."
+            f"cannot create the database {path} or its folder: {error.strerror}. Fix the "
+            "permissions."
         ) from error
     present = url.set(database=path.as_uri()).update_query_dict({"uri": "true", "mode": "rw"})
     engine = create_engine(present, connect_args={"timeout": _PATIENCE_S}, poolclass=NullPool)
@@ -180,13 +181,13 @@ def _sqlite(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _durable(connection: Any, record: Any) -> None:
         record.info["file"] = _identity(path)
-        connection.isolation_level = None  # we begin our transactions ourselves
+        connection.isolation_level = None  # `_begin` starts the transactions.
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
-        # A transaction that reads first and writes then could find itself overtaken.
+        # A transaction that begins with a read can't write after another process wrote.
         reads = connection.get_execution_options().get(READS)
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
@@ -194,8 +195,8 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch a new file's journal; sqlite refuses that at once where another opens it too, because
-    two that waited with a look at the file in hand would wait for each other."""
+    """Switch a new file to write-ahead logging. Retries, because SQLite fails immediately, to avoid
+    a deadlock, if another process does the same."""
     until = time.monotonic() + _PATIENCE_S
     while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         try:
@@ -208,14 +209,15 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 SCHEMA_VERSION = 2
-"""Of the tables below. Version 1 had no `gate_schema`, and kept the pending move in `gate_note`."""
+"""Version of the tables below. Version 1 had no `gate_schema`, and the pending move was in
+`gate_note`."""
 
 METADATA = sa.MetaData()
 VERSIONS = sa.Table("gate_schema", METADATA, sa.Column("version", sa.Integer, primary_key=True))
@@ -227,7 +229,7 @@ LINES = sa.Table(
     sa.Column("line", sa.Text, nullable=False),
     sa.Column("signature", sa.Text),
 )
-"""`signature`: securesystemslib's, as JSON; none where it was written without a key."""
+"""`signature`: securesystemslib's signature as JSON; null if written without a key."""
 
 LOCKS = sa.Table(
     "gate_lock",
@@ -238,13 +240,13 @@ LOCKS = sa.Table(
     sa.Column("leased_until", sa.Double, nullable=False),
     sa.Column("pending", sa.Text, nullable=False),
 )
-"""`token`: a fencing token, new with each owner. `pending`: ids of the moves of `champion` that the
-ledger has and the registry may not have yet, separated by spaces."""
+"""`token`: a fencing token, new with each owner. `pending`: IDs, separated by spaces, of the moves
+of `champion` that the ledger has and the registry may not have yet."""
 
 TURN = "gate_ledger"
-"""Whose turn it is to write."""
+"""Name of the advisory lock for writing entries."""
 
-# The database refuses a change of its rows, too. That stops mistakes, not an administrator.
+# Triggers also prevent changes of the rows: a protection from mistakes, not from administrators.
 _REFUSAL = "the ledger is append-only"
 
 _SQLITE = [
@@ -269,16 +271,17 @@ for _dialect, _statements in (("sqlite", _SQLITE), ("postgresql", _POSTGRESQL)):
 
 
 LONGEST_LEASE_S = 60.0
-"""A lease that ends later than this was made before the clock was set back, and does not count."""
+"""Maximum remaining time of a lease. A longer one was written before the clock was set back, and is
+ignored."""
 
 
 def _old_state(connection: sa.Connection) -> str | None:
-    """Return what only the program of schema version 1 can finish, and how; None: nothing."""
+    """Return what a release with schema version 1 must finish, and how, or None."""
     tables = sa.inspect(connection).get_table_names()
 
     def has_row(table: sa.TableClause, *conditions: sa.ColumnElement[bool]) -> bool:
-        found = sa.select(sa.literal(1)).select_from(table).where(*conditions)
-        return connection.execute(found).first() is not None
+        query = sa.select(sa.literal(1)).select_from(table).where(*conditions)
+        return connection.execute(query).first() is not None
 
     if "gate_note" in tables:
         notes, name = sa.table("gate_note"), sa.column("name", sa.String)
@@ -298,38 +301,42 @@ def _old_state(connection: sa.Connection) -> str | None:
 
 
 def clock(connection: sa.Connection) -> Any:
-    """Return seconds since the epoch, by the database's clock."""
+    """Return the SQL expression for the database's time, in seconds since the epoch."""
     if connection.dialect.name == "sqlite":
         return (sa.func.julianday("now") - 2440587.5) * 86400.0
     return sa.func.extract("epoch", sa.func.clock_timestamp())
 
 
-# A SQLite file, or PostgreSQL for several hosts. The first writer creates the file, and the same
-# object never creates it again: where it was removed since, nothing can be written.
 class StateDatabase:
-    """One database. Its connections are closed when the object is no longer used."""
+    """A SQLite file, or a PostgreSQL database for several hosts.
+
+    The first writer creates the file (`open_database`). The connections are closed when the object
+    is garbage-collected.
+    """
 
     def __init__(self, place: Path | str) -> None:
-        """`place`: a file of SQLite, or a URL. Raises ServiceError for a URL that can't be read."""
+        """`place`: a SQLite file or a URL. Raises ServiceError for a URL that is not valid."""
         url = sa.URL.create("sqlite", database=str(place)) if isinstance(place, Path) else None
         parsed = url or parsed_url(str(place))
         self._url = parsed.render_as_string(hide_password=False)
         self.file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
-        """None: a server has it."""
+        """The SQLite file; None for PostgreSQL."""
         self.place = redacted(self._url) if self.file is None else str(self.file)
-        """What messages call it; without a password."""
+        """The path or the URL without a password, for messages."""
         self._engine: sa.Engine | None = None
 
     def has_tables(self, connection: sa.Connection) -> bool:
-        """Return whether a ledger was begun in this database.
+        """Return whether the database contains a ledger.
 
-        Raises StateUnavailable for a newer one.
+        Raises StateUnavailable for a newer schema.
         """
         return self._version(connection) > 0
 
     def make_tables(self, connection: sa.Connection) -> None:
-        """Make what is missing, and have this transaction be the only one that writes entries,
-        until it ends. Raises StateUnavailable where another version of gate has to act first."""
+        """Create missing tables, and lock the ledger for writing until the transaction ends.
+
+        Raises StateUnavailable if an older release of gate must finish its work first.
+        """
         wait_for_turn(connection, TURN)
         version = self._version(connection)
         if version == SCHEMA_VERSION:
@@ -339,41 +346,45 @@ class StateDatabase:
             if unfinished is not None:
                 raise StateUnavailable(
                     f"the database {self.place} was written by an older version of gate, and "
-                    f"{unfinished}; then repeat."
+                    f"{unfinished}; then retry."
                 )
             LOCKS.drop(connection, checkfirst=True)
         METADATA.create_all(connection)
         connection.execute(sa.insert(VERSIONS).values(version=SCHEMA_VERSION))
 
     def _version(self, connection: sa.Connection) -> int:
-        """The schema's; 0 where there are no tables."""
+        """Return the version of the schema, or 0 if there are no tables."""
         tables = sa.inspect(connection)
         if not tables.has_table(VERSIONS.name):
             return 1 if tables.has_table(LINES.name) else 0
         version = int(connection.execute(sa.select(sa.func.max(VERSIONS.c.version))).scalar() or 0)
         if version > SCHEMA_VERSION:
             raise StateUnavailable(
-                f"the database {self.place} has schema version {version}, this gate reads up to "
-                f"{SCHEMA_VERSION}. Upgrade it: pip install --upgrade parity-gate"
+                f"the database {self.place} has schema version {version}, this version of gate "
+                f"supports up to {SCHEMA_VERSION}. Upgrade: pip install --upgrade parity-gate"
             )
         return version
 
     @property
     def is_there(self) -> bool:
-        """False: a file that does not exist yet, or that was removed."""
+        """Return False for a file that does not exist yet or was removed."""
         return self.file is None or self.file.exists()
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A connection that will not write, to a database that is there. Raises StateUnavailable,
-        ServiceError."""
+        """Open a connection for reading an existing database.
+
+        Raises StateUnavailable, ServiceError.
+        """
         with self._translated(), self._opened().connect() as connection:
             yield connection.execution_options(**{READS: True})
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        """A transaction: on disk afterwards, or not at all where anything is raised. Raises
-        StateUnavailable, ServiceError."""
+        """Open a transaction that is durable afterwards, or rolled back if an exception is raised.
+
+        Raises StateUnavailable, ServiceError.
+        """
         with self._translated(), self._opened().begin() as connection:
             yield connection
 
@@ -385,10 +396,10 @@ class StateDatabase:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Raise StateUnavailable for the database's trouble, with what to do about it."""
+        """Turn the exceptions of the database into StateUnavailable with a remedy."""
         try:
             yield
-        except (SQLAlchemyError, sqlite3.Error) as error:  # the second: while it is opened
+        except (SQLAlchemyError, sqlite3.Error) as error:  # The second is raised while opening.
             cause = without_passwords(" ".join(str(getattr(error, "orig", None) or error).split()))
             remedy = WAIT if trouble(error) == "locked" else _LOOK
             raise StateUnavailable(

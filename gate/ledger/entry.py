@@ -29,7 +29,10 @@ _PORTS = {"http": 80, "https": 443}
 
 @functools.lru_cache(maxsize=256)
 def plain(address: str) -> str:
-    """An identity without what makes no difference: user, trailing slash, case of the host."""
+    """Return a registry's identity in a canonical form.
+
+    Removes the user, a default port and a trailing slash, and lowers the case of the host.
+    """
     address, workspace = split_identity(redacted(address))
     text = address.rstrip("/")
     parts = urlsplit(text)
@@ -39,17 +42,17 @@ def plain(address: str) -> str:
     return in_workspace(text, workspace)
 
 
-# Each line holds the SHA-256 of the line before it. The last line that was read is read again each
-# time: if it changed or disappeared, all lines are read again. All lines are hashed again from time
-# to time, to detect edits before it.
+# Each entry holds the SHA-256 of the entry before it. Every read repeats the last known entry: if
+# it changed or disappeared, all entries are read again. All entries are hashed again at intervals,
+# to detect edits of earlier ones.
 _REHASH_S = 600.0
-"""After which the lines that were read are hashed again."""
+"""Seconds after which all entries are hashed again."""
 
 _WIDTH = 32
 
 
 class Row(NamedTuple):
-    """A line as it is kept."""
+    """An entry as it is stored."""
 
     number: int
     line: bytes
@@ -57,58 +60,56 @@ class Row(NamedTuple):
 
 
 Rows = Callable[[int], Sequence[Row]]
-"""Gives the rows from a number on, in their order."""
+"""Returns the rows from a number on, in order."""
 
 
 class HashChain:
-    """The digests of the lines that were read, and the last row."""
+    """The digests of the entries that were read, and the last row."""
 
     def __init__(self, place: str) -> None:
         self.place = place
-        """What messages call it."""
+        """Name of the ledger in messages."""
         self.last: Row | None = None
-        """As it is kept now."""
+        """The last row that was read."""
         self._digests = bytearray()
         self._hashed_at = -_REHASH_S
 
     @property
     def lines(self) -> int:
-        """How many were read."""
+        """Return the number of entries that were read."""
         return len(self._digests) // _WIDTH
 
     def digest(self, number: int) -> Digest | None:
-        """Return the digest of a line that was read, or None where there is no such line."""
+        """Return the digest of the entry with this number, or None if it was not read."""
         if not 1 <= number <= self.lines:
             return None
         return Digest(bytes(self._digests[(number - 1) * _WIDTH : number * _WIDTH]).hex())
 
     def read(self, rows: Rows) -> tuple[bool, list[LedgerEntry]]:
-        """Read the lines added since the last call, and whether they are all lines of the chain.
+        """Read the entries added since the last call.
 
-        The first value is True if all lines are returned, because the chain was replaced or is read
-        for the first time.
-
-        Raises EvidenceError where a line can't be parsed or the chain is broken, and the exceptions
-        of `rows`.
+        The first value is True if all entries of the chain are returned, because the chain was
+        replaced or is read for the first time. Raises EvidenceError if an entry can't be parsed or
+        the chain is broken, and the exceptions of `rows`.
         """
         if self.lines and time.monotonic() - self._hashed_at <= _REHASH_S:
-            found = rows(self.lines)
-            if found and self._is_last(found[0]):
-                self.last = found[0]
-                return False, self._take(found[1:])
+            recent = rows(self.lines)
+            if recent and self._is_last(recent[0]):
+                self.last = recent[0]
+                return False, self._take(recent[1:])
         everything = rows(1)
         if not self._holds(everything):
             self.last, self._digests = None, bytearray()
-        anew = self.lines == 0
+        is_complete = self.lines == 0
         entries = self._take(everything[self.lines :])
         self._hashed_at = time.monotonic()
-        return anew, entries
+        return is_complete, entries
 
     def _is_last(self, row: Row) -> bool:
         return row.number == self.lines and Digest.of_bytes(row.line) == self.digest(self.lines)
 
     def _holds(self, rows: Sequence[Row]) -> bool:
-        """Return whether these rows begin with the lines that were read."""
+        """Return whether these rows begin with the entries that were read."""
         if not 0 < self.lines <= len(rows):
             return False
         first = rows[: self.lines]
@@ -121,15 +122,15 @@ class HashChain:
             where = f"{self.place}:{number}"
             if row.number != number:
                 raise EvidenceError(
-                    f"{where}: the chain is broken: the line that follows line {number - 1} has "
-                    f"number {row.number}. Lines were removed or put in. {_RESTORE}"
+                    f"{where}: the chain is broken: the entry after entry {number - 1} has "
+                    f"number {row.number}. Entries were removed or inserted. {_RESTORE}"
                 )
             entry = LedgerEntry.from_line(row.line, where=where)
             if entry.parent != before:
                 raise EvidenceError(
-                    f"{where}: the chain is broken: this line follows a line with digest "
-                    f"{entry.parent}, the line before it has {before}. Line {number} or line "
-                    f"{number - 1} was changed, or lines were removed or put in. {_RESTORE}"
+                    f"{where}: the chain is broken: this entry names {entry.parent} as the digest "
+                    f"of the entry before it, which has {before}. Entry {number} or {number - 1} "
+                    f"was changed, or entries were removed or inserted. {_RESTORE}"
                 )
             entries.append(entry)
             before = Digest.of_bytes(row.line)
@@ -139,7 +140,7 @@ class HashChain:
         return entries
 
 
-_RESTORE = "Restore it from a copy; or keep it as it is and start anew in another place."
+_RESTORE = "Restore the ledger from a copy, or keep it unchanged and start a new one elsewhere."
 
 
 Action = Literal[
@@ -161,27 +162,26 @@ Action = Literal[
     "same_registry",
     "overridden",
 ]
-"""`passed`: waits for review; `rejected`: by a reviewer; `reverted`: the guard took `champion` back
-from a version that must not serve (`previous_version`), to `version`; or gave it to `version`
-later, as soon as that could be proven; `replay_failed`: a server answered the golden vectors of the
-deployed version otherwise; `violation`, `absolved`: of older versions, without effect;
-`ledger_accepted`: a person said that a shorter or another past of the ledger itself is meant;
-`ledger_imported`: the lines before it are those of an older ledger; `same_registry`: `addresses`
-are one registry. These three are about no model. `overridden`: while it is the model's last entry,
-MLflow's server lets `champion` be moved to `version` (None: away), for the reason given; what
-serves is examined all the same."""
+"""`passed`: waits for review. `rejected`: by a reviewer. `reverted`: the guard moved `champion`
+from a version that must not serve (`previous_version`) to `version`, or later, once `version` was
+verified. `replay_failed`: a server's outputs for the golden vectors of the deployed version differ.
+`violation`, `absolved`: written by older releases, without effect. `ledger_accepted`: a person
+accepted a shorter or different past of the ledger. `ledger_imported`: the entries before it come
+from an older ledger. `same_registry`: `addresses` are one registry. These three concern no model.
+`overridden`: while it is the model's last entry, MLflow's server allows `champion` to be moved to
+`version` (None: removed). The version that serves is verified nevertheless."""
 
 
 def now() -> str:
-    """UTC, ISO 8601, in seconds."""
+    """Return the current UTC time in ISO 8601, in seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def actor() -> str:
-    """`user@host` of this process."""
+    """Return `user@host` of this process."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # In a container the user may have no name.
         user = f"uid{os.getuid()}"
     return f"{user}@{socket.gethostname()}"
 
@@ -190,7 +190,7 @@ class TwinDigests(Record):
     """The digests of a twin that the ledger stores."""
 
     sha256: Sha256
-    """As evidence counts it: of the file; with external data, of the manifest of all files."""
+    """Digest of the file, or of the manifest of all files with external data."""
     evidence_sha256: Sha256
     golden_sha256: Sha256 | None = None
 
@@ -199,15 +199,15 @@ class ComparedWith(Record):
     """The digests of a comparison with the champion that the ledger stores."""
 
     record_sha256: Sha256
-    """Of the whole record in the decision."""
+    """Digest of the whole record in the decision."""
     version: str | None = None
-    """None: none served."""
+    """The version that served; None if none did."""
     sha256: Sha256 | None = None
-    """Of that version's file."""
+    """Digest of that version's file."""
 
     @classmethod
     def from_decision(cls, decision: Decision) -> ComparedWith | None:
-        """Create it from a decision; None where its policy required no comparison."""
+        """Create it from a decision; None if its policy required no comparison."""
         return None if decision.incumbent is None else cls.from_record(decision.incumbent)
 
     @classmethod
@@ -217,7 +217,7 @@ class ComparedWith(Record):
 
 
 class LedgerEntry(Record):
-    """One thing that happened. `version` and `previous_version` are numbers within `registry`."""
+    """One event. `version` and `previous_version` are version numbers in `registry`."""
 
     schema_version: Literal[1] = 1
     at: str = Field(default_factory=now)
@@ -227,7 +227,7 @@ class LedgerEntry(Record):
     model: str
     version: str | None = None
     sha256: Sha256 | None = None
-    """Digest of the bytes that the line is about."""
+    """Digest of the bytes that the entry is about."""
     policy_sha256: Sha256 | None = None
     evidence_sha256: Sha256 | None = None
     golden_sha256: Sha256 | None = added_field(None)
@@ -237,15 +237,15 @@ class LedgerEntry(Record):
     twin: TwinDigests | None = added_field(None)
     """Digests of the quantized twin that belongs to the file."""
     compared_with: ComparedWith | None = added_field(None)
-    """The version that served when it was decided, where the policy required the comparison."""
+    """The version that served at the time of the decision, if the policy required a comparison."""
     incumbent: ChampionComparison | None = added_field(None)
-    """The service's own comparison with that version, where the decision had none."""
+    """The service's comparison with that version, if the decision had none."""
     extent: VersionSize | None = added_field(None)
     """Size of the version with all its files."""
     run_id: str | None = None
     made_at: str | None = added_field(None)
-    """When the registry created a submitted version. A recreated registry counts its versions from
-    one again."""
+    """When the registry created a submitted version. A recreated registry restarts its version
+    numbers at one."""
     actor: str = Field(default_factory=actor)
     reason: Prose
     previous_version: str | None = None
@@ -253,29 +253,28 @@ class LedgerEntry(Record):
     """Cause of the reconciliation: `webhook`, `timer`, or the user who called `gate reconcile`; in
     older entries `delivery <id>`."""
     operation: str | None = added_field(None)
-    """ID of the move of `champion` that the entry records; in old conflicts: of a dropped one."""
+    """ID of the move of `champion` that the entry records; in old conflicts: of a dropped move."""
     addresses: tuple[str, ...] = added_field(())
-    """Of one registry (`gate.ledger.maintenance`)."""
+    """Addresses of the same registry (`gate.ledger.maintenance`)."""
     comment: Prose | None = added_field(None)
     """The reviewer's comment."""
     signers: tuple[str, ...] = added_field(())
-    """IDs of the keys that signed the verdict; none: no signature was required."""
+    """IDs of the keys that signed the verdict. Empty: no signature was required."""
     measured_by: tuple[str, ...] = added_field(())
-    """IDs of further keys that signed the measurement, or a twin's statements: they may differ from
-    the signers of the verdict."""
+    """IDs of other keys that signed the measurement or a twin's statements."""
     approvers: tuple[str, ...] = added_field(())
-    """IDs of the keys by which reviewers approved."""
+    """IDs of the keys that signed approvals."""
     parent: Sha256 | None = None
-    """Digest of the line before; None in the first line. `append` sets it."""
+    """Digest of the previous entry; None in the first one. `append` sets it."""
 
     @property
     def key(self) -> str:
-        """The registered model with its workspace, as commands take it."""
+        """Return the registered model with its workspace, in the form that commands take."""
         return key_in(self.registry, self.model)
 
     @classmethod
     def from_line(cls, line: bytes, *, where: str) -> Self:
-        """Read one line. Raises EvidenceError, with its place in front."""
+        """Parse one entry. Raises EvidenceError, which begins with `where`."""
         try:
             if b"\n" in line:
                 raise ValueError("it has several lines")

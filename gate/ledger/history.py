@@ -11,41 +11,41 @@ from gate.signing.trust import CLOCKS_APART, time_of
 from gate.storage.digest import Digest
 
 SERVING: tuple[Action, ...] = ("promoted", "unchanged", "rolled_back", "reverted")
-"""Which version serves from then on."""
+"""Actions after which the entry's version serves."""
 
 MOVING: tuple[Action, ...] = ("promoted", "rolled_back", "reverted")
-"""That another version serves from then on."""
+"""Actions after which another version serves than before."""
 
 APPROVING: tuple[Action, ...] = ("passed", *SERVING)
-"""That the gate passed a version."""
+"""Actions that imply that the gate passed the version."""
 
 PASSING: tuple[Action, ...] = ("passed", "promoted")
-"""That it was examined then: what was said of its number before is over."""
+"""Actions that follow a check of the version. They supersede earlier entries with its number."""
 
 PROMOTED: tuple[Action, ...] = ("promoted",)
 
 STANDING: tuple[Action, ...] = (
     "passed", "promoted", "unchanged", "refused", "rejected", "rolled_back",
 )  # fmt: skip
-"""What became of a version that was handed in."""
+"""Actions that state the outcome of a submitted version."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """An index of the ledger lines about one model in one registry."""
+    """An index of the ledger entries about one model in one registry."""
 
     about: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
-    """By version: the lines that name it, as `version` or `previous_version`."""
+    """By version: the entries that name it, as `version` or `previous_version`."""
     standing: dict[str, LedgerEntry] = field(default_factory=dict)
-    """The last line that decides on each version, in the order of submission."""
+    """The last entry that states the outcome of each version, in the order of submission."""
     tried: LedgerEntry | None = None
-    """The last deployment, or refusal of one."""
+    """The last deployment, successful or not."""
     deployed: LedgerEntry | None = None
     rightful: str | None = None
     """The version that would serve if `champion` had not been moved by hand."""
 
     def followed_by(self, entries: Iterable[LedgerEntry]) -> Index:
-        """Return the index with the entries added since; only those are read."""
+        """Return the index extended by the entries that were added since."""
         about, standing = dict(self.about), dict(self.standing)
         tried, deployed, rightful = self.tried, self.deployed, self.rightful
         added: dict[str, list[LedgerEntry]] = {}
@@ -68,71 +68,72 @@ class Index:
 def lines_since(
     lines: Sequence[LedgerEntry], version: str, actions: Collection[Action]
 ) -> Sequence[LedgerEntry]:
-    """Return the lines from the last matching line about the version on; all if none matches."""
-    places = [
-        place
-        for place, entry in enumerate(lines)
+    """Return the entries from the version's last entry with such an action on, or all entries."""
+    indices = [
+        index
+        for index, entry in enumerate(lines)
         if entry.version == version and entry.action in actions
     ]
-    return lines[places[-1] :] if places else lines
+    return lines[indices[-1] :] if indices else lines
 
 
 def last_of(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
-    """The last of these lines, if there are any."""
+    """Return the last entry, or None if there is none."""
     return next(reversed(list(entries)), None)
 
 
-# A value: it says what was written when it was read. Whoever appends a line reads it again. Law: a
-# line about one version changes nothing that is said of another, but which of them serves, and
-# which was deployed last; a rollback is about two.
+# Invariant: an entry about one version does not affect the results for another version, except
+# which of them serves and which was deployed last. A rollback is about two versions.
 @dataclass(frozen=True)
 class ModelHistory:
-    """The lines about one model in one registry, oldest first."""
+    """The entries about one model in one registry, oldest first.
+
+    A snapshot: read the ledger again after appending to it.
+    """
 
     entries: tuple[LedgerEntry, ...] = ()
 
     def followed_by(self, entries: Sequence[LedgerEntry]) -> ModelHistory:
-        """Return this history with the entries added since; only those are read."""
+        """Return the history extended by the entries that were added since."""
         longer = ModelHistory((*self.entries, *entries))
         vars(longer)["_index"] = self._index.followed_by(entries)
         return longer
 
     def naming(self, version: str) -> tuple[LedgerEntry, ...]:
-        """The lines that name a version, as what they are about or as what was left, oldest
-        first."""
+        """Return the entries with this `version` or `previous_version`, oldest first."""
         return self._index.about.get(version, ())
 
     def approving_entry(self, version: str) -> LedgerEntry | None:
-        """The last line that says that the gate passed a version, with digests; None: none does."""
+        """Return the last entry, with digests, that implies that the gate passed a version."""
         return last_of(
             entry for entry in self._about(version) if entry.action in APPROVING and entry.sha256
         )
 
     def was_served(self, version: str) -> bool:
-        """Return whether a version ever was what `champion` rightly pointed at."""
+        """Return whether a version ever served, by the ledger."""
         return any(entry.action in SERVING for entry in self._about(version))
 
     def standing(self, version: str) -> LedgerEntry | None:
-        """Return the last line that decides on a version and still stands, or None."""
+        """Return the last entry that states the outcome of a version, or None."""
         return self._index.standing.get(version)
 
     def since_passed(self, version: str) -> tuple[Action, ...]:
         """Return the actions on a version since it last passed.
 
-        Earlier lines may be about another version: a recreated registry counts its versions
-        from one again.
+        Earlier entries may be about another version: a recreated registry restarts its version
+        numbers at one.
         """
         since = lines_since(self.naming(version), version, PASSING)
         return tuple(entry.action for entry in since if entry.version == version)
 
     def promotion_of(self, version: str) -> LedgerEntry | None:
-        """The line of its last promotion; None: it never was."""
+        """Return the entry of a version's last promotion, or None."""
         return last_of(entry for entry in self._about(version) if entry.action == "promoted")
 
     def rollback_of(self, version: str) -> LedgerEntry | None:
-        """Return the line of the rollback that took a version out of service.
+        """Return the entry of the rollback that took a version out of service.
 
-        None where there is none, or where the version passed or was restored since.
+        None if there is none, or if the version passed or was restored since.
         """
         line = None
         for entry in self.naming(version):
@@ -143,40 +144,36 @@ class ModelHistory:
         return line
 
     def last_decision_before(self, waiting: LedgerEntry) -> LedgerEntry | None:
-        """The line by which a version, before it waited as this line says, was refused, promoted or
-        left for the last time; None: it never was."""
+        """Return the last entry before `waiting` that refused, rejected, promoted or replaced its
+        version, or None."""
         closing = None
         for entry in self.naming(waiting.version or ""):
             if entry == waiting:
                 break
-            judged = entry.version == waiting.version and entry.action in ("refused", "rejected")
-            closing = entry if judged or entry.action in MOVING else closing
+            refused = entry.version == waiting.version and entry.action in ("refused", "rejected")
+            closing = entry if refused or entry.action in MOVING else closing
         return closing
 
     def without(self, line: LedgerEntry) -> ModelHistory:
-        """The same history, had this never been written."""
+        """Return a history without this entry."""
         return ModelHistory(tuple(entry for entry in self.entries if entry is not line))
 
     def versions_with_bytes(self, sha256: Digest) -> tuple[str, ...]:
-        """The versions that hold these bytes, each once."""
+        """Return the versions with these bytes, each once."""
         versions = dict.fromkeys(entry.version for entry in self.entries if entry.version)
         vouched = {version: self.approving_entry(version) for version in versions}
         return tuple(v for v, line in vouched.items() if line and line.sha256 == sha256)
 
     def was_deployed(self, version: str) -> bool:
-        """Return whether the service, since the last promotion, took the version for what may
-        serve, and deployed it."""
+        """Return whether the service deployed the version since its last promotion."""
         vouched = self.approving_entry(version)
         since = lines_since(self.naming(version), version, PROMOTED)
         deployed = (entry for entry in since if entry.action == "deployed")
         return vouched is not None and any(_same(entry, vouched) for entry in deployed)
 
     def deployment_of(self, vouched: LedgerEntry) -> LedgerEntry | None:
-        """Return the last line about deploying this version since its promotion.
-
-        It says that the deployment was refused, that a server answered otherwise, or that this
-        version was deployed last; None where it is none of these.
-        """
+        """Return the model's last deployment, or else its last successful one, if it is about this
+        version since its promotion; None otherwise."""
         assert vouched.version is not None
         naming = self.naming(vouched.version)
         since = {id(entry) for entry in lines_since(naming, vouched.version, PROMOTED)}
@@ -184,10 +181,10 @@ class ModelHistory:
         return next((e for e in lasts if e and id(e) in since and _same(e, vouched)), None)
 
     def has_outcome(self, version: str, *, made_at: str | None) -> bool:
-        """Return whether a line states the outcome of a version since the registry created it.
+        """Return whether an entry states the outcome of a version since the registry created it.
 
-        A recreated registry counts its versions from one again. `made_at`: the creation time in the
-        registry, None where it has none.
+        A recreated registry restarts its version numbers at one. `made_at`: the creation time in
+        the registry, None if unknown.
         """
         return any(
             entry.action in (*STANDING, "reverted") and not _is_older(entry, made_at)
@@ -195,7 +192,7 @@ class ModelHistory:
         )
 
     def passed_before_signing(self, version: str) -> bool:
-        """Return whether the gate passed a version before it passed any by signed statements."""
+        """Return whether a version passed before the first version with signed statements did."""
         vouched = self.approving_entry(version)
         for entry in self.entries:
             if entry.signers:
@@ -206,42 +203,42 @@ class ModelHistory:
 
     @property
     def passed_any(self) -> bool:
-        """Return whether the gate ever passed anything of the model."""
+        """Return whether the gate ever passed a version of the model."""
         return any(entry.action in APPROVING for entry in self.entries)
 
     @property
     def change(self) -> LedgerEntry | None:
-        """The line that says what serves; None before the first promotion."""
+        """Return the last entry that states which version serves; None before the first one."""
         return next((e for e in reversed(self.entries) if e.action in SERVING), None)
 
     @property
     def serving(self) -> str | None:
-        """The version that serves by the ledger; None: nothing does."""
+        """Return the version that serves, by the ledger, or None."""
         return None if self.change is None else self.change.version
 
     @property
     def served(self) -> tuple[str, ...]:
-        """All versions that ever served, each once, the last one first."""
+        """Return all versions that ever served, each once, the last one first."""
         versions = (e.version for e in reversed(self.entries) if e.action in SERVING)
         return tuple(dict.fromkeys(version for version in versions if version is not None))
 
     @property
     def sound(self) -> tuple[str, ...]:
-        """Return the versions that passed, the one with the newest line first."""
+        """Return the versions that passed, the one with the newest entry first."""
         versions = dict.fromkeys(e.version for e in reversed(self.entries) if e.version)
         return tuple(version for version in versions if self.approving_entry(version))
 
     @property
     def expected_champion(self) -> str | None:
-        """Return the version that would serve if `champion` had not been moved by hand.
+        """Return the version that would serve if `champion` had not been moved by hand, or None.
 
-        A guard that can't verify it lets another version serve meanwhile. None: none would.
+        While the guard can't verify that version, another one may serve.
         """
         return self._index.rightful
 
     @property
     def last_move(self) -> LedgerEntry | None:
-        """The line of the last change of what serves; None before the first."""
+        """Return the entry of the last change of the version that serves; None before the first."""
         moves = (e for e in reversed(self.entries) if e.action in MOVING)
         return next(moves, None)
 
@@ -254,8 +251,8 @@ class ModelHistory:
 
     @property
     def waiting(self) -> tuple[LedgerEntry, ...]:
-        """Return the lines of the versions that passed and wait for their review, oldest first."""
-        return tuple(word for word in self._index.standing.values() if word.action == "passed")
+        """Return the entries of the versions that passed and wait for review, oldest first."""
+        return tuple(entry for entry in self._index.standing.values() if entry.action == "passed")
 
     def _about(self, version: str) -> Iterator[LedgerEntry]:
         return (entry for entry in self.naming(version) if entry.version == version)
@@ -266,11 +263,11 @@ class ModelHistory:
 
 
 class HistoryCache:
-    """Histories of models in one ledger, made longer by what was written since."""
+    """The histories of models in one ledger, extended by new entries on each call."""
 
     def __init__(self) -> None:
-        self._made: dict[object, tuple[int, LedgerEntry | None, ModelHistory]] = {}
-        """How many of the ledger's lines were read, the last of them, and the history."""
+        self._cached: dict[object, tuple[int, LedgerEntry | None, ModelHistory]] = {}
+        """The number of entries that were read, the last of them, and the history."""
 
     def of(
         self, entries: Sequence[LedgerEntry], model: str, *, registries: frozenset[str]
@@ -279,8 +276,8 @@ class HistoryCache:
 
         `registries`: names as `gate.ledger.entry.plain` writes them.
         """
-        number, last, history = self._made.get((model, registries), (0, None, ModelHistory()))
-        # Lines are objects of their own: others than those that were looked through were read anew.
+        number, last, history = self._cached.get((model, registries), (0, None, ModelHistory()))
+        # Another object at this index means that the ledger was read again from the start.
         if number > len(entries) or (number and entries[number - 1] is not last):
             number, history = 0, ModelHistory()
         fresh = [
@@ -291,13 +288,12 @@ class HistoryCache:
         if fresh:
             history = history.followed_by(fresh)
         if entries:
-            self._made[model, registries] = (len(entries), entries[-1], history)
+            self._cached[model, registries] = (len(entries), entries[-1], history)
         return history
 
 
 def _is_older(entry: LedgerEntry, made_at: str | None) -> bool:
-    """Return whether a line is about another version, which had the number before this one was
-    made."""
+    """Return whether an entry is about an earlier version that had the same number."""
     if made_at is None:
         return False
     if entry.made_at is not None:

@@ -36,51 +36,49 @@ from gate.storage.files import private_lock, write_text
 from gate.storage.record import Record, Sha256
 from gate.storage.untrusted_files import parse_strict_json, read_untrusted
 
-# The stored head says where the ledger ended, in another place than the ledger. Once it was kept, a
-# shorter or another past is refused, until a person says that it is meant (`gate accept-ledger`).
-# The first head is taken on trust.
 _LIMIT = 1 << 16
 _PATIENCE_S = 10.0
 
 _WAY_OUT = (
-    "Restore the newest copy. Only if the loss is meant, or another ledger belongs here from now "
-    'on, say so: gate accept-ledger --reason "why".'
+    "Restore the newest copy. Only if the loss is intended, or if this ledger is to be used from "
+    'now on, accept it: gate accept-ledger --reason "why".'
 )
 
 _log = logging.getLogger(__name__)
 
 
 class LedgerHead(Record):
-    """The end of a ledger: the number of its lines and the digest of the last one."""
+    """The end of a ledger: the number of its entries and the digest of the last one."""
 
     schema_version: Literal[1] = 1
     lines: Annotated[int, Field(ge=1)]
     sha256: Sha256
-    """Of the last line; through the chain, of all lines."""
+    """Digest of the last entry; through the chain, of all entries."""
     at: str
-    """When it was kept: UTC, ISO 8601."""
+    """When the head was stored: UTC, ISO 8601."""
 
     @classmethod
     def from_chain(cls, chain: HashChain) -> LedgerHead | None:
-        """Create the head of a chain as it was last read; None for a ledger without a line."""
+        """Create the head of a chain as it was last read; None for an empty ledger."""
         digest = chain.digest(chain.lines)
         return None if digest is None else cls(lines=chain.lines, sha256=digest, at=now())
 
 
 class StoredHead:
-    """The longest head of one ledger, in a file.
+    """The longest head of one ledger, in a file outside the ledger.
 
-    Its methods raise StorageError where the file can't be read or written, and EvidenceError where
-    its content is damaged.
+    A ledger that is shorter or differs is refused until a person accepts it (`gate accept-ledger`).
+    The first head is stored without verification. Methods raise StorageError if the file can't be
+    read or written, and EvidenceError if its content is damaged.
     """
 
     def __init__(self, path: Path, *, place: str) -> None:
-        """`place`: what messages call it."""
+        """`place`: its name in messages."""
         self.path = path
         self.location = place
 
     def head(self) -> LedgerHead | None:
-        """Return the head that was kept, or None if nothing was kept yet."""
+        """Return the stored head, or None."""
         if not self.path.exists() and not self.path.is_symlink():
             return None
         what = f"the head of the ledger in {self.path}"
@@ -89,103 +87,103 @@ class StoredHead:
         except (EvidenceError, DigestMismatch) as error:
             raise EvidenceError(
                 f"{what} is damaged and can't be read: {error} Find out what changed it; "
-                'then say that the ledger is right: gate accept-ledger --reason "why".'
+                'then accept the ledger: gate accept-ledger --reason "why".'
             ) from error
 
     def compare(self, chain: HashChain, *, again: Callable[[], object] = lambda: None) -> None:
-        """Raise PastChanged where the chain does not hold what was kept.
+        """Raise PastChanged if the chain does not contain the stored head.
 
-        `again` reads the chain once more where another process may have added lines, and kept the
-        new head, since it was read. The head is read once: all of it was in the ledger before the
-        chain is read again, and a head that is kept later proves nothing about this reading.
+        again: reads the chain again, because another process may have appended entries and stored
+        the new head since it was read. The head is read only once, before that: a head that is
+        stored later could be newer than the chain.
         """
-        kept = self.head()
-        if kept is None:
+        head = self.head()
+        if head is None:
             return
-        if kept.lines > chain.lines:
+        if head.lines > chain.lines:
             again()
-        if chain.digest(kept.lines) != kept.sha256:
-            raise PastChanged(_describe_other_past(chain, kept, self.location))
+        if chain.digest(head.lines) != head.sha256:
+            raise PastChanged(_describe_other_past(chain, head, self.location))
 
     def keep(self, head: LedgerHead) -> None:
-        """Keep it, unless a longer one is kept: several processes may do so at once. On disk
-        afterwards."""
+        """Store the head, durably, unless another process stored a longer one."""
         self._write(head, only_longer=True)
 
     def replace(self, head: LedgerHead | None) -> None:
-        """Keep this head whatever was kept before, or remove it; for a deliberate reset."""
+        """Store this head, or remove the stored head if None, for a deliberate reset."""
         self._write(head, only_longer=False)
 
     def _write(self, head: LedgerHead | None, *, only_longer: bool) -> None:
         lock = self.path.parent / "locks" / f"{self.path.stem}.lock"
         try:
             with private_lock(lock, timeout_s=_PATIENCE_S):
-                kept = self.head() if only_longer else None
+                stored = self.head() if only_longer else None
                 if head is None:
                     self.path.unlink(missing_ok=True)
-                elif kept is None or kept.lines < head.lines:
+                elif stored is None or stored.lines < head.lines:
                     write_text(self.path, head.to_json(indent=1) + "\n")
         except Timeout as error:
             raise StorageError(
-                f"{self.path} has been locked for {_PATIENCE_S:.0f} s by another process. "
-                "Let it finish (or end it), then repeat."
+                f"another process has locked {self.path} for {_PATIENCE_S:.0f} s. "
+                "Wait until it is done (or end it), then retry."
             ) from error
         except OSError as error:
             raise StorageError(f"cannot remove {self.path}: {error.strerror}.") from error
 
 
-def _describe_other_past(chain: HashChain, kept: LedgerHead, location: str) -> str:
-    ledger, was = chain.place, f"on {kept.at} {location} saw it with {kept.lines} lines"
+def _describe_other_past(chain: HashChain, head: LedgerHead, location: str) -> str:
+    ledger, was = chain.place, f"on {head.at} {location} recorded {head.lines} entries"
     if chain.lines == 0:
-        return f"there is no line in the ledger {ledger}; {was}. It was removed. {_WAY_OUT}"
-    if chain.lines < kept.lines:
+        return f"the ledger {ledger} is empty; {was}. It was removed. {_WAY_OUT}"
+    if chain.lines < head.lines:
         return (
-            f"the ledger {ledger} ends at line {chain.lines}; {was}. An older copy was put in its "
-            f"place, or lines were cut off. {_WAY_OUT}"
+            f"the ledger {ledger} ends at entry {chain.lines}; {was}. It was replaced by an older "
+            f"copy, or entries were removed. {_WAY_OUT}"
         )
     return (
-        f"{ledger}:{kept.lines}: this line has digest {chain.digest(kept.lines)}; {was}, the last "
-        f"with digest {kept.sha256}. It was edited, or another ledger was put in its place. "
-        f"{_WAY_OUT}"
+        f"{ledger}:{head.lines}: this entry has digest {chain.digest(head.lines)}; {was}, the last "
+        f"with digest {head.sha256}. The ledger was edited or replaced by another. {_WAY_OUT}"
     )
 
 
 def sign(data: bytes, key: SigningKey | None) -> str | None:
-    """The signature as JSON; None without a key. Raises KeyUnusable."""
+    """Sign an entry; return the signature as JSON, None without a key. Raises KeyUnusable."""
     if key is None:
         return None
     return json.dumps(key.sign(data).to_dict(), sort_keys=True)
 
 
 def verify(data: bytes, signature: str | None, *, trust: Trust, at: str) -> TrustedKey:
-    """Verify a line's signature, and return the trusted writer that signed it.
+    """Verify an entry's signature, and return the trusted writer that signed it.
 
-    `at`: when the line says that it was written. A key counts for lines that it signed while it was
-    valid; a revoked key never counts. Raises Untrusted, with the reason after "this line".
+    at: the entry's own time. A key is trusted for entries that it signed while it was valid; a
+    revoked key is never trusted. Raises Untrusted, whose message continues "this entry".
     """
     from securesystemslib.exceptions import UnverifiedSignatureError
     from securesystemslib.signer import Signature
 
     if signature is None:
-        raise Untrusted(f"has no signature of those who are trusted as writers{trust.by}")
+        raise Untrusted(f"has no signature, expected one of a writer that is trusted{trust.by}")
     try:
-        found = Signature.from_dict(parse_strict_json(signature.encode(), what="it"))
-        name = str(found.keyid)
+        parsed = Signature.from_dict(parse_strict_json(signature.encode(), what="it"))
+        name = str(parsed.keyid)
     except (EvidenceError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Untrusted("has a signature that can't be read") from error
-    key = next((one for one in trust.writers if one.key_id == name), None)
+    key = next((each for each in trust.writers if each.key_id == name), None)
     if key is None:
         raise Untrusted(f"is signed by {name[:12]}, which is not trusted as a writer{trust.by}")
     who, time = key.label, time_of(at)
     if name in trust.revoked:
         raise Untrusted(f"is signed by {who}, which is revoked{trust.by}")
-    late = "can't be judged" if time is None else key.expiry_problem(time)
+    if time is None:
+        raise Untrusted(f"has the time '{at}', which is not an ISO 8601 time")
+    late = key.expiry_problem(time)
     if late is not None:
-        raise Untrusted(f"is of '{at}' and signed by {who}, which {late}")
+        raise Untrusted(f"has the time '{at}' and is signed by {who}, which {late}")
     try:
-        key.verifier.verify_signature(found, data)
+        key.verifier.verify_signature(parsed, data)
     except UnverifiedSignatureError as error:
-        raise Untrusted(f"is not what {who} signed") from error
+        raise Untrusted(f"has a signature by {who} that does not verify") from error
     return key
 
 
@@ -193,24 +191,25 @@ def check_writer(key: SigningKey | None, trust: Trust | None, *, place: str) -> 
     """Verify that this key is a trusted writer of the ledger now. Raises Untrusted."""
     if trust is None or not trust.writers:
         return
-    good = [each.key_id for each in trust.keys("writers", at=datetime.now(UTC))]
-    if key is None or key.public.key_id not in good:
-        name = "no key" if key is None else f"the key {key.public.label}"
-        who = name if key is None else f"{name}, which is no trusted writer now"
+    writers = [each.key_id for each in trust.keys("writers", at=datetime.now(UTC))]
+    if key is None or key.public.key_id not in writers:
+        reason = "there is no key to sign it"
+        if key is not None:
+            reason = f"the key {key.public.label} is not a trusted writer now"
         raise Untrusted(
-            f"nothing is written into the ledger {place}: seen {who}; expected a key that is "
+            f"no entry can be added to the ledger {place}: {reason}. Expected a key that is "
             f"trusted as a writer{trust.by}, because readers refuse a ledger with other entries. "
-            "Name it with --key, or trust this one there: gate keys trust --as writer."
+            "Name it with --key, or trust this key there: gate keys trust --as writer."
         )
 
 
-# Rows of a database: number, line (JSON), signature. Each line holds the SHA-256 of the line before
-# it, so that reading detects an edited, removed or inserted line. A truncated or edited end is
-# detected by the head, which is stored elsewhere, and by a checkpoint. With a key each line
-# is signed: through the chain the last signature covers all lines, so that a user who can write the
-# database but has no key can't rewrite the past undetected.
+# Rows of a database: number, line (JSON), signature. Each line holds the SHA-256 of the one before
+# it, so that reading detects an edited, removed or inserted entry. A truncated or edited end is
+# detected by the stored head and by checkpoints. With a key each entry is signed: through the chain
+# the last signature covers all entries, so that a user who can write to the database but has no key
+# can't rewrite the past undetected.
 class Ledger:
-    """The ledger in one database. Several processes may append; readers see whole lines only."""
+    """The ledger in one database. Several processes may append to it."""
 
     def __init__(
         self,
@@ -220,25 +219,25 @@ class Ledger:
         key: SigningKey | None = None,
         trust: Trust | None = None,
     ) -> None:
-        """`place`: a file of SQLite, a URL, or what is open already. `stored_head`: where it ended;
-        a shorter or another past is refused. `key` signs what is appended. `trust`: whose signature
-        the last line must have, if it names writers.
+        """`place`: a SQLite file, a URL or an open database. `stored_head`: a ledger that does not
+        contain it is refused. `key` signs new entries. `trust`: if it names writers, one of them
+        must have signed the last entry.
 
-        Raises ServiceError for a URL that can't be read.
+        Raises ServiceError for a URL that is not valid.
         """
         self.state = place if isinstance(place, StateDatabase) else StateDatabase(place)
         self.key = key
         self.trust = trust
-        """May be exchanged; it counts from the next reading on."""
+        """May be replaced; the next read uses it."""
         self.lease: FencingToken | None = None
-        """Of the promotion lock, while this object holds it (`gate.ledger.lock`)."""
+        """The promotion lock, while this object holds it (`gate.ledger.lock`)."""
         self._stored_head = stored_head
         self._kept: tuple[int, Digest | None] | None = None
-        """Number of lines and digest of the head that was stored last; None: none was."""
+        """Number of entries and digest of the head that was stored last, or None."""
         self._vouched: tuple[Row, Trust] | None = None
-        """The last row whose signature was verified, and by which trust."""
+        """The last row whose signature was verified, with the trust that was used."""
         self._entries: tuple[LedgerEntry, ...] | None = None
-        """None: an object that only verifies needs no memory for them."""
+        """None until `entries` is called: an object that only verifies does not keep them."""
         self._chain = HashChain(self.location)
 
     @property
@@ -247,11 +246,11 @@ class Ledger:
         return self.state.place
 
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """Return all entries, oldest first, after the current head was stored.
+        """Store the current head; return all entries, oldest first.
 
-        Raises EvidenceError where a line is not an entry or the chain is broken; Untrusted where no
-        trusted writer signed the last line; PastChanged where the stored head is of another past;
-        StateUnavailable and StorageError where it, or its stored head, can't be read.
+        Raises EvidenceError if an entry can't be parsed or the chain is broken; Untrusted if no
+        trusted writer signed the last entry; PastChanged if the ledger does not contain the stored
+        head; StateUnavailable and StorageError if the ledger or the stored head can't be read.
         """
         if self._entries is None:
             self._entries, self._chain = (), HashChain(self.location)
@@ -266,32 +265,31 @@ class Ledger:
         return self._entries
 
     def verify(self) -> None:
-        """Compare what is there now with the stored head, and keep nothing. Raises what `entries`
-        raises."""
+        """Verify the ledger without storing its head. Raises the exceptions of `entries`."""
         self._read()
         self._compare()
 
     def digest(self, number: int) -> Digest | None:
-        """Return the digest of a line as it was last read, or None where there is no such line."""
+        """Return the digest of the entry with this number as it was last read, or None."""
         return self._chain.digest(number)
 
     def head(self) -> LedgerHead | None:
-        """Return the head of the ledger as it was last read, or None where it has no line."""
+        """Return the head of the ledger as it was last read, or None if it is empty."""
         return LedgerHead.from_chain(self._chain)
 
     def rows(self, first: int = 1) -> Sequence[Row]:
-        """Return the current rows from a number on, not verified. Raises StateUnavailable."""
+        """Return the current rows from a number on, unverified. Raises StateUnavailable."""
         if not self.state.is_there:
             return ()
         with self.state.reading() as connection:
             return rows_in(connection, first) if self.state.has_tables(connection) else ()
 
     def append(self, entry: LedgerEntry) -> LedgerEntry:
-        """Append an entry, and return it with its `parent`. It is on disk when this returns.
+        """Append an entry durably, and return it with its `parent`.
 
-        An entry with an `operation` is a move of `champion`: it is pending from the same
-        transaction on. Raises what `entries` raises; PromotionConflict where the promotion lock was
-        lost that this object held; KeyUnusable; Untrusted where the key is not a trusted writer's.
+        An entry with an `operation` is a move of `champion`, which the same transaction marks as
+        pending. Raises the exceptions of `entries`; PromotionConflict if this object lost the
+        promotion lock; KeyUnusable; Untrusted if the key is not a trusted writer's.
         """
         check_writer(self.key, self.trust, place=self.location)
         self.entries()
@@ -315,12 +313,12 @@ class Ledger:
                 raise
         try:
             self.entries()
-        except GateError as error:  # the line is there; the next reader tries again
-            _log.warning("the ledger's new end is not kept yet: %s", error)
+        except GateError as error:  # The entry is written. The next reader stores the head.
+            _log.warning("the ledger's new head is not stored yet: %s", error)
         return chained
 
     def _was_written(self, entry: LedgerEntry) -> bool:
-        """Return whether the line is there although the database broke off: its answer may have
+        """Return whether the entry was written although the database failed: the response may have
         been lost after the commit."""
         line = canonical_json(entry.to_plain())
         try:
@@ -329,13 +327,13 @@ class Ledger:
             return False
 
     def _read(self, rows: Rows | None = None) -> None:
-        anew, entries = self._chain.read(rows or self.rows)
-        if self._entries is not None and (anew or entries):
-            self._entries = tuple(entries) if anew else (*self._entries, *entries)
+        is_complete, entries = self._chain.read(rows or self.rows)
+        if self._entries is not None and (is_complete or entries):
+            self._entries = tuple(entries) if is_complete else (*self._entries, *entries)
         self._verify_last_entry()
 
     def _verify_last_entry(self) -> None:
-        """Prove that a trusted writer signed the last line, and by the chain all before it."""
+        """Verify that a trusted writer signed the last entry, and so all entries before it."""
         row, trust = self._chain.last, self.trust
         if row is None or trust is None or not trust.writers or self._vouched == (row, trust):
             return
@@ -343,7 +341,7 @@ class Ledger:
             verify(row.line, row.signature, trust=trust, at=LedgerEntry.from_json(row.line).at)
         except Untrusted as error:
             raise Untrusted(
-                f"{self.location}:{row.number}: this line {error}. {UNVOUCHED}"
+                f"{self.location}:{row.number}: this entry {error}. {UNVOUCHED}"
             ) from error
         self._vouched = row, trust
 
@@ -353,37 +351,39 @@ class Ledger:
 
 
 UNVOUCHED = (
-    "Whoever can write the database may have written it. Find out who did. If it was a writer of "
-    "yours, trust that key: gate keys trust --as writer; if the line is right, say so with the key "
-    'of a trusted one: gate accept-ledger --reason "why".'
+    "Anyone with write access to the database may have written it. Find out who did. If it was one "
+    "of your writers, trust that key: gate keys trust --as writer. If the entry is right, accept "
+    'it with the key of a trusted writer: gate accept-ledger --reason "why".'
 )
-"""Remedy for a line that is not trusted."""
+"""Remedy for an entry that is not trusted."""
 
 
 def insert(connection: sa.Connection, rows: Sequence[Row]) -> None:
-    """Add rows at the end, in a transaction that is the only one."""
+    """Append rows, in a transaction that has locked the ledger."""
     values = [row._asdict() | {"line": row.line.decode()} for row in rows]
     connection.execute(sa.insert(LINES), values)
 
 
 def rows_in(connection: sa.Connection, first: int = 1) -> Sequence[Row]:
-    """The rows from a number on, as a transaction finds them."""
-    found = sa.select(LINES).where(LINES.c.number >= first).order_by(LINES.c.number)
-    return [Row(n, line.encode(), signature) for n, line, signature in connection.execute(found)]
+    """Return the rows from a number on, read in a transaction."""
+    query = sa.select(LINES).where(LINES.c.number >= first).order_by(LINES.c.number)
+    return [Row(n, line.encode(), signature) for n, line, signature in connection.execute(query)]
 
 
 def proven(rows: Sequence[Row], *, place: str) -> tuple[HashChain, list[LedgerEntry]]:
-    """The chain that these rows are, and what they say. Raises EvidenceError where they are none.
-    `place`: what messages call it."""
+    """Return the chain of these rows and their entries. Raises EvidenceError if they are not one.
+
+    place: the ledger's name in messages.
+    """
     chain = HashChain(place)
     _, entries = chain.read(lambda first: rows[first - 1 :])
     return chain, entries
 
 
 def verify_writer(ledger: Ledger, keys: LocalKeys, trust: Path | None = None) -> Ledger:
-    """Set the trust of a ledger: this file, else GATE_TRUST, else the folder's own, if it exists.
+    """Set the trust of a ledger: this file, else GATE_TRUST, else the folder's trust if it exists.
 
-    The folder's own is set by `believe_by_default`. Raises PolicyError, Untrusted.
+    Sets the folder's trust with `believe_by_default`. Raises PolicyError, Untrusted.
     """
     chosen = keys.trust_if_any(trust)
     if chosen is not None and not keys.is_trust_named(trust):
@@ -393,10 +393,10 @@ def verify_writer(ledger: Ledger, keys: LocalKeys, trust: Path | None = None) ->
 
 
 def believe_by_default(ledger: Ledger, trust: Trust) -> Ledger:
-    """Set a default trust, which was not named for this ledger and may be newer than it.
+    """Set a default trust, which the user did not name and which may be newer than the ledger.
 
-    A ledger without any signed line needs no signatures until a trusted writer signs its first
-    line. Raises Untrusted where the ledger's own key is not a trusted writer's.
+    A ledger without any signed entry needs no signatures until a trusted writer signs an entry.
+    Raises Untrusted if the ledger's key is not a trusted writer's.
     """
     ledger.trust = trust
     rows = ledger.rows()
@@ -408,10 +408,10 @@ def believe_by_default(ledger: Ledger, trust: Trust) -> Ledger:
 
 
 def require_writable(ledger: Ledger) -> None:
-    """Verify, before any work, that a new line of this ledger will be trusted.
+    """Verify, before any work, that a new entry of this ledger will be trusted.
 
-    If the last line is signed, the next one must be signed, too. Raises Untrusted for a key that is
-    not a writer in the ledger's trust, and KeyUnusable where a key is required and there is none.
+    If the last entry is signed, the next one must be signed, too. Raises Untrusted if the key is
+    not a trusted writer's, and KeyUnusable if a key is required and there is none.
     """
     check_writer(ledger.key, ledger.trust, place=ledger.location)
     if ledger.key is not None:
@@ -419,27 +419,27 @@ def require_writable(ledger: Ledger) -> None:
     rows = ledger.rows()
     if rows and rows[-1].signature is not None:
         raise KeyUnusable(
-            f"the lines of the ledger {ledger.location} are signed, and there is no key to sign "
-            "another one: whoever trusts its writers would not believe it any more. Name the key "
-            "of a writer: --key or GATE_SIGNING_KEY."
+            f"the entries of the ledger {ledger.location} are signed, and there is no key to sign "
+            "another one: readers would refuse the ledger. Name the key of a writer: --key or "
+            "GATE_SIGNING_KEY."
         )
 
 
 @contextlib.contextmanager
 def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[FencingToken]:
-    """Hold the lock in the ledger's database.
+    """Hold the promotion lock in the ledger's database.
 
-    Meanwhile all writes of this object are made under it, or fail with PromotionConflict where it
-    was lost to another process. A holder that died is replaced: at once by a process of its
-    machine, by others when its lease is over. Raises PromotionConflict where another process holds
-    it (at once, or after `patience_s`), and StateUnavailable where the database can't be reached.
+    While it is held, all writes of `ledger` fail with PromotionConflict if the lock was lost to
+    another process. The lock of a process that died is free at once for processes of its machine,
+    and for others when the lease expires. Raises PromotionConflict if another process holds it for
+    `patience_s`, and StateUnavailable if the database can't be reached.
     """
     lease = FencingToken(ledger.state)
     holder = lease.take(patience_s=patience_s)
     if holder is not None:
         raise PromotionConflict(
-            f"another promotion or rollback is under way: {holder} holds the lock in "
-            f"{ledger.location}. Nothing was changed. Wait until it is done, then repeat."
+            f"another promotion or rollback is running: {holder} holds the lock in "
+            f"{ledger.location}. Nothing was changed. Wait until it is done, then retry."
         )
     before, ledger.lease = ledger.lease, lease
     try:
@@ -450,4 +450,4 @@ def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[Fenci
         try:
             lease.free()
         except StateUnavailable as error:
-            _log.warning("the promotion lock is free only in %.0f s: %s", LEASE_S, error)
+            _log.warning("the promotion lock stays held for up to %.0f s: %s", LEASE_S, error)

@@ -29,28 +29,28 @@ from gate.storage.digest import Digest
 from gate.storage.record import Sha256
 from gate.storage.workspace import in_workspace, split_identity
 
-# A server and the database behind it, or a server's old and new name, are the same registry under
-# two identities. The operator declares that once (`gate serve --same-registry`), and the ledger has
-# a line of it. So promotions, rollbacks and the service agree. It can't be withdrawn silently,
-# because rollbacks under the other address would be forgotten.
+# A server and its database, or the old and the new name of a server, are the same registry with two
+# identities. The operator declares that once (`gate serve --same-registry`). The ledger stores it,
+# so that promotions, rollbacks and the service agree. A declaration can't be removed: the rollbacks
+# under the other address would then be ignored.
 _Group = frozenset[str]
 
 
 def same(ledger: Ledger, identity: str) -> frozenset[str]:
-    """Return all identities of this registry, as `plain` writes them. Raises what `Ledger.entries`
-    raises."""
+    """Return all identities of this registry, as `plain` writes them. Raises the exceptions of
+    `Ledger.entries`."""
     name, workspace = split_identity(plain(identity))
     groups = [group for group in _declared(ledger) if name in group]
     return frozenset(in_workspace(each, workspace) for each in {name}.union(*groups))
 
 
 def declare_addresses(ledger: Ledger, identity: str, others: Iterable[str]) -> None:
-    """Write down that these are the same registry, if no entry says so. Raises what `Ledger.append`
-    raises."""
-    # Whole servers are the same; their workspaces are, too.
-    wanted = frozenset(split_identity(plain(each))[0] for each in (identity, *others))
-    if len(wanted) > 1 and not any(wanted <= each for each in _declared(ledger)):
-        addresses = tuple(sorted(wanted))
+    """Declare in the ledger that these are the same registry, unless an entry already does. Raises
+    the exceptions of `Ledger.append`."""
+    # Without the workspace: a declaration applies to the server with all its workspaces.
+    group = frozenset(split_identity(plain(each))[0] for each in (identity, *others))
+    if len(group) > 1 and not any(group <= each for each in _declared(ledger)):
+        addresses = tuple(sorted(group))
         ledger.append(
             LedgerEntry(
                 action="same_registry",
@@ -65,12 +65,12 @@ def declare_addresses(ledger: Ledger, identity: str, others: Iterable[str]) -> N
 _GROUPS: WeakKeyDictionary[Ledger, tuple[tuple[LedgerEntry, ...], list[_Group]]] = (
     WeakKeyDictionary()
 )
-"""By ledger: the lines that were read, and the groups in them."""
+"""By ledger: the entries that were read, and the groups in them."""
 
 
 def _declared(ledger: Ledger) -> list[_Group]:
-    """Return the groups of addresses that ledger lines declare to be one registry. Groups that have
-    an address in common are one."""
+    """Return the groups of addresses that entries declare to be the same registry. Groups with a
+    common address are joined."""
     entries = ledger.entries()
     before, groups = _GROUPS.get(ledger, ((), []))
     if entries is not before:
@@ -84,10 +84,9 @@ def _declared(ledger: Ledger) -> list[_Group]:
     return groups
 
 
-# Invariant: each line is signed by a writer who was trusted at its time and is not revoked, or a
-# later line of such a writer approves the past (`ledger_accepted`, `ledger_imported`). So lines
-# from before there were keys, lines of a revoked key, and lines whose signature was lost count only
-# once a person has approved them.
+# Invariant: each entry is signed by a writer who was trusted at its time and is not revoked, or a
+# later entry of such a writer approves the past (`ledger_accepted`, `ledger_imported`). So entries
+# without a signature or with one of a revoked key are trusted only after a person approved them.
 _VOUCHING: tuple[Action, ...] = ("ledger_accepted", "ledger_imported")
 
 
@@ -97,17 +96,17 @@ class Audit:
 
     lines: int
     head: Digest | None
-    """Of the last line; None: there is no line."""
+    """Digest of the last entry; None for an empty ledger."""
     by_key: dict[str, int]
-    """Number of lines signed, by the ID of a trusted writer; empty without trusted writers."""
+    """Number of signed entries by the ID of a trusted writer; empty without trusted writers."""
     accepted: tuple[int, ...]
-    """Numbers of the lines that only a later line approves."""
+    """Numbers of the entries that only a later entry approves."""
 
 
 def audit_ledger(ledger: Ledger) -> Audit:
-    """Verify the chain, the signatures of all lines, and the stored head.
+    """Verify the chain, the signatures of all entries, and the stored head.
 
-    Raises the exceptions of `Ledger.verify`, and Untrusted for the first line without a trusted
+    Raises the exceptions of `Ledger.verify`, and Untrusted for the first entry without a trusted
     signature.
     """
     ledger.verify()
@@ -115,7 +114,7 @@ def audit_ledger(ledger: Ledger) -> Audit:
     chain, entries = proven(rows, place=ledger.location)
     by_key: Counter[str] = Counter()
     accepted: list[int] = []
-    doubtful: dict[int, Untrusted] = {}
+    unapproved: dict[int, Untrusted] = {}
     trust = ledger.trust
     for row, entry in zip(rows, entries, strict=True):
         if trust is None or not trust.writers:
@@ -123,46 +122,43 @@ def audit_ledger(ledger: Ledger) -> Audit:
         try:
             key = verify(row.line, row.signature, trust=trust, at=entry.at)
         except Untrusted as error:
-            doubtful[row.number] = error
+            unapproved[row.number] = error
             continue
         by_key[key.key_id] += 1
         if entry.action in _VOUCHING:
-            accepted += doubtful
-            doubtful.clear()
-    for number, doubt in doubtful.items():
-        raise Untrusted(f"{ledger.location}:{number}: this line {doubt}. {UNVOUCHED}") from doubt
+            accepted += unapproved
+            unapproved.clear()
+    for number, reason in unapproved.items():
+        raise Untrusted(f"{ledger.location}:{number}: this entry {reason}. {UNVOUCHED}") from reason
     return Audit(chain.lines, chain.digest(chain.lines), dict(by_key), tuple(accepted))
 
 
-# A line is added that names what was lost, or not trusted. Signed by a trusted writer, it approves
-# all lines before it.
 def accept_rewrite(ledger: Ledger, stored: StoredHead, *, reason: str) -> tuple[str, ...]:
-    """Accept the ledger as it is: write a line, and store its current head.
+    """Accept the current content of the ledger: append an entry, and store the current head.
 
-    `ledger` must have no stored head of its own. Returns the contradictions that are accepted: the
-    first line that is not trusted, and a stored head that is not in the ledger. Empty: all agreed,
-    and nothing was changed.
+    The entry is signed by a trusted writer and so approves all entries before it. `ledger` must
+    have no stored head. Returns the problems that are accepted: the first entry that is not
+    trusted, and a stored head that is not in the ledger. Empty: nothing was wrong or changed.
 
-    Raises EvidenceError where its own chain is broken, Untrusted and KeyUnusable where its key is
-    not a trusted writer's, StorageError and StateUnavailable where the ledger or the stored head
-    can't be reached, PromotionConflict while a promotion is under way.
+    Raises EvidenceError if the chain is broken, Untrusted and KeyUnusable if the ledger's key is
+    not a trusted writer's, StorageError and StateUnavailable if the ledger or the stored head can't
+    be reached, PromotionConflict during a promotion.
     """
     check_writer(ledger.key, ledger.trust, place=ledger.location)
-    believing = Ledger(ledger.state, key=ledger.key)
-    with promotion_lock(believing, patience_s=PATIENCE_S):
-        found = (_audit_problem(ledger), _contradiction(believing, stored))
-        lost = tuple(filter(None, found))
-        if not lost:
+    unverified = Ledger(ledger.state, key=ledger.key)
+    with promotion_lock(unverified, patience_s=PATIENCE_S):
+        problems = tuple(filter(None, (_audit_problem(ledger), _head_problem(unverified, stored))))
+        if not problems:
             return ()
-        count = len(believing.entries())
-        why = f"{reason} (the ledger ended at line {count}; {'; '.join(lost)})"
-        believing.append(LedgerEntry(action="ledger_accepted", registry="", model="", reason=why))
-        stored.replace(believing.head())
-    return lost
+        count = len(unverified.entries())
+        why = f"{reason} (the ledger ended at line {count}; {'; '.join(problems)})"
+        unverified.append(LedgerEntry(action="ledger_accepted", registry="", model="", reason=why))
+        stored.replace(unverified.head())
+    return problems
 
 
 def _audit_problem(ledger: Ledger) -> str | None:
-    """Return why its lines are not trusted, or None."""
+    """Return why an entry is not trusted, or None."""
     try:
         audit_ledger(ledger)
     except Untrusted as error:
@@ -170,19 +166,22 @@ def _audit_problem(ledger: Ledger) -> str | None:
     return None
 
 
-def _contradiction(ledger: Ledger, stored: StoredHead) -> str | None:
+def _head_problem(ledger: Ledger, stored: StoredHead) -> str | None:
     try:
-        kept = stored.head()
+        head = stored.head()
     except EvidenceError as error:
         return str(error)
-    ledger.entries()  # after the answer: what a running service added until then is no loss
-    if kept is None or ledger.digest(kept.lines) == kept.sha256:
+    ledger.entries()  # Read after the head: a running service may append entries.
+    if head is None or ledger.digest(head.lines) == head.sha256:
         return None
-    return f"{stored.location} saw {kept.lines} lines on {kept.at}, the last with {kept.sha256}"
+    return (
+        f"on {head.at} {stored.location} recorded {head.lines} entries, the last with digest "
+        f"{head.sha256}"
+    )
 
 
-# Law: a ledger that holds a checkpoint's line with its digest holds all lines before it as they
-# were then; nothing was removed or rewritten since.
+# Invariant: if the ledger contains the checkpoint's last entry with the same digest, then no entry
+# before it was removed or rewritten since the checkpoint.
 class Checkpoint(Predicate):
     """The end of a ledger at one time."""
 
@@ -190,7 +189,7 @@ class Checkpoint(Predicate):
 
     lines: Annotated[int, Field(ge=1)]
     head: Sha256
-    """Of the last of these lines; through the chain, of all."""
+    """Digest of the last of these entries; through the chain, of all of them."""
     at: str
     """UTC, ISO 8601."""
 
@@ -204,48 +203,48 @@ class Checkpoint(Predicate):
         head = ledger.head()
         if head is None:
             raise EvidenceError(
-                f"there is no line in the ledger {ledger.location}, so there is nothing to keep. "
-                "Name the right one."
+                f"the ledger {ledger.location} is empty, so a checkpoint is not possible. Check "
+                "its path or URL."
             )
         return cls(lines=head.lines, head=head.sha256, at=head.at)
 
     def signed(self, key: SigningKey) -> SignedStatement:
-        """The statement. Raises KeyUnusable."""
+        """Sign the checkpoint as a statement. Raises KeyUnusable."""
         return SignedStatement.sign(self.about({"ledger": self.head}), key)
 
     def verify(self, ledger: Ledger) -> int:
-        """Prove that the ledger holds all that it held then; gives how many lines came since.
+        """Verify that the ledger still has all entries; return how many were added since.
 
-        Raises PastChanged where it does not; else as `Ledger.verify`.
+        Raises PastChanged if it does not, and the exceptions of `Ledger.verify`.
         """
         ledger.verify()
-        fresh = Ledger(ledger.state)  # `ledger` may have read the lines long ago
+        fresh = Ledger(ledger.state)  # `ledger` may have read the entries long ago.
         fresh.verify()
         now, digest = fresh.head(), fresh.digest(self.lines)
         count = 0 if now is None else now.lines
         if digest == self.head:
             return count - self.lines
         what = (
-            f"it ends at line {count}: lines were removed"
+            f"it ends at entry {count}: entries were removed"
             if digest is None
-            else f"that line has digest {digest}: it, or one before it, was rewritten or removed"
+            else f"that entry has digest {digest}: it or an earlier one was rewritten or removed"
         )
         raise PastChanged(
-            f"the checkpoint of {self.at} saw the ledger {ledger.location} with {self.lines} "
-            f"lines, the last with digest {self.head}; now {what}. Restore the newest copy, and "
-            "find out who writes there."
+            f"at the checkpoint of {self.at} the ledger {ledger.location} had {self.lines} "
+            f"entries, the last with digest {self.head}; now {what}. Restore the newest copy, and "
+            "find out who can write to the database."
         )
 
 
 def checkpoint_signers(signed: SignedStatement, *, trust: Trust) -> tuple[PublicKey, ...]:
-    """Which trusted writers signed a checkpoint, however old it is. Raises Untrusted where none
-    did that was trusted at its time and is not revoked."""
+    """Return the trusted writers that signed a checkpoint of any age. Raises Untrusted if none of
+    them was trusted at its time and is not revoked."""
     at = Checkpoint.from_statement(signed, what="the checkpoint").at
     time = time_of(at)
     signers = () if time is None else signed.signers(trust.keys("writers", at=time))
     if not signers:
         raise Untrusted(
             f"the checkpoint of {at} is not signed by a key that was trusted as a writer then. "
-            "Trust its key, if it is the right one: gate keys trust."
+            "If its key is a writer of yours, trust it: gate keys trust."
         )
     return signers

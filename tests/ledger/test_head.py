@@ -85,12 +85,12 @@ def another_ledger(place: Place) -> None:
 
 
 CHANGED = {
-    older_copy: "ends at line 2; on 2",
-    older_copy_that_went_on: ":3: this line has digest",
-    edited_last_line: ":3: this line has digest",
-    removed: "there is no line in the ledger",
-    emptied: "there is no line in the ledger",
-    another_ledger: ":3: this line has digest",
+    older_copy: "ends at entry 2; on 2",
+    older_copy_that_went_on: ":3: this entry has digest",
+    edited_last_line: ":3: this entry has digest",
+    removed: "is empty",
+    emptied: "is empty",
+    another_ledger: ":3: this entry has digest",
 }
 
 
@@ -108,7 +108,7 @@ def test_another_past_is_refused(kept_ledger: Ledger, file: StoredHead, spoil, a
     for use in uses:
         with pytest.raises(PastChanged, match=re.escape(CHANGED[spoil])) as caught:
             use()
-        assert "the store saw it with 3 lines" in str(caught.value)
+        assert "the store recorded 3 entries" in str(caught.value)
         assert "gate accept-ledger" in str(caught.value)
     assert rows(kept_ledger.state) == spoiled
     put(place, good)

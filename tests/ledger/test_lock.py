@@ -325,7 +325,7 @@ class TestRestart:
             with pytest.raises(PromotionConflict, match="was lost"):
                 ledger.append(entry("two"))
             server.stop()
-        assert "is free only in 15 s" in caplog.text
+        assert "stays held for up to 15 s" in caplog.text
         with pytest.raises(StateUnavailable):
             promotion_lock(ledger).__enter__()
         server.start()

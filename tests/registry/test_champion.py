@@ -199,7 +199,7 @@ def test_what_others_write_meanwhile_ends_no_move(ledger):
     crashed(model, "4")
     for of in (replace(model, name="letters"), replace(model, registry=Simulator("elsewhere"))):
         of.write("promoted", "another one", version="7")
-    model.write("conflict", "another promotion is under way")
+    model.write("conflict", "another promotion or rollback is running")
     declare_addresses(ledger, "http://mlflow", ["simulator"])
     with registry_alias.model_lock(model) as finished:
         assert finished is not None
@@ -442,7 +442,7 @@ def test_a_holder_that_died_holds_nothing(ledger: Ledger) -> None:
 def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(ServiceError, match="cannot make the database"),
+        pytest.raises(ServiceError, match="cannot create the database"),
         promotion_lock(Ledger(tmp_path / "file" / "ledger.db")),
     ):
         pass

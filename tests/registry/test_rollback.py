@@ -256,7 +256,7 @@ def test_without_a_line_in_the_ledger_it_is_refused(registry: Watched, tmp_path)
 
 
 def test_one_at_a_time(registry: Watched, ledger: Ledger) -> None:
-    with promotion_lock(ledger), pytest.raises(PromotionConflict, match="under way"):
+    with promotion_lock(ledger), pytest.raises(PromotionConflict, match="is running"):
         back(registry, ledger)
     assert registry.calls == []
 

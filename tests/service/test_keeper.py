@@ -232,5 +232,5 @@ def test_a_store_that_belongs_to_another_ledger(place: Place, tmp_path: Path) ->
         Ledger(other).append(_line(action="conflict", registry="here", model=NAME, reason=reason))
     place.settings = place.settings.model_copy(update={"state": f"sqlite:///{other}"})
     (failed,) = _failures(place)
-    assert "another ledger" in failed
+    assert "replaced by another" in failed
     assert place.live == place.digest(2)
