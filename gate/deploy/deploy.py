@@ -57,26 +57,26 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class SlotSource:
-    """One slot of a release: which bytes are expected, and how to get them."""
+    """One slot of a release: the expected digests, and a function that fetches the files."""
 
     sha256: Digest
-    """As evidence counts it."""
+    """Digest of the model, as in the evidence."""
     fetch: Callable[[Path], Path]
     """Writes a model into an empty folder; returns the path of its ONNX or release file.
 
     External data goes next to the model, its golden vectors into `golden/`.
     """
     golden_sha256: Digest | None = None
-    """Of golden.json; None: whichever vectors come."""
+    """Digest of golden.json. None: any golden vectors."""
     golden_required: bool = True
     """False: a model without golden vectors is only loaded."""
     max_bytes: int = MAX_BYTES
-    """Of all files together."""
+    """Maximum size of all files together."""
     preprocess_sha256: Digest | None = None
-    """Digest of the spec in `preprocessing/` next to the model; None: it needs none."""
+    """Digest of the spec in `preprocessing/` next to the model. None: no spec is required."""
     limits: SandboxLimits | None = None
-    """Within which a child process reads and runs the files; None: they are our own, and are read
-    and run in this process."""
+    """Limits of the child process that reads and runs the files. None: the files are trusted, and
+    are read and run in this process."""
 
     @classmethod
     def local(
@@ -89,24 +89,24 @@ class SlotSource:
         max_bytes: int = MAX_BYTES,
         limits: SandboxLimits | None = None,
     ) -> SlotSource:
-        """A file of this machine, with the folder of its golden vectors, if it has any, and its
-        preprocessing spec.
+        """Create a slot from local files: the model, its golden vectors and preprocessing spec.
 
-        Without `sha256` the bytes are taken as they are now. Raises OnnxFileError,
-        EvidenceError, DigestMismatch, LimitExceeded, PolicyError for a spec that is none.
+        `golden`: a folder. Without `sha256` the current digest is expected. Raises OnnxFileError,
+        EvidenceError, DigestMismatch, LimitExceeded, PolicyError for an invalid spec.
         """
         spec = PreprocessSpec.from_file(preprocessing) if preprocessing is not None else None
         subject = read_subject_in_sandbox(path, limits)
         vectors = read_golden(golden) if golden is not None else None
 
         def fetch(folder: Path) -> Path:
-            room = max_bytes
+            remaining = max_bytes
             for name in (path.name, *subject.external_data):
-                room -= copy_at_most(room, source=path.parent / name, target=folder / name)
+                source, target = path.parent / name, folder / name
+                remaining -= copy_at_most(remaining, source=source, target=target)
             if vectors is not None and golden is not None:
                 for name in files_of(vectors.golden):
                     target = folder / GOLDEN / name
-                    room -= copy_at_most(room, source=golden / name, target=target)
+                    remaining -= copy_at_most(remaining, source=golden / name, target=target)
             if spec is not None:
                 spec.save(spec_path(folder / path.name))
             return folder / path.name
@@ -123,7 +123,7 @@ class SlotSource:
 
 
 def copy_at_most(limit: int, *, source: Path, target: Path) -> int:
-    """Copy a file of at most `limit` bytes; gives its size. Raises TooLarge, StorageError."""
+    """Copy a file of at most `limit` bytes; return its size. Raises TooLarge, StorageError."""
     size = 0
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -131,12 +131,12 @@ def copy_at_most(limit: int, *, source: Path, target: Path) -> int:
             while chunk := reader.read(_CHUNK):
                 size += len(chunk)
                 if size > limit:
-                    raise TooLarge(f"{source} has more than the {limit} bytes that are allowed")
+                    raise TooLarge(f"{source} is larger than the limit of {limit} bytes")
                 writer.write(chunk)
     except OSError as error:
         raise StorageError(
             f"cannot copy {source} to {target}: {error.strerror or error}. "
-            "Free space or fix permissions, then repeat."
+            "Free space or fix permissions, then retry."
         ) from error
     return size
 
@@ -155,33 +155,32 @@ _steps = logging.getLogger("gate.steps")
 
 
 class NotDeployed(Exception):
-    """These bytes are not deployed. The message says why."""
+    """The files are not deployed, for the reason in the message."""
 
     judged = True
-    """Whether that is a verdict on them."""
+    """Whether the files are known to be wrong."""
 
 
 class NotEvaluated(NotDeployed):
-    """Whether these bytes are good could not be found out within the limits."""
+    """The files could not be evaluated within the limits."""
 
     judged = False
 
 
 @dataclass(frozen=True)
 class StagedSlot:
-    """A slot whose bytes were proven, in folders that are on the disk."""
+    """A slot whose files were verified and written durably."""
 
     slot: Slot
     model: Path
-    """Folder of the model and its data."""
+    """Folder of the model and its external data."""
     golden: Path | None
 
 
 def stage(source: SlotSource, folder: Path) -> StagedSlot:
     """Fetch a slot into `folder`, which is created, and verify it.
 
-    Raises NotDeployed where the bytes are wrong, and the exceptions of fetching where they could
-    not be fetched.
+    Raises NotDeployed if the files are wrong, and the exceptions of `source.fetch`.
     """
     folder.mkdir()
     try:
@@ -196,9 +195,9 @@ def stage(source: SlotSource, folder: Path) -> StagedSlot:
     except (TooLarge, OnnxFileError, DigestMismatch, PolicyError) as error:
         raise NotDeployed(str(error)) from error
     vectors = _computed(model / path.name, source, golden=golden)
-    for made in (model, golden):
-        if made is not None:
-            fsync_tree(made)
+    for tree in (model, golden):
+        if tree is not None:
+            fsync_tree(tree)
     digest = subject.sha256
     data = tuple(_stored(model, name, within=digest) for name in subject.external_data)
     by_name = {file.name: file for file in data}
@@ -215,16 +214,16 @@ def stage(source: SlotSource, folder: Path) -> StagedSlot:
 
 
 def store_staged(store: ModelStore, staged: StagedSlot) -> None:
-    """Put the proven folders into the store, each by one rename."""
+    """Move the verified folders into the store."""
     if staged.golden is not None and staged.slot.golden_sha256 is not None:
         _put(store, staged.golden, staged.slot.golden_sha256)
     _put(store, staged.model, staged.slot.sha256)
 
 
 def prove(store: ModelStore, slot: Slot) -> str | None:
-    """Verify a slot's bytes in the store; return the problem, or None if they are intact.
+    """Verify the digests of a slot's files in the store; return the problem, or None.
 
-    Every file is hashed, and none may be a link. No file is run.
+    No file may be a link. No file is run.
     """
     try:
         for entry in slot.files:
@@ -249,16 +248,16 @@ def compute(store: ModelStore, slot: Slot, limits: SandboxLimits | None = None) 
 
 
 def _subject(path: Path, source: SlotSource, *, inside: Path) -> Subject:
-    """Read the subject of a downloaded file, and verify its digest. Raises NotDeployed.
+    """Read the subject of a fetched file, and verify its digest. Raises NotDeployed.
 
-    The list of parts of a release is read before any digest is compared, to find links among them:
-    it is at most 64 KiB of plain YAML.
+    A release file is parsed before its digest is compared, to find links among its parts: it is at
+    most 64 KiB of plain YAML.
     """
     if path.is_symlink() or not path.resolve().is_relative_to(inside.resolve()):
-        raise NotDeployed(f"{path} is a link, or lies outside of the folder that was to be filled")
+        raise NotDeployed(f"{path} is a link, or outside the folder {inside}")
     linked = [part for part in onnx_files(path).values() if part.is_symlink()]
     if linked:
-        raise NotDeployed(f"{linked[0]} is a link, expected the file of a part")
+        raise NotDeployed(f"the part {linked[0]} is a link, expected a file")
     subject = read_subject_in_sandbox(path, source.limits)
     if subject.sha256 != source.sha256:
         raise NotDeployed(f"{path.name} has digest {subject.sha256}, expected {source.sha256}")
@@ -268,35 +267,35 @@ def _subject(path: Path, source: SlotSource, *, inside: Path) -> Subject:
 def _taken(
     path: Path, subject: Subject, *, expected: Digest | None, into: Path
 ) -> tuple[Path, Path | None]:
-    """Move what is needed, and nothing else, into folders of its own."""
+    """Move the model's files and its golden vectors, and no other files, into new folders."""
     model = into / "model"
     for name in (path.name, *subject.external_data):
         _move(path.parent / name, model / name)
-    beside = path.parent / GOLDEN
-    if not (beside / GOLDEN_JSON).exists():
+    golden = path.parent / GOLDEN
+    if not (golden / GOLDEN_JSON).exists():
         return model, None
     try:
-        files = files_of(read_golden(beside, sha256=expected).golden)
+        files = files_of(read_golden(golden, sha256=expected).golden)
     except EvidenceError as error:
-        raise NotDeployed(f"the golden vectors are not whole: {error}") from error
+        raise NotDeployed(f"the golden vectors are damaged: {error}") from error
     for name in files:
-        _move(beside / name, into / GOLDEN / name)
+        _move(golden / name, into / GOLDEN / name)
     return model, into / GOLDEN
 
 
 def _move(source: Path, target: Path) -> None:
     if source.is_symlink() or not source.is_file():
-        raise NotDeployed(f"{source.name} is a link, or no file")
+        raise NotDeployed(f"{source.name} is not a regular file")
     target.parent.mkdir(parents=True, exist_ok=True)
     source.rename(target)
 
 
 def _computed(path: Path, source: SlotSource, *, golden: Path | None) -> Digest | None:
-    """Load the model, compute the vectors; gives their digest."""
+    """Load the model and recompute its golden vectors; return their digest."""
     if golden is None and (source.golden_required or source.golden_sha256 is not None):
         raise NotDeployed(
-            "no golden vectors came with the model, so nothing proves that it computes the same "
-            "here. Promote it anew, or deploy its file by hand"
+            "the model has no golden vectors, which verify its outputs on this machine. Promote it "
+            "again, or deploy its file by hand"
         )
     _run(path, golden, source.limits)
     return Digest.of_file(golden / GOLDEN_JSON) if golden is not None else None
@@ -315,15 +314,15 @@ def _compute(path: Path, golden: Path | None, limits: SandboxLimits | None) -> N
         try:
             result = verify_golden_in_sandbox(path, golden, limits)
         except (EvidenceError, DigestMismatch) as error:
-            raise NotDeployed(f"the golden vectors are not whole: {error}") from error
+            raise NotDeployed(f"the golden vectors are damaged: {error}") from error
         if not result.passed:
             raise NotDeployed(f"the golden vectors disagree: {'; '.join(result.problems)}")
         return
     for name, file in onnx_files(path).items():
         problem = loading_problem(file, limits)
         if problem is not None:
-            it = f"the part {name}" if name else "it"
-            raise NotDeployed(f"ONNX Runtime can't load {it}: {problem}")
+            what = f"the part {name}" if name else "the file"
+            raise NotDeployed(f"ONNX Runtime can't load {what}: {problem}")
 
 
 def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
@@ -339,25 +338,25 @@ def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
 def _put(store: ModelStore, folder: Path, digest: Digest) -> None:
     target = store.content(digest)
     if target.is_symlink():
-        target.unlink()  # its creator could exchange the file that it points at
+        target.unlink()  # The target of a link could be replaced later.
     if not target.exists():
         folder.rename(target)
         sync(target.parent)
         return
-    # It exists: damaged files in it are replaced one by one, so that readers always find a file.
+    # Replace only damaged files, one by one, so that readers always find every file.
     for path in folder.rglob("*"):
-        there = target / path.relative_to(folder)
+        stored = target / path.relative_to(folder)
         if path.is_dir():
-            if there.is_symlink():
-                there.unlink()
-            there.mkdir(exist_ok=True)
-        elif not _holds(store, there, Digest.of_file(path)):
-            path.replace(there)
-            sync(there.parent)
+            if stored.is_symlink():
+                stored.unlink()
+            stored.mkdir(exist_ok=True)
+        elif not _has_digest(store, stored, Digest.of_file(path)):
+            path.replace(stored)
+            sync(stored.parent)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _holds(store: ModelStore, path: Path, digest: Digest) -> bool:
+def _has_digest(store: ModelStore, path: Path, digest: Digest) -> bool:
     try:
         with store.open(path) as stream:
             return Digest.of_stream(stream) == digest
@@ -375,34 +374,34 @@ class Deployment:
     outcome: Outcome
     name: str
     manifest: Manifest | None
-    """Manifest of the release that serves now; None: none does."""
+    """Manifest of the release that serves now, or None."""
     reason: str
     judged: bool = True
-    """False: it was refused because the limits were reached before it could be judged."""
+    """False: refused because the limits were reached before the files could be evaluated."""
 
 
 def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Deployment:
-    """Let these slots serve as `name`, all together or not at all; `exact` must be among them.
+    """Deploy these slots as `name`, all or none of them. The slot `exact` is required.
 
-    Every slot is fetched into a folder of the same file system with its size capped, hashed and
-    compared with its expected digest, loaded in ONNX Runtime, and its golden vectors computed;
-    then it is made durable, renamed into the store, and last the link of the name is replaced.
-    `unchanged`: whole and the same bytes serve already. `refused`: a slot is not what was
-    expected, or does not compute what it should; what served before serves still.
+    Fetches each slot within its size limit, verifies its digest, loads it in ONNX Runtime and
+    recomputes its golden vectors. Then makes the files durable, renames them into the store, and
+    last replaces the live link. `unchanged`: the same intact files serve already. `refused`: a slot
+    failed verification; the previous release still serves.
 
-    Two at once wait for each other. Killed at any moment, the name points at a whole release,
-    and the next call finishes the job. Raises StorageError, and whatever fetching raises.
+    Concurrent calls wait for each other. If the process is killed at any time, the link points at a
+    complete release, and the next call completes the deployment. Raises StorageError, and the
+    exceptions of `SlotSource.fetch`.
     """
     check_deployed_name(name)
     for slot in slots:
         check_name(slot, what="slot")
     if EXACT not in slots:
         raise StorageError(
-            f"a release of {name} needs the slot '{EXACT}', given are {sorted(slots)}. "
-            "Name the model itself, too."
+            f"a release of {name} needs the slot '{EXACT}', but has only {sorted(slots)}. "
+            "Add the exact model."
         )
     with storage_errors(store.root), store.alone():
-        store.prune(name)  # left over by a process that died
+        store.prune(name)  # Releases of a process that died.
         try:
             live = store.live(name)
         except ReleaseDamaged:
@@ -429,18 +428,18 @@ def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Dep
 def rollback_deployment(
     store: ModelStore, name: str, *, limits: SandboxLimits | None = None
 ) -> Deployment:
-    """Let the release serve again that served before, with the same checks on its bytes.
+    """Deploy the previous release again, after the same verification.
 
-    It becomes a new release, so that the numbers go up; calling again goes further back.
-    `refused`: there is none, or its bytes are not (any more) good. `limits`: within which a child
-    process computes them; None: in this process. Raises StorageError.
+    It gets a new release number. A second call restores the release before it. `refused`: there is
+    no earlier release, or its files failed verification. `limits`: limits of the child process that
+    runs the files; None: run them in this process. Raises StorageError.
     """
     check_deployed_name(name)
     with storage_errors(store.root), store.alone():
-        store.prune(name)  # left over by a process that died
+        store.prune(name)  # Releases of a process that died.
         live = store.live(name)
         if live is None or not live.previous:
-            reason = "there is no earlier release to go back to"
+            reason = "there is no earlier release to restore"
             return Deployment("refused", name, live, reason)
         target = live.previous[0]
         slots = store.release(name, target.release).slots
@@ -458,10 +457,9 @@ def rollback_deployment(
 def serves(
     store: ModelStore, name: str, slots: Mapping[str, SlotSource], *, thoroughly: bool = True
 ) -> bool:
-    """Return whether these very slots serve as `name`, and no others; `thoroughly`: with whole
-    bytes.
+    """Return whether exactly these slots serve as `name`; False if the manifest is damaged.
 
-    A release whose manifest is damaged serves nothing.
+    `thoroughly`: also verify the digests of all files.
     """
     try:
         live = store.live(name)
@@ -475,27 +473,26 @@ def serves(
 
 
 def _before(store: ModelStore, name: str) -> tuple[Earlier, ...]:
-    """The whole releases that served before, newest first, where the live link names one that is
-    not whole."""
+    """Return the intact earlier releases, newest first, for a live release that is damaged."""
     last = store.last_release(name)
-    found = []
+    earlier = []
     for number in sorted(store.releases(name), reverse=True):
-        if last is not None and number <= last:  # the others never went live
+        if last is not None and number <= last:  # Higher numbers never went live.
             with contextlib.suppress(StorageError):
-                found.append(store.release(name, number).earlier())
-    return tuple(found)
+                earlier.append(store.release(name, number).earlier())
+    return tuple(earlier)
 
 
 def _mixed(slots: Mapping[str, Slot]) -> str | None:
-    """Return why the slots can't be replaced as one: a consumer of each runs the same parts."""
+    """Return why the slots do not belong together: a consumer expects the same parts in each."""
     exact = slots[EXACT].parts
     for label, slot in slots.items():
         if slot.parts.keys() != exact.keys():
-            here, there = (", ".join(sorted(parts)) for parts in (slot.parts, exact))
+            names, expected = (", ".join(sorted(parts)) for parts in (slot.parts, exact))
             return (
-                f"the slot {label} has {f'the parts {here}' if here else 'one file'}, the slot "
-                f"{EXACT} {f'the parts {there}' if there else 'one file'}: deploy a release with "
-                "the twin of that release, a file with that of the file"
+                f"the slot {label} has {f'the parts {names}' if names else 'one file'}, the slot "
+                f"{EXACT} {f'the parts {expected}' if expected else 'one file'}: deploy the twin "
+                "of the same release or file"
             )
     return None
 
@@ -528,7 +525,7 @@ def _go_live(
     )
     folder = _release_folder(store, manifest)
     link = store.live_link(name)
-    if link.is_dir() and not link.is_symlink():  # a copy of the store that followed links
+    if link.is_dir() and not link.is_symlink():  # The store was copied by following links.
         discard(link, into=store.staging_folder)
     point(store.live_link(name), f"../releases/{name}/{folder.name}")
     store.prune(name)
@@ -536,18 +533,18 @@ def _go_live(
 
 
 def _release_folder(store: ModelStore, manifest: Manifest) -> Path:
-    """The release's own folder, complete before it is there."""
-    made = store.staging_folder / "release"
-    made.mkdir()
-    manifest.save(made / MANIFEST)
+    """Create the folder of a release: complete in the staging folder, then renamed."""
+    staged = store.staging_folder / "release"
+    staged.mkdir()
+    manifest.save(staged / MANIFEST)
     for label, slot in manifest.slots.items():
-        (made / label).symlink_to(f"../../../store/{slot.sha256.hex}", target_is_directory=True)
-    fsync_tree(made)
+        (staged / label).symlink_to(f"../../../store/{slot.sha256.hex}", target_is_directory=True)
+    fsync_tree(staged)
     releases = store.root / "releases" / manifest.name
     make_folder(releases)
     short = manifest.slots[EXACT].sha256.short
     folder = releases / f"{manifest.release}-{short}"
-    made.rename(folder)
+    staged.rename(folder)
     sync(releases)
     return folder
 

@@ -37,8 +37,6 @@ from gate.golden.folder import GOLDEN_JSON, read_record
 from gate.storage.digest import Digest
 from gate.storage.untrusted_files import OURS, read_untrusted
 
-# Starlette's own file response tags a file by its time and size, and answers 304 for bytes that
-# changed within them.
 IMMUTABLE = "public, max-age=31536000, immutable"
 NO_CACHE = "no-cache"
 _CHUNK = 1 << 17
@@ -48,18 +46,21 @@ _log = logging.getLogger(__name__)
 
 
 def etag(digest: Digest) -> str:
-    """The strong tag of bytes with this digest."""
+    """Return the strong ETag of content with this digest.
+
+    Starlette's FileResponse derives it from time and size, which may stay the same after a change.
+    """
     return f'"sha256-{digest.hex}"'
 
 
 @dataclass(frozen=True)
 class StoredFileResponse:
-    """A file that may be served."""
+    """A file to serve."""
 
     content: Path | bytes
-    """Where it lies in the store, or what it holds."""
+    """The path in the store, or the content."""
     digest: Digest
-    """Of its bytes."""
+    """Digest of the content."""
     cache: str
     """`IMMUTABLE` or `NO_CACHE`."""
     media_type: str
@@ -69,20 +70,20 @@ class _Content(Protocol):
     @property
     def size(self) -> int: ...
 
-    async def read(self, size: int, place: int) -> bytes: ...
+    async def read(self, size: int, offset: int) -> bytes: ...
 
     def close(self) -> None: ...
 
 
-class _Held:
+class _BytesContent:
     """Bytes in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.size = len(data)
 
-    async def read(self, size: int, place: int) -> bytes:
-        return self._data[place : place + size]
+    async def read(self, size: int, offset: int) -> bytes:
+        return self._data[offset : offset + size]
 
     def close(self) -> None:
         pass
@@ -91,12 +92,11 @@ class _Held:
 async def file_response(
     request: Request, file: StoredFileResponse, *, name: str, proofs: VerifiedFiles
 ) -> Response:
-    """Return a response with the file's bytes; `name` is the deployed model that it belongs to.
+    """Return a response with the content of a file of the deployed model `name`.
 
-    Raises what `VerifiedFiles.open` raises.
-
-    304 where the client has it, 206 for one range, 416 for one that lies outside. Several ranges at
-    once are answered with the whole file, as HTTP allows. HEAD and 304 read nothing.
+    304 if the client has it, 206 for one range, 416 for a range outside the file. A request for
+    several ranges gets the whole file, as HTTP allows. HEAD and 304 read nothing. Raises the
+    exceptions of `VerifiedFiles.open`.
     """
     tag = etag(file.digest)
     headers = {
@@ -107,10 +107,10 @@ async def file_response(
     }
     if _is_current(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
-    # Opened here: a file that is removed from now on is still sent whole.
+    # Opened before the response starts: a file that is removed later is still sent completely.
     content: _Content
     if isinstance(file.content, bytes):
-        content = _Held(file.content)
+        content = _BytesContent(file.content)
     else:
         prove = request.method != "HEAD"
         content = await proofs.open(file.content, file.digest, name=name, prove=prove)
@@ -141,36 +141,36 @@ class _FileBody(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_gone(receive))
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             head = {"status": self.status_code, "headers": self.raw_headers}
             await send({"type": "http.response.start", **head})
             stop = self._span.stop
-            place = stop if scope["method"] == "HEAD" else self._span.start
-            while place < stop:
-                data = await self._content.read(min(_CHUNK, stop - place), place)
-                if gone.done():
+            offset = stop if scope["method"] == "HEAD" else self._span.start
+            while offset < stop:
+                data = await self._content.read(min(_CHUNK, stop - offset), offset)
+                if disconnected.done():
                     return
-                place += len(data)
+                offset += len(data)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Changed as error:
-            # The bytes that were sent are verified; the rest is not, and the connection must not
-            # look complete.
-            _log.error("%s: the answer was broken off", error)
+            # The remaining bytes are not verified. Without the last message the client sees an
+            # incomplete response.
+            _log.error("%s: the response was aborted", error)
         finally:
-            gone.cancel()
+            disconnected.cancel()
             self._content.close()
 
 
-async def _gone(receive: Receive) -> None:
-    """Ends when the client is gone: what is sent to it afterwards vanishes without an error."""
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected. Sending to it raises no error."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _is_current(header: str | None, tag: str) -> bool:
-    """If-None-Match: weak comparison, so a proxy's `W/` in front means the same."""
+    """Return whether If-None-Match has the tag, by weak comparison: a proxy may add `W/`."""
     if header is None:
         return False
     names = [name.strip().removeprefix("W/") for name in header.split(",")]
@@ -178,34 +178,33 @@ def _is_current(header: str | None, tag: str) -> bool:
 
 
 def _part(request: Request, *, tag: str, size: int) -> range | None:
-    """The one range that the client wants of these very bytes, empty where it lies outside of the
-    file; None: it wants all of them."""
-    found = _RANGE.fullmatch(request.headers.get("range", ""))
-    if found is None or request.headers.get("if-range") not in (None, tag):
+    """Return the requested range, empty if it is outside the file; None for the whole file."""
+    match = _RANGE.fullmatch(request.headers.get("range", ""))
+    if match is None or request.headers.get("if-range") not in (None, tag):
         return None
-    first, last = found.groups()
+    first, last = match.groups()
     backwards = first and last and int(last) < int(first)
     if backwards or not (first or last):
         return None
-    if not first:  # the last so many bytes
+    if not first:  # `bytes=-N`: the last N bytes
         return range(max(size - int(last), 0), size)
     return range(int(first), min(int(last) + 1, size) if last else size)
 
 
-# A file is hashed when it is first asked for, once for all who ask meanwhile, and again when it is
-# not the same any more: other size, place on the disk or times, of which nobody can set the change
-# time. It is read from the descriptor that was compared, and compared again after every part.
+# A file is hashed at its first request, once for concurrent requests, and again if its identity
+# changed: inode, size or times, of which users can't set the change time. The file is read from the
+# descriptor whose identity was compared, and the identity is compared again after every read.
 _TICK_NS = 50_000_000
-"""The change time of a file system is as coarse as the tick of its clock, 10 ms at most."""
+"""Above the resolution of a file system's change time, which is at most 10 ms."""
 
-_MOST = 4096
-"""Files that are remembered; those of a few releases are some hundred."""
+_MAX_PROOFS = 4096
+"""Number of verified files to remember. A few releases have some hundred files."""
 
 _LINKS = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 
 
 class Changed(DigestMismatch):
-    """A file is not, or not any more, what was proven."""
+    """A file does not, or no longer, match its digest."""
 
 
 class _Identity(NamedTuple):
@@ -217,8 +216,8 @@ class _Identity(NamedTuple):
 
     @classmethod
     def of(cls, stream: FileIO) -> _Identity:
-        found = os.fstat(stream.fileno())
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        stat = os.fstat(stream.fileno())
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ class _Proof:
 
 
 class OpenFile:
-    """An open file, as it was when it was opened."""
+    """An open file with the identity that it had when it was opened."""
 
     def __init__(self, stream: FileIO, threads: CapacityLimiter) -> None:
         self._stream = stream
@@ -240,25 +239,26 @@ class OpenFile:
         """Return the size of the file in bytes."""
         return self.identity.size
 
-    async def read(self, size: int, place: int) -> bytes:
-        """`size` bytes from `place` on. Raises Changed where the file is not what it was."""
-        return await to_thread.run_sync(self._read, size, place, limiter=self._threads)
+    async def read(self, size: int, offset: int) -> bytes:
+        """Read `size` bytes at `offset`. Raises Changed if the file has changed."""
+        return await to_thread.run_sync(self._read, size, offset, limiter=self._threads)
 
-    def _read(self, size: int, place: int) -> bytes:
-        data = os.pread(self._stream.fileno(), size, place)
+    def _read(self, size: int, offset: int) -> bytes:
+        data = os.pread(self._stream.fileno(), size, offset)
         if len(data) < size or _Identity.of(self._stream) != self.identity:
-            raise Changed(f"the file changed before byte {place + size} of it was sent")
+            raise Changed(f"the file changed before byte {offset + size} of it was sent")
         return data
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._stream.close()
 
 
 class VerifiedFiles:
-    """Opens files of a store. `damaged` is called with what was asked for, once for a damage.
+    """Opens files of a store and verifies their digests.
 
-    `threads`: for opening and reading; hashing has its own, so that it holds up no other file.
+    threads: limits opening and reading. Hashing has its own limit, so that it does not delay other
+    files. damaged: called once per damaged file with the name of the deployed model.
     """
 
     def __init__(
@@ -273,15 +273,13 @@ class VerifiedFiles:
         self._reported: set[Path] = set()
 
     async def open(self, path: Path, digest: Digest, *, name: str, prove: bool = True) -> OpenFile:
-        """The file, proven; with `prove=False` only not known to be another, and never hashed.
-
-        Raises Changed where its bytes are others, or a link is on the way to it; OSError.
-        """
+        """Open a file and verify its digest. `prove=False` never hashes, but refuses a file that is
+        known to differ. Raises Changed if it differs or a part of its path is a link; OSError."""
         try:
             stream = await to_thread.run_sync(self._store.open, path, limiter=self._threads)
         except OSError as error:
             if error.errno in _LINKS:
-                raise self._refused(path, name, f"is no plain file: {error.strerror}") from error
+                raise self._refused(path, name, f"is not a file: {error.strerror}") from error
             raise
         opened = OpenFile(stream, self._threads)
         try:
@@ -291,10 +289,10 @@ class VerifiedFiles:
                 proof = self._proofs.get((path, digest))
             if not prove and (proof is None or proof.identity != opened.identity):
                 return opened
-            if proof is None:  # forgotten at once, among thousands
-                raise Changed(f"{path} was not proven in time")
+            if proof is None:  # Dropped by `_prove`, which limits their number.
+                raise Changed(f"{path} was not verified in time")
             if proof.identity != opened.identity:
-                raise Changed(f"{path} was exchanged meanwhile")
+                raise Changed(f"{path} was replaced while it was verified")
             if not proof.good:
                 raise self._refused(path, name, f"has other bytes than {digest}")
         except BaseException:
@@ -313,7 +311,7 @@ class VerifiedFiles:
 
     async def _prove(self, path: Path, digest: Digest) -> None:
         proof = await to_thread.run_sync(self._hashed, path, digest, limiter=self._hashing)
-        if len(self._proofs) >= _MOST:
+        if len(self._proofs) >= _MAX_PROOFS:
             self._proofs.clear()
         self._proofs[path, digest] = proof
 
@@ -321,22 +319,22 @@ class VerifiedFiles:
         with self._store.open(path) as stream:
             identity = _Identity.of(stream)
             if abs(time.time_ns() - identity.changed_ns) < _TICK_NS:
-                time.sleep(_TICK_NS / 1e9)  # or a change within the same tick could not be seen
+                time.sleep(_TICK_NS / 1e9)  # A change in the same tick would not be detected.
             good = Digest.of_stream(stream) == digest
             return _Proof(identity, good and _Identity.of(stream) == identity)
 
-    def mark_readable(self, place: Path) -> None:
-        """It could be read: the next time that it can't be is reported again."""
-        self._reported.discard(place)
+    def mark_readable(self, path: Path) -> None:
+        """Note that a file was read, so that the next failure is reported again."""
+        self._reported.discard(path)
 
-    def lost(self, place: Path, name: str, trouble: Exception) -> None:
-        """Report what is missing of what is live as `name`."""
-        self._refused(place, name, f"can't be read: {trouble}")
+    def lost(self, path: Path, name: str, error: Exception) -> None:
+        """Report that a file of the live release of `name` can't be read."""
+        self._refused(path, name, f"can't be read: {error}")
 
     def _refused(self, path: Path, name: str, why: str) -> Changed:
         message = (
-            f"{path} {why}: it is not served. The next look at {name} puts right what is live; "
-            "find out who can write to the store."
+            f"{path} {why}: it is not served. The next reconciliation of {name} repairs the store; "
+            "find out who can write to it."
         )
         if path not in self._reported:
             self._reported.add(path)
@@ -345,31 +343,31 @@ class VerifiedFiles:
         return Changed(message)
 
 
-# /<name>/manifest.json        the live manifest; clients revalidate it each time, by its digest
+# /<name>/manifest.json        the live manifest; clients revalidate it each time, by its ETag
 # /<name>/model.onnx           the slot `exact` of the live release, likewise
 # /<name>/<slot>/<file>        any file of a slot of the live release, likewise
-# /<name>/sha256/<hex>/<file>  the bytes with this digest, which a cache may keep for a year
+# /<name>/sha256/<hex>/<file>  the content with this digest, which caches may keep for a year
 #
-# The parts of a release have addresses by digest only: a client that requested them by name, one
-# after the other, could get the parts of two releases.
+# The parts of a multi-file release have only URLs with digests: a client that requests them by name
+# one after the other could get parts of two releases.
 _BINARY, _JSON = "application/octet-stream", "application/json"
 
 _TRIES = 3
-"""What is found may be removed before it is opened, if several releases follow in a moment."""
+"""Attempts: a new release may remove a file between finding and opening it."""
 
 _THREADS = 8
-"""That open and read; no others wait for them."""
+"""Maximum number of threads that open and read."""
 
 _MANIFEST_LIMIT = 1 << 20
-"""Bytes; ours have a few thousand."""
+"""Maximum size in bytes. Typical manifests have a few thousand bytes."""
 
 _RETRY_AFTER_S = 30
 
 
-_Given = Mapping[str, str]
-"""The parameters of an address."""
+_PathParams = Mapping[str, str]
+"""The path parameters of a request."""
 
-_Find = Callable[[ModelStore, _Given], StoredFileResponse | None]
+_Find = Callable[[ModelStore, _PathParams], StoredFileResponse | None]
 
 
 def store_app(
@@ -378,11 +376,11 @@ def store_app(
     cors_origins: Sequence[str] = (),
     damaged: Callable[[str], None] = lambda _name: None,
 ) -> Starlette:
-    """An application that serves `store`, to be mounted, at `/models` for example.
+    """Return an application that serves `store`, to be mounted, for example at `/models`.
 
-    `cors_origins`: pages of these origins may load models too (`*`: of any); else only those of
-    the same origin. Only GET and HEAD; what is not deployed is a 404. What is not whole is a 503,
-    and `damaged` is called with the deployed model's name, once.
+    GET and HEAD only. Models that are not deployed get 404, damaged ones 503. cors_origins: other
+    origins whose pages may load models (`*`: all). damaged: called once with the name of a
+    damaged model.
     """
     middleware = []
     if cors_origins:
@@ -403,12 +401,13 @@ def store_app(
         Route("/{name}/{slot}/{file:path}", serving.endpoint(_in_slot)),
     ]
     app = Starlette(routes=routes, middleware=middleware)
-    app.router.redirect_slashes = False  # it would send clients to any host in the request
+    app.router.redirect_slashes = False  # It would redirect to the Host header of the request.
     return app
 
 
 class _Serving:
-    """The endpoints of a store. They open only files in a manifest; no address becomes a path."""
+    """The endpoints of a store. They open only files named in a manifest, never a path from a
+    URL."""
 
     def __init__(self, store: ModelStore, damaged: Callable[[str], None]) -> None:
         self._store = store
@@ -422,27 +421,28 @@ class _Serving:
         return serve
 
     async def _answer(self, request: Request, find: _Find) -> Response:
-        given, trouble = request.path_params, None
+        params, failure = request.path_params, None
+        name = params["name"]
         try:
-            check_deployed_name(given["name"])
+            check_deployed_name(name)
         except StorageError:
             return _absent()
-        live = self._store.live_link(given["name"]) / find.__name__
+        live = self._store.live_link(name) / find.__name__
         for _ in range(_TRIES):
-            place = live
+            path = live
             try:
-                found = await to_thread.run_sync(find, self._store, given, limiter=self._threads)
+                file = await to_thread.run_sync(find, self._store, params, limiter=self._threads)
                 self._proofs.mark_readable(live)
-                if found is None:
+                if file is None:
                     return _absent()
-                place = found.content if isinstance(found.content, Path) else live
-                return await file_response(request, found, name=given["name"], proofs=self._proofs)
+                path = file.content if isinstance(file.content, Path) else live
+                return await file_response(request, file, name=name, proofs=self._proofs)
             except (OSError, GateError) as error:
-                # Removed since it was found, or the release is not whole.
-                trouble = error
-        assert trouble is not None
-        if not isinstance(trouble, Changed) and not _is_ours(trouble):
-            self._proofs.lost(place, given["name"], trouble)
+                # The file was removed meanwhile, or the release is damaged.
+                failure = error
+        assert failure is not None
+        if not isinstance(failure, Changed) and not _is_ours(failure):
+            self._proofs.lost(path, name, failure)
         headers = {"Cache-Control": "no-store", "Retry-After": str(_RETRY_AFTER_S)}
         return PlainTextResponse("can't be served now", 503, headers)
 
@@ -451,56 +451,58 @@ def _absent() -> Response:
     return PlainTextResponse("not found", 404, {"Cache-Control": NO_CACHE})
 
 
-def _is_ours(trouble: Exception) -> bool:
-    """Return whether this machine can't read now, which says nothing about the file."""
-    cause = trouble if isinstance(trouble, OSError) else trouble.__cause__
+def _is_ours(error: Exception) -> bool:
+    """Return whether the cause is this machine's own state, not the file."""
+    cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in OURS
 
 
-def _manifest(store: ModelStore, given: _Given) -> StoredFileResponse | None:
-    live = store.live(given["name"])
+def _manifest(store: ModelStore, params: _PathParams) -> StoredFileResponse | None:
+    live = store.live(params["name"])
     if live is None:
         return None
-    folder = store.releases(given["name"]).get(live.release)
+    folder = store.releases(params["name"]).get(live.release)
     if folder is None:
-        raise ReleaseDamaged(f"release {live.release} is live, and its folder is not there")
+        raise ReleaseDamaged(f"the folder of the live release {live.release} is missing")
     data = read_untrusted(folder / MANIFEST, limit=_MANIFEST_LIMIT)
     if Manifest.from_untrusted(data, what=MANIFEST) != live:
-        raise ReleaseDamaged(f"{folder} is not what is live. Deploy {given['name']} anew.")
+        raise ReleaseDamaged(
+            f"{folder} differs from the live manifest. Deploy {params['name']} again."
+        )
     return StoredFileResponse(data, Digest.of_bytes(data), NO_CACHE, _JSON)
 
 
-def _stable(store: ModelStore, given: _Given) -> StoredFileResponse | None:
-    live = store.live(given["name"])
+def _stable(store: ModelStore, params: _PathParams) -> StoredFileResponse | None:
+    live = store.live(params["name"])
     if live is None or live.slots[EXACT].parts:
         return None
     slot = live.slots[EXACT]
     return _of_slot(store, slot, file=slot.model.name, cache=NO_CACHE)
 
 
-def _in_slot(store: ModelStore, given: _Given) -> StoredFileResponse | None:
-    live = store.live(given["name"])
-    slot = live.slots.get(given["slot"]) if live is not None else None
+def _in_slot(store: ModelStore, params: _PathParams) -> StoredFileResponse | None:
+    live = store.live(params["name"])
+    slot = live.slots.get(params["slot"]) if live is not None else None
     if slot is None or slot.parts:
         return None
-    return _of_slot(store, slot, file=given["file"], cache=NO_CACHE)
+    return _of_slot(store, slot, file=params["file"], cache=NO_CACHE)
 
 
-def _by_digest(store: ModelStore, given: _Given) -> StoredFileResponse | None:
+def _by_digest(store: ModelStore, params: _PathParams) -> StoredFileResponse | None:
     """Return a file by its digest, from the live release or an earlier one of the model."""
-    live = store.live(given["name"])  # where that is damaged, it may name these very bytes
-    for number in sorted(store.releases(given["name"]), reverse=True):
+    live = store.live(params["name"])  # Raises if damaged: it may be the one with this digest.
+    for number in sorted(store.releases(params["name"]), reverse=True):
         try:
-            slots = store.release(given["name"], number).slots
+            slots = store.release(params["name"], number).slots
         except ReleaseDamaged:
             if live is not None and number == live.release:
                 raise
             continue
         for slot in slots.values():
-            if slot.sha256.hex == given["hex"]:
-                return _of_slot(store, slot, file=given["file"], cache=IMMUTABLE)
-            if slot.golden_sha256 is not None and slot.golden_sha256.hex == given["hex"]:
-                return _of_golden(store, slot.golden_sha256, given["file"])
+            if slot.sha256.hex == params["hex"]:
+                return _of_slot(store, slot, file=params["file"], cache=IMMUTABLE)
+            if slot.golden_sha256 is not None and slot.golden_sha256.hex == params["hex"]:
+                return _of_golden(store, slot.golden_sha256, params["file"])
     return None
 
 

@@ -26,18 +26,18 @@ from gate.storage.workspace import check_workspace
 
 
 def fsync_tree(folder: Path) -> None:
-    """Make all files below read-only and everything durable, the folder itself last."""
-    for inside in sorted(folder.rglob("*"), reverse=True):
-        if inside.is_symlink():
+    """Make all files in a folder read-only, and everything durable, the folder itself last."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_symlink():
             continue
-        inside.chmod(0o755 if inside.is_dir() else 0o444)
-        sync(inside)
+        path.chmod(0o755 if path.is_dir() else 0o444)
+        sync(path)
     folder.chmod(0o755)
     sync(folder)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder with its parents; their entries are durable afterwards."""
+    """Create a folder with its parents, durably."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folders(path)
     for folder in missing:
@@ -45,40 +45,40 @@ def make_folder(path: Path) -> None:
 
 
 def discard(path: Path, *, into: Path) -> None:
-    """Remove a folder atomically for readers: it is renamed first."""
-    grave = into / f"discarded-{uuid.uuid4().hex}"
-    path.rename(grave)
-    shutil.rmtree(grave, ignore_errors=True)
+    """Remove a folder. It is renamed first, so that readers never see part of it."""
+    trash = into / f"discarded-{uuid.uuid4().hex}"
+    path.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
 
 
 def point(link: Path, target: str) -> None:
-    """Let `link` point at `target` from one moment to the next. It is there at every moment."""
-    fresh = link.with_name(f".{link.name}.next")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target)
-    fresh.replace(link)
+    """Point a symbolic link at `target`, atomically and durably."""
+    new = link.with_name(f".{link.name}.next")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target)
+    new.replace(link)
     sync(link.parent)
 
 
 @contextlib.contextmanager
 def storage_errors(root: Path) -> Iterator[None]:
-    """Turn what the operating system refuses into a StorageError."""
+    """Turn OSError into StorageError."""
     try:
         yield
     except OSError as error:
         raise StorageError(
-            f"the store {root} can't be used: {error}. What served before serves still. "
-            "Free space or fix permissions, then repeat."
+            f"the store {root} can't be used: {error}. The previous release still serves. "
+            "Free space or fix permissions, then retry."
         ) from error
 
 
 MANIFEST = "manifest.json"
 
 EXACT = "exact"
-"""The slot of the model itself; the stable name `model.onnx` is this one's."""
+"""The slot of the exact model, which `model.onnx` serves."""
 
 QUANTIZED = "quantized"
-"""The slot of its quantized twin, where the release has one."""
+"""The slot of the quantized twin, if the release has one."""
 
 Size = Annotated[int, Field(ge=0)]
 
@@ -86,58 +86,58 @@ Number = Annotated[int, Field(ge=1)]
 
 
 class ReleaseDamaged(StorageError):
-    """The manifest or a file of a release is missing, or has other content. The next deployment
-    replaces the release."""
+    """The manifest or a file of a release is missing or changed. The next deployment replaces the
+    release."""
 
 
 class StoredFile(Record):
     """A file of the store."""
 
     name: str
-    """Relative to the model's folder."""
+    """Path relative to the model's folder."""
     sha256: Sha256
-    """Of the file's bytes."""
+    """Digest of the file."""
     size_bytes: Size
     url: str
-    """Relative to the manifest's; it holds the digest, so that what it gives never changes."""
+    """URL relative to the manifest's. It contains the digest, so that its content never changes."""
 
 
 class Slot(Record):
     """One model of a release."""
 
     sha256: Sha256
-    """As evidence counts it: of the file; with external data, of the manifest of all files."""
+    """Digest of the file, or of the manifest of all files with external data."""
     size_bytes: Size
     model: StoredFile
     external_data: tuple[StoredFile, ...] = ()
     golden: StoredFile | None = None
-    """golden.json, with whose digest its folder in the store is called."""
+    """golden.json. Its folder in the store is named after its digest."""
     preprocessing: PreprocessSpec | None = added_field(None)
-    """How a picture becomes the model's input."""
+    """The preprocessing of pictures to model inputs."""
     parts: dict[str, StoredFile] = added_field({})
-    """The ONNX file of each part of a release, by name; then `model` is the release file. Empty:
-    `model` is the one ONNX file."""
+    """The ONNX files of a multi-file release, by part; then `model` is the release file. Empty:
+    `model` is the only ONNX file."""
 
     @model_validator(mode="after")
     def _holds_its_parts(self) -> Self:
-        lost = [name for name, file in self.parts.items() if file not in self.external_data]
-        if lost:
-            raise ValueError(f"the part {lost[0]} is none of the files")
+        missing = [name for name, file in self.parts.items() if file not in self.external_data]
+        if missing:
+            raise ValueError(f"the file of the part {missing[0]} is not in external_data")
         return self
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
-        """The model and its data; of a release its own file, and those of its parts."""
+        """Return the file of the model or release, and the files that it names."""
         return (self.model, *self.external_data)
 
     @property
     def golden_sha256(self) -> Digest | None:
-        """Digest of the golden vectors, if there are any."""
+        """Return the digest of the golden vectors, or None."""
         return None if self.golden is None else self.golden.sha256
 
 
 class Earlier(Record):
-    """A release that a rollback can go back to."""
+    """An earlier release that a rollback can restore."""
 
     release: Number
     slots: dict[str, Sha256]
@@ -149,10 +149,10 @@ class Manifest(Record):
     schema_version: Literal[1] = 1
     name: str
     release: Number
-    """Counts up with every change of what serves, rollbacks included."""
+    """The release number, which increases with every deployment and rollback."""
     slots: dict[str, Slot]
     rolled_back_to: Number | None = None
-    """The earlier release with the same slots, which this one restores; None: a new deployment."""
+    """The earlier release that this one restores; None for a new deployment."""
     deployed_at: str
     """UTC, ISO 8601."""
     previous: tuple[Earlier, ...] = ()
@@ -161,25 +161,24 @@ class Manifest(Record):
     @model_validator(mode="after")
     def _has_exact(self) -> Self:
         if EXACT not in self.slots:
-            raise ValueError(f"there is no slot '{EXACT}'")
+            raise ValueError(f"the slot '{EXACT}' is missing")
         return self
 
     def earlier(self) -> Earlier:
-        """This release as one to go back to."""
+        """Return this release as an entry of `previous`."""
         slots = {slot: entry.sha256 for slot, entry in self.slots.items()}
         return Earlier(release=self.release, slots=slots)
 
     @property
     def digests(self) -> frozenset[str]:
-        """Names of all folders of the store that this release needs."""
+        """Return the names of all folders of the store that this release needs."""
         slots = self.slots.values()
         needed = (digest for slot in slots for digest in (slot.sha256, slot.golden_sha256))
         return frozenset(digest.hex for digest in needed if digest is not None)
 
 
 def check_deployed_name(name: str) -> str:
-    """`name`, if a file can be deployed under it: that of a model, or `WORKSPACE:NAME`. Raises
-    StorageError."""
+    """Return `name` if it is valid: a model's name, or `WORKSPACE:NAME`. Raises StorageError."""
     workspace, mark, rest = name.rpartition(":")
     if mark:
         check_workspace(workspace)
@@ -188,46 +187,44 @@ def check_deployed_name(name: str) -> str:
 
 
 def url_of(folder: Digest, name: str) -> str:
-    """The address of a file of the store, relative to the manifest's."""
+    """Return the URL of a file in the store, relative to the manifest's."""
     return f"sha256/{folder.hex}/{quote(name)}"
 
 
 PATIENCE_S = 600.0
-"""How long a deployment waits for another one."""
+"""Seconds that a deployment waits for another one."""
 
 
 class ModelStore:
-    """A content-addressed store in a folder; see `gate.deploy`.
+    """A content-addressed store in a folder.
 
-    Reading needs no more than the permission to read. `keep`: how many earlier releases of a
-    name stay, to go back to.
+    Reading needs read permission only. `keep`: number of earlier releases of a name that are kept
+    for rollbacks.
     """
 
     def __init__(self, root: Path, keep: int = 3) -> None:
         if keep < 1:
             raise StorageError(
-                f"keep is {keep}: without an earlier release nothing can be rolled back, and "
-                "whoever reads the live one could lose it under way. Keep at least 1."
+                f"keep is {keep}, expected at least 1: a rollback needs an earlier release, and so "
+                "do clients that are still reading it."
             )
         self.root = root
         self.keep = keep
 
     def names(self) -> tuple[str, ...]:
-        """All names under which something serves."""
+        """Return all names with a live release."""
         folder = self.root / "live"
         if not folder.is_dir():
             return ()
         return tuple(sorted(link.name for link in folder.iterdir() if link.name[0] != "."))
 
     def live(self, name: str) -> Manifest | None:
-        """The release that serves, or None. Raises ReleaseDamaged where its manifest can't be
-        read."""
+        """Return the live release, or None. Raises ReleaseDamaged if its manifest can't be read."""
         link = self.live_link(name)
         return self._read(link / MANIFEST) if os.path.lexists(link) else None
 
     def last_release(self, name: str) -> int | None:
-        """The number of the release that the live link names, whether it is whole or not; None
-        where no link names one."""
+        """Return the number of the release that the live link names, damaged or not, or None."""
         try:
             number = self.live_link(name).readlink().name.partition("-")[0]
         except OSError:
@@ -235,8 +232,7 @@ class ModelStore:
         return int(number) if number.isascii() and number.isdecimal() else None
 
     def damage(self, name: str) -> str | None:
-        """Return why what serves is not whole, as far as that can be seen without hashing, or
-        None."""
+        """Return why the live release is damaged, as far as visible without hashing, or None."""
         try:
             live = self.live(name)
             for slot in live.slots.values() if live is not None else ():
@@ -252,33 +248,33 @@ class ModelStore:
         return None
 
     def live_link(self, name: str) -> Path:
-        """The link that is replaced when another release goes live."""
+        """Return the symbolic link to the live release."""
         return self.root / "live" / check_deployed_name(name)
 
     def releases(self, name: str) -> dict[int, Path]:
-        """Folders of the releases that are there, by number, oldest first."""
+        """Return the folders of the releases by number, oldest first."""
         folder = self.root / "releases" / check_deployed_name(name)
-        found = folder.iterdir() if folder.is_dir() else iter(())
+        paths = folder.iterdir() if folder.is_dir() else iter(())
         numbered = [
             (int(number), path)
-            for path in found
+            for path in paths
             if (number := path.name.partition("-")[0]).isdecimal()
         ]
         return dict(sorted(numbered))
 
     def release(self, name: str, number: int) -> Manifest:
-        """The manifest of a release. Raises StorageError where it is not there, ReleaseDamaged
-        where it is not whole."""
+        """Return the manifest of a release. Raises StorageError if there is no such release,
+        ReleaseDamaged if the manifest can't be read."""
         folder = self.releases(name).get(number)
         if folder is None:
             raise StorageError(
-                f"release {number} of {name} is not in the store {self.root}. It was removed by "
-                "hand: deploy what it held."
+                f"release {number} of {name} is missing from the store {self.root}. It was removed "
+                "by hand: deploy its files again."
             )
         return self._read(folder / MANIFEST)
 
     def content(self, digest: Digest) -> Path:
-        """The folder of a model, or of golden vectors."""
+        """Return the folder of a model or of golden vectors."""
         return self.root / "store" / digest.hex
 
     def file(self, folder: Digest, entry: StoredFile) -> Path:
@@ -286,10 +282,7 @@ class ModelStore:
         return self.content(folder) / entry.name
 
     def open(self, path: Path) -> FileIO:
-        """Open a file of the store, through no link but those above the store itself.
-
-        Raises OSError.
-        """
+        """Open a file of the store without following links in the store. Raises OSError."""
         return open_inside(self.root, path.relative_to(self.root).as_posix())
 
     @property
@@ -299,10 +292,10 @@ class ModelStore:
 
     @contextlib.contextmanager
     def alone(self, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
-        """Hold the store's lock; the operating system frees it if this process dies.
+        """Hold the store's lock. The operating system releases it if this process dies.
 
-        Files left by a process that died are removed. Raises StorageError where another process
-        holds it for longer than `patience_s`, or where it belongs to another user.
+        Removes files left by a process that died. Raises StorageError if another process holds the
+        lock for longer than `patience_s`, or if it belongs to another user.
         """
         for folder in ("store", "releases", "live", "tmp"):
             make_folder(self.root / folder)
@@ -312,8 +305,8 @@ class ModelStore:
                 stack.enter_context(private_lock(lock, timeout_s=patience_s))
             except Timeout as error:
                 raise StorageError(
-                    f"another deployment holds {lock} for over {patience_s:g} s. "
-                    "Nothing was changed. Wait until it is done, then repeat."
+                    f"another deployment has held {lock} for more than {patience_s:g} s. "
+                    "Nothing was changed. Wait until it is done, then retry."
                 ) from error
             try:
                 shutil.rmtree(self.staging_folder, ignore_errors=True)
@@ -325,21 +318,21 @@ class ModelStore:
     def prune(self, name: str) -> None:
         """Remove old releases of `name`, and stored files that no release of any name needs.
 
-        The live release and the one to roll back to stay, and the newest `keep` releases before the
-        live one, for clients that still have an older manifest. Releases with a higher number never
-        went live, because a process died before that. The caller holds the lock.
+        Keeps the live release, those in `previous`, and the newest `keep` releases before the live
+        one, for clients with an older manifest. Releases with a higher number never went live,
+        because their process died. The caller must hold the lock.
         """
         try:
             live = self.live(name)
         except ReleaseDamaged:
-            return  # the next release says what can go
+            return  # Prune after the next deployment, which has a readable manifest.
         if live is None:
             return
         releases = self.releases(name)
         newest = [number for number in releases if number <= live.release][-self.keep - 1 :]
-        wanted = {live.release, *(earlier.release for earlier in live.previous), *newest}
+        needed = {live.release, *(earlier.release for earlier in live.previous), *newest}
         for number, folder in releases.items():
-            if number not in wanted:
+            if number not in needed:
                 discard(folder, into=self.staging_folder)
         self._sweep()
 
@@ -350,7 +343,7 @@ class ModelStore:
                 try:
                     needed |= self._read(path / MANIFEST).digests
                 except StorageError:
-                    return  # rather too much than too little
+                    return  # Unknown which files it needs: keep all.
         for content in (self.root / "store").iterdir():
             if content.name not in needed:
                 discard(content, into=self.staging_folder)
@@ -360,6 +353,6 @@ class ModelStore:
             return Manifest.from_untrusted(read_untrusted(path, limit=RECORD_LIMIT), what=str(path))
         except (EvidenceError, DigestMismatch) as error:
             raise ReleaseDamaged(
-                f"{path} is damaged: {error}. Deploy the file again (gate deploy); of a registered "
-                "model gate reconcile does."
+                f"{path} is damaged: {error}. Deploy the file again: gate deploy, or gate "
+                "reconcile for a registered model."
             ) from error

@@ -98,7 +98,7 @@ def _no_list(path: Path) -> None:
         (_missing, "the part head is missing"),
         (_exchanged, "has digest"),
         (_swapped, "has digest"),
-        (_linked, "is a link, expected the file of a part"),
+        (_linked, "is a link, expected a file"),
         (_above, "expected one in the folder"),
         (_nested, "expected an ONNX file"),
         (_no_list, "release.yaml"),
@@ -216,7 +216,7 @@ def test_a_manifest_names_only_parts_that_it_holds(store: ModelStore, tmp_path: 
     assert done.manifest is not None
     slot = done.manifest.slots[EXACT]
     lost = slot.model_copy(update={"external_data": slot.external_data[:1]})
-    with pytest.raises(Exception, match="the part head is none of the files"):
+    with pytest.raises(Exception, match="the file of the part head is not in external_data"):
         Slot.from_json(lost.to_json())
 
 
