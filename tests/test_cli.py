@@ -379,7 +379,7 @@ BAD_INPUTS = {
     "truncated": (("good.onnx", "cut.onnx"), "OnnxFileError", "cut.onnx"),
     "empty file": (("good.onnx", "nothing.onnx"), "OnnxFileError", "empty"),
     "a folder": (("good.onnx", "empty"), "OnnxFileError", "folder"),
-    "other number of inputs": (("images.npy", "two.npz"), "InputMismatch", "no input of"),
+    "other number of inputs": (("images.npy", "two.npz"), "InputMismatch", "neither an input of"),
     "other rank": (("images.npy", "rank.npy"), "InputMismatch", "doesn't fit"),
     "other size": (("images.npy", "size.npy"), "InputMismatch", "doesn't fit"),
     "other dtype": (("images.npy", "double.npy"), "InputMismatch", "dtype"),

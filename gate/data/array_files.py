@@ -26,9 +26,9 @@ from gate.storage.untrusted_files import detect_pointer_file
 
 @dataclass(frozen=True)
 class Stamp:
-    """Size and time of the last write of a file.
+    """The inode, size and modification time of a file.
 
-    A file that was exchanged by another of its name is no change: what is open stays as it is.
+    Replacing the file by another one is not a change, because an open file keeps its content.
     """
 
     path: Path
@@ -38,35 +38,35 @@ class Stamp:
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Return the stamp of the file as it is now. Raises OSError."""
+        """Read the stamp of a file. Raises OSError."""
         status = path.stat()
         return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def fits(self, status: os.stat_result) -> bool:
-        """Return whether the file is unchanged."""
+        """Return whether a file with this status is unchanged."""
         now = (status.st_ino, status.st_size, status.st_mtime_ns)
         return now == (self.inode, self.size, self.written_ns)
 
     def check(self, what: str) -> None:
-        """Raise DataError if the file was written to. `what`: what is read of it."""
+        """Raise DataError if the file was written to. `what`: what is being read."""
         try:
             status = self.path.stat()
-        except OSError:  # deleted or away: what is open stays
+        except OSError:  # An open file stays readable after it is removed.
             return
         if status.st_ino == self.inode and not self.fits(status):
             raise changed(f"{self.path} was written to while it was measured, at {what}")
 
 
 def changed(how: str) -> DataError:
-    """The error of samples that are no longer those that they were."""
+    """Return the error for samples that changed during a measurement."""
     return DataError(
-        f"{how}. What was computed belongs to no set of samples: measure again when no process "
-        "writes there, or on a copy."
+        f"{how}, so the results are not valid. Measure again while no process writes to the "
+        "samples, or on a copy."
     )
 
 
 SINGLE_NAME = "input"
-"""Name of the only array of an `.npy` file, which carries no name itself."""
+"""Input name of the array of an `.npy` file, which has no name."""
 
 SUFFIXES = (".npy", ".npz")
 
@@ -74,10 +74,10 @@ _IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".
 
 
 class Shard:
-    """Named arrays that lie together, in memory or mapped, with the same number of samples each."""
+    """The named arrays of one file or mapping, with the same number of samples each."""
 
     def __init__(self, arrays: Mapping[str, RowsArray], stamp: Stamp | None = None) -> None:
-        """`stamp`: of the file that is mapped."""
+        """`stamp`: stamp of the mapped file."""
         self.arrays = dict(arrays)
         self.stamp = stamp
 
@@ -87,12 +87,12 @@ class Shard:
         return {name: array.shape for name, array in self.arrays.items()}
 
     def check(self, what: str) -> None:
-        """Raise DataError where the mapped file was written to since it was opened."""
+        """Raise DataError if the mapped file was written to since it was opened."""
         if self.stamp is not None:
             self.stamp.check(what)
 
     def rearranged(self, axes: Mapping[str, int | None]) -> Shard:
-        """Return views of the arrays, with the samples on axis 0."""
+        """Return views of the arrays with the batch axis on axis 0."""
         shapes = self.shapes
         count = max(
             (shapes[name][axis] for name, axis in axes.items() if axis is not None), default=1
@@ -109,8 +109,8 @@ class Shard:
 def open_shards(path: Path) -> list[Shard]:
     """Memory-map one file or every shard of a folder, in name order (pad numbers with zeros).
 
-    Raises DataError for what is missing, unreadable, truncated, mixed or not an array;
-    StorageError where there is no room to unpack an `.npz`.
+    Raises DataError for files that are missing, unreadable, truncated, mixed or not arrays;
+    StorageError if there is not enough space to unpack an `.npz`.
     """
     if path.is_dir():
         return [open_shard(file) for file in shard_files(path)]
@@ -118,44 +118,43 @@ def open_shards(path: Path) -> list[Shard]:
     if not path.exists():
         raise DataError(
             f"{path} does not exist. Name a .npy or .npz file, a folder of them, or another source "
-            "of samples: docs/data.md."
+            "of samples (docs/data.md)."
         )
     return [open_shard(path)]
 
 
 def open_array(path: Path, *, name: str | None = None) -> RowsArray:
-    """Memory-map one `.npy` file, read-only. `name`: what errors call it. Raises DataError."""
+    """Memory-map one `.npy` file, read-only. `name`: its name in errors. Raises DataError."""
     _check_content(path)
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, EOFError, SyntaxError) as error:
         reason = first_line(error, empty=type(error).__name__)
         raise DataError(
-            f"cannot read {name or path.name} as a .npy array: {reason}. Expected a whole file of "
-            "numbers as numpy.save writes it, without Python objects. "
-            "Convert texts by x.astype(str); give calls of several shapes in a file for each shape."
+            f"cannot read {name or path.name} as a .npy array: {reason}. Expected a complete file "
+            "of numbers as numpy.save writes it, without Python objects. "
+            "Convert strings with x.astype(str); save calls of different shapes to separate files."
         ) from error
 
 
 def forget_pages(array: RowsArray) -> None:
-    """Release the mapped pages of `array` to the system.
-
-    Otherwise the pages that were read stay counted as memory of this process.
-    """
+    """Release the mapped pages of `array`, which otherwise count as memory of this process."""
     mapping = array.base
     if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise"):
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def shard_files(folder: Path, *, kinds: Sequence[str] = SUFFIXES) -> list[Path]:
-    """The files of a folder of shards in the order of their names, all of one kind that holds
-    samples (`kinds`: suffixes). Raises DataError for a folder that holds anything else."""
+    """Return the files of a folder of shards in the order of their names.
+
+    kinds: allowed suffixes. Raises DataError for other files or more than one suffix.
+    """
     files = sorted(file for file in folder.iterdir() if is_shard(file.name, kinds=kinds))
     if any(file.suffix.lower() in _IMAGES for file in folder.rglob("*")):
         raise DataError(
-            f"{folder} holds images; arrays are expected. Preprocess them as the model wants them "
-            "and save the result as .npy (samples on axis 0), or give a data set that lists them, "
-            "and the spec: docs/data.md."
+            f"{folder} contains images; expected arrays. Preprocess them for the model and save "
+            "the result as .npy (samples on axis 0), or use a data set that lists them with a "
+            "preprocessing spec (docs/data.md)."
         )
     folders = [file for file in files if not file.is_file()]
     if folders:
@@ -165,34 +164,34 @@ def shard_files(folder: Path, *, kinds: Sequence[str] = SUFFIXES) -> list[Path]:
 
 
 def is_shard(name: str, *, kinds: Sequence[str]) -> bool:
-    """Return whether a file is a shard: not hidden, nor `_SUCCESS` or `_metadata`."""
-    aside = name.startswith("_") and Path(name).suffix.lower() not in kinds
-    return not name.startswith(".") and not aside
+    """Return whether a file is a shard: not hidden, `_SUCCESS` or `_metadata`."""
+    is_metadata = name.startswith("_") and Path(name).suffix.lower() not in kinds
+    return not name.startswith(".") and not is_metadata
 
 
 def check_kinds(names: Sequence[str], *, origin: str, kinds: Sequence[str]) -> str:
-    """The one suffix of all these files, which is one of `kinds`. Raises DataError."""
-    found = {Path(name).suffix.lower() for name in names}
+    """Return the common suffix of all files, which is one of `kinds`. Raises DataError."""
+    suffixes = {Path(name).suffix.lower() for name in names}
     for name in names:
         if Path(name).suffix.lower() not in kinds:
             raise strange_file(origin, name)
-    if not found:
-        raise DataError(f"{origin} is empty. Put shards in it: {', '.join(kinds)}.")
-    if len(found) > 1:
-        raise DataError(f"{origin} mixes {' and '.join(sorted(found))} shards. Keep one kind.")
-    return found.pop()
+    if not suffixes:
+        raise DataError(f"{origin} is empty. Add shards: {', '.join(kinds)}.")
+    if len(suffixes) > 1:
+        raise DataError(f"{origin} mixes {' and '.join(sorted(suffixes))} shards. Keep one kind.")
+    return suffixes.pop()
 
 
 def strange_file(origin: Path | str, name: str) -> DataError:
-    """The error of a folder with a file that is no shard."""
+    """Return the error for a folder with a file that is not a shard."""
     return DataError(
-        f"{origin} holds {name}, which is no shard of samples. "
-        "Keep only shards in the folder; labels have a file of their own."
+        f"{origin} contains {name}, which is not a shard of samples. "
+        "Keep only shards in the folder, and labels in a separate file."
     )
 
 
 def open_shard(path: Path) -> Shard:
-    """Map one `.npy` or `.npz`. Raises as `open_shards`."""
+    """Map one `.npy` or `.npz` file. Raises the exceptions of `open_shards`."""
     suffix = path.suffix.lower()
     if suffix == ".npy":
         array = open_array(path)
@@ -201,20 +200,20 @@ def open_shard(path: Path) -> Shard:
         return Shard(open_npz(path))
     if suffix in _IMAGES:
         raise DataError(
-            f"{path.name} is an image; arrays are expected. Preprocess it as the model wants it "
-            "and save the result as .npy (samples on axis 0)."
+            f"{path.name} is an image; expected arrays. Preprocess it for the model and save the "
+            "result as .npy (samples on axis 0)."
         )
     raise DataError(
-        f"{path.name} is no .npy or .npz file, nor another source of samples (docs/data.md). Save "
+        f"{path.name} is not a .npy or .npz file or another source of samples (docs/data.md). Save "
         "the samples with numpy.save."
     )
 
 
 def open_npz(path: Path) -> dict[str, RowsArray]:
-    """Map the members of an `.npz`, one array an input.
+    """Map the members of an `.npz`, one array for each input.
 
-    They are unpacked to a temporary folder that is removed at once: the maps keep the bytes
-    until they are dropped, so that nothing stays behind even if the process is killed.
+    They are unpacked to a temporary folder that is removed at once. The mappings keep the content,
+    and no file is left even if the process is killed.
     """
     _check_content(path)
     arrays: dict[str, RowsArray] = {}
@@ -230,15 +229,15 @@ def open_npz(path: Path) -> dict[str, RowsArray]:
                 arrays[name] = open_array(unpacked, name=f"'{name}' of {path.name}")
     except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
         raise DataError(
-            f"cannot read {path.name} as .npz: {error}. Expected a whole file as numpy.savez "
+            f"cannot read {path.name} as .npz: {error}. Expected a complete file as numpy.savez "
             "writes it; save it again."
         ) from error
-    except RuntimeError as error:  # an encrypted member
+    except RuntimeError as error:  # An encrypted member.
         raise DataError(f"cannot read {path.name}: {error}. Save it without a password.") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
     if not arrays:
-        raise DataError(f"{path.name} holds no array. Save one array for each input of the model.")
+        raise DataError(f"{path.name} has no array. Save one array for each input of the model.")
     return arrays
 
 
@@ -251,7 +250,7 @@ def _member_name(path: Path, member: zipfile.ZipInfo, *, taken: dict[str, RowsAr
     name = member.filename.removesuffix(".npy")
     if name == member.filename or name in taken:
         raise DataError(
-            f"{path.name} holds '{member.filename}', which is no array or is there twice. "
+            f"{path.name} contains '{member.filename}', which is not an array or occurs twice. "
             "Expected one .npy member for each input, as numpy.savez writes it."
         )
     return name
@@ -261,8 +260,8 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> 
     free = shutil.disk_usage(target.parent).free
     if member.file_size > free:
         raise StorageError(
-            f"no room to unpack '{member.filename}' of {member.file_size} bytes into "
-            f"{target.parent}: {free} bytes are free. Free space, set TMPDIR, or give .npy files."
+            f"not enough space to unpack '{member.filename}' ({member.file_size} bytes) to "
+            f"{target.parent}: {free} bytes are free. Free space, set TMPDIR, or use .npy files."
         )
     import zlib
 
@@ -277,65 +276,64 @@ _LARGEST = np.iinfo(np.int64).max
 
 
 def open_labels(path: Path, *, samples: int | None) -> NDArray[np.int64]:
-    """Class indices of the samples, shape (samples,), from an integer `.npy` file. `samples`: None
-    takes any number.
+    """Read class indices, shape (samples,), from an integer `.npy` file.
 
-    Raises DataError on another length, rank or dtype, on negative labels and those beyond int64.
+    samples: expected number; None accepts any. Raises DataError for another length, rank or dtype,
+    and for labels that are negative or beyond int64.
     """
     if path.suffix.lower() != ".npy":
-        raise DataError(f"{path.name} is no .npy file. Save the labels with numpy.save.")
+        raise DataError(f"{path.name} is not a .npy file. Save the labels with numpy.save.")
     labels = open_array(path)
     if samples is None and labels.ndim == 1:
         samples = len(labels)
-    return np.array(check_labels(labels, samples=samples or 0))  # the file may change
+    return np.array(check_labels(labels, samples=samples or 0))  # A copy: the file may change.
 
 
 def check_labels(labels: RowsArray, *, samples: int) -> NDArray[np.int64]:
-    """`labels` as int64, shape (samples,), no copy if they are. Raises DataError if they don't fit
-    the samples."""
+    """Return `labels` as int64, shape (samples,), without a copy if possible. Raises DataError if
+    they don't fit the samples."""
     if labels.shape != (samples,):
         raise DataError(
-            f"labels have shape {labels.shape}, the samples need ({samples},). "
-            "Give one class index for each sample, in the same order."
+            f"labels have shape {labels.shape}, expected ({samples},). "
+            "Save one class index for each sample, in the same order."
         )
     return check_indices(labels, start=0)
 
 
 def check_indices(labels: RowsArray, *, start: int) -> NDArray[np.int64]:
-    """`labels` as int64, no copy if they are. `start`: the place of the first one's sample. Raises
-    DataError."""
+    """Return `labels` as int64, without a copy if possible. `start`: index of the first sample.
+    Raises DataError."""
     if labels.dtype.kind not in "iu":
         raise DataError(
-            f"labels are {labels.dtype}, integers are expected. "
-            "Give class indices, one for each sample."
+            f"labels are {labels.dtype}, expected integers. Save one class index for each sample."
         )
-    given: NDArray[np.integer] = labels.view(np.ndarray)
-    wrong = (given < 0) | (given > _LARGEST)
+    values: NDArray[np.integer] = labels.view(np.ndarray)
+    wrong = (values < 0) | (values > _LARGEST)
     if wrong.any():
-        place = int(wrong.argmax())
+        row = int(wrong.argmax())
         raise DataError(
-            f"the label of sample {start + place} is {labels[place]}. "
-            "Class indices start at 0, and are no larger than an int64."
+            f"the label of sample {start + row} is {labels[row]}. "
+            "Class indices start at 0 and must fit into an int64."
         )
-    return np.asarray(given, np.int64)
+    return np.asarray(values, np.int64)
 
 
 _CHUNK_BYTES = 1 << 24
 
 
 class MappedRows(SampleReader):
-    """Named arrays of bool, int, float or str, shape (samples, ...)."""
+    """Reads mapped arrays of bool, int, float or str, shape (samples, ...)."""
 
     def __init__(
         self, shards: Sequence[Shard], *, origin: str, labels: NDArray[np.int64] | None = None
     ) -> None:
-        """`labels`: one of each sample.
+        """`labels`: shape (samples,).
 
-        Several arrays of one shard may be in the layout of a model, with the samples on another
-        axis or none: see `rearranged`. Raises DataError for what is no whole set of samples.
+        The arrays of a single shard may be in the layout of a model, with the batch axis elsewhere
+        or without one (`rearranged`). Raises DataError if the shards are not a set of samples.
         """
         if not shards or not shards[0].arrays:
-            raise DataError(f"{origin} holds no array. Give at least one array of samples.")
+            raise DataError(f"{origin} has no array. Save at least one array of samples.")
         for shard in shards:
             _check_shard(shard, shards[0], origin=origin)
         arrays = shards[0].arrays
@@ -353,7 +351,7 @@ class MappedRows(SampleReader):
             self._ends = list(accumulate(lengths))
 
     def __len__(self) -> int:
-        """Number of samples. Raises DataError where axis 0 is not the sample of every array."""
+        """Return the number of samples. Raises DataError if axis 0 is not the batch axis yet."""
         if self._uneven is not None:
             raise self._uneven
         return self._ends[-1]
@@ -366,34 +364,36 @@ class MappedRows(SampleReader):
         return self._shards[0].shapes
 
     def rearranged(self, axes: Mapping[str, int | None]) -> MappedRows:
-        """Return views of the samples, with the samples on axis 0."""
+        """Return the same samples with the batch axis on axis 0, without a copy."""
         shards = [shard.rearranged(axes) for shard in self._shards]
         return MappedRows(shards, origin=self.origin, labels=self._labels)
 
-    def read(self, places: Sequence[int]) -> Block:
-        """The samples at these places."""
-        labels = None if self._labels is None else np.array(self._labels[list(places)])
-        if isinstance(places, range) and places.step == 1:
-            span = (places.start, places.stop)
+    def read(self, indices: Sequence[int]) -> Block:
+        """Return the samples with these indices."""
+        labels = None if self._labels is None else np.array(self._labels[list(indices)])
+        if isinstance(indices, range) and indices.step == 1:
+            span = (indices.start, indices.stop)
             return Block({name: self._rows(name, *span) for name in self.names}, labels)
         return Block(
             {
-                name: np.concatenate([self._rows(name, place, place + 1) for place in places])
+                name: np.concatenate([self._rows(name, index, index + 1) for index in indices])
                 for name in self.names
             },
             labels,
         )
 
-    def column(self, name: str, places: range) -> Iterator[RowsArray]:
-        """The rows of one input, without a look at the others."""
+    def column(self, name: str, indices: range) -> Iterator[RowsArray]:
+        """Yield the rows of one input, in chunks. Reads no other input."""
         (spec,) = (spec for spec in self.specs if spec.name == name)
         step = rows_within(_CHUNK_BYTES, [spec])
-        for start in range(places.start, places.stop, step):
-            yield self._rows(name, start, min(start + step, places.stop))
+        for start in range(indices.start, indices.stop, step):
+            yield self._rows(name, start, min(start + step, indices.stop))
 
-    def labels(self, places: range) -> NDArray[np.int64] | None:
-        """Class indices of a range."""
-        return None if self._labels is None else np.array(self._labels[places.start : places.stop])
+    def labels(self, indices: range) -> NDArray[np.int64] | None:
+        """Return the class indices of a range."""
+        return (
+            None if self._labels is None else np.array(self._labels[indices.start : indices.stop])
+        )
 
     def _rows(self, name: str, start: int, stop: int) -> RowsArray:
         parts = []
@@ -404,10 +404,10 @@ class MappedRows(SampleReader):
             begin = self._ends[number] - len(array)
             if begin >= stop:
                 break
-            shard.check(what)  # a map of a file that was cut off ends the process
-            inside = array[max(start - begin, 0) : stop - begin]
+            shard.check(what)  # Reading a mapping of a truncated file would end the process.
+            rows = array[max(start - begin, 0) : stop - begin]
             native = array.dtype.newbyteorder("=")
-            parts.append(np.array(inside, dtype=native, order="C", subok=False))
+            parts.append(np.array(rows, dtype=native, order="C", subok=False))
             forget_pages(array)
             shard.check(what)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -416,50 +416,49 @@ class MappedRows(SampleReader):
 def _check_shard(shard: Shard, first: Shard, *, origin: str) -> None:
     if list(shard.arrays) != list(first.arrays):
         raise DataError(
-            f"shards of {origin} hold different arrays: {list(shard.arrays)} and "
+            f"shards of {origin} have different arrays: {list(shard.arrays)} and "
             f"{list(first.arrays)}. Save every shard with the same names in the same order."
         )
     for name, array in shard.arrays.items():
         check_dtype(name, array.dtype, origin=origin)
-        like = first.arrays[name]
-        dtypes = (dtype_name(array.dtype), dtype_name(like.dtype))
-        if len(set(dtypes)) > 1 or array.shape[1:] != like.shape[1:]:
+        expected = first.arrays[name]
+        dtypes = (dtype_name(array.dtype), dtype_name(expected.dtype))
+        if len(set(dtypes)) > 1 or array.shape[1:] != expected.shape[1:]:
             raise DataError(
-                f"shards of {origin} differ in '{name}': {dtypes[0]} {array.shape[1:]} a sample, "
-                f"elsewhere {dtypes[1]} {like.shape[1:]}. Save all shards alike."
+                f"shards of {origin} differ in '{name}': a sample is {dtypes[0]} "
+                f"{array.shape[1:]}, in another shard {dtypes[1]} {expected.shape[1:]}. Save all "
+                "shards with the same dtypes and shapes."
             )
     if not any(math.prod(shape) for shape in shard.shapes.values()):
         name, shape = next(iter(shard.shapes.items()))
-        raise DataError(
-            f"'{name}' of {origin} has shape {shape}: nothing to measure. Give samples."
-        )
+        raise DataError(f"'{name}' of {origin} has shape {shape}: nothing to measure. Add samples.")
 
 
 def _uneven(shard: Shard, origin: str) -> DataError | None:
-    """Return why axis 0 is not the sample of every array; None if it is."""
+    """Return why axis 0 can't be the batch axis of every array, or None."""
     for name, shape in shard.shapes.items():
         if not shape:
-            return DataError(f"'{name}' of {origin} is a scalar. Axis 0 must be the samples.")
+            return DataError(f"'{name}' of {origin} is a scalar. Axis 0 must be the batch axis.")
     lengths = {name: shape[0] for name, shape in shard.shapes.items()}
     if len(set(lengths.values())) > 1:
         return DataError(
             f"arrays of {origin} have different numbers of samples: {lengths}. "
-            "Axis 0 is the sample and must be equal for all inputs."
+            "Axis 0 is the batch axis and must have the same length in all arrays."
         )
     return None
 
 
 def check_dtype(name: str, dtype: np.dtype[np.generic], *, origin: str) -> None:
-    """Raise DataError unless it is one that samples may have."""
+    """Raise DataError unless samples may have this dtype."""
     if dtype.kind != "U" and (dtype.kind not in "biuf" or dtype.itemsize > 8):
         raise DataError(
             f"'{name}' of {origin} has dtype {dtype}. Expected bool, integers, floats of at most "
-            "64 bits, or texts (x.astype(str))."
+            "64 bits, or strings (x.astype(str))."
         )
 
 
 def as_texts(array: RowsArray) -> RowsArray:
-    """Return an array of Python strings in NumPy's own dtype of texts; any other as it is."""
+    """Convert an array of Python strings to NumPy's string dtype; return others unchanged."""
     if array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat):
         return array.astype(np.str_)
     return array

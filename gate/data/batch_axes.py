@@ -29,7 +29,7 @@ _UNNAMED = "?"
 """A dynamic axis without a name."""
 
 _MADE_UP = re.compile(r"\?|unk__\d+|.+_dynamic_axes_\d+")
-"""Such an axis, or one that an exporter named: in every input another, of any length."""
+"""An axis without a name, or with a generated one, which differs in every input."""
 
 
 def bind_samples(
@@ -40,8 +40,8 @@ def bind_samples(
     parameters: Collection[str] | None = None,
     reduced: bool = False,
 ) -> InputBinding:
-    """Bind samples, as `arrange` returned them, to the inputs of a file. The rest is as of
-    `bind_inputs`."""
+    """Bind samples that `arrange` returned to the inputs of a file. The other arguments are those
+    of `bind_inputs`."""
     return bind_inputs(
         inputs,
         samples.specs,
@@ -60,92 +60,94 @@ def arrange(
     *,
     parameters: Collection[str] | None = None,
 ) -> SampleSet:
-    """Return the samples with the samples on axis 0 of every array, and the layout of the calls.
+    """Return the samples with the batch axis on axis 0 of every array, and the layout of the calls.
 
-    Samples come in one of three forms: as the file takes a batch of all of them; with the samples
-    on axis 0 of every array; or as calls, where every array has one more axis in front. The batch
-    axes are, in this order: those that the user states (`SampleSet.with_batch_axes`); those of
-    the symbolic dimension that occurs in an output and in the most inputs; axis 0 of all; none, so
-    that one call is one sample. Samples of files with the batch on axis 0 of all inputs stay as
-    they are. `parameters`: as of `bind_inputs`. Raises InputMismatch where nothing fits, DataError.
+    Samples have one of three forms: one batch in the file's layout; the batch axis on axis 0 of
+    every array; or calls, where every array has one additional leading axis. The batch axes are,
+    in this order of preference: those that the user states (`SampleSet.with_batch_axes`); those of
+    the symbolic dimension that occurs in an output and in the most inputs; axis 0 of all inputs;
+    none, so that one call is one sample. Samples whose batch axis is axis 0 of all inputs are
+    returned unchanged. `parameters`: as in `bind_inputs`. Raises InputMismatch, DataError.
     """
     if samples.layout is not None or samples.arranged or not inputs:
         return samples
     shapes = samples.shapes
-    pairs = [(wanted, given.name) for wanted, given in pair_up(inputs, samples.specs, parameters)]
+    pairs = [(spec, sample.name) for spec, sample in pair_up(inputs, samples.specs, parameters)]
     none = _no_axes(inputs, outputs)
-    ruled, tied = _axes(inputs, outputs, samples.stated)
+    axes, tied = _axes(inputs, outputs, samples.stated)
     if _are_calls(pairs, shapes):
         if any(axis is not None for axis in samples.stated.values()):
-            raise InputMismatch(_mixed(pairs, shapes, ruled or none))
+            raise InputMismatch(_shape_mismatch(pairs, shapes, axes or none))
         return _arranged(samples, pairs, none, on_first=True)
     first = all(spec.shape for spec in inputs) and _fits(pairs, shapes, _first_axes(inputs))
-    if ruled is None:
-        ruled = _unruled(pairs, shapes, tied, none, first=first)
-    if set(ruled.inputs.values()) == {0}:
+    if axes is None:
+        axes = _default_axes(pairs, shapes, tied, none, first=first)
+    if set(axes.inputs.values()) == {0}:
         return samples
-    own = _fits(pairs, shapes, ruled)
-    if own or (not ruled.is_unbatched and _fits_rows(pairs, shapes, ruled)):
-        return _arranged(samples, pairs, ruled, on_first=not own)
-    if first and not samples.stated and set(ruled.inputs.values()) == {0, None}:
-        return samples  # axis 0 of an input is fixed, although it is the batch
-    raise InputMismatch(_mixed(pairs, shapes, ruled))
+    is_batch = _fits(pairs, shapes, axes)
+    if is_batch or (not axes.is_unbatched and _fits_rows(pairs, shapes, axes)):
+        return _arranged(samples, pairs, axes, on_first=not is_batch)
+    if first and not samples.stated and set(axes.inputs.values()) == {0, None}:
+        return samples  # Axis 0 of an input has a fixed size, although it is the batch axis.
+    raise InputMismatch(_shape_mismatch(pairs, shapes, axes))
 
 
 def axes_of_file(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, even: bool
 ) -> BatchAxes | None:
-    """Return the batch axes by the symbolic dimensions of a file, none where these do not determine
-    them and the arrays of a call are not `even`: of one length on axis 0. None: axis 0 of all
-    inputs."""
+    """Return the batch axes by the symbolic dimensions of a file. None: axis 0 of all inputs.
+
+    even: whether all arrays of a call have the same length on axis 0. If the dimensions do not
+    determine the axes, this decides between axis 0 and no batch axes.
+    """
     axes, _ = _axes(inputs, outputs, {})
     if axes is None:
         return None if even else _no_axes(inputs, outputs)
     return None if set(axes.inputs.values()) == {0} else axes
 
 
-def _unruled(
+def _default_axes(
     pairs: Pairs, shapes: Shapes, tied: Sequence[str], none: BatchAxes, *, first: bool
 ) -> BatchAxes:
-    """Return the batch axes where the dimensions of the file do not determine them. `first`: the
-    samples fit as batches on axis 0."""
+    """Return the batch axes if the dimensions of the file do not determine them. `first`: whether
+    the samples fit the file with the batch axis on axis 0."""
     inputs = [spec for spec, _ in pairs]
     sizes = [spec.shape[0] if spec.shape else None for spec in inputs]
     dynamic = all(isinstance(size, str) for size in sizes)
     unnamed = dynamic and any(_MADE_UP.fullmatch(str(size)) for size in sizes)
-    called = not dynamic and _fits(pairs, shapes, none)
-    if (first and not called) or (unnamed and not tied):
+    fits_call = not dynamic and _fits(pairs, shapes, none)
+    if (first and not fits_call) or (unnamed and not tied):
         return _first_axes(inputs)
     if tied:
         raise InputMismatch(
             f"the batch axis may be {' or '.join(map(repr, tied))} in the file's inputs "
-            f"{describe(inputs)}. State it: --batch-axis NAME=AXIS, or NAME=none if one call is "
+            f"{describe(inputs)}. Specify it: --batch-axis NAME=AXIS, or NAME=none if one call is "
             "one sample."
         )
     return none
 
 
 def _arranged(samples: SampleSet, pairs: Pairs, axes: BatchAxes, *, on_first: bool) -> SampleSet:
-    """Move the samples to axis 0. `on_first`: they are there already."""
+    """Move the batch axis to axis 0. `on_first`: it is axis 0 already."""
     shapes = samples.shapes
     counts = {
         shapes[name][axis] for spec, name in pairs if (axis := axes.inputs[spec.name]) is not None
     }
-    now: Axes = {name: axes.inputs[spec.name] for spec, name in pairs}
-    of_model: Axes = {
+    current: Axes = {name: axes.inputs[spec.name] for spec, name in pairs}
+    model_only: Axes = {
         name: 0 if counts and (on_first or shape[:1] == (max(counts),)) else None
         for name, shape in shapes.items()
-        if name not in now
+        if name not in current
     }
-    axes = axes.model_copy(update={"inputs": {**axes.inputs, **of_model}})
-    now |= of_model
-    moved = samples.rearranged(dict.fromkeys(now, 0) if on_first else now, axes)
+    axes = axes.model_copy(update={"inputs": {**axes.inputs, **model_only}})
+    current |= model_only
+    moved = samples.rearranged(dict.fromkeys(current, 0) if on_first else current, axes)
     for spec, name in pairs if on_first and not axes.is_unbatched else ():
         if axes.inputs[spec.name] is None and not moved.is_same(name):
             raise InputMismatch(
-                f"input '{spec.name}' of the file has no batch axis, and the samples differ in it: "
-                "no batch takes them together. Give calls: one more axis in front of every array, "
-                "and a batch of one sample in each call."
+                f"input '{spec.name}' of the file has no batch axis, but its values differ between "
+                "samples, so they can't be batched. Save calls instead: add a leading axis to "
+                "every array, and put one sample into each call."
             )
     return moved
 
@@ -164,8 +166,10 @@ def _first_axes(inputs: Sequence[TensorSpec]) -> BatchAxes:
 def _axes(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], stated: Mapping[str, int | None]
 ) -> tuple[BatchAxes | None, list[str]]:
-    """Return the stated batch axes, and those of the symbolic dimension of the file; None where
-    neither determines them, with the dimensions that tie."""
+    """Return the batch axes that the user states or that the file's symbolic dimensions determine.
+
+    If neither does, return None and the dimensions that tie.
+    """
     _check_named_axes([*inputs, *outputs], stated)
     tied: list[str] = []
     free = [spec for spec in inputs if spec.name not in stated]
@@ -184,12 +188,12 @@ def _axes(
         size, tied = _symbol(free, outputs)
         if tied or (size is None and not stated):
             return None, tied
-        strangers = [spec for spec in free if size not in spec.shape and _symbols(spec)]
-        if size is not None and strangers and not stated:  # as the edges of a graph's nodes
+        unrelated = [spec for spec in free if size not in spec.shape and _symbols(spec)]
+        if size is not None and unrelated and not stated:  # For example, a graph's edges.
             return None, []
-    found: Axes = {spec.name: _axis_of(size, spec) for spec in free}
-    given: Axes = {spec.name: stated[spec.name] for spec in inputs if spec.name in stated}
-    axes = {spec.name: {**found, **given}[spec.name] for spec in inputs}
+    inferred: Axes = {spec.name: _axis_of(size, spec) for spec in free}
+    named: Axes = {spec.name: stated[spec.name] for spec in inputs if spec.name in stated}
+    axes = {spec.name: {**inferred, **named}[spec.name] for spec in inputs}
     if all(axis is None for axis in axes.values()):
         return _no_axes(inputs, outputs), []
     returned: Axes = {spec.name: _axis_of(size, spec) for spec in outputs}
@@ -202,13 +206,13 @@ def _check_named_axes(specs: Sequence[TensorSpec], stated: Mapping[str, int | No
     for name, axis in stated.items():
         if name not in ranks:
             raise InputMismatch(
-                f"--batch-axis names '{name}'; the file has {sorted(ranks)}. Name an input or an "
-                "output of the file."
+                f"--batch-axis: '{name}' is not an input or output of the file, which has "
+                f"{sorted(ranks)}."
             )
         if axis is not None and not 0 <= axis < ranks[name]:
             raise InputMismatch(
                 f"--batch-axis {name}={axis}: '{name}' of the file has {ranks[name]} axes, counted "
-                "from 0. Use one of these axes, or none."
+                "from 0. Use one of them, or none."
             )
 
 
@@ -217,12 +221,12 @@ def _axis_of(size: int | str | None, spec: TensorSpec) -> int | None:
         return None
     if isinstance(size, str) and size != _UNNAMED:
         return spec.shape.index(size) if spec.shape.count(size) == 1 else None
-    alike = isinstance(spec.shape[0], str) if size == _UNNAMED else spec.shape[0] == size
-    return 0 if alike else None
+    matches = isinstance(spec.shape[0], str) if size == _UNNAMED else spec.shape[0] == size
+    return 0 if matches else None
 
 
 def _fixed(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """True if axis 0 of all inputs has one fixed size, which is 1 or that of an output."""
+    """Return whether axis 0 of all inputs has the same fixed size, 1 or that of an output."""
     sizes = {spec.shape[0] if spec.shape else None for spec in inputs}
     size = sizes.pop()
     if sizes or not isinstance(size, int):
@@ -240,34 +244,34 @@ def _symbol(
     """Return the symbolic dimension that occurs in an output and in the most inputs, at most once
     in each; on a tie the one on axis 0; otherwise None and the dimensions that tie."""
     returned = {size for spec in outputs for size in _symbols(spec)} - {_UNNAMED}
-    places = {
+    axes_by_symbol = {
         symbol: [spec.shape.index(symbol) for spec in inputs if symbol in spec.shape]
         for symbol in sorted(returned)
         if all(spec.shape.count(symbol) <= 1 for spec in inputs)
     }
-    most = max(map(len, places.values()), default=0)
-    best = [symbol for symbol, axes in places.items() if most and len(axes) == most]
-    first = [symbol for symbol in best if not any(places[symbol])]
+    maximum = max(map(len, axes_by_symbol.values()), default=0)
+    best = [symbol for symbol, axes in axes_by_symbol.items() if maximum and len(axes) == maximum]
+    first = [symbol for symbol in best if not any(axes_by_symbol[symbol])]
     chosen = best if len(best) == 1 else first
     return (chosen[0], []) if len(chosen) == 1 else (None, best)
 
 
 def _are_calls(pairs: Pairs, shapes: Shapes) -> bool:
-    """True if every array has one more axis in front, all of the same length."""
-    given = [(spec.shape, shapes[name]) for spec, name in pairs]
-    lengths = {shape[:1] for _, shape in given}
-    return len(lengths) == 1 and all(agrees(wanted, shape[1:]) for wanted, shape in given)
+    """Return whether every array has one additional leading axis, all of the same length."""
+    both = [(spec.shape, shapes[name]) for spec, name in pairs]
+    lengths = {shape[:1] for _, shape in both}
+    return len(lengths) == 1 and all(agrees(expected, shape[1:]) for expected, shape in both)
 
 
 def _fits(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> bool:
-    """True if the arrays are as the file takes a batch of all of them."""
+    """Return whether the arrays are one batch in the file's layout."""
     counts = set()
     for spec, name in pairs:
         shape, axis = shapes[name], axes.inputs[spec.name]
         if len(shape) != len(spec.shape):
             return False
-        wanted = spec.shape if axis is None else _without(spec.shape, axis)
-        if not agrees(wanted, shape if axis is None else _without(shape, axis)):
+        expected = spec.shape if axis is None else _without(spec.shape, axis)
+        if not agrees(expected, shape if axis is None else _without(shape, axis)):
             return False
         if axis is not None:
             counts.add(shape[axis])
@@ -276,12 +280,12 @@ def _fits(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> bool:
 
 
 def _fits_rows(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> bool:
-    """True if the samples are on axis 0 of every array, and on no other axis."""
+    """Return whether the batch axis of every array is axis 0, whatever it is in the file."""
     counts = set()
     for spec, name in pairs:
         axis = axes.inputs[spec.name]
-        wanted = spec.shape if axis is None else _without(spec.shape, axis)
-        if not shapes[name] or not agrees(wanted, shapes[name][1:]):
+        expected = spec.shape if axis is None else _without(spec.shape, axis)
+        if not shapes[name] or not agrees(expected, shapes[name][1:]):
             return False
         counts.add(shapes[name][0])
     return len(counts) == 1
@@ -291,27 +295,27 @@ def _without(shape: Sequence[int | str], axis: int) -> tuple[int | str, ...]:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _has_consistent_sizes(given: Iterable[tuple[Sequence[int | str], Sequence[int]]]) -> bool:
-    """True if each symbolic dimension has one size wherever it occurs."""
+def _has_consistent_sizes(pairs: Iterable[tuple[Sequence[int | str], Sequence[int]]]) -> bool:
+    """Return whether each symbolic dimension has the same size wherever it occurs."""
     sizes: dict[str, int] = {}
     return all(
         not isinstance(symbol, str) or symbol == _UNNAMED or sizes.setdefault(symbol, size) == size
-        for wanted, shape in given
-        for symbol, size in zip(wanted, shape, strict=True)
+        for expected, shape in pairs
+        for symbol, size in zip(expected, shape, strict=True)
     )
 
 
-def _mixed(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> str:
-    """Return the error: the shapes of the samples, and both layouts that the file accepts."""
-    places = [(spec, name, axes.inputs[spec.name]) for spec, name in pairs]
-    batch = {spec.name: batched(spec.shape, axis) for spec, _, axis in places}
-    calls = {spec.name: ("calls", *spec.shape) for spec, _, _ in places}
-    remedy = shape_remedy([(batch[spec.name], shapes[name], name) for spec, name, _ in places])
+def _shape_mismatch(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> str:
+    """Return the error with the shapes of the samples and both layouts that the file accepts."""
+    rows = [(spec, name, axes.inputs[spec.name]) for spec, name in pairs]
+    batch = {spec.name: batched(spec.shape, axis) for spec, _, axis in rows}
+    calls = {spec.name: ("calls", *spec.shape) for spec, _, _ in rows}
+    remedy = shape_remedy([(batch[spec.name], shapes[name], name) for spec, name, _ in rows])
     return (
-        f"the samples {_listed({name: shapes[name] for _, name, _ in places})} don't fit the file. "
+        f"the samples {_listed({name: shapes[name] for _, name, _ in rows})} don't fit the file. "
         f"Expected {'one call' if axes.is_unbatched else 'one batch of all samples'}, "
-        f"{_listed(batch)}, or calls with one more axis in front, {_listed(calls)}. "
-        f"{remedy or 'If the batch is on other axes: --batch-axis NAME=AXIS, or NAME=none.'}"
+        f"{_listed(batch)}, or calls with an additional leading axis, {_listed(calls)}. "
+        f"{remedy or 'If the batch axes are others: --batch-axis NAME=AXIS, or NAME=none.'}"
     )
 
 

@@ -23,10 +23,8 @@ _PICTURE_FIELDS = {"bytes", "path"}
 
 
 def is_picture_column(kind: Any) -> bool:
-    """Return whether a column of this type may hold pictures.
-
-    These are bytes, texts, or structs of both, as Hugging Face writes them.
-    """
+    """Return whether a column of this type may contain pictures: bytes, strings (paths), or structs
+    of both, as Hugging Face writes them."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -42,10 +40,10 @@ def _is_text(kind: Any) -> bool:
 
 
 def numbers(column: Any, *, name: str, start: int) -> RowsArray:
-    """The values of a `pyarrow.Array`: primitives, (fixed-size) lists of them, or tensors.
+    """Return the values of a `pyarrow.Array`: primitives, lists of them, or tensors.
 
-    `start`: the place of its first sample, which errors go by. Raises DataError for nulls, ragged
-    lists, and what is no number.
+    `start`: index of the first sample, for errors. Raises DataError for nulls, ragged lists and
+    other types.
     """
     array = _numbers(column, name, np.arange(start, start + len(column)))
     check_dtype(name, array.dtype, origin=f"the column of sample {start}")
@@ -53,39 +51,39 @@ def numbers(column: Any, *, name: str, start: int) -> RowsArray:
 
 
 def indices(column: Any, *, name: str, start: int) -> RowsArray:
-    """The labels of a column. Raises DataError."""
+    """Return the labels of a column. Raises DataError."""
     try:
         return check_indices(numbers(column, name=name, start=start), start=start)
     except DataError as error:
-        raise DataError(f"{error} #label= behind the source leaves labels out.") from error
+        raise DataError(f"{error} To use no labels, append #label= to the source.") from error
 
 
 def picture_tensors(column: Any, *, name: str, start: int, pictures: PictureDecoder) -> RowsArray:
-    """The model's inputs of a column of pictures. Raises DataError."""
+    """Return the model inputs of a column of pictures. Raises DataError."""
     tensors: list[RowsArray] = []
-    for place, value in enumerate(column, start):
+    for index, value in enumerate(column, start):
         picture = value.as_py()
         if picture is None or not is_picture(picture):
-            raise DataError(f"sample {place} has no picture in '{name}'. Leave it out.")
-        tensor = pictures.tensor(picture, what=f"'{name}' of sample {place}")
+            raise DataError(f"sample {index} has no picture in '{name}'. Remove the sample.")
+        tensor = pictures.tensor(picture, what=f"'{name}' of sample {index}")
         if tensors and tensor.shape != tensors[0].shape:
-            raise _ragged(name, place, str(tensor.shape), str(tensors[0].shape))
+            raise _ragged(name, index, str(tensor.shape), str(tensors[0].shape))
         tensors.append(tensor)
     return np.stack(tensors)
 
 
 def _numbers(column: Any, name: str, places: RowsArray) -> RowsArray:
-    """`places`: of the sample that each element belongs to."""
+    """`places`: the sample index of each element."""
     import pyarrow as pa
 
     kind = column.type
     if column.null_count:
         empty = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise DataError(
-            f"sample {places[empty]} has no value in '{name}'. Fill it, or leave the sample out."
+            f"sample {places[empty]} has no value in '{name}'. Fill it, or remove the sample."
         )
     if isinstance(kind, pa.FixedShapeTensorType):
-        _numbers(column.storage, name, places)  # which finds empty values
+        _numbers(column.storage, name, places)  # Raises for nulls inside the tensors.
         array: RowsArray = column.to_numpy_ndarray()
         return array
     if isinstance(kind, pa.BaseExtensionType):
@@ -104,8 +102,8 @@ def _numbers(column: Any, name: str, places: RowsArray) -> RowsArray:
     if plain or _is_text(kind):
         return as_texts(column.to_numpy(zero_copy_only=False))
     raise DataError(
-        f"column '{name}' holds {kind}; numbers, lists of them or tensors are expected. Name the "
-        "columns that are inputs: #inputs=COLUMN,COLUMN&label=COLUMN behind the source."
+        f"column '{name}' has type {kind}; expected numbers, lists of numbers or tensors. Name the "
+        "input columns: append #inputs=COLUMN,COLUMN&label=COLUMN to the source."
     )
 
 
@@ -116,44 +114,44 @@ def _inner(column: Any, size: int, name: str, places: RowsArray) -> RowsArray:
     return values.reshape(len(column), size, *values.shape[1:])
 
 
-def _ragged(name: str, place: int, shape: str, first: str) -> DataError:
+def _ragged(name: str, sample: int, shape: str, first: str) -> DataError:
     return DataError(
-        f"'{name}' of sample {place} has shape {shape}, of the samples before it {first}. Give all "
-        "samples one shape: pad, crop or resize them."
+        f"'{name}' of sample {sample} has shape {shape}, earlier samples have {first}. Give all "
+        "samples the same shape: pad, crop or resize them."
     )
 
 
 _BATCH_BYTES = 1 << 20
 
-_HELD = 3
-"""Files that are open at a time."""
+_MAX_OPEN = 3
+"""Maximum number of open files."""
 
-_MOST_ROWS = 4096
-"""Of a batch of columns without many bytes."""
+_MAX_ROWS = 4096
+"""Maximum number of rows of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowGroup:
-    """Rows that are read in order from their first: a row group, or a record batch."""
+    """A row group of Parquet or a record batch of Arrow, which is read from its start."""
 
     file: SourceFile
     opened: Callable[[], _Parquet | _Batches | _Stream]
-    """Opens the file, if it is not open."""
+    """Returns the open file, from a cache."""
     number: int
     rows: int
     size: int
-    """About so many bytes are in it."""
+    """Approximate size in bytes."""
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
-        """Its record batches with these columns, some MB each. Raises DataError."""
-        step = max(1, min(_MOST_ROWS, self.rows * _BATCH_BYTES // max(1, self.size)))
+        """Yield record batches with these columns, about 1 MB each. Raises DataError."""
+        step = max(1, min(_MAX_ROWS, self.rows * _BATCH_BYTES // max(1, self.size)))
         with _named_errors(self.file.name):
             yield from self.opened().read(self.number, columns, step)
 
 
 @contextlib.contextmanager
 def _named_errors(name: str) -> Iterator[None]:
-    """Raise what pyarrow raises as a DataError."""
+    """Turn the exceptions of pyarrow into DataError."""
     try:
         yield
     except (GateError, MemoryError):
@@ -161,7 +159,7 @@ def _named_errors(name: str) -> Iterator[None]:
     except Exception as error:
         raise DataError(
             f"cannot read {name} as columns: {first_line(error, empty=type(error).__name__)}. "
-            "Expected a whole Parquet or Arrow file; write it again."
+            "Expected a complete Parquet or Arrow file; write it again."
         ) from error
 
 
@@ -170,7 +168,7 @@ class _Parquet:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        # Pages are read as they are needed.
+        # Without pre_buffer, which would read whole row groups into memory.
         self._file = pq.ParquetFile(
             _seekable(file, pa.OSFile), buffer_size=1 << 20, pre_buffer=False
         )
@@ -187,7 +185,7 @@ class _Parquet:
 
 
 class _Batches:
-    """Arrow's file format, Feather among it: record batches at places that are written down."""
+    """Arrow's file format, including Feather: record batches with random access."""
 
     def __init__(self, file: SourceFile) -> None:
         import pyarrow as pa
@@ -207,7 +205,7 @@ class _Batches:
 
 
 class _Stream:
-    """Arrow's stream format, as Hugging Face caches data sets: one group from its start."""
+    """Arrow's stream format, which Hugging Face uses for its cache: read as one group."""
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
@@ -250,7 +248,7 @@ def _opened(file: SourceFile) -> _Parquet | _Batches | _Stream:
 
 
 def _seekable(file: SourceFile, local: Callable[[str], Any]) -> Any:
-    """`local`: what opens a path. Raises DataError where another file has the name by now."""
+    """Open a file for pyarrow. `local`: opens a path. Raises DataError if it was replaced."""
     if not isinstance(file, LocalFile):
         return file.open()
     opened = local(str(file.path))
@@ -259,18 +257,18 @@ def _seekable(file: SourceFile, local: Callable[[str], Any]) -> Any:
 
 
 class ColumnReader(SampleReader):
-    """The rows of all files in order.
+    """Reads the rows of several files, in order.
 
-    A file is read group by group (a row group of Parquet, a record batch of Arrow), a group batch
-    by batch. Where the last reading ended is kept: going on from there begins nothing anew.
+    A file is read group by group, a group batch by batch. The position of the last read is kept, so
+    that reading on in order does not restart a group.
     """
 
     def __init__(
         self, files: Sequence[SourceFile], fields: Fields, pictures: PictureDecoder, *, origin: str
     ) -> None:
-        """Reads what stands at the ends of the files. Raises DataError."""
+        """Reads the metadata of the files. Raises DataError."""
         self.origin, self._pictures, self._fields = origin, pictures, fields
-        open_file = lru_cache(_HELD)(_opened)  # of thousands of shards few may be open
+        open_file = lru_cache(_MAX_OPEN)(_opened)  # There may be thousands of shards.
         self._groups: list[RowGroup] = []
         first: Any = None
         for file in files:
@@ -279,8 +277,9 @@ class ColumnReader(SampleReader):
                 first = opened.schema if first is None else first
                 if not opened.schema.equals(first):
                     raise DataError(
-                        f"{file.name} has other columns than {files[0].name}, or other types: "
-                        f"{opened.schema.names} and {first.names}. Write all shards alike."
+                        f"the columns or types of {file.name} differ from {files[0].name}: "
+                        f"{opened.schema.names} and {first.names}. Write all shards with the same "
+                        "schema."
                     )
                 self._groups += [
                     RowGroup(file, partial(open_file, file), number, rows, size)
@@ -288,7 +287,7 @@ class ColumnReader(SampleReader):
                     if rows
                 ]
         if not self._groups:
-            raise DataError(f"{origin} has no rows: nothing to measure. Give samples.")
+            raise DataError(f"{origin} has no rows: nothing to measure. Add samples.")
         self._ends = list(accumulate(group.rows for group in self._groups))
         self._reading = _Reading()
         self._choose(first, fields)
@@ -298,14 +297,14 @@ class ColumnReader(SampleReader):
         )
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return self._ends[-1]
 
-    def read(self, places: Sequence[int]) -> Block:
-        """The samples at these places."""
-        blocks = [self._block(start, stop) for start, stop in _runs(places)]
+    def read(self, indices: Sequence[int]) -> Block:
+        """Return the samples with these indices."""
+        blocks = [self._block(start, stop) for start, stop in _runs(indices)]
         for block in blocks:
-            self._check(block, places[0])
+            self._check(block, indices[0])
         return _joined(blocks)
 
     def _choose(self, schema: Any, fields: Fields) -> None:
@@ -313,18 +312,21 @@ class ColumnReader(SampleReader):
 
         names = list(schema.names)
         if len(set(names)) < len(names):
-            raise DataError(f"{self.origin} has two columns of one name: {names}. Rename one.")
+            raise DataError(
+                f"{self.origin} has two columns with the same name: {names}. Rename one."
+            )
         self._inputs, self._label = fields.of(names)
         if self._label is not None and not pa.types.is_integer(schema.field(self._label).type):
             if fields.label is not None:
                 raise DataError(
-                    f"column '{self._label}' of {self.origin} holds "
-                    f"{schema.field(self._label).type}, labels are integers. Name another column."
+                    f"column '{self._label}' of {self.origin} has type "
+                    f"{schema.field(self._label).type}, but labels are integers. Name another "
+                    "column."
                 )
             self._label = None
             self._inputs = fields.inputs or tuple(names)
         if not self._inputs:
-            raise DataError(f"{self.origin} has no column but the label. Give inputs.")
+            raise DataError(f"{self.origin} has only a label column. Add columns for the inputs.")
         self.labelled = self._label is not None
 
     def _block(self, start: int, stop: int) -> Block:
@@ -336,8 +338,8 @@ class ColumnReader(SampleReader):
             group = self._groups[number]
             group.file.check(f"samples {start} to {stop - 1}")
             span = range(max(start - begin, 0), min(stop - begin, group.rows))
-            wanted = [*self._inputs, *([self._label] if self._label else [])]
-            for batch, first in self._reading.rows(group, span, wanted):
+            columns = [*self._inputs, *([self._label] if self._label else [])]
+            for batch, first in self._reading.rows(group, span, columns):
                 parts.append(self._converted(batch, begin + first))
         return _joined(parts)
 
@@ -356,19 +358,19 @@ class ColumnReader(SampleReader):
         labels = indices(batch.column(self._label), name=self._label, start=start)
         return Block(arrays, labels.astype(np.int64))
 
-    def _check(self, block: Block, place: int) -> None:
+    def _check(self, block: Block, sample: int) -> None:
         for spec in self.specs:
             array = block.arrays[spec.name]
             if (dtype_name(array.dtype), array.shape[1:]) != (spec.dtype, spec.shape[1:]):
                 raise DataError(
                     f"'{spec.name}' of {self.origin} has shape {array.shape[1:]} ({array.dtype}) "
-                    f"from sample {place} on, at sample 0 {tuple(spec.shape[1:])} ({spec.dtype}). "
-                    "Give all samples one shape: pad, crop or resize them."
+                    f"from sample {sample} on, but {tuple(spec.shape[1:])} ({spec.dtype}) at "
+                    "sample 0. Give all samples the same shape: pad, crop or resize them."
                 )
 
 
 class _Reading:
-    """The position where the last reading of a group ended."""
+    """The position at which the last read of a group ended."""
 
     def __init__(self) -> None:
         self._group: RowGroup | None = None
@@ -378,38 +380,38 @@ class _Reading:
         self._start = 0
 
     def rows(self, group: RowGroup, span: range, columns: list[str]) -> Iterator[tuple[Any, int]]:
-        """Record batches of these rows, each with the place of its first row in the group."""
-        behind = span.start < self._start
-        if group is not self._group or behind or columns != self._columns:
+        """Yield record batches of these rows, each with the index of its first row in the group."""
+        is_behind = span.start < self._start
+        if group is not self._group or is_behind or columns != self._columns:
             self._group, self._columns = group, columns
             self._batches, self._batch, self._start = group.batches(columns), None, 0
-        at = span.start
-        while at < span.stop:
+        row = span.start
+        while row < span.stop:
             if self._batch is None:
                 self._batch = next(self._batches, None)
                 if self._batch is None:
                     self._group = None
                     raise DataError(
-                        f"{group.file.name} has fewer rows than it says: {group.rows} in a group. "
-                        "Write it anew."
+                        f"{group.file.name} has fewer rows than its metadata states: {group.rows} "
+                        "in a group. Write it again."
                     )
             end = self._start + self._batch.num_rows
-            if end > at:
+            if end > row:
                 stop = min(end, span.stop)
-                yield self._batch.slice(at - self._start, stop - at), at
-                at = stop
-            if end <= at:
+                yield self._batch.slice(row - self._start, stop - row), row
+                row = stop
+            if end <= row:
                 self._start, self._batch = end, None
 
 
-def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Places that follow each other, as ranges."""
-    start = before = places[0]
-    for place in places[1:]:
-        if place != before + 1:
+def _runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield runs of consecutive indices as (start, stop)."""
+    start = before = indices[0]
+    for index in indices[1:]:
+        if index != before + 1:
             yield start, before + 1
-            start = place
-        before = place
+            start = index
+        before = index
     yield start, before + 1
 
 
@@ -419,11 +421,11 @@ def _joined(blocks: Sequence[Block]) -> Block:
     names = blocks[0].arrays
     for block in blocks:
         for name in names:
-            one, first = block.arrays[name], names[name]
-            if one.shape[1:] != first.shape[1:]:
+            array, first = block.arrays[name], names[name]
+            if array.shape[1:] != first.shape[1:]:
                 raise DataError(
-                    f"'{name}' has samples of shape {one.shape[1:]} and of {first.shape[1:]}. Give "
-                    "all samples one shape: pad, crop or resize them."
+                    f"'{name}' has samples of shape {array.shape[1:]} and of {first.shape[1:]}. "
+                    "Give all samples the same shape: pad, crop or resize them."
                 )
     arrays = {name: np.concatenate([block.arrays[name] for block in blocks]) for name in names}
     labels = [block.labels for block in blocks if block.labels is not None]

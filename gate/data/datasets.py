@@ -24,24 +24,24 @@ from gate.records.evidence import TensorSpec
 from gate.storage.arrays import STRING, RowsArray, dtype_name
 
 MAX_PIXELS = 89_478_485
-"""Of one picture: where Pillow begins to warn of bombs."""
+"""Maximum size of a picture: above it, Pillow warns of decompression bombs."""
 
 MAX_BYTES = 1 << 28
-"""Of one picture's file."""
+"""Maximum size of a picture's file."""
 
 _BYTES, _PATH = "bytes", "path"
 
 
 class PictureDecoder:
-    """Makes the model's input of one picture."""
+    """Converts a picture to the model's input."""
 
     def __init__(self, spec: PreprocessSpec | None) -> None:
-        """Without a spec nothing is a picture."""
+        """Without a spec, `tensor` raises DataError."""
         self._spec = spec
 
     def takes_texts(self, name: str, fields: Fields) -> bool:
-        """Return True if texts of this field are inputs as they are, and no paths of pictures: it
-        is named as an input, and no spec is given."""
+        """Return whether strings of this field are inputs, not paths of pictures: the user named
+        the field as an input, and there is no spec."""
         return self._spec is None and name in (fields.inputs or ())
 
     def tensor(self, picture: Any, *, what: str) -> RowsArray:
@@ -54,15 +54,15 @@ class PictureDecoder:
 
         if self._spec is None:
             raise DataError(
-                f"{what} is a picture, or a text; arrays are expected. Say by which spec pictures "
-                "become inputs (--preprocessing SPEC), or which fields are inputs, texts among "
-                "them (#inputs=FIELD behind the source)."
+                f"{what} is a picture or a string; expected an array. For pictures, use "
+                "--preprocessing SPEC. For strings, name the inputs: append #inputs=FIELD to the "
+                "source."
             )
         return pillow_preprocess(_pixels(picture, what=what), self._spec)
 
 
 def is_picture(value: Any) -> bool:
-    """Return whether `tensor` accepts an item. A text is a path."""
+    """Return whether `tensor` accepts an item. A string is a path."""
     if isinstance(value, bytes | bytearray | memoryview | str | Path):
         return True
     if isinstance(value, Mapping):
@@ -91,30 +91,30 @@ def _read(path: Path, *, what: str) -> bytes:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{what} can't be read: {getattr(error, 'strerror', None) or error}. Paths are taken "
-            "from the current folder."
+            f"{what} can't be read: {getattr(error, 'strerror', None) or error}. Paths are "
+            "relative to the current folder."
         ) from error
     if len(data) > MAX_BYTES:
-        raise DataError(f"{what} has more than {MAX_BYTES} bytes. Take a smaller picture.")
+        raise DataError(f"{what} has more than {MAX_BYTES} bytes. Use a smaller picture.")
     return data
 
 
 def _is_image(value: Any) -> bool:
-    pillow = sys.modules.get("PIL.Image")  # without it there is no image
+    pillow = sys.modules.get("PIL.Image")  # If it is not imported, there is no image.
     return pillow is not None and isinstance(value, pillow.Image)
 
 
 def _of_image(image: Any, *, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if image.width * image.height > MAX_PIXELS:
         raise DataError(
-            f"{what} has {image.width} x {image.height} pixels, at most {MAX_PIXELS} are read. "
-            "Take a smaller picture."
+            f"{what} has {image.width} x {image.height} pixels, the maximum is {MAX_PIXELS}. "
+            "Use a smaller picture."
         )
     try:
         return np.array(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # it is read from its file only now
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow reads the file only here.
         raise DataError(
-            f"{what} is not a whole picture ({first_line(error)}). Replace it or leave it out."
+            f"{what} is not a complete picture ({first_line(error)}). Replace or remove it."
         ) from error
 
 
@@ -123,15 +123,15 @@ class Sample:
     """One sample."""
 
     arrays: dict[str, RowsArray]
-    """By name of the input, without an axis of samples."""
+    """By input name, without a batch axis."""
     label: int | None
 
 
 class ItemConverter:
-    """Converts items to samples, which all must be like the first one.
+    """Converts items to samples. All must have the names, dtypes and shapes of the first one.
 
     An item is a tensor or an array, `(x, label)`, or a mapping of arrays by input name. Pictures
-    become arrays by the spec. Nothing is unpickled, and no field of Python objects is taken.
+    are preprocessed. Nothing is unpickled, and Python objects are refused.
     """
 
     def __init__(
@@ -145,41 +145,38 @@ class ItemConverter:
             spec_of(name, array.dtype, array.shape) for name, array in sample.arrays.items()
         )
 
-    def sample(self, item: Any, place: int) -> Sample:
-        """Return the sample of an item.
-
-        Raises DataError, which names the sample, where it is not like the first one.
-        """
-        sample = self._sample(item, place)
+    def sample(self, item: Any, index: int) -> Sample:
+        """Convert an item. Raises DataError if it differs from the first sample."""
+        sample = self._sample(item, index)
         names = [spec.name for spec in self.specs]
         if sample.arrays.keys() != set(names):
-            raise self._wrong(place, f"has {sorted(sample.arrays)}, sample 0 has {sorted(names)}")
+            raise self._wrong(index, f"has {sorted(sample.arrays)}, sample 0 has {sorted(names)}")
         if (sample.label is not None) != self.labelled:
-            has = "has a label" if sample.label is not None else "has no label"
-            raise self._wrong(place, f"{has}, and sample 0 is not so")
+            has = "has a label, sample 0 has none"
+            raise self._wrong(index, has if sample.label is not None else "has no label")
         for spec in self.specs:
             array = sample.arrays[spec.name]
             if (dtype_name(array.dtype), array.shape) != (spec.dtype, spec.shape[1:]):
                 raise self._wrong(
-                    place,
+                    index,
                     f"has '{spec.name}' of {array.dtype} {array.shape}, sample 0 of "
                     f"{spec.dtype} {tuple(spec.shape[1:])}",
                 )
         return sample
 
-    def block(self, item: Callable[[int], Any], places: Sequence[int]) -> Block:
-        """The samples at these places as a DataLoader collates them, but one item at a time: as an
-        object a small one is many times its bytes. `item`: what is at a place. Raises DataError."""
+    def block(self, item: Callable[[int], Any], indices: Sequence[int]) -> Block:
+        """Collate the samples with these indices, one by one: a list of small items would need many
+        times the memory. `item`: returns the item at an index. Raises DataError."""
         arrays = {
             spec.name: np.empty(
-                (len(places), *map(int, spec.shape[1:])),
+                (len(indices), *map(int, spec.shape[1:])),
                 object if spec.dtype == STRING else spec.dtype,
             )
             for spec in self.specs
         }
-        labels = np.empty(len(places), np.int64)
-        for row, place in enumerate(places):
-            sample = self.sample(item(place), place)
+        labels = np.empty(len(indices), np.int64)
+        for row, index in enumerate(indices):
+            sample = self.sample(item(index), index)
             for name, array in arrays.items():
                 array[row] = sample.arrays[name][()]
             if sample.label is not None:
@@ -187,90 +184,90 @@ class ItemConverter:
         texts = {name: as_texts(array) for name, array in arrays.items()}
         return Block(texts, labels if self.labelled else None)
 
-    def _sample(self, item: Any, place: int) -> Sample:
+    def _sample(self, item: Any, index: int) -> Sample:
         label = None
         if isinstance(item, tuple | list) and len(item) in (1, 2):
             item, *rest = item
-            wanted = rest and self._fields.label != ""
-            label = self._label(rest[0], place) if wanted else None
+            has_label = rest and self._fields.label != ""
+            label = self._label(rest[0], index) if has_label else None
         if isinstance(item, Mapping) and not is_picture(item):
-            return self._of_fields(item, place, label)
-        return Sample({SINGLE_NAME: self._array(item, SINGLE_NAME, place)}, label)
+            return self._of_fields(item, index, label)
+        return Sample({SINGLE_NAME: self._array(item, SINGLE_NAME, index)}, label)
 
-    def _of_fields(self, item: Mapping[Any, Any], place: int, label: int | None) -> Sample:
+    def _of_fields(self, item: Mapping[Any, Any], index: int, label: int | None) -> Sample:
         names = [str(name) for name in item]
         inputs, field = self._fields.of(names)
         if field is not None and label is None:
             if _is_index(item[field]):
-                label = self._label(item[field], place)
+                label = self._label(item[field], index)
             elif self._fields.label is not None:
-                raise self._wrong(place, f"has no integer as its label '{field}'")
-            elif self._fields.inputs is None:  # a field of that name which is none
+                raise self._wrong(index, f"has a label '{field}' that is not an integer")
+            elif self._fields.inputs is None:  # A field named "label" that is an input.
                 inputs = tuple(names)
         if not inputs:
-            raise self._wrong(place, "has no input")
-        return Sample({name: self._array(item[name], name, place) for name in inputs}, label)
+            raise self._wrong(index, "has no input")
+        return Sample({name: self._array(item[name], name, index) for name in inputs}, label)
 
-    def _label(self, value: Any, place: int) -> int:
+    def _label(self, value: Any, index: int) -> int:
         if not _is_index(value):
             raise self._wrong(
-                place,
-                f"is a pair whose second part is {_described(value)}, and no class index. Give "
-                "several inputs as a dict by their names; #label= behind the source leaves it out",
+                index,
+                f"is a pair whose second item is {_described(value)}, not a class index. Return "
+                "several inputs as a dict by name, or append #label= to the source to ignore it",
             )
-        index = int(value)
-        if not 0 <= index <= np.iinfo(np.int64).max:
+        label = int(value)
+        if not 0 <= label <= np.iinfo(np.int64).max:
             raise self._wrong(
-                place,
-                f"has the label {index}: class indices start at 0 and fit into an int64. #label= "
-                "behind the source leaves labels out",
+                index,
+                f"has the label {label}: class indices start at 0 and fit into an int64. To use no "
+                "labels, append #label= to the source",
             )
-        return index
+        return label
 
-    def _array(self, value: Any, name: str, place: int) -> RowsArray:
+    def _array(self, value: Any, name: str, index: int) -> RowsArray:
         texts = self._pictures.takes_texts(name, self._fields)
         if is_picture(value) and not (texts and isinstance(value, str)):
-            return self._pictures.tensor(value, what=f"sample {place} of {self._origin}")
+            return self._pictures.tensor(value, what=f"sample {index} of {self._origin}")
         array = _as_array(value)
         if array is None:
-            raise self._wrong(place, f"has {_described(value)} as '{name}'")
-        check_dtype(name, array.dtype, origin=f"sample {place} of {self._origin}")
+            raise self._wrong(index, f"has {_described(value)} as '{name}'")
+        check_dtype(name, array.dtype, origin=f"sample {index} of {self._origin}")
         if not array.size:
-            raise self._wrong(place, f"has '{name}' of shape {array.shape}: nothing to measure")
+            raise self._wrong(index, f"has '{name}' of shape {array.shape}: nothing to measure")
         return np.asarray(array, dtype=array.dtype.newbyteorder("="))
 
-    def _wrong(self, place: int, how: str) -> DataError:
+    def _wrong(self, index: int, how: str) -> DataError:
         return DataError(
-            f"sample {place} of {self._origin} {how}. Expected items that are all alike: a tensor "
-            f"or an array of numbers, (x, label), or a dict of arrays by input name ('{LABEL}': "
-            "its class index)."
+            f"sample {index} of {self._origin} {how}. Expected the same form for all items: a "
+            "tensor or an array of numbers, (x, label), or a dict of arrays by input name "
+            f"('{LABEL}': its class index)."
         )
 
 
 def guarded(call: Callable[[], Any], *, what: str) -> Any:
-    """Return the result of the user's code. Raises DataError for errors but StopIteration."""
+    """Call the user's code. Turns all errors but StopIteration into DataError."""
     try:
         return call()
     except (DataError, StopIteration):
         raise
     except (Exception, SystemExit) as error:
         raise DataError(
-            f"{what} raised {type(error).__name__}: {error}. Mend the data set, or leave that "
-            "sample out of it."
+            f"{what} raised {type(error).__name__}: {error}. Fix the data set, or remove the "
+            "sample."
         ) from error
 
 
 def _as_array(value: Any) -> RowsArray | None:
-    """Return an item as an array; None if a DataLoader would not make one tensor of it."""
+    """Return an item as an array; None if a DataLoader would not collate it to a tensor."""
     if isinstance(value, np.ndarray | np.generic | bool | int | float | str):
         return as_texts(np.asarray(value))
-    torch = sys.modules.get("torch")  # without it there is no tensor; it takes 0.5 GB
+    torch = sys.modules.get("torch")  # Not imported here: it takes 0.5 GB.
     if torch is not None and isinstance(value, torch.Tensor):
         try:
-            found: RowsArray = value.detach().cpu().resolve_conj().resolve_neg().numpy()
-        except (TypeError, RuntimeError):  # no dtype or layout of NumPy
+            array: RowsArray = value.detach().cpu().resolve_conj().resolve_neg().numpy()
+        except (TypeError, RuntimeError):  # NumPy does not support the dtype or layout.
             return None
-        return found
+        return array
     return None
 
 
@@ -290,8 +287,8 @@ def _described(value: Any) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-_LOOK_BYTES = 1 << 26
-"""So many are written between two looks at the room that is left, and are left there."""
+_RESERVED_BYTES = 1 << 26
+"""Disk space that is left free. It is checked each time this many bytes were written."""
 
 _NOTHING = object()
 
@@ -299,21 +296,20 @@ _NOTHING = object()
 def spooled(
     data: Iterable[Any], make: Callable[[Any], ItemConverter], *, origin: str
 ) -> MappedRows:
-    """Return the samples of an iterable, on the disk: many iterables give another order each time
-    they are read. `make`: what the first item says of all.
+    """Copy the samples of an iterable to disk: its order may differ at each iteration.
 
-    Raises DataError for what is no whole set of samples, StorageError where it does not fit into
-    the temporary folder.
+    make: creates the converter from the first item. Raises DataError if the items are not samples,
+    StorageError if they do not fit into the temporary folder.
     """
     stream = _stream(data, origin)
     first = next(stream, _NOTHING)
     if first is _NOTHING:
-        raise DataError(f"{origin} gave no sample: nothing to measure. Give samples.")
+        raise DataError(f"{origin} returned no sample: nothing to measure. Add samples.")
     items = make(first)
     if any(spec.dtype == STRING for spec in items.specs):
         raise DataError(
-            f"{origin} gives texts one after the other, which are not spooled. Give them as an "
-            "array (.npy, .npz), as Parquet, or by a data set with a length and places."
+            f"{origin} is an iterable of strings, which can't be spooled to disk. Save them as an "
+            "array (.npy, .npz) or Parquet, or use a data set with __len__ and __getitem__."
         )
     with ExitStack() as opened:
         try:
@@ -326,7 +322,7 @@ def spooled(
                     unchecked += file.write(sample.arrays[spec.name].tobytes())
                 if sample.label is not None:
                     labels.write(np.int64(sample.label).tobytes())
-                if unchecked > _LOOK_BYTES:
+                if unchecked > _RESERVED_BYTES:
                     unchecked = 0
                     _require_space(count)
             arrays = {
@@ -342,17 +338,17 @@ def spooled(
 
 
 _REMEDY = (
-    "An iterable is copied to the disk once. Free space, set TMPDIR, or give a data set with "
-    "a length and places, Parquet or .tar shards, which are not copied. Does it end?"
+    "An iterable is copied to disk once; check that it ends. Free space, set TMPDIR, or use a data "
+    "set with __len__ and __getitem__, Parquet or .tar shards, which are not copied."
 )
 
 
 def _require_space(count: int) -> None:
     free = shutil.disk_usage(tempfile.gettempdir()).free
-    if free < _LOOK_BYTES:
+    if free < _RESERVED_BYTES:
         raise StorageError(
-            f"no room to spool samples into {tempfile.gettempdir()} after {count} of them: "
-            f"{free} bytes are left. {_REMEDY}"
+            f"not enough space to spool samples to {tempfile.gettempdir()} after {count} of them: "
+            f"{free} bytes are free. {_REMEDY}"
         )
 
 
@@ -363,14 +359,14 @@ def _map(file: IO[bytes], dtype: str, shape: tuple[Any, ...]) -> RowsArray:
 
 def _stream(data: Iterable[Any], origin: str) -> Iterator[Any]:
     stream = guarded(lambda: iter(data), what=f"the iterable of {origin}")
-    place = 0
+    index = 0
     while True:
         try:
-            item = guarded(lambda: next(stream), what=f"sample {place} of {origin}")
+            item = guarded(lambda: next(stream), what=f"sample {index} of {origin}")
         except StopIteration:
             return
         yield item
-        place += 1
+        index += 1
 
 
 _EXPECTED = (
@@ -380,7 +376,7 @@ _EXPECTED = (
 
 
 def rows_of_factory(factory: str, fields: Fields, pictures: PictureDecoder) -> SampleReader:
-    """The samples that `package.module:factory` gives. Raises DataError, StorageError."""
+    """Return the samples of `package.module:factory`. Raises DataError, StorageError."""
     from torch.utils.data import DataLoader
 
     from gate.model.loading import call_factory
@@ -402,24 +398,24 @@ def rows_of_factory(factory: str, fields: Fields, pictures: PictureDecoder) -> S
 def rows_of_data(
     data: Any, fields: Fields, pictures: PictureDecoder, *, origin: str
 ) -> SampleReader:
-    """The samples of a data set, a sequence, an iterable or a DataLoader, whose batches are taken
-    apart. Raises DataError, StorageError."""
+    """Return the samples of a data set, a sequence, an iterable or a DataLoader, whose batches are
+    split. Raises DataError, StorageError."""
     from torch.utils.data import DataLoader, IterableDataset
 
     make = partial(ItemConverter, fields=fields, pictures=pictures, origin=origin)
     if isinstance(data, DataLoader):
-        # Without automatic batching it gives single samples.
+        # Without automatic batching it yields single samples.
         items = data if data.batch_size is None and data.batch_sampler is None else _rows(data)
         return spooled(items, make, origin=origin)
-    by_place = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
-    count = _length(data, origin) if by_place else None
+    is_indexed = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
+    count = _length(data, origin) if is_indexed else None
     if count is not None:
         return DatasetReader(data, count, make, origin=origin)
     return spooled(data, make, origin=origin)
 
 
 def _rows(batches: Iterable[Any]) -> Iterator[Any]:
-    """The samples of collated batches: axis 0 of every tensor is the batch."""
+    """Yield the samples of collated batches: axis 0 of every tensor is the batch axis."""
     for batch in batches:
         if isinstance(batch, Mapping):
             columns = list(batch.values())
@@ -432,37 +428,37 @@ def _rows(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 class DatasetReader(SampleReader):
-    """Reads items by their index, each when it is needed."""
+    """Reads items of a data set by index, each when it is needed."""
 
     def __init__(
         self, data: Any, count: int, make: Callable[[Any], ItemConverter], *, origin: str
     ) -> None:
-        """`make`: what the first item says of all. Raises DataError."""
+        """`make`: creates the converter from the first item. Raises DataError."""
         if count < 1:
-            raise DataError(f"{origin} has {count} samples: nothing to measure. Give samples.")
+            raise DataError(f"{origin} has {count} samples: nothing to measure. Add samples.")
         self.origin = origin
         self._data, self._count = data, count
         self._items = make(self._item(0))
         self.specs, self.labelled = self._items.specs, self._items.labelled
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return self._count
 
-    def read(self, places: Sequence[int]) -> Block:
-        """The samples at these places."""
-        return self._items.block(self._item, places)
+    def read(self, indices: Sequence[int]) -> Block:
+        """Return the samples with these indices."""
+        return self._items.block(self._item, indices)
 
-    def _item(self, place: int) -> Any:
-        what = f"sample {place} of {self.origin}"
+    def _item(self, index: int) -> Any:
+        what = f"sample {index} of {self.origin}"
         try:
-            return guarded(lambda: self._data[place], what=what)
+            return guarded(lambda: self._data[index], what=what)
         except StopIteration as error:
-            raise DataError(f"{what} raised StopIteration. Mend the data set.") from error
+            raise DataError(f"{what} raised StopIteration. Fix the data set.") from error
 
 
 def _length(data: Any, origin: str) -> int | None:
-    """Return the length; None: it has none, as iterables may."""
+    """Return the length, or None if the data set does not define one."""
     if not hasattr(data, "__len__"):
         return None
     try:
@@ -471,5 +467,5 @@ def _length(data: Any, origin: str) -> int | None:
         return None
     except Exception as error:
         raise DataError(
-            f"the length of {origin} raised {type(error).__name__}: {error}. Mend the data set."
+            f"len() of {origin} raised {type(error).__name__}: {error}. Fix the data set."
         ) from error

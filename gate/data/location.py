@@ -18,43 +18,44 @@ from gate.errors import DataError, StorageError, first_line
 from gate.storage.safe_text import redacted, without_passwords
 from gate.storage.untrusted_files import detect_pointer_file
 
-_CHECK = "Check the address, and that this machine may read there."
+_CHECK = "Check the URL or path, and the permissions."
 
-_LOOK_S = 5.0
-"""Between two questions to a store: each may take as long as reading a sample."""
+_CHECK_INTERVAL_S = 5.0
+"""Minimum time between two queries to a store: each may take as long as reading a sample."""
 
-_MARKS = {"size", "mtime", "ETag", "etag", "LastModified", "last_modified", "generation", "md5Hash"}
-"""What stores say of a file that another one has otherwise."""
+_CHANGE_KEYS = {
+    "size", "mtime", "ETag", "etag", "LastModified", "last_modified", "generation", "md5Hash",
+}  # fmt: skip
+"""Metadata of the stores that changes with the file."""
 
 EXTRA = "pip install 'parity-gate[data]'"
 
 
 class SourceFile(ABC):
-    """One file."""
+    """One file of a source of samples."""
 
     name: str
-    """For messages; without passwords."""
+    """The name in messages, without passwords."""
 
     @abstractmethod
     def open(self) -> IO[bytes]:
-        """A stream that can seek. Raises DataError."""
+        """Open a seekable stream. Raises DataError."""
 
     @abstractmethod
     def check(self, what: str) -> None:
-        """Raise DataError where the file is another one than when it was found. `what`: what is
-        read of it."""
+        """Raise DataError if the file has changed. `what`: what is being read, for the message."""
 
     @property
     def suffix(self) -> str:
-        """The suffix of the name in lowercase, with its dot."""
+        """Return the suffix of the name in lowercase, with its dot."""
         return Path(self.name).suffix.lower()
 
 
 class LocalFile(SourceFile):
-    """A file of this machine."""
+    """A file on this machine."""
 
     def __init__(self, path: Path) -> None:
-        """Raises DataError where it can't be found."""
+        """Raises DataError if the file can't be found."""
         from gate.data.array_files import Stamp
 
         self.path, self.name = path, str(path)
@@ -66,7 +67,7 @@ class LocalFile(SourceFile):
             raise _unreadable(self.name, error) from error
 
     def open(self) -> IO[bytes]:
-        """The file, which is the one that was found."""
+        """Open the file. Raises DataError if it was replaced."""
         try:
             stream = self.path.open("rb")
         except OSError as error:
@@ -75,11 +76,11 @@ class LocalFile(SourceFile):
             from gate.data.array_files import changed
 
             stream.close()
-            raise changed(f"{self.name} was exchanged while it was measured")
+            raise changed(f"{self.name} was replaced while it was measured")
         return stream
 
     def check(self, what: str) -> None:
-        """Verify that size and time of the last write are unchanged."""
+        """Verify that the size and the time of the last write are unchanged."""
         self._stamp.check(what)
 
 
@@ -87,31 +88,32 @@ class RemoteFile(SourceFile):
     """A file at a URL."""
 
     def __init__(self, system: Any, info: Mapping[str, Any]) -> None:
-        """`system`: of fsspec; `info`: what it says of the file."""
-        self._system, self._info, self._looked = system, info, time.monotonic()
+        """`system`: a file system of fsspec. `info`: its metadata of the file."""
+        self._system, self._info, self._checked_at = system, info, time.monotonic()
         self.name = redacted(system.unstrip_protocol(info["name"]))
 
     def open(self) -> IO[bytes]:
-        """A stream that fetches what is read of it."""
+        """Open a stream that fetches the file as it is read."""
         try:
             return cast(IO[bytes], self._system.open(self._info["name"], "rb"))
-        except Exception as error:  # each store has errors of its own
+        except Exception as error:  # The stores' errors have no common base class.
             raise _unreadable(self.name, error) from error
 
     def check(self, what: str) -> None:
-        """Verify that size, time and tag in the store are unchanged, unless it was just queried."""
-        if time.monotonic() - self._looked < _LOOK_S:
+        """Verify that size, time and ETag are unchanged, at most every few seconds."""
+        if time.monotonic() - self._checked_at < _CHECK_INTERVAL_S:
             return
         try:
             self._system.invalidate_cache()
             now = self._system.info(self._info["name"])
         except Exception as error:
             raise _unreadable(self.name, error) from error
-        if any(now[key] != self._info[key] for key in _MARKS & now.keys() & self._info.keys()):
+        keys = _CHANGE_KEYS & now.keys() & self._info.keys()
+        if any(now[key] != self._info[key] for key in keys):
             from gate.data.array_files import changed
 
-            raise changed(f"{self.name} was exchanged while it was measured, at {what}")
-        self._looked = time.monotonic()
+            raise changed(f"{self.name} was replaced while it was measured, at {what}")
+        self._checked_at = time.monotonic()
 
     @property
     def size(self) -> int | None:
@@ -120,7 +122,7 @@ class RemoteFile(SourceFile):
         return None if size is None else int(size)
 
     def cached(self, folder: Path) -> Path:
-        """A copy in the folder, by fsspec's `filecache`. Raises DataError, OSError."""
+        """Copy the file to a folder with fsspec's `filecache`. Raises DataError, OSError."""
         import fsspec
 
         try:
@@ -139,11 +141,10 @@ class RemoteFile(SourceFile):
 
 
 def copy_files(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
-    """Copy all files into the folder: arrays are mapped, and a map needs a file. What the store
-    holds later does not change them.
+    """Copy all files into the folder, where arrays can be memory-mapped and do not change.
 
-    Raises StorageError where there is no room, DataError where a file can't be read or is longer
-    than its store says.
+    Raises StorageError if there is not enough space, DataError if a file can't be read or is longer
+    than its store reports.
     """
     needed, free = sum(file.size or 0 for file in files), shutil.disk_usage(folder).free
     try:
@@ -152,8 +153,8 @@ def copy_files(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
         copies = [file.cached(folder) for file in files]
     except OSError as error:
         raise StorageError(
-            f"no room to copy {files[0].name} ({len(files)} files of {needed} bytes) into "
-            f"{folder.parent}: {free} bytes are free. Free space, set TMPDIR, or give Parquet or "
+            f"not enough space to copy {files[0].name} ({len(files)} files, {needed} bytes) to "
+            f"{folder.parent}: {free} bytes are free. Free space, set TMPDIR, or use Parquet or "
             ".tar shards, which are not copied."
         ) from error
     for file, copy in zip(files, copies, strict=True):
@@ -161,15 +162,15 @@ def copy_files(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
         if file.size is not None and copy.stat().st_size > file.size:
             from gate.data.array_files import changed
 
-            raise changed(f"{file.name} gave more bytes than its store says it has")
+            raise changed(f"{file.name} is longer than the size that its store reports")
     return copies
 
 
 def remote_files(url: str, *, kinds: Sequence[str]) -> list[SourceFile]:
-    """The file of this URL, or all of a folder in the order of their names.
+    """Return the file at this URL, or all files of a folder in the order of their names.
 
-    Raises DataError where nothing is there, and for a folder with anything but one of `kinds`
-    (suffixes).
+    Raises DataError if there is none, or if the suffixes in a folder are not all the same one of
+    `kinds`.
     """
     from gate.data.array_files import check_kinds, is_shard
 
@@ -180,19 +181,19 @@ def remote_files(url: str, *, kinds: Sequence[str]) -> list[SourceFile]:
         system, path = fsspec.core.url_to_fs(url)
         system.invalidate_cache()
         info = system.info(path)
-        folder = info["type"] == "directory"
-        entries = system.ls(path, detail=True) if folder else [info]
+        is_folder = info["type"] == "directory"
+        entries = system.ls(path, detail=True) if is_folder else [info]
     except Exception as error:
-        # By fsspec itself, by the package of a scheme, or by the store.
-        lacking = isinstance(error, ImportError) or "Protocol not known" in str(error)
-        remedy = f"Install what opens it: {EXTRA}, and for s3:// s3fs." if lacking else _CHECK
+        # Raised by fsspec, by the package of a scheme, or by the store.
+        is_missing = isinstance(error, ImportError) or "Protocol not known" in str(error)
+        remedy = f"Install {EXTRA}, and s3fs for s3://." if is_missing else _CHECK
         raise DataError(f"cannot open {name}: {_reason(error)}. {remedy}") from error
-    if not folder:
+    if not is_folder:
         return [RemoteFile(system, info)]
-    found = {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in entries}
-    names = [base for base in sorted(found) if is_shard(base, kinds=kinds)]
+    by_name = {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in entries}
+    names = [base for base in sorted(by_name) if is_shard(base, kinds=kinds)]
     check_kinds(names, origin=name, kinds=kinds)
-    return [RemoteFile(system, found[base]) for base in names]
+    return [RemoteFile(system, by_name[base]) for base in names]
 
 
 def _reason(error: Exception) -> str:
@@ -216,12 +217,12 @@ class Fields:
     """The fields of a record that are inputs, and the one that is the label."""
 
     inputs: tuple[str, ...] | None = None
-    """In this order. None: all but the label."""
+    """The inputs, in order. None: all fields but the label."""
     label: str | None = None
-    """Empty: none. None: `label`, where it is one integer a sample and no input."""
+    """The label. Empty: no label. None: the field `label`, if it is not an input and an integer."""
 
     def of(self, names: list[str]) -> tuple[tuple[str, ...], str | None]:
-        """The inputs among these names, and the label. Raises DataError for one that is absent."""
+        """Return the inputs and the label among these names. Raises DataError if one is absent."""
         label = LABEL if self.label is None and LABEL in names else self.label or None
         if self.inputs is not None and self.label is None and LABEL in self.inputs:
             label = None
@@ -229,52 +230,52 @@ class Fields:
         absent = [name for name in (*inputs, label) if name is not None and name not in names]
         if absent:
             raise DataError(
-                f"there is no field {absent[0]!r}. There are: {', '.join(names)}. Name them as "
-                "#inputs=FIELD,FIELD&label=FIELD behind the source."
+                f"there is no field {absent[0]!r}. The fields are: {', '.join(names)}. Append "
+                "#inputs=FIELD,FIELD&label=FIELD to the source."
             )
         return inputs, label
 
 
 @dataclass(frozen=True)
 class SampleLocation:
-    """The parts of the text."""
+    """The parsed value of `--inputs`."""
 
     place: str
-    """Path, URL, or `package.module:factory`."""
+    """A path, a URL, or `package.module:factory`."""
     fields: Fields
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse `PLACE` or `PLACE#inputs=a,b&label=c`. Raises DataError.
 
-        The path of an existing file is a path, whatever its name.
+        If a file with this name exists, the whole text is its path.
         """
-        found = None if _is_there(text) else _FIELDS.fullmatch(text)
-        if found is None:
+        match = None if _exists(text) else _FIELDS.fullmatch(text)
+        if match is None:
             return cls(text, Fields())
-        pairs = parse_qsl(found["fields"], keep_blank_values=True)
-        given = dict(pairs)
-        if len(given) < len(pairs) or given.keys() - {"inputs", "label"}:
+        pairs = parse_qsl(match["fields"], keep_blank_values=True)
+        fields = dict(pairs)
+        if len(fields) < len(pairs) or fields.keys() - {"inputs", "label"}:
             raise DataError(
                 f"cannot read the fields of {redacted(text)!r}: expected #inputs=FIELD,FIELD, "
                 "&label=FIELD, or both, each once."
             )
-        inputs = tuple(filter(None, given.get("inputs", "").split(","))) or None
-        return cls(found["place"], Fields(inputs, given.get("label")))
+        inputs = tuple(filter(None, fields.get("inputs", "").split(","))) or None
+        return cls(match["place"], Fields(inputs, fields.get("label")))
 
     @property
     def is_url(self) -> bool:
-        """Whether it names a place by a scheme."""
+        """Return whether it is a URL."""
         return "://" in self.place
 
     @property
     def is_factory(self) -> bool:
-        """Whether it is `package.module:factory`, and no file of that name."""
-        return bool(_FACTORY.fullmatch(self.place)) and not _is_there(self.place)
+        """Return whether it is `package.module:factory`, and there is no file with that name."""
+        return bool(_FACTORY.fullmatch(self.place)) and not _exists(self.place)
 
 
-def _is_there(path: str) -> bool:
+def _exists(path: str) -> bool:
     try:
         return Path(path).exists()
-    except OSError:  # such as a name that is too long
+    except OSError:  # For example, the name is too long.
         return False

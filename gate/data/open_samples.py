@@ -51,15 +51,15 @@ KINDS = (*SUFFIXES, *COLUMNS, *TARS)
 
 @dataclass(frozen=True)
 class Opening:
-    """All that another process needs in order to open the same samples."""
+    """The arguments with which another process can open the same samples."""
 
     inputs: str
-    """As `gate check --inputs` takes it."""
+    """The value of `gate check --inputs`."""
     preprocessing: PreprocessSpec | None = None
-    """How pictures become inputs."""
+    """The preprocessing of pictures."""
 
     def rows(self) -> SampleReader:
-        """Open it. Raises DataError, StorageError."""
+        """Open the samples. Raises DataError, StorageError."""
         named, pictures = SampleLocation.parse(self.inputs), PictureDecoder(self.preprocessing)
         if named.is_factory:
             from gate.data.datasets import rows_of_factory
@@ -78,25 +78,25 @@ class Opening:
             return ColumnReader(files, named.fields, pictures, origin=origin)
         if named.fields != Fields():
             raise DataError(
-                f"{origin} has no fields to choose: a .npy is one input, and each array of a .npz. "
-                "Leave away what stands behind #."
+                f"{origin} has no fields to choose from: a .npy is one input, and so is each array "
+                "of a .npz. Remove the part after #."
             )
         if not named.is_url:
             return MappedRows(open_shards(Path(named.place)), origin=origin)
         check_kinds([file.name for file in files], origin=origin, kinds=SUFFIXES)
         remote = [file for file in files if isinstance(file, RemoteFile)]
-        with temporary_folder() as folder:  # the maps keep the bytes of what is removed
+        with temporary_folder() as folder:  # Mapped files stay readable after they are removed.
             copies = copy_files(remote, folder)
             return MappedRows([open_shard(copy) for copy in copies], origin=origin)
 
 
-def _local(place: str) -> list[SourceFile]:
-    """The files of columns and tars; none of what is mapped or strange."""
-    path = Path(place)
+def _local(name: str) -> list[SourceFile]:
+    """Return the files of a folder, or a columnar or tar file. Empty for other files."""
+    path = Path(name)
     try:
         is_folder = path.is_dir()
-    except OSError as error:  # such as a name that is too long
-        raise DataError(f"cannot read {place[:200]}: {error.strerror}. Check the path.") from error
+    except OSError as error:  # For example, the name is too long.
+        raise DataError(f"cannot read {name[:200]}: {error.strerror}. Check the path.") from error
     if is_folder:
         return [LocalFile(file) for file in shard_files(path, kinds=KINDS)]
     return [LocalFile(path)] if path.suffix.lower() in (*TARS, *COLUMNS) else []
@@ -108,69 +108,69 @@ memory does not grow. Eight bytes detect accidents, not attacks."""
 
 
 class RepeatedReadCheck(SampleReader):
-    """Another source, of which each place gives the same sample each time, or a DataError."""
+    """Wraps a reader. Raises DataError if a repeated read of a sample differs from the first."""
 
     repeated = True
 
     def __init__(self, rows: SampleReader) -> None:
-        """Raises StorageError where short digests find no room."""
+        """Raises StorageError if there is not enough space for short digests."""
         self.origin, self.specs, self.labelled = rows.origin, rows.specs, rows.labelled
         self._rows = rows
         count = len(rows)
         try:
             with tempfile.TemporaryFile() as file:
                 shape = (2 if self.labelled else 1, count)
-                self._kept: RowsArray = np.memmap(file, np.uint64, mode="w+", shape=shape)
+                self._stored: RowsArray = np.memmap(file, np.uint64, mode="w+", shape=shape)
         except OSError as error:
             raise StorageError(
-                f"no room for short digests of {count} samples: {error.strerror or error}. Free "
-                "space, or set TMPDIR."
+                f"not enough space for short digests of {count} samples: "
+                f"{error.strerror or error}. Free space, or set TMPDIR."
             ) from error
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self._rows)
 
-    def read(self, places: Sequence[int]) -> Block:
-        """The samples at these places."""
-        return self._compared(self._rows.read(places), places)
+    def read(self, indices: Sequence[int]) -> Block:
+        """Return the samples with these indices."""
+        return self._compared(self._rows.read(indices), indices)
 
-    def batches(self, places: range, size: int) -> Iterator[Block]:
-        """The samples of a range by `size`."""
+    def batches(self, indices: range, size: int) -> Iterator[Block]:
+        """Yield the samples of a range in blocks of `size`."""
         start = 0
-        for block in self._rows.batches(places, size):
+        for block in self._rows.batches(indices, size):
             count = len(block.arrays[self.names[0]])
-            yield self._compared(block, places[start : start + count])
+            yield self._compared(block, indices[start : start + count])
             start += count
 
-    def labels(self, places: range) -> NDArray[np.int64] | None:
-        """Class indices of a range; nothing is read anew where all were read before."""
+    def labels(self, indices: range) -> NDArray[np.int64] | None:
+        """Return the class indices of a range. Reads it only if it was not read completely yet."""
         if not self.labelled:
             return None
-        span = slice(places.start, places.stop)
-        if not np.all(self._kept[0, span]):
-            for _ in self.batches(places, self.chunk):
+        span = slice(indices.start, indices.stop)
+        if not np.all(self._stored[0, span]):
+            for _ in self.batches(indices, self.chunk):
                 pass
-        return np.array(self._kept[1, span]).astype(np.int64)
+        return np.array(self._stored[1, span]).astype(np.int64)
 
-    def _compared(self, block: Block, places: Sequence[int]) -> Block:
-        for row, place in enumerate(places):
-            made = _short_digest(block, row, self.names)
-            before = self._kept[0, place]
-            if before and before != made:
+    def _compared(self, block: Block, indices: Sequence[int]) -> Block:
+        for row, index in enumerate(indices):
+            digest = _short_digest(block, row, self.names)
+            before = self._stored[0, index]
+            if before and before != digest:
                 raise changed(
-                    f"sample {place} of {self.origin} is another one than when it was read before: "
-                    "the data set shuffles, augments or changes"
+                    f"sample {index} of {self.origin} differs from when it was read before: the "
+                    "data set shuffles, augments or changes"
                 )
-            self._kept[0, place] = made
+            self._stored[0, index] = digest
             if block.labels is not None:
-                self._kept[1, place] = block.labels[row]
-        forget_pages(self._kept)
+                self._stored[1, index] = block.labels[row]
+        forget_pages(self._stored)
         return block
 
 
 def _short_digest(block: Block, row: int, names: Sequence[str]) -> np.uint64:
-    """Return a short digest that is never 0, because 0 stands for none."""
+    """Return a short digest that is never 0, because 0 means that none is stored."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name in names:
         digest.update(value_bytes(block.arrays[name][row]))
@@ -180,81 +180,83 @@ def _short_digest(block: Block, row: int, names: Sequence[str]) -> np.uint64:
 
 
 _START_S = 8.0
-"""Until workers have imported PyTorch: what is decoded in less is decoded here."""
+"""Time in which workers import PyTorch. Shorter work is done in this process."""
 
-_MOST = 4
-"""The default number of workers."""
+_MAX_WORKERS = 4
+"""Maximum number of workers that are started by default."""
 
-_Answer = tuple[dict[str, RowsArray], NDArray[np.int64] | None] | tuple[str, str]
-"""Arrays and labels; or an error by its class and message, which would else come as a traceback."""
+_Result = tuple[dict[str, RowsArray], NDArray[np.int64] | None] | tuple[str, str]
+"""Arrays and labels, or class name and message of an error, which would arrive as a traceback."""
 
 
 def read_ahead(rows: SampleReader, opening: Opening, *, workers: int | None) -> SampleReader:
-    """The rows as samples need them: compared at each reading, and read ahead by so many processes
-    (None: some, where it pays). Arrays that are mapped need neither."""
+    """Return a reader that compares repeated reads and reads ahead with worker processes.
+
+    workers: None chooses the number. Mapped arrays need neither and are returned unchanged.
+    """
     if isinstance(rows, MappedRows):
         return rows
     return RepeatedReadCheck(rows if workers == 0 else AheadRows(rows, opening, workers))
 
 
 class AheadRows(SampleReader):
-    """Another source, of which batches in order are read by workers of PyTorch's DataLoader. A
-    worker opens the samples itself, by their name, so that threads of ONNX Runtime are not
-    forked."""
+    """Wraps a reader whose batches are read ahead by workers of PyTorch's DataLoader. Each worker
+    opens the samples itself, because forking the threads of ONNX Runtime is unsafe."""
 
     def __init__(self, rows: SampleReader, opening: Opening, workers: int | None) -> None:
-        """`workers`: None takes as many as there are cores for, once that pays."""
+        """`workers`: number of workers; None: by the number of cores, if there is enough work."""
         self.origin, self.specs, self.labelled = rows.origin, rows.specs, rows.labelled
-        self._rows, self._opening, self._wanted = rows, opening, workers
+        self._rows, self._opening, self._workers = rows, opening, workers
         self._spans = _Spans()
         self._loader: Any = None
         self._busy = False
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self._rows)
 
-    def read(self, places: Sequence[int]) -> Block:
-        """The samples at these places, read here."""
-        return self._rows.read(places)
+    def read(self, indices: Sequence[int]) -> Block:
+        """Return the samples with these indices, read in this process."""
+        return self._rows.read(indices)
 
-    def batches(self, places: range, size: int) -> Iterator[Block]:
-        """The samples of a range by `size`. The first batch is read here: many need no other."""
-        began = time.perf_counter()
-        first = self._rows.read(places[:size])
-        one_s = time.perf_counter() - began
+    def batches(self, indices: range, size: int) -> Iterator[Block]:
+        """Yield the samples of a range in blocks of `size`. This process reads the first block:
+        many callers need no other."""
+        started = time.perf_counter()
+        first = self._rows.read(indices[:size])
+        one_s = time.perf_counter() - started
         yield first
-        rest = [places[start : start + size] for start in range(size, len(places), size)]
+        rest = [indices[start : start + size] for start in range(size, len(indices), size)]
         if self._busy or not self._pays(one_s * len(rest)):
             yield from (self._rows.read(span) for span in rest)
             return
         self._busy = True
         try:
-            for span, answer in zip(rest, self._answers(rest), strict=True):
-                yield self._block(answer, span)
+            for span, result in zip(rest, self._results(rest), strict=True):
+                yield self._block(result, span)
         finally:
             self._busy = False
 
-    def _block(self, answer: Any, span: range) -> Block:
-        first, second = answer
+    def _block(self, result: Any, span: range) -> Block:
+        first, second = result
         if isinstance(first, str):
             raise (by_name(first) or DataError)(second)
         forms = {spec.name: (spec.dtype, (len(span), *spec.shape[1:])) for spec in self.specs}
         if {n: (dtype_name(array.dtype), array.shape) for n, array in first.items()} != forms:
             raise DataError(
-                f"samples {span.start} to {span.stop - 1} of {self.origin} are others in another "
-                "process. Let the factory give the same samples each time it is called."
+                f"samples {span.start} to {span.stop - 1} of {self.origin} differ in another "
+                "process. The factory must return the same samples each time it is called."
             )
         return Block(first, second)
 
-    def _pays(self, alone_s: float) -> bool:
-        if alone_s <= 0:
+    def _pays(self, estimated_s: float) -> bool:
+        if estimated_s <= 0:
             return False
-        if self._wanted is not None:
-            return self._wanted > 0
-        return _cores() > 1 and (self._loader is not None or alone_s > _START_S)
+        if self._workers is not None:
+            return self._workers > 0
+        return _cores() > 1 and (self._loader is not None or estimated_s > _START_S)
 
-    def _answers(self, spans: Sequence[range]) -> Iterator[_Answer]:
+    def _results(self, spans: Sequence[range]) -> Iterator[_Result]:
         """Yield the results of the workers, in order. The workers stay for the next call."""
         self._spans.now = spans
         try:
@@ -266,29 +268,29 @@ class AheadRows(SampleReader):
         except Exception as error:
             self._loader = None
             raise StorageError(
-                f"a process that reads {self.origin} ahead ended: {first_line(error)}. If it was "
-                "killed for its memory, give fewer: --decode-workers 1, or 0 for none."
+                f"a process that reads {self.origin} ahead ended: {first_line(error)}. If it ran "
+                "out of memory, use fewer: --decode-workers 1, or 0 for none."
             ) from error
 
     def _started(self) -> Any:
         from torch.utils.data import DataLoader
 
-        workers = self._wanted or min(_MOST, _cores() - 1)
-        with warnings.catch_warnings():  # of more workers than cores, which the user set
+        workers = self._workers or min(_MAX_WORKERS, _cores() - 1)
+        with warnings.catch_warnings():  # The user may choose more workers than cores.
             warnings.simplefilter("ignore", UserWarning)
             return DataLoader(
-                _Opened(self._opening),  # type: ignore[arg-type]  # all that it needs of a Dataset
+                _WorkerSamples(self._opening),  # type: ignore[arg-type]  # only __getitem__ is used
                 batch_size=None,
                 sampler=self._spans,
                 num_workers=workers,
-                collate_fn=_as_it_is,  # arrays through a pipe: /dev/shm of a container is small
+                collate_fn=_identity,  # No tensors: /dev/shm of a container is small.
                 multiprocessing_context="spawn",
                 persistent_workers=True,
             )
 
 
 class _Spans:
-    """The sampler: which ranges are read, now."""
+    """The sampler of the DataLoader: the ranges of the current call."""
 
     now: Sequence[range] = ()
 
@@ -299,14 +301,14 @@ class _Spans:
         return len(self.now)
 
 
-class _Opened:
-    """The samples in a worker, opened by the first range that is read of them."""
+class _WorkerSamples:
+    """The samples in a worker, opened by the first read."""
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
         self._rows: SampleReader | None = None
 
-    def __getitem__(self, span: range) -> _Answer:
+    def __getitem__(self, span: range) -> _Result:
         try:
             if self._rows is None:
                 self._rows = self._opening.rows()
@@ -316,8 +318,8 @@ class _Opened:
         return block.arrays, block.labels
 
 
-def _as_it_is(answer: Any) -> Any:
-    return answer
+def _identity(result: Any) -> Any:
+    return result
 
 
 def _cores() -> int:

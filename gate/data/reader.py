@@ -20,41 +20,41 @@ if TYPE_CHECKING:
 
 
 _CHUNK_BYTES = 1 << 24
-"""Bytes of one input that are read at a time where no batch size is set."""
+"""Number of bytes to read at a time if no batch size is set."""
 
 _TEXT_BYTES = 256
-"""Estimated size of a text."""
+"""Estimated size of a string."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some samples as arrays with a common axis 0, and their labels where the source has them."""
+    """Some samples as arrays with a common axis 0, and their labels if the source has labels."""
 
     arrays: dict[str, RowsArray]
-    """By name of the input; own, contiguous, writable copies in native byte order."""
+    """By input name: contiguous, writable copies in native byte order."""
     labels: NDArray[np.int64] | None = None
     """Class indices, shape (samples,)."""
 
 
 class SampleReader(ABC):
-    """One source of samples. The same index gives the same sample each time, or raises an error.
+    """One source of samples. An index gives the same sample each time, or raises an error.
 
-    A subclass defines `__len__` and `read`. A source that is a stream keeps its position, so that
-    reading on in order does not begin again.
+    A subclass defines `__len__` and `read`. A streaming source keeps its position, so that reading
+    in order does not restart.
     """
 
     origin: str
-    """What people call it, for messages."""
+    """The name of the source in messages."""
     specs: tuple[TensorSpec, ...]
-    """One array an input: dtype, and shape ("samples", ...)."""
+    """For each input its dtype, and shape ("samples", ...)."""
     labelled = False
     """Whether its blocks have labels."""
     repeated = False
-    """Whether a second reading is compared with the first."""
+    """Whether repeated reads are compared with the first one."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the inputs."""
+        """Return the names of the inputs."""
         return tuple(spec.name for spec in self.specs)
 
     @property
@@ -63,50 +63,50 @@ class SampleReader(ABC):
         return {spec.name: (len(self), *map(int, spec.shape[1:])) for spec in self.specs}
 
     def rearranged(self, axes: Mapping[str, int | None]) -> SampleReader:
-        """Return the same samples with the samples on axis 0.
+        """Return the same samples with the batch axis on axis 0.
 
-        `axes`: their axis in each array; None: the array belongs to every sample. Raises DataError.
+        `axes`: the batch axis of each array; None: all samples share the array. Raises DataError.
         """
         if any(axis != 0 for axis in axes.values()):
             raise DataError(
-                f"{self.origin} gives its samples one by one, so axis 0 is the sample of every "
-                f"input; {dict(axes)} was asked for. Leave the batch axis out of each sample."
+                f"{self.origin} returns single samples, so the batch axis of every input is axis "
+                f"0, not {dict(axes)}. Leave the batch axis out of each sample."
             )
         return self
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of samples, at least one."""
+        """Return the number of samples, at least one."""
 
     @abstractmethod
-    def read(self, places: Sequence[int]) -> Block:
-        """The samples at these places, in this order. Raises DataError."""
+    def read(self, indices: Sequence[int]) -> Block:
+        """Return the samples with these indices, in this order. Raises DataError."""
 
-    def batches(self, places: range, size: int) -> Iterator[Block]:
-        """The samples of a range by `size`; the last block may be smaller."""
-        for start in range(0, len(places), size):
-            yield self.read(places[start : start + size])
+    def batches(self, indices: range, size: int) -> Iterator[Block]:
+        """Yield the samples of a range in blocks of `size`; the last block may be smaller."""
+        for start in range(0, len(indices), size):
+            yield self.read(indices[start : start + size])
 
-    def column(self, name: str, places: range) -> Iterator[RowsArray]:
-        """The rows of one input, in chunks."""
-        for block in self.batches(places, self.chunk):
+    def column(self, name: str, indices: range) -> Iterator[RowsArray]:
+        """Yield the rows of one input, in chunks."""
+        for block in self.batches(indices, self.chunk):
             yield block.arrays[name]
 
-    def labels(self, places: range) -> NDArray[np.int64] | None:
-        """Class indices of a range, shape (samples,); None where the source has none."""
+    def labels(self, indices: range) -> NDArray[np.int64] | None:
+        """Return the class indices of a range, shape (samples,), or None without labels."""
         if not self.labelled:
             return None
-        found = [block.labels for block in self.batches(places, self.chunk)]
-        return np.concatenate([part for part in found if part is not None])
+        parts = [block.labels for block in self.batches(indices, self.chunk)]
+        return np.concatenate([part for part in parts if part is not None])
 
     @property
     def chunk(self) -> int:
-        """Samples that are some MB."""
+        """Return the number of samples in a chunk of some MB."""
         return rows_within(_CHUNK_BYTES, self.specs)
 
 
 def rows_within(size_bytes: int, specs: Sequence[TensorSpec]) -> int:
-    """Return how many samples fit into these bytes, at least one."""
+    """Return the number of samples of at most this size in total, at least one."""
     row = sum(math.prod(map(int, spec.shape[1:])) * _item_bytes(spec.dtype) for spec in specs)
     return max(1, size_bytes // max(1, row))
 
@@ -116,10 +116,10 @@ def _item_bytes(dtype: str) -> int:
 
 
 def spec_of(name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> TensorSpec:
-    """Return the spec of an input, of which one sample has this shape."""
+    """Return the spec of an input. `shape`: the shape of one sample."""
     return TensorSpec(name=name, dtype=dtype_name(dtype), shape=("samples", *shape))
 
 
 def length(batch: Batch) -> int:
-    """The number of samples in a batch."""
+    """Return the number of samples in a batch."""
     return len(next(iter(batch.values())))

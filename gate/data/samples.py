@@ -25,27 +25,26 @@ if TYPE_CHECKING:
 
 
 class SampleSet:
-    """The samples of a source, or a range of them: named arrays of bool, int, float or str, which
-    are streamed in batches and never held whole.
+    """The samples of a source, or a range of them: named arrays of bool, int, float or str.
 
-    Laws: the digest depends on names, dtypes, shapes and values only, not on what holds the samples
-    nor on what lies around them: `from_data(a).digest() == open(saved(a)).digest()`, and
-    `samples.between(i, j).digest() == from_data(rows i to j).digest()`.
+    They are streamed in batches. The digest depends only on names, dtypes, shapes and values, not
+    on the format of the source: `from_data(a).digest() == open(saved(a)).digest()`, and
+    `samples.slice(i, j).digest() == from_data(rows i to j).digest()`.
     """
 
-    def __init__(self, rows: SampleReader, places: range | None = None) -> None:
-        """`places`: those that count, without gaps; else all."""
+    def __init__(self, rows: SampleReader, indices: range | None = None) -> None:
+        """`indices`: the indices of the samples, without gaps; None for all."""
         self._rows = rows
-        self._range = places
+        self._range = indices
         self._gaps = False
         self._least = 1
         self._digests: dict[range, Digest] = {}
         self.stated: dict[str, int | None] = {}
         """Batch axes that the user stated, by name of an input or output of the file."""
         self.layout: BatchAxes | None = None
-        """How the arrays of one batch become the inputs of one call; None: not known yet."""
+        """How the arrays of one batch become the inputs of one call; None: not determined yet."""
         self.arranged = False
-        """True for samples taken from other samples, which are on axis 0 of every array."""
+        """True if the samples were taken from an arranged set: their batch axis is axis 0."""
 
     @classmethod
     def open(
@@ -55,14 +54,14 @@ class SampleSet:
         preprocessing: PreprocessSpec | None = None,
         decode_workers: int | None = 0,
     ) -> SampleSet:
-        """Open what `gate check --inputs` names (docs/data.md): the same text gives the same
-        samples in any process of this folder.
+        """Open the samples that `gate check --inputs` names (docs/data.md).
 
-        `FILE.npy` (one array, named `input`), `FILE.npz`, Parquet, Arrow or `.tar` shards, a folder
-        of such, their URL, or `package.module:factory` of a data set. `preprocessing`: how pictures
-        become inputs. `decode_workers`: processes that read data sets and pictures ahead; None:
-        some, where it pays. Raises DataError for anything that is not a whole set of numeric
-        samples alike, and StorageError where there is no room to unpack or spool.
+        inputs: `FILE.npy` (one array, named `input`), `FILE.npz`, Parquet, Arrow or `.tar` shards,
+        a folder of such files, their URL, or `package.module:factory` of a data set. preprocessing:
+        the preprocessing of pictures. decode_workers: number of processes that read data sets and
+        pictures ahead; None chooses it. Raises DataError unless the source is a complete set of
+        samples with the same dtypes and shapes, and StorageError if there is not enough space to
+        unpack or spool.
         """
         from gate.data.open_samples import Opening, read_ahead
 
@@ -71,14 +70,14 @@ class SampleSet:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> SampleSet:
-        """Samples from arrays in memory. Raises DataError as `open` does."""
-        held = {name: as_texts(array) for name, array in arrays.items()}
-        return cls(MappedRows([Shard(held)], origin="the mapping of arrays"))
+        """Create samples from arrays in memory. Raises DataError as `open` does."""
+        shard = Shard({name: as_texts(array) for name, array in arrays.items()})
+        return cls(MappedRows([shard], origin="the mapping of arrays"))
 
     @classmethod
     def from_data(cls, data: Any) -> SampleSet:
-        """Samples of what `open` takes, of an array or tensor, of a mapping of such, or of a torch
-        DataLoader, Dataset or iterable. Raises DataError, StorageError as `open` does."""
+        """Create samples from anything that `open` takes, an array, a tensor, a mapping of these,
+        or a torch DataLoader, Dataset or iterable. Raises DataError, StorageError as `open`."""
         if isinstance(data, cls):
             return data
         if isinstance(data, str | Path):
@@ -99,12 +98,12 @@ class SampleSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the inputs."""
+        """Return the names of the inputs."""
         return self._rows.names
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """The specs of the inputs: name, dtype, and shape ("samples", ...)."""
+        """Return the specs of the inputs: name, dtype, and shape ("samples", ...)."""
         return self._rows.specs
 
     @property
@@ -115,12 +114,12 @@ class SampleSet:
         return {name: (len(self), *shape[1:]) for name, shape in self._rows.shapes.items()}
 
     def __len__(self) -> int:
-        """Number of samples. Raises DataError while axis 0 is not the sample of every array."""
+        """Return the number of samples. Raises DataError if axis 0 is not the batch axis yet."""
         return len(self._indices)
 
     @property
     def count(self) -> int | None:
-        """The number of samples; None while axis 0 is not the sample of every array."""
+        """Return the number of samples; None if axis 0 is not the batch axis yet."""
         try:
             return len(self)
         except DataError:
@@ -132,16 +131,16 @@ class SampleSet:
 
     def with_batch_axes(self, axes: Mapping[str, int | None]) -> SampleSet:
         """Return the same samples with the batch axes that the user states, by name of an input or
-        output of the file; None: it has no batch axis."""
-        stated = copy.copy(self)
-        stated.stated = dict(axes)
-        return stated
+        output of the file. None: no batch axis."""
+        samples = copy.copy(self)
+        samples.stated = dict(axes)
+        return samples
 
     def rearranged(self, axes: Mapping[str, int | None], layout: BatchAxes) -> SampleSet:
-        """Return the same samples with the samples on axis 0 of every array.
+        """Return the same samples with the batch axis on axis 0 of every array.
 
-        `axes`: the axis of the samples in each array; None: the array belongs to all samples.
-        `layout`: of the calls. Raises DataError.
+        `axes`: the batch axis of each array; None: all samples share the array. `layout`: the
+        layout of the calls. Raises DataError.
         """
         arranged = copy.copy(self)
         arranged.layout = layout
@@ -152,14 +151,14 @@ class SampleSet:
 
     def like(self, batch: Batch) -> SampleSet:
         """Return samples in memory with the layout of these samples."""
-        made = SampleSet.from_arrays(batch)
-        made.stated, made.layout = self.stated, self.layout
-        made._gaps, made._least = self._gaps, self._least
-        made.arranged = True
-        return made
+        samples = SampleSet.from_arrays(batch)
+        samples.stated, samples.layout = self.stated, self.layout
+        samples._gaps, samples._least = self._gaps, self._least
+        samples.arranged = True
+        return samples
 
     def is_same(self, name: str) -> bool:
-        """True if all samples have the same values of an input."""
+        """Return whether an input has the same values in all samples."""
         first: RowsArray | None = None
         for chunk in self._rows.column(name, self._indices):
             first = chunk[:1] if first is None else first
@@ -168,14 +167,14 @@ class SampleSet:
         return True
 
     def with_least(self, least: int) -> SampleSet:
-        """Return the same samples, of which no last batch is smaller than `least`: it is joined to
-        the batch before."""
+        """Return the same samples, whose last batch is joined to the one before if it has fewer
+        than `least` samples."""
         joined = copy.copy(self)
         joined._least = least
         return joined
 
     def batch_around(self, sample: int, size: int) -> range:
-        """Return the samples of the batch of `batches(size)` that a sample is in."""
+        """Return the range of the batch of `batches(size)` that contains a sample."""
         count = len(self)
         start = min(sample // size * size, self._last_start(count, size))
         last = start == self._last_start(count, size)
@@ -186,33 +185,33 @@ class SampleSet:
         return start - size if start and count - start < self._least else start
 
     def allow_nan(self) -> SampleSet:
-        """Return the samples with NaN and infinities as valid values."""
+        """Return the same samples, where NaN and infinities are valid values."""
         gaps = copy.copy(self)
         gaps._gaps = True
         return gaps
 
     def slice(self, start: int, stop: int) -> SampleSet:
-        """The samples from `start` up to `stop`, in this order; nothing else is read.
+        """Return the samples from `start` up to `stop`.
 
-        Errors go on naming samples by their place in the whole set. Raises DataError where there
-        are no such samples.
+        Errors still name samples by their index in the whole set. Raises DataError if the range is
+        not within the set.
         """
         if not 0 <= start < stop <= len(self):
             raise DataError(
                 f"there are no samples {start} to {stop - 1}: {self._rows.origin} has {len(self)}. "
-                "Plan the ranges anew."
+                "Plan the ranges again."
             )
         part = copy.copy(self)
         part._range = self._indices[start:stop]
         return part
 
     def batches(self, size: int) -> Iterator[dict[str, RowsArray]]:
-        """Yield batches of `size` samples in order, as own copies. The last may be smaller, or
-        larger where it would be smaller than `with_least` allows.
+        """Yield batches of `size` samples in order. The last one may be smaller, or larger if it
+        was joined (`with_least`).
 
-        Arrays are contiguous, writable and in native byte order. Raises DataError on the first
-        NaN or infinite value of a float array, naming the input and the sample, but for
-        samples `with_gaps`; and where a source gives another sample than before.
+        Arrays are contiguous, writable copies in native byte order. Raises DataError on the first
+        NaN or infinite value of a float array, unless `allow_nan` was called, and if a sample
+        differs from an earlier read.
         """
         start = self._indices.start
         last = self._last_start(len(self), size)
@@ -237,18 +236,18 @@ class SampleSet:
             name: array[0] for name, array in self._rows.rearranged(axes).read([0]).arrays.items()
         }
 
-    def take(self, places: Sequence[int]) -> SampleSet:
-        """The samples at these places, in memory."""
-        return self.like(self.at(places))
+    def take(self, indices: Sequence[int]) -> SampleSet:
+        """Return the samples with these indices, in memory."""
+        return self.like(self.at(indices))
 
-    def at(self, places: Sequence[int]) -> dict[str, RowsArray]:
-        """The samples at these places as one batch; values are not looked at."""
-        return self._rows.read([self._indices[place] for place in places]).arrays
+    def at(self, indices: Sequence[int]) -> dict[str, RowsArray]:
+        """Return the samples with these indices as one batch, without a check for NaN."""
+        return self._rows.read([self._indices[index] for index in indices]).arrays
 
     def labels(self) -> NDArray[np.int64] | None:
-        """Class indices, shape (samples,), where the source itself has labels; else None.
+        """Return the class indices, shape (samples,), or None if the source has no labels.
 
-        Of a source that has to be read for that, the same pass makes the digest.
+        If this reads the source, the same pass computes the digest.
         """
         if not self._rows.labelled:
             return None
@@ -257,17 +256,16 @@ class SampleSet:
         return self._rows.labels(self._indices)
 
     def digest(self) -> Digest:
-        """SHA-256 over names, dtypes, shapes and little-endian values, read in chunks.
+        """Return the SHA-256 of names, dtypes, shapes and little-endian values.
 
-        Of a range it says whether another process has the same samples. A source whose second
-        reading is compared with the first is read for it once an input, and never again.
+        Cached for sources whose repeated reads are compared: these are read once for each input.
         """
-        made = self._digests.get(self._indices)
-        if made is None:
-            made = self._digest()
+        digest = self._digests.get(self._indices)
+        if digest is None:
+            digest = self._digest()
             if self._rows.repeated:
-                self._digests[self._indices] = made
-        return made
+                self._digests[self._indices] = digest
+        return digest
 
     def _digest(self) -> Digest:
         sha256 = hashlib.sha256()
@@ -289,8 +287,8 @@ def _check_finite(name: str, array: RowsArray, *, start: int) -> None:
         sample = int(bad.argmax())
         raise DataError(
             f"input '{name}' has NaN or infinite values, first in sample {start + sample}. "
-            "Outputs of such samples prove nothing: mend the preprocessing or drop the sample. If "
-            "the model itself treats them, say nonfinite: same_places in the policy."
+            "Fix the preprocessing or remove the sample. If the model handles such values, set "
+            "nonfinite: same_places in the policy."
         )
 
 

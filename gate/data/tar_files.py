@@ -20,16 +20,16 @@ from gate.data.reader import Block, SampleReader
 from gate.errors import DataError, first_line
 from gate.storage.arrays import npy_array
 
-# As WebDataset has it: the members of a sample lie together and have one name up to the first dot.
+# WebDataset: the members of a sample are adjacent and have the same name up to the first dot.
 PICTURES = frozenset({"png", "jpg", "jpeg", "bmp", "webp", "tif", "tiff", "gif"})
 
 ARRAY, LABEL = "npy", "cls"
 
 _KINDS = {ARRAY, LABEL} | PICTURES
-"""Members of other kinds are passed over: texts, and pickles."""
+"""Other members, such as texts and pickles, are ignored."""
 
 MEMBER_BYTES = 1 << 30
-"""Of one member at most."""
+"""Maximum size of one member."""
 
 _BLOCK = tarfile.BLOCKSIZE
 
@@ -37,30 +37,30 @@ _BLOCK = tarfile.BLOCKSIZE
 def index_tar(
     file: SourceFile, fields: tuple[str, ...] | None = None
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the fields of each sample (such as `left.npy` of `0001.left.npy`), and where each
-    begins: offset and length in bytes, shape (samples, fields, 2).
+    """Return the fields of the samples (such as `left.npy` of `0001.left.npy`) and their positions.
 
-    `fields`: those of the first sample of the set; None: this is its tar. Raises DataError.
+    The positions are offset and length in bytes, shape (samples, fields, 2). `fields`: those of the
+    first sample of the set, None for its first tar. Raises DataError.
     """
     spans: list[NDArray[np.int64]] = []
-    for key, found in _samples(file):
-        fields = fields or tuple(found)
-        if found.keys() != set(fields):
+    for key, by_field in _samples(file):
+        fields = fields or tuple(by_field)
+        if by_field.keys() != set(fields):
             raise DataError(
-                f"sample {key} of {file.name} has {sorted(found)}, the first one has "
+                f"sample {key} of {file.name} has {sorted(by_field)}, the first one has "
                 f"{sorted(fields)}. Give each sample the same fields."
             )
-        spans.append(np.array([found[field] for field in fields], np.int64))
+        spans.append(np.array([by_field[field] for field in fields], np.int64))
     if not spans or not fields:
         raise DataError(
-            f"{file.name} holds neither arrays (.npy) nor pictures: nothing to measure. "
-            "Expected members such as 0001.npy, 0001.jpg and 0001.cls, as WebDataset has them."
+            f"{file.name} contains neither arrays (.npy) nor pictures: nothing to measure. "
+            "Expected WebDataset members such as 0001.npy, 0001.jpg and 0001.cls."
         )
     return fields, np.stack(spans)
 
 
 def _samples(file: SourceFile) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
-    """Key, and the fields that count with offset and length, sample by sample."""
+    """Yield the key of each sample, and its fields with offset and length."""
     done: set[str] = set()
     for key, members in groupby(_members(file), key=lambda member: member[0]):
         if key in done:
@@ -69,22 +69,22 @@ def _samples(file: SourceFile) -> Iterator[tuple[str, dict[str, tuple[int, int]]
                 "sample together, and give each sample its own name."
             )
         done.add(key)
-        found: dict[str, tuple[int, int]] = {}
+        by_field: dict[str, tuple[int, int]] = {}
         for _, field, span in members:
-            if field in found:
+            if field in by_field:
                 raise DataError(f"{file.name} has {key}.{field} twice. Keep one of the two.")
-            found[field] = span
-        yield key, found
+            by_field[field] = span
+        yield key, by_field
 
 
 def _members(file: SourceFile) -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """Key, field, and offset and length of each member that counts."""
+    """Yield key, field, and offset and length of each array, label and picture."""
     with file.open() as stream:
         try:
             with tarfile.open(fileobj=stream, mode="r:") as archive:
                 end = 0
                 for info in archive:
-                    archive.members = []  # type: ignore[attr-defined]  # or it keeps all
+                    archive.members = []  # type: ignore[attr-defined]  # TarFile keeps them all
                     end = info.offset_data + -(-info.size // _BLOCK) * _BLOCK
                     if not info.isdir():
                         _check_member(info, file)
@@ -96,8 +96,8 @@ def _members(file: SourceFile) -> Iterator[tuple[str, str, tuple[int, int]]]:
                 _check_end(stream, end, file)
         except tarfile.TarError as error:
             raise DataError(
-                f"cannot read {file.name} as .tar: {first_line(error)}. Expected a whole tar that "
-                "is not compressed; unpack a .tar.gz with gunzip."
+                f"cannot read {file.name} as .tar: {first_line(error)}. Expected a complete, "
+                "uncompressed tar; unpack a .tar.gz with gunzip."
             ) from error
 
 
@@ -109,44 +109,41 @@ def _kind(field: str) -> str:
 def _check_member(info: tarfile.TarInfo, file: SourceFile) -> None:
     problem = None
     if info.name.startswith("/") or ".." in info.name.split("/")[:-1]:
-        problem = "leads out of its folder"
+        problem = "is outside of its folder"
     elif not info.isreg() or info.issparse():
-        problem = "is a link, a device, or has holes"
+        problem = "is a link, a device, or a sparse file"
     elif info.size > MEMBER_BYTES:
         problem = f"has {info.size} bytes, more than {MEMBER_BYTES}"
     if problem is not None:
         raise DataError(
-            f"member {info.name!r} of {file.name} {problem}. Expected plain files of samples only; "
-            "write the tar anew."
+            f"member {info.name!r} of {file.name} {problem}. Expected regular files only; write "
+            "the tar again."
         )
 
 
 def _check_end(stream: IO[bytes], end: int, file: SourceFile) -> None:
-    """Verify that a tar ends with an empty block.
-
-    One that was cut off between two members looks like a shorter tar in all but that.
-    """
+    """Verify that a tar ends with an empty block: without it, the tar was truncated."""
     stream.seek(end)
     if stream.read(_BLOCK) != bytes(_BLOCK):
         raise DataError(
-            f"{file.name} has no end: it was cut off after its last member. Copy it again."
+            f"{file.name} has no end: it was truncated after its last member. Copy it again."
         )
 
 
-_HELD = 3
-"""Tars that are open with their index at a time."""
+_MAX_OPEN = 3
+"""Maximum number of open tars, with their indices."""
 
 _DIGITS = 20
-"""Of a label; as many as 64 bits have."""
+"""Maximum number of digits of a label, as for 64 bits."""
 
 
 class TarReader(SampleReader):
-    """The samples of all tars in order."""
+    """Reads the samples of several tars, in order."""
 
     def __init__(
         self, files: Sequence[SourceFile], fields: Fields, pictures: PictureDecoder, *, origin: str
     ) -> None:
-        """Walks over all headers, to count. Raises DataError."""
+        """Reads all headers to count the samples. Raises DataError."""
         self.origin = origin
         self._files = list(files)
         self._open: OrderedDict[int, tuple[NDArray[np.int64], IO[bytes]]] = OrderedDict()
@@ -158,26 +155,26 @@ class TarReader(SampleReader):
         self.specs, self.labelled = self._items.specs, self._items.labelled
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return self._ends[-1]
 
-    def read(self, places: Sequence[int]) -> Block:
-        """The samples at these places."""
-        return self._items.block(self._item, places)
+    def read(self, indices: Sequence[int]) -> Block:
+        """Return the samples with these indices."""
+        return self._items.block(self._item, indices)
 
-    def _item(self, place: int) -> Any:
-        number = bisect_right(self._ends, place)
+    def _item(self, index: int) -> Any:
+        number = bisect_right(self._ends, index)
         file = self._files[number]
-        file.check(f"sample {place}")
+        file.check(f"sample {index}")
         spans, stream = self._opened(number)
-        row = place - (self._ends[number - 1] if number else 0)
+        row = index - (self._ends[number - 1] if number else 0)
         arrays, label = dict[str, Any](), None
         for field, (offset, size) in zip(self._fields, spans[row], strict=True):
             stream.seek(int(offset))
             data = stream.read(int(size))
-            what = f"{field} of sample {place} of {file.name}"
+            what = f"{field} of sample {index} of {file.name}"
             if len(data) < size:
-                raise DataError(f"{what} is cut off. Copy the file again.")
+                raise DataError(f"{what} is truncated. Copy the file again.")
             if _kind(field) == LABEL:
                 label = _label(data, what=what)
             else:
@@ -185,7 +182,7 @@ class TarReader(SampleReader):
                 arrays[field.rpartition(".")[0] or SINGLE_NAME] = array
         if len(arrays) + (label is not None) < len(self._fields):
             raise DataError(
-                f"sample {place} of {file.name} has one field twice: {', '.join(self._fields)}. "
+                f"sample {index} of {file.name} has one field twice: {', '.join(self._fields)}. "
                 "Give each input one name."
             )
         return arrays if label is None else (arrays, label)
@@ -194,7 +191,7 @@ class TarReader(SampleReader):
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        while len(self._open) >= _HELD:
+        while len(self._open) >= _MAX_OPEN:
             _, (_, stream) = self._open.popitem(last=False)
             stream.close()
         self._fields, spans = index_tar(self._files[number], self._fields or None)
@@ -211,6 +208,6 @@ def _label(data: bytes, *, what: str) -> int:
     text = data[: _DIGITS + 4].strip()
     if not text.isdigit() or int(text) > np.iinfo(np.int64).max:
         raise DataError(
-            f"{what} is {data[:40]!r}, expected a class index: digits, at most those of an int64."
+            f"{what} is {data[:40]!r}, expected a class index: digits of an int64 of at least 0."
         )
     return int(text)

@@ -99,7 +99,7 @@ def test_what_the_export_told_is_judged_with_its_record_only(
     record.write_text("{}")
     code, plain = check("--export-record", str(record))
     assert code == 2
-    assert "not a whole ExportNote record" in plain["error"]["message"]
+    assert "not a valid ExportNote record" in plain["error"]["message"]
 
 
 def test_json_has_the_record_and_the_file_says_the_same(capsys) -> None:

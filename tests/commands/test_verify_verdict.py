@@ -98,7 +98,7 @@ def test_evidence_that_is_none_is_not_trusted(made: Released, capsys: Capture) -
     (made.folder / "evidence.json").write_text("{}")
     code, plain = as_json(capsys, *whole(made))
     assert (code, plain["trusted"]) == (1, False)
-    assert "not a whole Evidence" in plain["problems"][0]
+    assert "not a valid Evidence" in plain["problems"][0]
 
 
 @pytest.mark.parametrize(

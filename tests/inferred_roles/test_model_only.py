@@ -104,7 +104,7 @@ def test_it_is_localised_with_what_only_the_model_takes(tmp_path):
 
 def test_an_array_that_nobody_takes_is_refused(tmp_path):
     labels = np.zeros((48, 1), np.int64)
-    with pytest.raises(GateError, match=r"\['labels'\] is no input"):
+    with pytest.raises(GateError, match=r"\['labels'\] is neither an input"):
         judged(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(1, labels=labels))
 
 

@@ -78,8 +78,8 @@ def test_a_session_is_closed_before_its_process_is_ended(judged, good):
     [
         ("RaisesInOpen", "it raised RuntimeError: cannot open"),
         ("Exits", "it raised SystemExit: 0"),
-        ("Dies", "ended with code 0. It last said: illegal instruction"),
-        ("Hangs", "took longer than 0.5 s and was ended"),
+        ("Dies", "ended with code 0. Its last output: illegal instruction"),
+        ("Hangs", "took longer than 0.5 s and was killed"),
         ("TooFew", "acme returned 0 outputs, the file names ['logits']"),
         ("Words", "expected an array of numbers"),
         ("Stored", "the session overrides live, which only"),

@@ -66,7 +66,7 @@ def test_nonsense_is_an_error_of_that_runtime(ends, parts):
     one, other = ends
     for part in parts:
         one.send_bytes(part if isinstance(part, bytes) else json.dumps(part).encode())
-    with pytest.raises(EvidenceError, match="answered with nonsense"):
+    with pytest.raises(EvidenceError, match="sent an invalid message"):
         receive(other)
 
 

@@ -91,7 +91,10 @@ def test_what_can_not_be_loaded_within_the_limits_is_written_down_once(service, 
     assert [action for action, version in service.place.lines() if version == "2"] == [
         "promoted", "not_deployed",
     ]  # fmt: skip
-    assert "loading model.onnx took more than the 20 s" in service.place.ledger.entries()[-1].reason
+    assert (
+        "loading model.onnx took more than the time limit of 20 s"
+        in service.place.ledger.entries()[-1].reason
+    )
 
 
 @exhaustive
@@ -101,7 +104,7 @@ def test_what_can_not_be_read_within_the_limits_is_a_problem_of_that_version(ser
     with bounded_growth(PARENT_BYTES):
         model = replace(service.place.model(), reading=Reading(QUICK))
         found = examine(model, "2", history=model.history(), terms=Terms.now(AUTOMATIC))
-        assert "reading model.onnx took more than the 200 MB of memory" in str(found.problem)
+        assert "reading model.onnx took more than the memory limit of 200 MB" in str(found.problem)
         assert service.look(QUICK) == [("guard", "reverted")]
         assert service.look(QUICK) == []
     assert service.place.registry.alias(NAME, CHAMPION) == "1"

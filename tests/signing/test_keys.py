@@ -98,7 +98,11 @@ def test_only_a_plain_file_of_ones_own_signs(tmp_path: Path, monkeypatch) -> Non
     path = SigningKey.make(tmp_path / "ci.pem") and tmp_path / "ci.pem"
     (tmp_path / "link.pem").symlink_to(path)
     os.mkfifo(tmp_path / "pipe.pem", 0o600)
-    table = {"link.pem": "it is a link", "pipe.pem": "no plain file", "none.pem": "gate keys new"}
+    table = {
+        "link.pem": "it is a link",
+        "pipe.pem": "not a regular file",
+        "none.pem": "gate keys new",
+    }
     for name, why in table.items():
         with pytest.raises(StorageError, match=why):
             SigningKey.load(str(tmp_path / name))

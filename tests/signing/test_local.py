@@ -130,7 +130,7 @@ def test_two_processes_at_once_make_one_key(tmp_path: Path) -> None:
 def test_a_key_that_others_may_read_is_refused(local: LocalKeys) -> None:
     local.signing_key()
     local.key_path.chmod(0o644)
-    with pytest.raises(StorageError, match="mode 0644, others may use it"):
+    with pytest.raises(StorageError, match="mode 0644, so other users can read it"):
         local.signing_key()
 
 

@@ -34,7 +34,8 @@ def test_what_only_the_model_takes_is_left_out_of_the_file(parameters):
 
 def test_a_name_that_the_model_does_not_take_is_refused():
     with pytest.raises(
-        InputMismatch, match=r"\['labels'\] is no input of the file, 'a'.*no parameter of"
+        InputMismatch,
+        match=r"\['labels'\] is neither an input of the file, 'a'.*nor a parameter of",
     ):
         bind_inputs((A,), (A, spec("labels", "s")), **ARGUMENTS, parameters={"a"})
 

@@ -219,7 +219,7 @@ def test_unusable_files_are_refused_in_words(tmp_path, spoil, words):
 
 
 def test_nothing_at_all_is_refused():
-    with pytest.raises(DataError, match="holds no array"):
+    with pytest.raises(DataError, match="has no array"):
         SampleSet.from_arrays({})
 
 

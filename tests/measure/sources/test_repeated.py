@@ -93,7 +93,7 @@ WRITTEN = {
     ("parquet", "file://{}"),
 ])  # fmt: skip
 def test_a_file_that_is_written_to_meanwhile(kind, at, tmp_path, monkeypatch):
-    monkeypatch.setattr("gate.data.location._LOOK_S", 0.0)
+    monkeypatch.setattr("gate.data.location._CHECK_INTERVAL_S", 0.0)
     path = WRITTEN[kind](tmp_path)
     batches = SampleSet.open(at.format(path)).batches(4)
     next(batches)
@@ -137,7 +137,7 @@ def test_a_file_that_was_exchanged_before_it_is_opened_again(suffix, tmp_path):
         write(f"{number}.{suffix}", [number])
     samples = SampleSet.open(tmp_path)
     write("other", [9]).replace(tmp_path / f"1.{suffix}")
-    with pytest.raises(DataError, match=rf"1\.{suffix} was exchanged"):
+    with pytest.raises(DataError, match=rf"1\.{suffix} was replaced"):
         samples.at([1])
 
 
@@ -154,7 +154,7 @@ def test_arrays_of_a_store_are_copied_once_and_read_to_the_end():
 
 
 def test_a_file_of_a_store_that_is_exchanged_while_it_is_copied(tmp_path, monkeypatch):
-    monkeypatch.setattr("gate.data.location._LOOK_S", 0.0)
+    monkeypatch.setattr("gate.data.location._CHECK_INTERVAL_S", 0.0)
     path = npy(tmp_path)
     cached = RemoteFile.cached
 
@@ -164,5 +164,5 @@ def test_a_file_of_a_store_that_is_exchanged_while_it_is_copied(tmp_path, monkey
         return copy
 
     monkeypatch.setattr(RemoteFile, "cached", exchanged)
-    with pytest.raises(DataError, match=r"x\.npy was exchanged .* its copy"):
+    with pytest.raises(DataError, match=r"x\.npy was replaced .* its copy"):
         SampleSet.open(f"file://{path}")

@@ -48,11 +48,11 @@ def test_what_fails_in_a_worker(factory, error, words, monkeypatch):
 
 
 def test_a_worker_answers_with_arrays_or_with_the_error():
-    opened = _Opened(Opening(f"{HERE}:pairs"))
+    opened = _WorkerSamples(Opening(f"{HERE}:pairs"))
     arrays, labels = opened[range(2, 5)]
     np.testing.assert_array_equal(arrays["input"], X[2:5])
     np.testing.assert_array_equal(labels, Y[2:5])
-    kind, words = _Opened(Opening(f"{HERE}:failing"))[range(3, 5)]
+    kind, words = _WorkerSamples(Opening(f"{HERE}:failing"))[range(3, 5)]
     assert kind == "DataError"
     assert "sample 4" in words
 
@@ -61,7 +61,7 @@ def test_a_worker_answers_with_arrays_or_with_the_error():
     ("said", "error"), [("StorageError", StorageError), ("OSError", DataError)]
 )
 def test_the_error_of_a_worker_is_that_error_here(said, error, monkeypatch):
-    monkeypatch.setattr(AheadRows, "_answers", lambda _, spans: [(said, "no room")] * len(spans))
+    monkeypatch.setattr(AheadRows, "_results", lambda _, spans: [(said, "no room")] * len(spans))
     samples = SampleSet.open(f"{HERE}:pairs", decode_workers=1)
     with pytest.raises(error, match="no room"):
         list(samples.batches(4))
