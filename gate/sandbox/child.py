@@ -16,22 +16,22 @@ from gate import installation
 
 try:
     import resource
-except ImportError:  # Windows, which has no such limits
+except ImportError:  # Windows does not have these limits.
     resource = None  # type: ignore[assignment]
 
 _DEATH_OF_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux."""
+"""PR_SET_PDEATHSIG in Linux."""
 
 OUT_OF_MEMORY = "MemoryError"
 
 INTERRUPTED = 130
-"""Exit code of a child that ended by itself because of SIGINT or SIGTERM."""
+"""Exit code of a child that exited because of SIGINT or SIGTERM."""
 
 
 def serve_request(request: dict[str, Any], descriptor: int) -> None:
-    """Call what the request names with its arguments, and write the answer to the descriptor.
+    """Call the function that the request names, and write the result to the descriptor.
 
-    {"value": ...} is what it gives back; {"error": [name of the class, message]} what it raised.
+    The result is {"value": return value} or {"error": [class name of the exception, message]}.
     """
     os.set_inheritable(descriptor, False)
     kill_with_parent(request["parent"])
@@ -43,7 +43,7 @@ def serve_request(request: dict[str, Any], descriptor: int) -> None:
     except MemoryError:
         done = {"error": [OUT_OF_MEMORY, ""]}
     except Exception as error:
-        error = installation.missing(error) or error  # what foreign code lacks stays what it is
+        error = installation.missing(error) or error  # PackageMissing if a package is missing.
         done = {"error": [type(error).__name__, str(error)]}
     with os.fdopen(descriptor, "w") as stream:
         json.dump(done, stream)
@@ -51,15 +51,14 @@ def serve_request(request: dict[str, Any], descriptor: int) -> None:
 
 
 def _leave() -> None:
-    """End the process as Python would, but for taking PyTorch's modules apart, which costs a second
-    of CPU. Threads have ended before it."""
+    """Exit without finalizing modules, which takes a second for PyTorch. Threads ended before."""
     atexit.unregister(_leave)
     try:
-        atexit._run_exitfuncs()  # what others have registered
+        atexit._run_exitfuncs()  # The remaining exit functions.
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or none
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # Closed, or None.
                 stream.flush()
-        ctypes.CDLL(None).fflush(None)  # C libraries have buffers of their own
+        ctypes.CDLL(None).fflush(None)  # The buffers of C libraries.
     finally:
         os._exit(0)
 
@@ -70,27 +69,29 @@ def _function(name: str) -> Any:
 
 
 def kill_with_parent(parent: int) -> None:
-    """Whoever kills the parent must not leave us behind."""
+    """Kill this process when its parent dies (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before
+        if os.getppid() != parent:  # The parent died before prctl.
             os._exit(1)
 
 
 def _be_interrupted_once() -> None:
-    """Ctrl-C reaches the whole group, and the parent passes on what may have reached it alone: a
-    second one must not end what cleans up after the first."""
+    """Ignore a second SIGINT, so that it does not interrupt the cleanup after the first.
+
+    Ctrl-C reaches the whole process group, and the parent forwards the signal, too.
+    """
 
     def interrupt(_number: int, _frame: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored: nohup
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Not ignored by nohup.
         signal.signal(signal.SIGINT, interrupt)
 
 
 def _limit(kind: int, limit: int) -> None:
-    _, most = resource.getrlimit(kind)
-    lower = limit if most == resource.RLIM_INFINITY else min(limit, most)
-    with contextlib.suppress(OSError, ValueError):  # what the system does not know
+    _, hard = resource.getrlimit(kind)
+    lower = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    with contextlib.suppress(OSError, ValueError):  # The system does not support the limit.
         resource.setrlimit(kind, (lower, lower))

@@ -22,98 +22,97 @@ _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _CGROUP = Path("/sys/fs/cgroup")
 
 _SHARE = 0.8
-"""Of the machine's memory: the rest is for the system and what else runs."""
+"""Share of the machine's memory; the rest is left to the system and other processes."""
 
 
 CHECK_S = 4 * 3600.0
-"""A measurement on thousands of samples takes an hour or two on few cores."""
+"""Default of gate check: thousands of samples take one or two hours on few cores."""
 
 FILE_S = 600.0
-"""Reading a file and computing its golden vectors takes seconds."""
+"""Default for reading a file and computing its golden vectors, which takes seconds."""
 
 FILE_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """The limits of one process and of all that it starts."""
+    """The limits of one process and its descendants."""
 
     time_s: float
-    """By the clock on the wall."""
+    """Wall-clock time."""
     memory_bytes: int
-    """Of its own: pages of a file that is only mapped do not count."""
+    """Private memory: pages of mapped files do not count."""
 
     @classmethod
     def of_command(cls, time_s: float | None, memory_bytes: int | None, *, usual_s: float) -> Self:
-        """Return the limits that a command received; else `usual_s`, and 80 % of the memory of the
-        machine."""
+        """Return the limits of a command. Defaults: `usual_s`, and 80 % of the machine's memory."""
         return cls(time_s or usual_s, memory_bytes or usual_memory())
 
     @classmethod
     def of_service(cls, time_s: float | None = None, memory_bytes: int | None = None) -> Self:
-        """Return the limits of the service; else 10 minutes, and 4 GiB or 80 % of less memory."""
+        """Return the limits of the service. Defaults: 10 minutes, and 4 GiB or 80 % of the memory
+        if that is less."""
         return cls(time_s or FILE_S, memory_bytes or min(FILE_BYTES, usual_memory()))
 
 
 def usual_memory() -> int:
-    """Bytes: 80 % of the machine's memory, or of what its control group allows."""
+    """Return 80 % of the memory of the machine or of its control group, in bytes."""
     import psutil
 
-    there = [psutil.virtual_memory().total]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # versions 2 and 1
+    available = [psutil.virtual_memory().total]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup versions 2 and 1
         try:
-            there.append(int((_CGROUP / name).read_text()))
-        except (OSError, ValueError):  # none there, or the word 'max'
+            available.append(int((_CGROUP / name).read_text()))
+        except (OSError, ValueError):  # The file does not exist, or contains 'max'.
             continue
-    return int(min(there) * _SHARE)
+    return int(min(available) * _SHARE)
 
 
 def parse_duration(text: str) -> float:
     """Parse `90`, `90s`, `30m`, `1.5h` into seconds. Raises ValueError."""
-    found = _TIME.fullmatch(text.strip())
-    seconds = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
+    match = _TIME.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
     if seconds <= 0:
-        raise ValueError(f"{text!r} is no time above zero: write 90s, 30m or 1.5h")
+        raise ValueError(f"{text!r} is not a valid duration. Use 90s, 30m or 1.5h")
     return seconds
 
 
 def parse_size(text: str) -> int:
     """Parse `8GB` (10^9), `512MiB` (2^20), `4G`, or a number of bytes. Raises ValueError."""
-    found = _MEMORY.fullmatch(text.strip())
-    unit = (found[2] or "").lower() if found else ""
-    size = int(float(found[1]) * (_BINARY | _BYTES)[unit]) if found else 0
+    match = _MEMORY.fullmatch(text.strip())
+    unit = (match[2] or "").lower() if match else ""
+    size = int(float(match[1]) * (_BINARY | _BYTES)[unit]) if match else 0
     if size <= 0:
-        raise ValueError(f"{text!r} is no size above zero: write 8GB, 512MiB or 4G")
+        raise ValueError(f"{text!r} is not a valid size. Use 8GB, 512MiB or 4G")
     return size
 
 
 def time_text(seconds: float) -> str:
-    """`1.5 h`, `10 min`, `3 s`."""
+    """Format a duration: `1.5 h`, `10 min`, `3 s`."""
     if seconds >= 2 * 3600:
         return f"{seconds / 3600:g} h"
     return f"{seconds / 60:g} min" if seconds >= 2 * 60 else f"{seconds:.3g} s"
 
 
 def memory_text(size: int) -> str:
-    """`4.3 GB`, `300 MB`."""
+    """Format a size: `4.3 GB`, `300 MB`."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 @contextlib.contextmanager
 def limit_folder_size(folder: Path, limit: int) -> Iterator[None]:
-    """While this lasts, at most `limit` bytes come into `folder`.
+    """Limit the total size of the files in `folder` while the context is open.
 
-    From the moment that too many are there, all that comes is thrown away while it is written, so
-    that the disk does not fill up however long the other side goes on. Raises TooLarge at the end
-    then, whatever else was raised.
+    Once the limit is exceeded, all files are truncated repeatedly, so that the disk does not fill
+    up while the writer continues. Then raises TooLarge at the end, whatever else was raised.
     """
     watch, done = _Watch(folder, limit), threading.Event()
 
     def run() -> None:
-        while not done.wait(_LOOK_S):
+        while not done.wait(_POLL_S):
             with contextlib.suppress(OSError, RecursionError):
                 watch.check()
 
@@ -126,11 +125,11 @@ def limit_folder_size(folder: Path, limit: int) -> Iterator[None]:
         thread.join()
         watch.check()
         if watch.exceeded:
-            raise TooLarge(f"more came than the {limit} bytes that are allowed")
+            raise TooLarge(f"the files are larger than the limit of {limit} bytes")
 
 
 class _Watch:
-    """Looks at a folder's size; once it is too large, keeps its files empty."""
+    """Checks the size of a folder. Once it is too large, keeps its files empty."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder = folder
@@ -140,9 +139,9 @@ class _Watch:
     def check(self) -> None:
         files, total = [], 0
         for path in self._folder.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # renamed by the writer
+            with contextlib.suppress(FileNotFoundError):  # The writer may rename files.
                 status = path.lstat()
-                if stat.S_ISREG(status.st_mode):  # a link could lead to somebody else's file
+                if stat.S_ISREG(status.st_mode):  # Never truncate the target of a link.
                     files.append(path)
                     total += status.st_size
         self.exceeded = self.exceeded or total > self._limit

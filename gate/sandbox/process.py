@@ -26,82 +26,80 @@ from gate.storage.files import temporary_folder
 from gate.storage.untrusted_files import RECORD_LIMIT, parse_strict_json
 
 _DESCENDANTS_S = 1.0
-"""After which its own children are looked for anew: that means a look at all processes."""
+"""Interval at which the descendants are listed, which requires reading all processes."""
 
 
 class ProcessMonitor:
-    """A monitor of one running child.
+    """Monitors the time and memory of a running child.
 
-    Memory is what the kernel allocated, not what was requested: PyTorch reserves 0.8 GB to use 0.3,
-    and CUDA terabytes, so no limit of the address space (RLIMIT_AS, RLIMIT_DATA) would fit.
+    Measures resident memory. A limit of the address space (RLIMIT_AS, RLIMIT_DATA) is not suitable:
+    PyTorch reserves 0.8 GB to use 0.3, and CUDA reserves terabytes.
     """
 
     def __init__(self, pid: int, limits: SandboxLimits) -> None:
         self._child = psutil.Process(pid)
         self._limits = limits
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         self._descendants: list[psutil.Process] = []
-        self._looked = self._began
+        self._listed = self._started
 
     def check(self, what: str) -> None:
-        """Raise LimitExceeded where too much was taken."""
+        """Raise LimitExceeded if the child exceeded a limit. `what`: its task, for the message."""
         now, limits = time.monotonic(), self._limits
-        if now - self._looked > _DESCENDANTS_S:
-            self._looked = now
+        if now - self._listed > _DESCENDANTS_S:
+            self._listed = now
             with contextlib.suppress(psutil.Error):
                 self._descendants = self._child.children(recursive=True)
-        if now - self._began > limits.time_s:
+        if now - self._started > limits.time_s:
             raise LimitExceeded(
-                f"{what} took more than the {time_text(limits.time_s)} that are allowed. Nothing "
-                "was decided. If the file is trusted, allow more with --time-limit."
+                f"{what} took more than the time limit of {time_text(limits.time_s)}. Nothing was "
+                "decided. If the file is trusted, allow more with --time-limit."
             )
-        taken = sum(map(private_memory, (self._child, *self._descendants)))
-        if taken > limits.memory_bytes:
+        used = sum(map(private_memory, (self._child, *self._descendants)))
+        if used > limits.memory_bytes:
             error = LimitExceeded(too_much_memory(what, limits))
-            # A note, because the message of the same fault is the same each time.
-            error.add_note(f"seen: {memory_text(taken)} after {time_text(now - self._began)}")
+            # In a note, so that the message is the same each time.
+            error.add_note(f"seen: {memory_text(used)} after {time_text(now - self._started)}")
             raise error
 
     def kill(self) -> None:
-        """End the child and all that it started."""
-        for process in (*self._tree(), *self._tree()):  # what was started meanwhile, too
+        """Kill the child and its descendants."""
+        for process in (*self._tree(), *self._tree()):  # Twice, for those started meanwhile.
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
     def _tree(self) -> Iterator[psutil.Process]:
         with contextlib.suppress(psutil.Error):
-            self._child.suspend()  # it starts no more
+            self._child.suspend()  # So that it starts no more processes.
             yield from self._child.children(recursive=True)
         yield from (*self._descendants, self._child)
 
 
 def too_much_memory(what: str, limits: SandboxLimits) -> str:
-    """The message."""
+    """Return the message for a task that exceeded its memory limit."""
     return (
-        f"{what} took more than the {memory_text(limits.memory_bytes)} of memory that are allowed, "
-        "or than there is. Nothing was decided. If the file is trusted, allow more with "
+        f"{what} took more than the memory limit of {memory_text(limits.memory_bytes)}, or more "
+        "than is available. Nothing was decided. If the file is trusted, allow more with "
         "--memory-limit."
     )
 
 
 def private_memory(process: psutil.Process) -> int:
-    """Return the bytes of a process's own memory; 0 where it ended."""
+    """Return the private resident memory of a process in bytes; 0 if it has ended."""
     try:
-        taken = process.memory_info()
+        memory = process.memory_info()
     except psutil.Error:
         return 0
-    return int(taken.rss - getattr(taken, "shared", 0))
+    return int(memory.rss - getattr(memory, "shared", 0))
 
 
-# What it hands back is JSON, and is read as a stranger's: the child parsed hostile bytes, and may
-# be theirs by now.
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
-_LAST_S = 10.0
-"""For a child that has answered, or was interrupted, to end by itself."""
+_EXIT_S = 10.0
+"""Time to exit for a child that has returned its result or was interrupted."""
 
 _TAIL = 4000
-"""Characters of a message, and bytes of what a child printed, that are kept."""
+"""Maximum length of a message, and of the output that is kept, in characters and bytes."""
 
 _CHUNK = 1 << 16
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -116,20 +114,19 @@ _START = (
     "{function}(request, {result})\n"
 )
 
-_ANSWER = "gate.sandbox.child:serve_request"
-"""What the child calls."""
+_ENTRY_POINT = "gate.sandbox.child:serve_request"
 
 
 def run_in_sandbox(
     function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str
 ) -> Any:
-    """The value of `package.module:function` for these arguments; both are JSON.
+    """Call `package.module:function` in a child; return its result. Arguments and result are JSON.
 
-    The child gets nothing of this process: no secret of its environment, no file but its own
-    temporary folder, which is removed. It dies with us. Raises LimitExceeded, whose message begins
-    with `what`, where it takes more than the limits or dies; StorageError where this machine can't
-    start it, or somebody else ended it; the GateError that the function raises; EvidenceError where
-    it raises anything else, or answers nonsense.
+    The child gets no secrets of the environment and a temporary folder of its own, and is killed
+    with this process. It parses untrusted files and may be compromised: its result is parsed as
+    untrusted input. Raises LimitExceeded, whose message begins with `what`, if the child exceeds a
+    limit or dies; StorageError if it can't be started or a signal ended it; the GateError that the
+    function raises; EvidenceError for other exceptions and invalid results.
     """
     return _call(function, arguments, limits=limits, what=what, terminal=False)
 
@@ -137,9 +134,9 @@ def run_in_sandbox(
 def run_in_child(
     function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str
 ) -> Any:
-    """Run a child like `call`, in place of this very process: it has our terminal, environment and
-    process group, so that Ctrl-C reaches it and a debugger works. Raises KeyboardInterrupt if we
-    or it were interrupted, also by SIGTERM, and it has no reply to that."""
+    """Call a function in a child like `run_in_sandbox`, but with the terminal, environment and
+    process group of this process, so that Ctrl-C and debuggers work. Raises KeyboardInterrupt if
+    SIGINT or SIGTERM interrupted one of them and there is no result."""
     return _call(function, arguments, limits=limits, what=what, terminal=True)
 
 
@@ -148,8 +145,8 @@ def _call(
 ) -> Any:
     rlimits = {"RLIMIT_CORE": 0, "RLIMIT_CPU": int(limits.time_s * (os.cpu_count() or 1)) + 60}
     if not terminal:
-        # A backstop: one step can allocate more between two looks than there is. Addresses of ONNX
-        # Runtime's threads and arenas are some hundred MB.
+        # A second limit, because a child may exhaust the memory between two checks. ONNX Runtime
+        # reserves some hundred MB for threads and arenas.
         rlimits["RLIMIT_DATA"] = 2 * limits.memory_bytes + (1 << 30)
     request = {
         "path": sys.path,
@@ -161,10 +158,10 @@ def _call(
     with temporary_folder() as folder:
         try:
             child = _Child(request, limits, terminal=terminal, folder=folder)
-        except OSError as error:  # which says nothing about the file
+        except OSError as error:  # Not caused by the file.
             raise StorageError(
                 f"cannot start a process for {what}: {error.strerror or error}. Free memory, "
-                "processes or space, then repeat."
+                "processes or disk space, then retry."
             ) from error
         with child:
             child.wait(what)
@@ -172,7 +169,7 @@ def _call(
 
 
 class _Child:
-    """One process, from its start to its end."""
+    """A child process, from its start to its end."""
 
     def __init__(
         self, request: Mapping[str, Any], limits: SandboxLimits, *, terminal: bool, folder: Path
@@ -181,20 +178,20 @@ class _Child:
         self.printed = b""
         self._terminal = terminal
         with contextlib.ExitStack() as stack:
-            given: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
-            json.dump(request, given)
-            given.seek(0)
+            stream: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
+            json.dump(request, stream)
+            stream.seek(0)
             self._result, writer = os.pipe()
             stack.callback(os.close, writer)
-            module, _, function = _ANSWER.partition(":")
+            module, _, function = _ENTRY_POINT.partition(":")
             start = _START.format(
-                request=given.fileno(), result=writer, module=module, function=function
+                request=stream.fileno(), result=writer, module=module, function=function
             )
             try:
-                # -P: a module beside the foreign file must not be taken for one of Python's.
+                # -P: do not import modules from the folder of the untrusted file.
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-c", start],
-                    pass_fds=(given.fileno(), writer),
+                    pass_fds=(stream.fileno(), writer),
                     env=_environment(folder, whole=terminal),
                     start_new_session=not terminal,
                     stdin=None if terminal else subprocess.DEVNULL,
@@ -212,7 +209,7 @@ class _Child:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._watch.kill()
-        if not self._terminal:  # whatever it left behind in its group
+        if not self._terminal:  # Kill the remaining processes of its group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -222,7 +219,7 @@ class _Child:
 
     @property
     def ended(self) -> str:
-        """How it ended, for people."""
+        """Return how the process ended, for messages."""
         code = self._process.returncode
         if code >= 0:
             return f"ended with code {code}"
@@ -232,18 +229,17 @@ class _Child:
 
     @property
     def was_interrupted(self) -> bool:
-        """Return True if SIGINT or SIGTERM ended it."""
+        """Return whether SIGINT or SIGTERM ended the process."""
         return self._terminal and self._process.returncode == child.INTERRUPTED
 
     @property
     def was_ended_from_outside(self) -> bool:
-        """Return True if a signal of people and service managers ended it, which no file raises by
-        itself."""
+        """Return whether a signal ended it that users and service managers send."""
         return -self._process.returncode in _FROM_OUTSIDE
 
     def wait(self, what: str) -> None:
-        """Until it ended, or answered and had a moment to end. Raises LimitExceeded,
-        KeyboardInterrupt."""
+        """Wait until the process ends, or `_EXIT_S` longer than for its result. Raises
+        LimitExceeded, KeyboardInterrupt."""
         sent = [signal.SIGINT]
 
         def terminate(number: int, _frame: object) -> None:
@@ -254,39 +250,39 @@ class _Child:
             self._wait(what, sent)
 
     def _wait(self, what: str, sent: list[signal.Signals]) -> None:
-        """`sent`: the signal that interrupts us."""
+        """`sent`: the signal that interrupts this process."""
         try:
             had_ended = False
-            for came in self._reading():
-                if had_ended and not came:  # in a look that began after its end
+            for has_data in self._reading():
+                if had_ended and not has_data:  # No data in a poll that began after its end.
                     return
                 had_ended = self._process.poll() is not None
                 self._watch.check(what)
             self._finish()
         except KeyboardInterrupt:
-            if self._terminal:  # it may have got the signal too, and says what became of it
+            if self._terminal:  # Forward the signal, then wait for a result.
                 self._process.send_signal(sent[0])
-                for _ in self._reading(for_s=_LAST_S):
+                for _ in self._reading(for_s=_EXIT_S):
                     pass
                 self._finish()
             if not self.answer:
                 raise
 
     def _finish(self) -> None:
-        if len(self.answer) > RECORD_LIMIT:  # it would write on
+        if len(self.answer) > RECORD_LIMIT:  # It may still be writing.
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_S)
+            self._process.wait(_EXIT_S)
 
     def _reading(self, *, for_s: float = math.inf) -> Iterator[bool]:
-        """Read what comes until the answer is whole; whether something came, look by look."""
+        """Read until the result is complete; yield after each poll whether there was data."""
         end = time.monotonic() + for_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._result, selectors.EVENT_READ)
             if self._process.stderr is not None:
                 selector.register(self._process.stderr, selectors.EVENT_READ)
             while time.monotonic() < end:
-                ready = selector.select(_LOOK_S)
+                ready = selector.select(_POLL_S)
                 for key, _ in ready:
                     data = os.read(key.fd, _CHUNK)
                     if not data:
@@ -302,10 +298,10 @@ class _Child:
 
 @contextlib.contextmanager
 def _handling(number: int, handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handle a signal in another way meanwhile; not outside of the main thread, nor one that is
-    ignored."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(number) is signal.SIG_IGN:
+    """Set a signal handler while the context is open. Does nothing outside of the main thread, or
+    if the signal is ignored."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(number) is signal.SIG_IGN:
         yield
         return
     before = signal.signal(number, handler)
@@ -320,25 +316,23 @@ def _value(child: _Child, *, what: str, limits: SandboxLimits) -> Any:
         raise KeyboardInterrupt
     if not child.answer and child.was_ended_from_outside:
         raise StorageError(
-            f"{what} was not finished: the process that did it {child.ended}, which somebody else "
-            "sent. Nothing was decided: repeat."
+            f"{what} was not finished: another process sent a signal, and its process "
+            f"{child.ended}. Nothing was decided: retry."
         )
     if not child.answer:
         raise LimitExceeded(
-            f"{what} was not finished: the process that did it {child.ended}."
-            f"{last_line(child.printed)} Nothing was decided. If it was killed for its memory, "
-            "allow more with --memory-limit on a machine that has it; gate doctor says whether a "
-            "library is broken."
+            f"{what} was not finished: its process {child.ended}."
+            f"{last_line(child.printed)} Nothing was decided. If it ran out of memory, use a "
+            "machine with more, and --memory-limit. gate doctor detects broken libraries."
         )
     if len(child.answer) > RECORD_LIMIT:
         raise LimitExceeded(
-            f"{what} gave more than {RECORD_LIMIT} bytes. Nothing was decided: do not trust it."
+            f"{what} returned more than {RECORD_LIMIT} bytes. Nothing was decided: do not trust "
+            "the file."
         )
-    done = parse_strict_json(
-        bytes(child.answer), what=f"the answer of the process that did: {what}"
-    )
+    done = parse_strict_json(bytes(child.answer), what=f"the result of the process for {what}")
     if not isinstance(done, dict) or not done.keys() & {"value", "error"}:
-        raise EvidenceError(f"{what} was answered with nonsense. Do not trust this file.")
+        raise EvidenceError(f"{what} returned an invalid result. Do not trust the file.")
     if "error" in done:
         raise _raised(done["error"], what=what, limits=limits)
     return done["value"]
@@ -355,15 +349,15 @@ def _raised(error: Any, *, what: str, limits: SandboxLimits) -> GateError:
 
 
 def last_line(printed: bytes) -> str:
-    """Return the last line that a process printed, as a sentence for its message."""
+    """Return the last line of a process's output, as a sentence for an error message."""
     lines = printed.decode(errors="replace").strip().splitlines()
-    return f" It last said: {lines[-1].strip()[:300]}" if lines else ""
+    return f" Its last output: {lines[-1].strip()[:300]}" if lines else ""
 
 
 def _environment(folder: Path, *, whole: bool) -> dict[str, str]:
-    ours = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if whole or name in _KEPT or name.startswith(_KEPT_PREFIXES)
     }
-    return ours | {"TMPDIR": str(folder)}
+    return inherited | {"TMPDIR": str(folder)}

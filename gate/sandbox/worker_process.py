@@ -1,4 +1,4 @@
-"""A child process that answers one message after another, with its message format."""
+"""A child process that answers messages one after another, and its message format."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ from gate.sandbox.limits import memory_text, time_text
 from gate.sandbox.process import last_line, private_memory
 from gate.storage.arrays import RuntimeArray
 
-# It is no prison: whoever installs a package lets its code run.
 Numbers = Mapping[str, RuntimeArray]
 
-_MOST_BYTES = 1 << 34
+_MAX_BYTES = 1 << 34
 _ARRAYS = "arrays"
 _KINDS = "biuf"
 
 _CLOSE_S = 10.0
-"""To close what is open: a browser takes a second."""
+"""Time to exit: a browser takes a second."""
 
-_LOOK_S = 0.1
-"""Between two looks at time and memory of a process."""
+_POLL_S = 0.1
+"""Interval between two checks of the time and memory of a process."""
 
 PROGRESS = {"progress": True}
-"""A message without arrays: a part of the answer is computed."""
+"""A message without arrays: a part of the result was computed."""
 
 _TAIL = 4000
 
@@ -50,28 +49,28 @@ _START = (
 
 
 def send(connection: Connection, header: Mapping[str, Any], arrays: Numbers | None = None) -> None:
-    """Send one message. Raises OSError where the other side is gone."""
-    whole = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    """Send one message. Raises OSError if the other process has ended."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
     described = [
         [name, array.dtype.str, list(np.shape(arrays[name]))]
-        for name, array in whole.items()
+        for name, array in contiguous.items()
         if arrays
     ]
     connection.send_bytes(json.dumps({**header, _ARRAYS: described}).encode())
-    for array in whole.values():
+    for array in contiguous.values():
         connection.send_bytes(array.reshape(-1).view(np.uint8).data if array.size else b"")
 
 
 def receive(connection: Connection) -> tuple[dict[str, Any], list[tuple[str, RuntimeArray]]]:
-    """Return the next message, its arrays in order. Raises EOFError and OSError where the other
-    side is gone, EvidenceError where it is nonsense."""
+    """Return the next message and its arrays in order. Raises EOFError and OSError if the other
+    process has ended, EvidenceError if the message is not valid."""
     try:
-        header = json.loads(connection.recv_bytes(_MOST_BYTES))
+        header = json.loads(connection.recv_bytes(_MAX_BYTES))
         return header, [_array(connection, *each) for each in header.pop(_ARRAYS)]
     except (ValueError, TypeError, KeyError, AttributeError, ProcessError) as error:
         raise EvidenceError(
-            f"a child process answered with nonsense ({type(error).__name__}: {error}). "
-            "Nothing of it can be believed: update the package that it comes with."
+            f"a child process sent an invalid message ({type(error).__name__}: {error}). "
+            "Its results can't be trusted: update the package that it belongs to."
         ) from error
 
 
@@ -79,27 +78,28 @@ def _array(
     connection: Connection, name: str, dtype: str, shape: Sequence[int]
 ) -> tuple[str, RuntimeArray]:
     kind = np.dtype(dtype)
-    if kind.kind not in _KINDS or kind.itemsize * math.prod(shape) > _MOST_BYTES:
+    if kind.kind not in _KINDS or kind.itemsize * math.prod(shape) > _MAX_BYTES:
         raise ValueError(f"an array of {dtype} {shape}")
     array = np.empty(shape, dtype=kind)
-    into = array.reshape(-1).view(np.uint8)
-    got = connection.recv_bytes_into(into.data) if array.size else len(connection.recv_bytes(1))
-    if got != array.nbytes:
-        raise ValueError(f"{got} bytes for an array of {dtype} {shape}")
+    buffer = array.reshape(-1).view(np.uint8).data
+    count = connection.recv_bytes_into(buffer) if array.size else len(connection.recv_bytes(1))
+    if count != array.nbytes:
+        raise ValueError(f"{count} bytes for an array of {dtype} {shape}")
     return name, array
 
 
 class Remedies(NamedTuple):
-    """What to do about a process that breaks, for its messages."""
+    """The remedies in the error messages of a process: too slow or large, or ended."""
 
     slow: str
     dead: str
 
 
 class WorkerProcess:
-    """A child process that runs `package.module:function(descriptor)`, from its start to its end.
+    """A child process that runs `package.module:function(descriptor)`.
 
-    The function gets a connection to read messages from and to answer them on (`receive`, `send`).
+    The function reads messages from the descriptor's connection and answers them (`receive`,
+    `send`). This isolates failures, not untrusted code: an installed package can run its code.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class WorkerProcess:
         memory_bytes: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it. `hello`: the first message, which is not answered. `what`: its name in errors.
-        `memory_bytes`: ends it where it takes more of its own. `environment`: variables beyond
-        those of this process. Raises StorageError."""
+        """Start the process. `hello`: the first message, which is not answered. `what`: its name in
+        errors. `memory_bytes`: limit of its private memory. `environment`: additional variables.
+        Raises StorageError."""
         self._what, self._remedies = what, remedies
         ours, theirs = socket.socketpair()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
@@ -141,22 +141,22 @@ class WorkerProcess:
             self._printed.close()
             raise StorageError(
                 f"cannot start a process for {what}: {error.strerror or error}. Free memory or "
-                "processes, then repeat."
+                "processes, then retry."
             ) from error
         self._connection = Connection(ours.detach())
         self._deadline, self._expired = math.inf, False
-        self._memory_bytes, self._taken = memory_bytes, 0
+        self._memory_bytes, self._used = memory_bytes, 0
         self._ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
-        with contextlib.suppress(OSError):  # it died; the first question says so
+        with contextlib.suppress(OSError):  # If it died, the first `ask` raises.
             send(self._connection, {**hello, "parent": os.getpid()})
 
     def ask(
         self, header: Mapping[str, Any], arrays: Numbers | None = None, *, limit_s: float
     ) -> tuple[dict[str, Any], list[tuple[str, RuntimeArray]]]:
-        """Return the answer to one message. The limit begins again with each message `PROGRESS`
-        that comes before it. Raises LimitExceeded where it takes too long or too much memory,
-        EvidenceError where the process ends."""
+        """Send a message and return the reply. Each message `PROGRESS` before it restarts the time
+        limit. Raises LimitExceeded if the process exceeds its time or memory, EvidenceError if it
+        ends."""
         try:
             self._deadline = time.monotonic() + limit_s
             send(self._connection, header, arrays)
@@ -171,31 +171,31 @@ class WorkerProcess:
             self._deadline = math.inf
 
     def end(self) -> None:
-        """Let it close what is open, then kill it with all that it started."""
+        """Let the process exit, then kill it and its process group."""
         if self._connection.closed:
             return
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # It has ended already.
             with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
                 ours.shutdown(socket.SHUT_WR)
-            self._connection.poll(_CLOSE_S)  # its side closes when it has ended
+            self._connection.poll(_CLOSE_S)  # Ready when the other side closes.
         self._connection.close()
         self._kill()
         self._popen.wait()
         self._printed.close()
 
     def _watch(self) -> None:
-        """Kill the process where it takes too long or too much memory."""
-        with contextlib.suppress(psutil.Error):  # it ended
+        """Kill the process if it exceeds its time or memory."""
+        with contextlib.suppress(psutil.Error):  # It has ended.
             process = psutil.Process(self._popen.pid)
-            while not self._ended.wait(_LOOK_S):
+            while not self._ended.wait(_POLL_S):
                 if time.monotonic() > self._deadline:
                     self._expired = True
                     self._kill()
                 if self._memory_bytes is None:
                     continue
-                taken = private_memory(process)
-                if taken > self._memory_bytes:
-                    self._taken = taken
+                used = private_memory(process)
+                if used > self._memory_bytes:
+                    self._used = used
                     self._kill()
 
     def _kill(self) -> None:
@@ -206,14 +206,14 @@ class WorkerProcess:
     def _gone(self, limit_s: float) -> GateError:
         self._kill()
         code = self._popen.wait()
-        if self._taken and self._memory_bytes is not None:
+        if self._used and self._memory_bytes is not None:
             return LimitExceeded(
                 f"{self._what} took more than {memory_text(self._memory_bytes)} of memory and was "
-                f"ended. {self._remedies.slow}"
+                f"killed. {self._remedies.slow}"
             )
         if self._expired:
             return LimitExceeded(
-                f"{self._what} took longer than {time_text(limit_s)} and was ended. "
+                f"{self._what} took longer than {time_text(limit_s)} and was killed. "
                 f"{self._remedies.slow}"
             )
         size = self._printed.seek(0, os.SEEK_END)

@@ -16,14 +16,13 @@ from gate.errors import DataError, first_line
 RowsArray = NDArray[np.generic]
 
 
-# Nothing is unpickled, and no array is read whole.
 _FORMAT = np.lib.format
 _READERS = {(1, 0): _FORMAT.read_array_header_1_0, (2, 0): _FORMAT.read_array_header_2_0}
 
 
 def npy_array(data: bytes, *, name: str) -> RowsArray:
-    """The array. Raises DataError unless the bytes are exactly those that the header says, before
-    memory is taken for them."""
+    """Return the array in `.npy` bytes, without a copy or pickle. Raises DataError unless the size
+    matches the header."""
     stream = io.BytesIO(data)
     try:
         version = _FORMAT.read_magic(stream)
@@ -31,15 +30,15 @@ def npy_array(data: bytes, *, name: str) -> RowsArray:
     except (ValueError, KeyError, SyntaxError, EOFError, TypeError) as error:
         raise DataError(
             f"cannot read {name} as a .npy array: {first_line(error, empty=type(error).__name__)}. "
-            "Expected a whole file as numpy.save writes it."
+            "Expected a complete file as numpy.save writes it."
         ) from error
     rest = memoryview(data)[stream.tell() :]
-    wanted = math.prod(shape) * dtype.itemsize
-    if dtype.hasobject or len(rest) != wanted:
-        what = "Python objects" if dtype.hasobject else f"{wanted} bytes of numbers"
+    expected = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or len(rest) != expected:
+        what = "Python objects" if dtype.hasobject else f"{expected} bytes of numbers"
         raise DataError(
-            f"{name} says that it holds {what}, and has {len(rest)} bytes. Expected a whole array "
-            "of numbers as numpy.save writes it, without Python objects."
+            f"the header of {name} declares {what}, but {len(rest)} bytes follow. Expected a "
+            "complete array of numbers as numpy.save writes it, without Python objects."
         )
     values = np.frombuffer(rest, dtype)
     return values.reshape(shape, order="F" if fortran else "C")
@@ -51,17 +50,17 @@ OutputArray = NDArray[np.generic]
 RuntimeArray = NDArray[Any]
 
 STRING = "string"
-"""Name of the dtype of texts, whatever their length."""
+"""Name of the dtype of strings of any length."""
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype as records have it."""
+    """Return the name of a dtype for records."""
     return STRING if dtype.kind == "U" else dtype.name
 
 
 def value_bytes(array: OutputArray) -> memoryview | bytes:
-    """Return the values of an array for a digest: little-endian numbers, or texts in UTF-8 that do
-    not depend on the length that the array allows."""
+    """Return the values of an array for a digest: little-endian numbers, or strings in UTF-8,
+    independent of the itemsize of the dtype."""
     if array.dtype.kind == "U":
         texts = [str(text).encode("utf-8", "surrogatepass") for text in array.ravel()]
         return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
@@ -69,8 +68,8 @@ def value_bytes(array: OutputArray) -> memoryview | bytes:
 
 
 def text_digests(array: RuntimeArray) -> RuntimeArray:
-    """Return texts as 48 bits of their SHA-256, as uint64 that float64 holds exactly, in the same
-    shape. Arrays of other types stay as they are."""
+    """Replace strings by 48 bits of their SHA-256, as uint64 (exact in float64), in the same shape.
+    Arrays of other types are returned unchanged."""
     if array.dtype.kind not in "OU" or not all(isinstance(text, str) for text in array.flat):
         return array
     numbers = {
@@ -81,20 +80,20 @@ def text_digests(array: RuntimeArray) -> RuntimeArray:
 
 
 def little_endian(array: RuntimeArray) -> RuntimeArray:
-    """Return an array in C order and little-endian; a copy only where it is not so already."""
+    """Return an array in C order and little-endian, with a copy only if needed."""
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
 
 
 HALF = ("float16", "bfloat16")
-"""Names of the dtypes that files in reduced precision take and return."""
+"""Names of the dtypes of files in reduced precision."""
 
 
 def rounded(array: OutputArray, half: str) -> RuntimeArray:
-    """Return an array of floats in the dtype `half`, one of `HALF`. Numbers beyond its range
-    become its largest ones."""
+    """Convert floats to the dtype `half`, one of `HALF`. Finite values beyond its range are clipped
+    to it."""
     array = array.astype(np.float32) if array.dtype.itemsize < 4 else array
-    kept = np.where(np.isinf(array), array, np.clip(array, -largest(half), largest(half)))
-    return kept.astype(half_dtype(half))
+    clipped = np.where(np.isinf(array), array, np.clip(array, -largest(half), largest(half)))
+    return clipped.astype(half_dtype(half))
 
 
 def largest(half: str) -> float:
@@ -105,15 +104,15 @@ def largest(half: str) -> float:
 
 
 def half_dtype(half: str) -> np.dtype[Any]:
-    """Return the dtype of a name of `HALF`, of which NumPy knows one only."""
+    """Return the dtype for a name in `HALF`. NumPy itself lacks bfloat16."""
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, half, half))
 
 
 def resized(array: RuntimeArray, axis: int, size: int) -> RuntimeArray:
-    """Return the array cut off or repeated along an axis; with zeros where it is empty, as a cache
-    is at first."""
+    """Truncate or repeat an array along an axis. An empty one, such as an initial cache, is filled
+    with zeros."""
     if array.shape[axis] == 0:
         return np.zeros((*array.shape[:axis], size, *array.shape[axis + 1 :]), array.dtype)
     return np.ascontiguousarray(array.take(np.arange(size) % array.shape[axis], axis=axis))
@@ -126,4 +125,4 @@ Pixels = NDArray[np.uint8]
 """A picture, RGB, shape (height, width, 3)."""
 
 Tensor = NDArray[np.generic]
-"""The model's input for one picture, without the batch axis."""
+"""A model input of one picture, without a batch axis."""

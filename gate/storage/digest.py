@@ -14,8 +14,6 @@ from typing import Any
 from gate.errors import DigestMismatch, StorageError
 from gate.storage.files import open_plain
 
-# A digest is the identity of bytes everywhere in the gate. Laws: `Digest.parse(str(d)) == d`; equal
-# canonical JSON means equal digest, whatever the order of keys.
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -35,23 +33,23 @@ class Digest:
 
     @property
     def short(self) -> str:
-        """The first twelve hex digits, for people."""
+        """Return the first twelve hex digits, for display."""
         return self.hex[:12]
 
     @classmethod
     def parse(cls, text: str) -> Digest:
-        """Read `sha256:<hex>` or bare hex. Raises ValueError on anything else."""
+        """Parse `sha256:<hex>` or bare hex. Raises ValueError for anything else."""
         algorithm, _, hexdigits = text.rpartition(":")
         return cls(hexdigits, algorithm or "sha256")
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Digest:
-        """Digest of bytes in memory."""
+        """Compute the digest of bytes in memory."""
         return cls(hashlib.sha256(data).hexdigest())
 
     @classmethod
     def of_file(cls, path: Path) -> Digest:
-        """Digest of one file's bytes, read in chunks.
+        """Compute the digest of a file, read in chunks.
 
         Raises StorageError if it can't be read, or is a device, a pipe or a folder.
         """
@@ -63,17 +61,17 @@ class Digest:
 
     @classmethod
     def of_stream(cls, stream: io.BufferedReader | io.FileIO) -> Digest:
-        """Digest of what an open file holds from here on, read in chunks. Raises OSError."""
+        """Compute the digest of the rest of an open file, read in chunks. Raises OSError."""
         return cls(hashlib.file_digest(stream, "sha256").hexdigest())
 
     @classmethod
     def of_manifest(cls, root: Path, files: Iterable[str]) -> Digest:
-        """Digest of several files below `root`: of the canonical JSON {relative path: hex}."""
+        """Compute the digest of files below `root`: of the canonical JSON {relative path: hex}."""
         return cls.of_json({name: cls.of_file(root / name).hex for name in files})
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> Digest:
-        """Digest of `canonical_json(value)`."""
+        """Compute the digest of `canonical_json(value)`."""
         return cls.of_bytes(canonical_json(value))
 
     def verify(self, actual: Digest, *, what: str) -> None:
@@ -86,7 +84,7 @@ class Digest:
 
 
 def canonical_json(value: Mapping[str, Any]) -> bytes:
-    """UTF-8 JSON with sorted keys and no white space. NaN and infinity are refused (ValueError)."""
+    """Return UTF-8 JSON with sorted keys, without white space. Raises ValueError for NaN, inf."""
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )

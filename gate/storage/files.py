@@ -23,18 +23,18 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-# What takes several files to make is made in a scratch folder beside the place that it will take.
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it takes the place of `path`.
+    """Yield a temporary path in the same folder, which replaces `path` on success.
 
-    A failure or a crash leaves the old file as it was. Left-overs of crashed writers of the same
-    file are removed first. Raises StorageError where the disk is full or not writable, and where
-    `path` is a folder.
+    After a failure or a crash the old file is unchanged. Temporary files of crashed writers are
+    removed first. Raises StorageError if the disk is full or not writable, or if `path` is a
+    folder.
     """
     if not path.name or (path.is_dir() and not path.is_symlink()):
         raise StorageError(
-            f"cannot write {path}: it is a folder. Name a file in it: {path / 'model.onnx'}."
+            f"cannot write {path}: it is a folder. Name a file in it, such as "
+            f"{path / 'model.onnx'}."
         )
     try:
         make_folders(path.parent)
@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 stale.unlink(missing_ok=True)
     except OSError as error:
         raise _storage_error(path, error) from error
-    # Threads of one process may write one path at once: each has a name of its own.
+    # The UUID distinguishes threads of a process that write the same path.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -58,26 +58,26 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch(output: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `output`, so that a file in it can be moved there atomically.
+    """Yield an empty folder next to `output`, from which files can be moved there atomically.
 
-    It is removed at the end, and so are those that killed processes left. Raises OSError.
+    It is removed at the end, like those that killed processes left. Raises OSError.
     """
     for stale in output.parent.glob(f".{output.name}.*.scratch"):
         if not writer_lives(stale):
             shutil.rmtree(stale, ignore_errors=True)
-    room = output.with_name(f".{output.name}.{os.getpid()}.scratch")
-    shutil.rmtree(room, ignore_errors=True)
-    room.mkdir(parents=True)
+    folder = output.with_name(f".{output.name}.{os.getpid()}.scratch")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     try:
-        yield room
+        yield folder
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write `data` to `path` atomically. Raises StorageError.
 
-    `mode`: the file's from its first byte on, less what the umask takes away.
+    `mode`: the mode of the new file, from its creation on, less the umask.
     """
     with replacing(path) as temporary:
         temporary.touch(mode=mode, exist_ok=False)
@@ -85,7 +85,7 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_new(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write bytes to a path that does not exist, however many processes write it at once.
+    """Write bytes to a path that does not exist yet. Safe for concurrent processes.
 
     Raises FileExistsError, StorageError.
     """
@@ -108,7 +108,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's entries, are on the disk. Raises OSError."""
+    """Flush a file's content, or a folder's entries, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -117,7 +117,7 @@ def sync(path: Path) -> None:
 
 
 def writer_lives(temporary: Path) -> bool:
-    """Whether the process lives whose id stands before the last dot of the name."""
+    """Return whether the process runs whose ID precedes the last dot of the name."""
     pid = temporary.name.split(".")[-2]
     try:
         os.kill(int(pid), 0)
@@ -131,101 +131,100 @@ def writer_lives(temporary: Path) -> bool:
 def _storage_error(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"cannot write {path}: {error.strerror or error}. "
-        "The old file, if there was one, is untouched. Free space or fix permissions, then repeat."
+        "The old file, if any, is unchanged. Free space or fix permissions, then retry."
     )
 
 
-# A record from outside could name `/dev/zero`, a pipe, or any other file of this machine.
 NAME_LIMIT = 255
-"""Bytes of a relative name, as most file systems bound a file's own."""
+"""Maximum length in bytes of a relative name, the limit of most file systems for a file name."""
 
 
 def wrong_name(name: str) -> str | None:
-    """Why `name` can't name a file below a folder, on any system, or None."""
+    """Return why an untrusted `name` is not a relative path inside a folder, or None."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name:
-        return "is no path inside of a folder"
+        return "is not a path inside a folder"
     if "\0" in name:
-        return "holds a zero byte"
+        return "contains a null byte"
     if len(name.encode(errors="replace")) > NAME_LIMIT:
         return f"has more than {NAME_LIMIT} bytes"
     return None
 
 
 def is_inside(folder: Path, name: str) -> bool:
-    """Whether `name` below `folder` is there, links followed, without leaving the folder.
+    """Return whether `name` is inside `folder` after links are resolved.
 
-    Raises OSError or RuntimeError where links can't be followed.
+    Raises OSError or RuntimeError if links can't be resolved.
     """
     root = folder.resolve()
     return (root / name).resolve().is_relative_to(root)
 
 
 def open_inside(folder: Path, name: str) -> io.FileIO:
-    """Open the plain file `name` below `folder`, no link followed from there on.
+    """Open a regular file inside `folder` without following links below it.
 
-    Raises OSError, also where a link or anything but folders and a plain file is on the way.
+    Raises OSError, also if a part of the path is a link or not a folder or regular file.
     """
     wrong = wrong_name(name)
     if wrong is not None:
         raise OSError(errno.EINVAL, wrong, name)
     *folders, last = PurePosixPath(name).parts
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in folders:
-            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
-            os.close(place)
-            place = inner
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            os.close(parent)
+            parent = inner
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(last, flags, dir_fd=place)
+        descriptor = os.open(last, flags, dir_fd=parent)
     finally:
-        os.close(place)
+        os.close(parent)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.ELOOP, "is no plain file", name)
+        raise OSError(errno.ELOOP, "is not a regular file", name)
     return io.FileIO(descriptor)
 
 
 def open_plain(path: Path) -> io.BufferedReader:
-    """Open a plain file for reading, links followed. Raises OSError, for any other kind too.
+    """Open a regular file for reading, following links. Never waits for the writer of a pipe.
 
-    Nothing waits for the other end of a pipe meanwhile.
+    Raises OSError, also for anything but a regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except ValueError as error:  # a zero byte in the name
-        raise OSError(f"{str(path)!r} is no file's name") from error
+    except ValueError as error:  # A null byte in the name.
+        raise OSError(f"{str(path)!r} is not a valid file name") from error
     stream = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         stream.close()
-        raise OSError(f"{path} is no plain file")
+        raise OSError(f"{path} is not a regular file")
     return stream
 
 
 _STATE_FOLDER = ".gate"
 
 
-# Whoever may open a lock's file, if only to read, may hold it for ever; and whoever may write to
-# its folder may put another file in its place.
+# A user who can open a lock file, even only for reading, can hold the lock forever; and a user who
+# can write to its folder can replace the file.
 @contextlib.contextmanager
 def private_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
-    """Hold the lock in this file, whose folder is made private to this user; the operating system
-    frees it if this process dies.
+    """Hold a file lock in a folder that only this user can access. The operating system releases
+    the lock if this process dies.
 
-    Raises filelock's Timeout where another process holds it for longer, and StorageError where
-    folder or file can't be made, or are somebody else's.
+    Raises filelock's Timeout if another process holds it for longer, and StorageError if the folder
+    or file can't be created or belongs to another user.
     """
     try:
         _make_private(path.parent)
         _refuse_foreign(path)
         lock = FileLock(path, timeout=timeout_s, mode=0o600)
         lock.acquire()
-    except TimeoutError:  # filelock's is one, and this is an OSError
+    except TimeoutError:  # filelock's Timeout; TimeoutError is an OSError.
         raise
     except OSError as error:
         raise StorageError(
             f"cannot lock {path}: {error.strerror or error}. Free space or fix permissions: "
-            f"{path.parent} belongs to the user who writes beside it, with mode 0700."
+            f"{path.parent} must belong to this user and have mode 0700."
         ) from error
     try:
         yield
@@ -234,7 +233,7 @@ def private_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
 
 
 def make_folders(path: Path, *, mode: int = 0o777) -> None:
-    """Make a folder with its parents, as `mkdir -p`; a folder `.gate` as `make_state_folder`.
+    """Create a folder with its parents, like `mkdir -p`, but `.gate` with `make_state_folder`.
     Raises OSError."""
     if not path.is_dir():
         make_folders(path.parent, mode=mode)
@@ -245,18 +244,18 @@ def make_folders(path: Path, *, mode: int = 0o777) -> None:
 
 
 def make_state_folder(path: Path) -> None:
-    """Make the folder of the gate's state, for this user alone. Git leaves it out, unless its
-    .gitignore says otherwise. Raises OSError."""
+    """Create the gate's state folder, which only this user can access, with a .gitignore that
+    excludes it from Git. Raises OSError."""
     path.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileExistsError), (path / ".gitignore").open("xb") as stream:
         stream.write(b"*\n")
 
 
 def make_private_file(path: Path, *, with_suffixes: tuple[str, ...] = ()) -> None:
-    """Make an empty file that only this user may open, whatever the umask; close one that is there
-    to all others, with those whose names have these suffixes. Folders that are made are private.
+    """Create an empty file that only this user can open, or restrict an existing one.
 
-    Raises OSError, and StorageError where file or folder are another user's to change.
+    with_suffixes: also restrict existing files with these suffixes appended. New folders are
+    private. Raises OSError, and StorageError if another user could change the file or its folder.
     """
     path = Path(os.path.realpath(path))
     folder = path.parent
@@ -266,8 +265,8 @@ def make_private_file(path: Path, *, with_suffixes: tuple[str, ...] = ()) -> Non
         _close(folder, status, mode=0o700)
     elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise StorageError(
-            f"every user of this host may replace files in {folder}. Run chmod o-w {folder}, or "
-            f"keep {path.name} in another folder."
+            f"every user of this host can replace files in {folder}. Run chmod o-w {folder}, or "
+            f"put {path.name} into another folder."
         )
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, MODE))
@@ -286,23 +285,23 @@ def _make_private(folder: Path) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Refuse files that were in the folder before it was private, or that its owner put there."""
+    """Refuse files of other users, from before the folder was private."""
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
-            raise StorageError(f"{path} is no plain file, expected a lock. Remove it.")
+            raise StorageError(f"{path} is not a regular file, expected a lock file. Remove it.")
         _close(path, status, mode=0o600)
 
 
 def _close(path: Path, status: os.stat_result, *, mode: int) -> None:
     """Remove the permissions of all other users.
 
-    Root may use files of others, which it could read and lock anyway.
+    Root may use files of other users, which it can read and lock anyway.
     """
     if status.st_uid != os.geteuid() and os.geteuid() != 0:
         raise StorageError(
-            f"{path} belongs to the user with id {status.st_uid}, this is {os.geteuid()}: its "
-            "owner may hold it for ever. Run as that user, or name another."
+            f"{path} belongs to the user with id {status.st_uid}, this process has "
+            f"{os.geteuid()}: its owner can lock it forever. Run as that user, or use another path."
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         path.chmod(mode)
@@ -311,13 +310,13 @@ def _close(path: Path, status: os.stat_result, *, mode: int) -> None:
 MODE = 0o600
 
 _KEY_LIMIT = 1 << 16
-"""Bytes of a private key at most."""
+"""Maximum size of a private key, in bytes."""
 
 
 def read_private(path: Path, *, what: str, missing: str) -> str:
-    """The text of a file that nobody else may read. Raises StorageError.
+    """Return the text of a file that no other user can read. Raises StorageError.
 
-    `what`: how messages call it; `missing`: what to do where it can't be read.
+    `what`: its name in messages. `missing`: the remedy if it can't be read.
     """
     try:
         with path.open(encoding="utf-8") as stream:
@@ -326,29 +325,29 @@ def read_private(path: Path, *, what: str, missing: str) -> str:
     except OSError as error:
         raise StorageError(f"cannot read the {what} {path}: {error.strerror}. {missing}") from error
     except UnicodeDecodeError as error:
-        raise StorageError(f"the {what} {path} is not UTF-8 text. Write it anew.") from error
+        raise StorageError(f"the {what} {path} is not UTF-8 text. Write it again.") from error
     _refuse_wrong_mode(status, path, what=what)
     return text
 
 
 def read_private_bytes(path: Path, *, what: str, missing: str) -> bytes:
-    """Read a private file that is a plain file of this very user: anyone who could put a link or a
-    file there would choose the signing key. Raises StorageError."""
+    """Read a private, regular file that belongs to this user. Otherwise another user could choose
+    the signing key with a link or a file. Raises StorageError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as stream:
             status = os.fstat(descriptor)
             data = stream.read(_KEY_LIMIT + 1) if stat.S_ISREG(status.st_mode) else b""
-    except (OSError, ValueError) as error:  # a zero byte in the name
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name.
         code = getattr(error, "errno", None)
         why = "it is a link" if code == errno.ELOOP else getattr(error, "strerror", None) or error
         raise StorageError(f"cannot read the {what} {path}: {why}. {missing}") from error
     if not stat.S_ISREG(status.st_mode):
-        raise StorageError(f"the {what} {path} is no plain file. {missing}")
+        raise StorageError(f"the {what} {path} is not a regular file. {missing}")
     if status.st_uid != os.geteuid():
         raise StorageError(
             f"the {what} {path} belongs to user {status.st_uid}, expected {os.geteuid()}, who runs "
-            f"this. Use a key of your own. {missing}"
+            f"this process. Use your own key. {missing}"
         )
     _refuse_wrong_mode(status, path, what=what)
     if len(data) > _KEY_LIMIT:
@@ -360,46 +359,46 @@ def _refuse_wrong_mode(status: os.stat_result, path: Path, *, what: str) -> None
     mode = stat.S_IMODE(status.st_mode)
     if mode & ~MODE:
         raise StorageError(
-            f"the {what} {path} has mode {mode:04o}, others may use it. Expected 0600: "
-            f"chmod 600 {path}, and exchange the {what} if somebody may have read it."
+            f"the {what} {path} has mode {mode:04o}, so other users can read it. Expected 0600: "
+            f"chmod 600 {path}, and replace the {what} if another user may have read it."
         )
 
 
-# A process holds a lock in each of its temporary folders. A lock dies with its process, and cannot
-# belong to another one: ids of processes come again, and in containers at once.
+# A process holds a lock in each of its temporary folders, which ends with the process. A process ID
+# would not identify the owner: IDs are reused, in containers immediately.
 _PREFIX = "parity-gate-"
 _LOCK = "lock"
 
 _OURS: set[str] = set()
-"""Where locks belong to processes, as on NFS, another thread of ours would get it."""
+"""Folders of this process. On NFS locks belong to processes, so other threads could get them."""
 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """An empty folder that is gone afterwards. Raises StorageError where none can be made."""
+    """Create an empty folder that is removed afterwards. Raises StorageError."""
     sweep()
     with contextlib.ExitStack() as stack:
         try:
-            place = stack.enter_context(_removed(prefix=_PREFIX))
-            stack.enter_context(_locked(place))
-            # The lock goes last: what is killed while it removes its files is found again.
-            folder = stack.enter_context(_removed(dir=place))
+            outer = stack.enter_context(_removed(prefix=_PREFIX))
+            stack.enter_context(_locked(outer))
+            # The inner folder is removed before the lock. If that is interrupted, `sweep` finds it.
+            folder = stack.enter_context(_removed(dir=outer))
         except OSError as error:
             raise StorageError(
-                f"cannot make a temporary folder: {error.strerror or error}. Free space or fix "
-                "permissions there, or name another place with TMPDIR."
+                f"cannot create a temporary folder: {error.strerror or error}. Free space or fix "
+                "its permissions, or set TMPDIR to another folder."
             ) from error
         yield Path(folder)
 
 
 def sweep() -> None:
-    """Remove what killed processes of this user left. What can't be removed stays."""
+    """Remove temporary folders that killed processes of this user left, as far as possible."""
     with contextlib.suppress(OSError):
-        with os.scandir(tempfile.gettempdir()) as found:
-            places = [Path(entry.path) for entry in found if entry.name.startswith(_PREFIX)]
-        for place in places:
+        with os.scandir(tempfile.gettempdir()) as entries:
+            folders = [Path(entry.path) for entry in entries if entry.name.startswith(_PREFIX)]
+        for folder in folders:
             with contextlib.suppress(OSError):
-                _sweep(place)
+                _sweep(folder)
 
 
 def _removed(**where: str) -> tempfile.TemporaryDirectory[str]:
@@ -407,33 +406,33 @@ def _removed(**where: str) -> tempfile.TemporaryDirectory[str]:
 
 
 @contextlib.contextmanager
-def _locked(place: str) -> Iterator[None]:
-    """Hold the lock of a folder of ours; it appears when it is held already."""
-    made = Path(place, f"{_LOCK}.new")
-    _OURS.add(place)
+def _locked(folder: str) -> Iterator[None]:
+    """Hold the lock of a folder. The file is locked before it gets its name."""
+    new = Path(folder, f"{_LOCK}.new")
+    _OURS.add(folder)
     try:
-        with made.open("xb") as lock:
-            # Without locks it is never swept.
+        with new.open("xb") as lock:
+            # If the file system has no locks, the folder is never swept.
             with contextlib.suppress(OSError, AttributeError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                made.rename(made.with_name(_LOCK))
+                new.rename(new.with_name(_LOCK))
             yield
     finally:
-        _OURS.discard(place)
+        _OURS.discard(folder)
 
 
-def _sweep(place: Path) -> None:
+def _sweep(folder: Path) -> None:
     if fcntl is None:
         return
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or str(place) in _OURS:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or str(folder) in _OURS:
         return
-    descriptor = os.open(place / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for inside in place.iterdir():
-            if inside.is_dir() and not inside.is_symlink():
-                shutil.rmtree(inside, ignore_errors=True)
-        shutil.rmtree(place, ignore_errors=True)
+        for inner in folder.iterdir():
+            if inner.is_dir() and not inner.is_symlink():
+                shutil.rmtree(inner, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)

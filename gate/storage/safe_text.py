@@ -14,11 +14,11 @@ _PARAMETER = re.compile(r"((?:password|passwd|pwd|token|secret)=)([^&\s]+)", re.
 _SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{20,}={0,2}")
 _WORD = re.compile(r"\S+")
 
-_MOST_URLS = 8
-"""In one word; none that we show has more."""
+_MAX_URLS = 8
+"""Maximum number of URLs in one word."""
 
-_SHORTEST = 6
-"""Characters of a password that is looked for by itself: a shorter one is in ordinary words."""
+_MIN_LENGTH = 6
+"""Minimum length of a password that is hidden everywhere: a shorter one occurs in other words."""
 
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -26,7 +26,7 @@ _ADDRESS_VARIABLES = ("GATE_STATE", "GATE_SAME_REGISTRY", "MLFLOW_TRACKING_URI")
 
 
 def check_name(name: str, *, what: str) -> str:
-    """`name`, if it is safe as a file name and in a URL. Raises StorageError."""
+    """Return `name` if it is safe as a file name and in a URL. Raises StorageError."""
     if not _NAME.fullmatch(name):
         raise StorageError(
             f"{make_printable(name)[:120]!r} can't be the name of a {what}: letters, digits, '.', "
@@ -36,10 +36,9 @@ def check_name(name: str, *, what: str) -> str:
 
 
 class Redaction:
-    """Takes secrets, signatures and the passwords in URLs out of texts.
+    """Removes secrets, signatures and passwords in URLs from text.
 
-    `addresses`: what was given to this process besides its environment; the passwords in them are
-    hidden wherever they stand.
+    addresses: URLs, in addition to those in the environment, whose passwords are hidden everywhere.
     """
 
     def __init__(
@@ -51,41 +50,40 @@ class Redaction:
         self._secrets = secrets
         self._fixed = {os.environ[name] for name in _SECRET_VARIABLES if os.environ.get(name)}
         for address in (*addresses, *(os.environ.get(name, "") for name in _ADDRESS_VARIABLES)):
-            self._fixed |= {found for found in passwords(address) if len(found) >= _SHORTEST}
+            self._fixed |= {each for each in passwords(address) if len(each) >= _MIN_LENGTH}
 
     def clean(self, text: str) -> str:
-        """The text without them."""
+        """Return the text with secrets replaced by `[hidden]`."""
         for secret in sorted(self._fixed | set(self._secrets()), key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
         return without_passwords(_SIGNATURE.sub(HIDDEN, text), instead=f"{HIDDEN}@")
 
 
 EXAMPLE_MODEL = "example_model"
-"""What MLflow names in its test deliveries."""
+"""The model name in MLflow's test deliveries of webhooks."""
 
 
 def check_model_name(name: str) -> str:
-    """`name`, if every command can work with a registered model of that name. Raises
-    StorageError."""
+    """Return `name` if it is valid for a registered model. Raises StorageError."""
     check_name(name, what="registered model")
     if name == EXAMPLE_MODEL:
         raise StorageError(
-            f"'{EXAMPLE_MODEL}' is what MLflow names in its test deliveries. Choose another name."
+            f"'{EXAMPLE_MODEL}' is reserved for MLflow's test deliveries. Choose another name."
         )
     return name
 
 
 def redacted(uri: str) -> str:
-    """The URI without user and password, those among its parameters included."""
+    """Return the URI without user and password, also among its parameters."""
     return without_parameters(without_credentials(uri, ""))
 
 
 def without_passwords(text: str, *, instead: str = "") -> str:
-    """The text with `instead` for `user:password@` in each URL, and `[hidden]` for parameters."""
+    """Replace `user:password@` in each URL by `instead`, and secret parameters by `[hidden]`."""
 
-    def cleaned(found: re.Match[str]) -> str:
-        *before, rest = found[0].split("://")
-        if len(before) > _MOST_URLS and "@" in found[0]:
+    def cleaned(match: re.Match[str]) -> str:
+        *before, rest = match[0].split("://")
+        if len(before) > _MAX_URLS and "@" in match[0]:
             return HIDDEN
         for scheme in reversed(before):
             rest = without_credentials(f"{scheme}://{rest}", instead)
@@ -96,15 +94,15 @@ def without_passwords(text: str, *, instead: str = "") -> str:
 
 
 def without_parameters(text: str) -> str:
-    """The text with `[hidden]` for the value of each `password=` and its like."""
+    """Replace the value of each `password=` and similar parameters by `[hidden]`."""
     return _PARAMETER.sub(rf"\g<1>{HIDDEN}", text)
 
 
 def without_credentials(uri: str, instead: str) -> str:
-    """The URI with `instead` in the place of `user:password@`.
+    """Replace `user:password@` in a URI by `instead`.
 
-    A password may hold `@` and `/`, which it should not: databases read it up to an `@` behind
-    the first `/` too. So where there is a password, it ends at the last `@`.
+    A password may contain unescaped `@` and `/`, which databases accept. So it ends at the last
+    `@`.
     """
     scheme, mark, rest = uri.partition("://")
     end = _end_of_credentials(scheme, rest)
@@ -112,30 +110,29 @@ def without_credentials(uri: str, instead: str) -> str:
 
 
 def passwords(uri: str) -> set[str]:
-    """The passwords in a URI, as they are written there and as they are meant."""
+    """Return the passwords in a URI, both as written and percent-decoded."""
     scheme, _, rest = uri.partition("://")
     user_and_password = rest[: _end_of_credentials(scheme, rest)].removesuffix("@")
-    found = {user_and_password.partition(":")[2], *(m[2] for m in _PARAMETER.finditer(rest))}
-    return {text for raw in found if raw for text in (raw, unquote(raw))}
+    raw = {user_and_password.partition(":")[2], *(m[2] for m in _PARAMETER.finditer(rest))}
+    return {text for each in raw if each for text in (each, unquote(each))}
 
 
 def _end_of_credentials(scheme: str, rest: str) -> int:
     server = rest.partition("/")[0]
-    if ":" not in server.partition("@")[0]:  # no password, at most a user or a token
+    if ":" not in server.partition("@")[0]:  # No password, at most a user or a token.
         return server.rfind("@") + 1
     is_port = scheme.endswith(("http", "https")) and server.rpartition(":")[2].isdigit()
-    if is_port and "@" not in server:  # what follows is a path
+    if is_port and "@" not in server:  # The rest is a path.
         return 0
     return rest.rfind("@") + 1
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the text, cut to at most `limit` characters."""
+    """Truncate a text to at most `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-# Names in a judged file are untrusted: every message passes them through `make_printable`.
 def make_printable(text: str) -> str:
-    """`text` on one line, without anything that could steer a terminal."""
+    """Return `text` on one line, without control characters. For untrusted names in messages."""
     line = " ".join(text.split())
     return "".join(char if char.isprintable() else "�" for char in line)

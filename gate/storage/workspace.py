@@ -1,7 +1,7 @@
 """MLflow workspaces: names of models in them, and identities of registries.
 
-A server with `--enable-workspaces` has registered models per workspace. The workspace `default` is
-what a server without workspaces has, so its names and identities are those without any.
+A server with `--enable-workspaces` has registered models per workspace. The workspace `default`
+corresponds to a server without workspaces: its names and identities have no workspace.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gate.storage.safe_text import check_model_name, make_printable
 DEFAULT = "default"
 
 VARIABLE = "MLFLOW_WORKSPACE"
-"""By which every MLflow client names its workspace."""
+"""The environment variable in which MLflow clients set the workspace."""
 
 _MARK = "#/workspaces/"
 
 SEPARATOR = ":"
-"""MLflow allows it in no name of a model or a workspace."""
+"""MLflow does not allow it in names of models and workspaces."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,61}[a-z0-9]")
-"""MLflow's rule."""
+"""MLflow's rule for workspaces."""
 
 
 class ModelKey(NamedTuple):
-    """A registered model of a server. As text: `NAME`, or `WORKSPACE:NAME`."""
+    """A registered model of a server, written `NAME` or `WORKSPACE:NAME`."""
 
     workspace: str | None
     """None: `default`."""
@@ -36,7 +36,7 @@ class ModelKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, *, workspace: str | None = None) -> Self:
-        """Read the text of a key. `workspace`: of a name without one. Raises StorageError."""
+        """Parse a key. `workspace`: used for a name without one. Raises StorageError."""
         before, mark, name = text.rpartition(SEPARATOR)
         return cls(check_workspace(before) if mark else workspace, check_model_name(name))
 
@@ -45,7 +45,7 @@ class ModelKey(NamedTuple):
 
 
 def check_workspace(name: str) -> str | None:
-    """The workspace, None for `default`. Raises StorageError where MLflow allows no such name."""
+    """Return the workspace, None for `default`. Raises StorageError if MLflow forbids the name."""
     if not _NAME.fullmatch(name):
         raise StorageError(
             f"{make_printable(name)[:120]!r} is not a valid workspace. Use 2 to 63 lowercase "
@@ -55,16 +55,15 @@ def check_workspace(name: str) -> str | None:
 
 
 def current_workspace() -> str | None:
-    """The workspace that MLFLOW_WORKSPACE names; None: `default`. Raises StorageError."""
+    """Return the workspace in MLFLOW_WORKSPACE, None for `default`. Raises StorageError."""
     name = os.environ.get(VARIABLE, "").strip()
     return check_workspace(name) if name else None
 
 
 class working_in:  # noqa: N801 - used as a function
-    """Have MLFLOW_WORKSPACE name a workspace meanwhile.
+    """Set MLFLOW_WORKSPACE while the context is open.
 
-    No generator: one that a failed command leaves behind would restore the variable whenever it is
-    collected.
+    Not a generator: an unfinished one would restore the variable when it is garbage-collected.
     """
 
     def __init__(self, workspace: str | None) -> None:
@@ -87,24 +86,24 @@ def _set(name: str | None) -> None:
 
 
 def page_address(path: str) -> str:
-    """The address of a page within MLflow's user interface, in the current workspace."""
+    """Return the URL fragment of a page in MLflow's user interface, in the current workspace."""
     workspace = current_workspace()
     return f"#/{path}" if workspace is None else f"#/{path}?workspace={workspace}"
 
 
 def in_workspace(address: str, workspace: str | None) -> str:
-    """The identity of a workspace's registry: `<address>#/workspaces/<workspace>`, or the address
-    for the workspace `default`."""
+    """Return the identity of a workspace's registry: `<address>#/workspaces/<workspace>`, or the
+    address for the workspace `default`."""
     return address if workspace is None else f"{address}{_MARK}{workspace}"
 
 
 def key_in(registry: str, name: str) -> str:
-    """The registered model of this name in the registry of this identity, as commands take it."""
+    """Return the key of a registered model in the registry with this identity, as text."""
     return str(ModelKey(split_identity(registry)[1], name))
 
 
 def split_identity(identity: str) -> tuple[str, str | None]:
-    """The address and the workspace of a registry."""
+    """Split the identity of a registry into its address and its workspace."""
     address, mark, name = identity.rpartition(_MARK)
     if not mark or not _NAME.fullmatch(name) or name == DEFAULT:
         return identity, None

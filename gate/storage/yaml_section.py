@@ -17,15 +17,15 @@ from gate.storage.untrusted_files import ITEM_LIMIT
 
 
 def insert_entry(
-    text: str, place: tuple[str, str], lines: Sequence[str], *, path: Path
+    text: str, key: tuple[str, str], lines: Sequence[str], *, path: Path
 ) -> str | None:
-    """The text of a YAML file with an entry more; None if it has one of this name.
+    """Return the text of a YAML file with an entry added; None if an entry has this name.
 
-    `place`: section, and name of the entry in it; `lines`: the entry without indentation, its name
-    in the first one. `path`: of the file, for errors. Raises PolicyError where there is no room for
-    it, with the lines to add by hand.
+    key: section, and name of the entry. lines: the entry without indentation, beginning with its
+    name. path: for errors. Raises PolicyError with the lines to add by hand if the section has
+    another form.
     """
-    section, name = place
+    section, name = key
     document = _parsed(text, path)
     entries = document.get(section)
     if isinstance(entries, dict) and name in entries:
@@ -36,21 +36,21 @@ def insert_entry(
         if rows and not rows[-1].endswith("\n"):
             rows[-1] += newline
         rows += [newline] * bool(rows) + [f"{section}:{newline}"]
-        at, indent = len(rows), "  "
+        row, indent = len(rows), "  "
     elif isinstance(entries, dict) and entries and not entries.fa.flow_style():  # type: ignore[attr-defined]
-        at = document.lc.key(section)[0] + 1
+        row = document.lc.key(section)[0] + 1
         indent = " " * entries.lc.key(next(iter(entries)))[1]  # type: ignore[attr-defined]
     else:
-        raise _no_room(path, section, lines)
+        raise _add_by_hand(path, section, lines)
     entry = [f"{indent}{line}".rstrip() + newline for line in lines]
-    changed = "".join([*rows[:at], *entry, *rows[at:]])
-    if not _is_single_addition(document, _parsed(changed, path), place):
-        raise _no_room(path, section, lines)
+    changed = "".join([*rows[:row], *entry, *rows[row:]])
+    if not _is_single_addition(document, _parsed(changed, path), key):
+        raise _add_by_hand(path, section, lines)
     return changed
 
 
-def _is_single_addition(before: Any, after: Any, place: tuple[str, str]) -> bool:
-    section, name = place
+def _is_single_addition(before: Any, after: Any, added: tuple[str, str]) -> bool:
+    section, name = added
     entries = {key: value for key, value in after.get(section, {}).items() if key != name}
     whole = {**after, section: entries} if section in before else {**after}
     if section not in before:
@@ -66,27 +66,27 @@ def _parsed(text: str, path: Path) -> Any:
     try:
         document = YAML().load(text)
     except YAMLError as error:
-        raise PolicyError(f"{path} is not valid YAML: {error}. Mend it first.") from error
+        raise PolicyError(f"{path} is not valid YAML: {error}. Fix it first.") from error
     document = CommentedMap() if document is None else document
     if not isinstance(document, dict):
-        raise PolicyError(f"{path}: expected a mapping, with sections by name. Mend it first.")
+        raise PolicyError(f"{path}: expected a mapping, with sections by name. Fix it first.")
     return document
 
 
-def _no_room(path: Path, section: str, lines: Sequence[str]) -> PolicyError:
+def _add_by_hand(path: Path, section: str, lines: Sequence[str]) -> PolicyError:
     shown = "\n".join(f"  {line}" for line in lines)
     return PolicyError(
-        f"{path}: expected '{section}:' with its entries in lines of their own below it. "
+        f"{path}: expected '{section}:' with each entry on separate lines below it. "
         f"Add this by hand:\n{section}:\n{shown}"
     )
 
 
-# YAML 1.2 through ruamel.yaml, the parser that DVC uses, so that both read the same numbers (`1e-4`
-# is a number, `no` is text).
+# YAML 1.2 with ruamel.yaml, the parser of DVC, so that both read the same values (`1e-4` is a
+# number, `no` is a string).
 Model = TypeVar("Model", bound=BaseModel)
 
 _LIMIT = 1 << 20
-"""Bytes of a file of settings at most."""
+"""Maximum size of a settings file, in bytes."""
 
 
 def load_section(
@@ -98,11 +98,10 @@ def load_section(
     strange: Mapping[str, str] = MappingProxyType({}),
 ) -> Model:
     """Read `section` (None: the whole file) of the YAML file `path` into `model`, strictly.
-    `complete`: adds defaults that depend on what is stated; `strange`: by a field that is none
-    here, where what is meant belongs.
 
-    Raises PolicyError with one line per wrong field: file, line, dotted place, what was seen
-    and what was expected.
+    complete: adds defaults that depend on other settings. strange: hints, by the name of a
+    misplaced field. Raises PolicyError with one line for each wrong field: file, line, dotted path,
+    actual value and what was expected.
     """
     document = _parse(path)
     part = document if section is None else _section(document, path, section)
@@ -110,11 +109,11 @@ def load_section(
         plain = _plain(part, iter(range(ITEM_LIMIT)))
         if complete is not None and isinstance(plain, dict):
             if not plain:
-                raise PolicyError(f"{path} is empty. Say at least one setting: task: auto.")
+                raise PolicyError(f"{path} is empty. Add at least one setting: task: auto.")
             plain = complete(plain)
         return model.model_validate_json(json.dumps(plain))
     except OverflowError as error:
-        raise PolicyError(f"{path}: {error}. Write out what its aliases repeat.") from error
+        raise PolicyError(f"{path}: {error}. Replace the aliases by their values.") from error
     except ValidationError as error:
         prefix = () if section is None else (section,)
         lines = [
@@ -126,16 +125,16 @@ def load_section(
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first wrong field of settings that came from no file: what was expected and seen."""
+    """Describe the first wrong field of settings that do not come from a file."""
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"])) or "the settings"
-    given = first["input"]
-    shown = "" if isinstance(given, dict | list) else f" (seen: {given!r})"
-    return f"{place}: {first['msg'].removeprefix('Value error, ')}{shown}."
+    path = ".".join(map(str, first["loc"])) or "the settings"
+    value = first["input"]
+    shown = "" if isinstance(value, dict | list) else f" (seen: {value!r})"
+    return f"{path}: {first['msg'].removeprefix('Value error, ')}{shown}."
 
 
 def value_of(text: str, *, what: str) -> Any:
-    """One value that is written as YAML: `2`, `null`, `[0.5]`. `what`: its place, for the error.
+    """Parse one YAML value: `2`, `null`, `[0.5]`. `what`: its name in the error.
 
     Raises PolicyError.
     """
@@ -149,34 +148,36 @@ def value_of(text: str, *, what: str) -> Any:
 
 
 def has_section(path: Path, section: str) -> bool:
-    """True if the YAML file has this top-level key. Raises PolicyError if it is no such file."""
+    """Return whether the YAML file has this top-level key. Raises PolicyError if it is invalid."""
     return section in _parse(path)
 
 
 def lines_of(path: Path, section: str | None) -> dict[tuple[str, ...], int]:
-    """The line (1-based) of every key of `section` (None: the whole file), by its place; of what an
-    alias repeats that of the anchor's. Raises PolicyError if it is no such file."""
+    """Return the line (1-based) of every key of `section` (None: the whole file), by its path.
+
+    Keys repeated by an alias have the lines of the anchor. Raises PolicyError.
+    """
     document = _parse(path)
     part = document if section is None else _section(document, path, section)
     return dict(_lines(part, (), iter(range(ITEM_LIMIT))))
 
 
 def _lines(
-    node: Any, place: tuple[str, ...], room: Iterator[int]
+    node: Any, path: tuple[str, ...], budget: Iterator[int]
 ) -> Iterator[tuple[tuple[str, ...], int]]:
     if not isinstance(node, dict):
         return
     for key, value in node.items():
-        if next(room, None) is None:
+        if next(budget, None) is None:
             return
-        yield (*place, str(key)), _line_of_key(node, key)
-        yield from _lines(value, (*place, str(key)), room)
+        yield (*path, str(key)), _line_of_key(node, key)
+        yield from _lines(value, (*path, str(key)), budget)
 
 
 def _line_of_key(node: Any, key: Any) -> int:
     """Return the line of a key; one that was merged in (`<<`) has the line of its mapping."""
-    own = node.lc.data or {}  # None: all of it is merged in
-    return int(own[key][0] if key in own else node.lc.line) + 1
+    lines = node.lc.data or {}  # None: all keys were merged in.
+    return int(lines[key][0] if key in lines else node.lc.line) + 1
 
 
 def _parse(path: Path) -> Any:
@@ -186,32 +187,36 @@ def _parse(path: Path) -> Any:
         with path.open("rb") as stream:
             data = stream.read(_LIMIT + 1)
         if len(data) > _LIMIT:
-            raise PolicyError(f"{path} has over {_LIMIT} bytes: these are no settings. Mend it.")
+            raise PolicyError(
+                f"{path} has more than {_LIMIT} bytes. Name a settings file, or shorten it."
+            )
         document = _document(data)
     except OSError as error:
         raise PolicyError(
             f"cannot read {path}: {error.strerror}. Name an existing file."
         ) from error
     except RecursionError as error:
-        raise PolicyError(f"{path} is nested too deeply for settings. Mend it.") from error
+        raise PolicyError(f"{path} is nested too deeply. Name a settings file.") from error
     except UnicodeDecodeError as error:
         raise PolicyError(f"{path} is not UTF-8 text: {error.reason}. Save it as UTF-8.") from error
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise PolicyError(
-            f"{path}:{line}: not valid YAML: {error.problem}. Mend the line."
+            f"{path}:{line}: not valid YAML: {error.problem}. Fix the line."
         ) from error
     except YAMLError as error:
-        raise PolicyError(f"{path}: not valid YAML: {error}. Mend the file.") from error
+        raise PolicyError(f"{path}: not valid YAML: {error}. Fix the file.") from error
     if not isinstance(document, dict):
-        raise PolicyError(f"{path}: expected a mapping of settings, the file is empty or a list.")
+        raise PolicyError(
+            f"{path}: expected a mapping of settings, but the file is empty or a list."
+        )
     return document
 
 
 @functools.lru_cache(maxsize=8)
 def _document(data: bytes) -> Any:
-    """Return the parsed document, which callers must not change: parsing takes a tenth of a second,
-    and a stage reads the same settings several times."""
+    """Return the parsed document, which callers must not change. Cached, because parsing takes 0.1
+    s, and a stage reads the same settings several times."""
     from ruamel.yaml import YAML
 
     return YAML().load(data.decode())
@@ -221,19 +226,20 @@ def _section(document: Any, path: Path, section: str) -> Any:
     if not document.get(section):
         raise PolicyError(
             f"{path}: the section '{section}:' is missing or empty. "
-            "An empty section would let everything pass; fill it in (see README.md)."
+            "An empty section would let everything pass: add its settings (README.md)."
         )
     return document[section]
 
 
-def _plain(value: Any, room: Iterator[int]) -> Any:
-    """The value with its aliases written out, which may multiply: at most as much as `room`."""
-    if next(room, None) is None:
-        raise OverflowError(f"aliases make more than {ITEM_LIMIT} values of it")
+def _plain(value: Any, budget: Iterator[int]) -> Any:
+    """Return the value with its aliases expanded. `budget`: limits the number of values, which
+    aliases may multiply."""
+    if next(budget, None) is None:
+        raise OverflowError(f"its aliases expand to more than {ITEM_LIMIT} values")
     if isinstance(value, dict):
-        return {str(key): _plain(item, room) for key, item in value.items()}
+        return {str(key): _plain(item, budget) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item, room) for item in value]
+        return [_plain(item, budget) for item in value]
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):
@@ -244,21 +250,21 @@ def _plain(value: Any, room: Iterator[int]) -> Any:
 
 
 def _describe(problem: Any, document: Any, path: Path, prefix: tuple[str, ...]) -> str:
-    place = (*prefix, *problem["loc"])
-    line = _line_of(document, place)
-    given = problem["input"]
-    shown = "" if isinstance(given, dict | list) else f" (seen: {given!r})"
+    keys = (*prefix, *problem["loc"])
+    line = _line_of(document, keys)
+    value = problem["input"]
+    shown = "" if isinstance(value, dict | list) else f" (seen: {value!r})"
     message = problem["msg"].removeprefix("Value error, ")
-    where = ".".join(map(str, place))
+    where = ".".join(map(str, keys))
     return f"{path}:{line}: {where + ': ' if where else ''}{message}{shown}"
 
 
 def _nearest(problem: Any, model: type[BaseModel]) -> str:
-    """Which setting a mistyped one, at any depth, may mean."""
+    """Return a hint with the setting that resembles an unknown one, or an empty text."""
     if problem["type"] != "extra_forbidden":
         return ""
-    *place, name = problem["loc"]
-    near = difflib.get_close_matches(str(name), _settings_in(model, place), n=1)
+    *parents, name = problem["loc"]
+    near = difflib.get_close_matches(str(name), _settings_in(model, parents), n=1)
     return f". Did you mean {near[0]}?" if near else ""
 
 
@@ -268,31 +274,31 @@ def _elsewhere(problem: Any, strange: Mapping[str, str]) -> str:
     return f". {strange[name]}" if name in strange else ""
 
 
-def _settings_in(model: type[BaseModel], place: Sequence[int | str]) -> set[str]:
-    """The settings there: `place` has the fields on the way, and keys, indices and the names of
-    kinds between them, which are no fields."""
+def _settings_in(model: type[BaseModel], parents: Sequence[int | str]) -> set[str]:
+    """Return the names of the settings below `parents`: field names, mixed with mapping keys,
+    indices and union tags, which are skipped."""
     models = {model}
-    for step in place:
-        fields = [one.model_fields[str(step)] for one in models if str(step) in one.model_fields]
+    for step in parents:
+        fields = [each.model_fields[str(step)] for each in models if str(step) in each.model_fields]
         if fields:
-            models = {one for field in fields for one in _models_in(field.annotation)}
-    return {name for one in models for name in one.model_fields}
+            models = {each for field in fields for each in _models_in(field.annotation)}
+    return {name for each in models for name in each.model_fields}
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models in `dict[str, A]`, `A | None`, `Annotated[A | B, ...]`."""
+    """Yield the models in `dict[str, A]`, `A | None`, `Annotated[A | B, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
         yield from _models_in(part)
 
 
-def _line_of(document: Any, place: tuple[Any, ...]) -> int:
-    """Line of the deepest part of `place` that is in the document (1-based)."""
+def _line_of(document: Any, keys: tuple[Any, ...]) -> int:
+    """Return the line (1-based) of the last of the nested `keys` that is in the document."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
     line, node = 1, document
-    for part in place:
+    for part in keys:
         if isinstance(node, CommentedMap) and part in node:
             line = _line_of_key(node, part)
         elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):

@@ -96,26 +96,31 @@ def test_other_errors_are_none_of_the_gate(function, arguments):
 
 
 ENDS = {
-    "time": ("for_ever", {}, SHORT, "took more than the 1 s that are allowed.*--time-limit"),
+    "time": ("for_ever", {}, SHORT, "took more than the time limit of 1 s.*--time-limit"),
     "time on the processor": ("spin", {}, SHORT, "--time-limit"),
     "stopped": ("stop_itself", {}, SHORT, "--time-limit"),
     "prints without end": ("shout", {}, SHORT, "--time-limit"),
-    "memory": ("grow", {}, LONG, "took more than the 200 MB of memory.*--memory-limit"),
+    "memory": ("grow", {}, LONG, "took more than the memory limit of 200 MB.*--memory-limit"),
     "all at once": ("grow_at_once", {}, LONG, "200 MB of memory.*--memory-limit"),
     "MemoryError": ("run_out", {}, LONG, "200 MB of memory.*--memory-limit"),
     "crash": ("die", {"number": signal.SIGSEGV}, LONG, "died of SIGSEGV.*--memory-limit"),
     "killed": ("die", {"number": signal.SIGKILL}, LONG, "died of SIGKILL"),
-    "a library's last words": ("last_words", {}, LONG, "SIGABRT. It last said: library: assertion"),
+    "a library's last words": (
+        "last_words",
+        {},
+        LONG,
+        "SIGABRT. Its last output: library: assertion",
+    ),
     "exit": ("leave", {"code": 0}, LONG, "ended with code 0"),
     "exit 7": ("leave", {"code": 7}, LONG, "ended with code 7"),
-    "a flood": ("forge", {"hexadecimal": "41", "times": 1 << 26}, LONG, "gave more than"),
+    "a flood": ("forge", {"hexadecimal": "41", "times": 1 << 26}, LONG, "returned more than"),
 }
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=str)
 def test_who_is_ended_from_outside_says_nothing_of_the_file(number):
     """As a service manager does that ends a whole group."""
-    with pytest.raises(StorageError, match="which somebody else sent"):
+    with pytest.raises(StorageError, match="another process sent a signal"):
         _call("die", limits=LONG, number=number)
 
 

@@ -33,9 +33,9 @@ NONE = ["", "0", "0s", "-1", "-5m", "nan", "inf", "1e9", "5 days", "h", "3x", "1
 
 @pytest.mark.parametrize("text", NONE)
 def test_what_is_no_limit(text):
-    with pytest.raises(ValueError, match="write 90s"):
+    with pytest.raises(ValueError, match="Use 90s"):
         parse_duration(text)
-    with pytest.raises(ValueError, match="write 8GB"):
+    with pytest.raises(ValueError, match="Use 8GB"):
         parse_size(text)
 
 

@@ -37,7 +37,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path, monkeypatch, c
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(StorageError, match=f"cannot write .*{os.strerror(code)}.*untouched"):
+    with pytest.raises(StorageError, match=f"cannot write .*{os.strerror(code)}.*is unchanged"):
         files.write_text(target, "new")
     assert target.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]

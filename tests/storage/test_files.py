@@ -31,12 +31,12 @@ def test_a_link_may_not_lead_out(tmp_path: Path) -> None:
     assert is_inside(tmp_path / "in", "fine")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "zero byte", "missing"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "null byte", "missing"])
 def test_what_is_no_plain_file_has_no_digest(tmp_path: Path, kind: str) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     paths = {"pipe": pipe, "device": Path("/dev/zero"), "folder": tmp_path}
-    path = paths.get(kind, tmp_path / ("x\0y" if kind == "zero byte" else "missing"))
+    path = paths.get(kind, tmp_path / ("x\0y" if kind == "null byte" else "missing"))
     with pytest.raises(OSError):
         open_plain(path)
     with pytest.raises(StorageError, match="cannot read"):

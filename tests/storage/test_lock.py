@@ -113,5 +113,5 @@ def test_what_somebody_else_owns_is_refused(path: Path, monkeypatch: pytest.Monk
     with private_lock(path, timeout_s=0.0):
         pass
     monkeypatch.setattr(files.os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(StorageError, match="may hold it for ever"):
+    with pytest.raises(StorageError, match="can lock it forever"):
         private_lock(path, timeout_s=0.0).__enter__()

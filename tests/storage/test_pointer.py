@@ -53,12 +53,12 @@ def test_whoever_opens_a_pointer_says_how_to_fetch(
 ) -> None:
     path = tmp_path / name
     path.write_text(LFS)
-    with pytest.raises(error, match=r"pointer of Git-LFS.* of 44000000 bytes.*git lfs pull"):
+    with pytest.raises(error, match=r"Git-LFS pointer.* of 44000000 bytes.*git lfs pull"):
         opened(path)
     path.unlink()
     beside = tmp_path / f"{name}.dvc"
     beside.write_text(DVC.format(name))
-    with pytest.raises(error, match=f"DVC keeps it.*dvc pull {beside}"):
+    with pytest.raises(error, match=f"tracked by DVC.*dvc pull {beside}"):
         opened(path)
 
 
@@ -70,7 +70,7 @@ def test_the_pointer_of_dvc_itself_names_what_it_stands_for(tmp_path: Path) -> N
     assert f"dvc pull {path}; then name {tmp_path / 'm.onnx'}." in text
     assert "to m.onnx, expected the content of 37891850 bytes" in text
     copied = path.rename(tmp_path / "m.onnx")
-    with pytest.raises(OnnxFileError, match="dvc pull where it was made"):
+    with pytest.raises(OnnxFileError, match="dvc pull in its repository"):
         read_subject(copied)
 
 
@@ -85,7 +85,7 @@ def test_a_folder_that_dvc_keeps(tmp_path: Path) -> None:
 
 def test_a_shard_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "0.npy").write_text(LFS)
-    with pytest.raises(DataError, match=r"0\.npy is a pointer of Git-LFS"):
+    with pytest.raises(DataError, match=r"0\.npy is a Git-LFS pointer"):
         open_shards(tmp_path)
 
 
@@ -137,11 +137,11 @@ def test_what_is_no_pointer(tmp_path: Path, text: str) -> None:
     assert detect_pointer_file(path) is None
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "missing", "zero byte", "unreadable"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "missing", "null byte", "unreadable"])
 def test_what_can_hold_none_is_left_to_whoever_opens_it(tmp_path: Path, kind: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "missing.dvc").mkdir()
-    paths = {"folder": tmp_path, "device": Path("/dev/zero"), "zero byte": tmp_path / "x\0y"}
+    paths = {"folder": tmp_path, "device": Path("/dev/zero"), "null byte": tmp_path / "x\0y"}
     path = paths.get(kind, tmp_path / kind)
     if kind == "unreadable":
         path.write_text(LFS)

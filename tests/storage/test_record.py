@@ -52,7 +52,7 @@ def test_save_and_load(tmp_path):
 def test_what_is_not_whole_is_refused(tmp_path, spoil):
     path = tmp_path / "e.json"
     path.write_text(spoil(builders.evidence().to_json()))
-    with pytest.raises(EvidenceError, match="not a whole Evidence record"):
+    with pytest.raises(EvidenceError, match="not a valid Evidence record"):
         Evidence.load(path)
 
 

@@ -126,9 +126,9 @@ def test_every_bad_field_gets_its_own_line(tmp_path):
         ("gate: 3", "gate"),
         ("gate: *nowhere", "not valid YAML"),
         (b"\xff\xfe", "not UTF-8"),
-        (b"gate: 1\n#" + b" " * (1 << 20), "no settings"),
+        (b"gate: 1\n#" + b" " * (1 << 20), "Name a settings file"),
         ("gate: " + "[" * 500 + "]" * 500, "nested too deeply"),
-        (YAML_BOMB.replace(b"i: &i", b"gate: &i"), "aliases make more than"),
+        (YAML_BOMB.replace(b"i: &i", b"gate: &i"), "aliases expand to more than"),
     ],
 )
 def test_an_empty_or_broken_policy_is_refused(tmp_path, text, message):
