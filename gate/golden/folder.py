@@ -36,17 +36,17 @@ from gate.storage.untrusted_files import read_untrusted
 GOLDEN_JSON = "golden.json"
 
 _RECORD_LIMIT = 1 << 20
-"""Bytes of golden.json that are read at most."""
+"""Maximum size of golden.json, in bytes."""
 
 SIZE_LIMIT = 1 << 32
-"""Bytes of all arrays and pictures together: 4 GiB is far above what a few samples need."""
+"""Maximum size of all arrays and pictures: 4 GiB is far more than a few samples need."""
 
 Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True)
 class PartVectors:
-    """The vectors of a part of a release, by the names of its ONNX file."""
+    """The vectors of a part, by the names of the inputs and outputs of its ONNX file."""
 
     golden: GoldenPart
     inputs: Mapping[str, Array]
@@ -55,45 +55,44 @@ class PartVectors:
 
 @dataclass(frozen=True)
 class Vectors:
-    """Golden vectors that were read and proven, by the names of the ONNX file; of a release by
-    those of its chain."""
+    """Golden vectors that were read and verified, by the names of the inputs and outputs of the
+    ONNX file or of the chain of a multi-file release."""
 
     golden: GoldenManifest
     sha256: Digest
-    """Of golden.json."""
+    """Digest of golden.json."""
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
     pictures: tuple[bytes, ...] = ()
-    """PNG of each sample; empty: the vectors have none."""
+    """PNG of each sample; empty without pictures."""
     parts: Mapping[str, PartVectors] = field(default_factory=dict)
 
 
 def read_golden(folder: Path, *, sha256: Digest | None = None) -> Vectors:
-    """Read the vectors of `folder` and prove every array: kind of file, size, digest, values.
+    """Read the vectors of `folder` and verify every array: file type, size, digest, values.
 
-    `sha256`: the digest that golden.json must have, compared before anything of it is parsed.
-    Raises EvidenceError where golden.json is missing or no whole record, all files together are
-    huge, or an array holds NaN; DigestMismatch where golden.json or an array is another;
-    StorageError where this machine can't read them.
+    sha256: expected digest of golden.json, compared before it is parsed. Raises EvidenceError if
+    golden.json is missing or not valid, if the files are too large in total, or an array has NaN;
+    DigestMismatch if golden.json or an array differs; StorageError if this machine can't read them.
     """
     try:
         return _folder_read(folder, sha256)
     except (MemoryError, OverflowError, RecursionError) as error:
         raise EvidenceError(
             f"the golden vectors in {folder} can't be read ({type(error).__name__}): they are too "
-            "large for this machine, or forged. Fetch them again."
+            "large for this machine, or manipulated. Fetch them again."
         ) from error
 
 
 def read_record(folder: Path, *, sha256: Digest | None = None) -> tuple[GoldenManifest, Digest]:
-    """golden.json alone and its digest; raises as `read_golden`."""
+    """Read only golden.json and its digest. Raises the exceptions of `read_golden`."""
     path = folder / GOLDEN_JSON
     text = read_untrusted(path, limit=_RECORD_LIMIT, sha256=sha256)
     return GoldenManifest.from_untrusted(text, what=str(path)), Digest.of_bytes(text)
 
 
 def record_digest(folder: Path) -> Digest:
-    """Digest of golden.json, which is not parsed; raises as `read_golden`."""
+    """Return the digest of golden.json without parsing it. Raises as `read_golden`."""
     return Digest.of_bytes(read_untrusted(folder / GOLDEN_JSON, limit=_RECORD_LIMIT))
 
 
@@ -101,8 +100,8 @@ def _folder_read(folder: Path, expected: Digest | None) -> Vectors:
     golden, sha256 = read_record(folder, sha256=expected)
     if golden.size_bytes > SIZE_LIMIT:
         raise EvidenceError(
-            f"the golden vectors in {folder} have {golden.size_bytes} bytes, at most {SIZE_LIMIT} "
-            "are read. Measure with fewer or smaller samples."
+            f"the golden vectors in {folder} have {golden.size_bytes} bytes, the maximum is "
+            f"{SIZE_LIMIT}. Measure with fewer or smaller samples."
         )
     return Vectors(
         golden=golden,
@@ -122,7 +121,7 @@ def _folder_read(folder: Path, expected: Digest | None) -> Vectors:
 
 
 def files_of(golden: GoldenManifest) -> tuple[str, ...]:
-    """Names of all files of the vectors, golden.json first."""
+    """Return the names of all files of the vectors, golden.json first."""
     return (GOLDEN_JSON, *golden.files)
 
 
@@ -138,7 +137,7 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> d
             )
         dtype = np.dtype(tensor.dtype)
         little = np.frombuffer(data, dtype=dtype.newbyteorder("<"))
-        # A copy, which may be written: PyTorch takes no other.
+        # A writable copy, which PyTorch requires.
         values: Array = little.astype(dtype).reshape(tensor.shape)
         allowed = tensor.nonfinite if isinstance(tensor, GoldenOutput) else "refuse"
         check_values(tensor.name, values, output=output, nonfinite=allowed)
@@ -147,7 +146,7 @@ def _arrays(folder: Path, tensors: Iterable[GoldenTensor], *, output: bool) -> d
 
 
 def _pictures(folder: Path, golden: GoldenManifest) -> tuple[bytes, ...]:
-    """The bytes of every picture, proven."""
+    """Return the content of every picture, verified."""
     files = golden.pictures.files if golden.pictures else ()
     return tuple(
         read_untrusted(folder / file.file, limit=file.size_bytes, sha256=file.sha256)
@@ -158,15 +157,15 @@ def _pictures(folder: Path, golden: GoldenManifest) -> tuple[bytes, ...]:
 def check_values(
     name: str, values: Array, *, output: bool, nonfinite: NonFinite = "refuse"
 ) -> None:
-    """Refuse arrays that prove nothing."""
+    """Raise EvidenceError for arrays with another dtype, without elements, or with NaN."""
     if values.dtype.name not in get_args(DType):
         raise EvidenceError(
-            f"'{name}' has dtype {values.dtype}, golden vectors hold {', '.join(get_args(DType))}."
-            " Wrap the model to take and return those."
+            f"'{name}' has dtype {values.dtype}, golden vectors support "
+            f"{', '.join(get_args(DType))}. Wrap the model to take and return these dtypes."
         )
     if output and not values.size:
         raise EvidenceError(
-            f"'{name}' has shape {values.shape}: nothing to compare. Give samples on axis 0."
+            f"'{name}' has shape {values.shape}: nothing to compare. Add samples on axis 0."
         )
     if values.dtype.kind != "f":
         return
@@ -175,7 +174,7 @@ def check_values(
         kind = "NaN" if output else "NaN or infinite"
         raise EvidenceError(
             f"'{name}' has {int(bad.sum())} {kind} values, first at index "
-            f"{int(bad.argmax())}. They prove nothing: leave that sample out."
+            f"{int(bad.argmax())}. They can't be compared: remove that sample."
         )
 
 
@@ -197,7 +196,7 @@ class FileVectors:
     inputs: Mapping[str, Array]
     outputs: Mapping[str, ExpectedOutput]
     batch_axes: BatchAxes | None = None
-    """Of the arrays, which are those of one call; None: the samples are on axis 0."""
+    """The batch axes of the arrays, which form one call. None: axis 0."""
 
     @property
     def samples(self) -> int:
@@ -211,13 +210,13 @@ class FileVectors:
 def write_answers(
     folder: Path, whole: FileVectors, *, parts: Mapping[str, FileVectors], origin: Origin
 ) -> GoldenManifest:
-    """Write the vectors into `folder`, which is theirs alone; gives the record. `parts`: of a
-    release, whose chain `whole` is.
+    """Write the vectors into `folder`, which contains nothing else; return the record.
 
-    The same vectors give the same bytes. Files of data are named by their content and golden.json
-    comes last, so a crash leaves the old vectors whole, or the new ones. Raises EvidenceError for
-    vectors that could prove nothing: none, empty arrays, NaN where it is not allowed or alone,
-    infinite inputs, dtypes that are no plain numbers; StorageError.
+    whole: the file, or the chain of a multi-file release with these `parts`. The same vectors give
+    the same bytes. Data files are named by their content and golden.json is written last, so that a
+    crash leaves the old or the new vectors complete. Raises EvidenceError for vectors that can't be
+    compared: no or empty arrays, NaN that is not allowed or everywhere, infinite inputs, other
+    dtypes; StorageError.
     """
     contents: dict[str, bytes] = {}
     try:
@@ -225,16 +224,16 @@ def write_answers(
             **_described_all(whole, "", contents),
             origin=origin,
             parts={
-                name: GoldenPart(**_described_all(part, f"part-{place}-", contents))
-                for place, (name, part) in enumerate(parts.items())
+                name: GoldenPart(**_described_all(part, f"part-{index}-", contents))
+                for index, (name, part) in enumerate(parts.items())
             },
         )
     except ValueError as error:
-        raise EvidenceError(f"these are no golden vectors: {error}") from error
+        raise EvidenceError(f"the golden vectors are not valid: {error}") from error
     if golden.size_bytes > SIZE_LIMIT:
         raise EvidenceError(
-            f"these golden vectors have {golden.size_bytes} bytes, at most {SIZE_LIMIT} are read "
-            "again. Measure with smaller samples, or another batch size."
+            f"the golden vectors have {golden.size_bytes} bytes, the maximum is {SIZE_LIMIT}. "
+            "Measure with smaller samples, or another batch size."
         )
     for file, data in contents.items():
         files.write_bytes(folder / file, data)
@@ -244,32 +243,32 @@ def write_answers(
 
 
 def _described_all(answers: FileVectors, prefix: str, contents: dict[str, bytes]) -> dict[str, Any]:
-    """The fields of the record; the bytes of its arrays go into `contents`."""
+    """Return the fields of the record; add the content of its arrays to `contents`."""
     if not answers.inputs or not answers.outputs:
         raise EvidenceError(
-            f"{len(answers.inputs)} inputs and {len(answers.outputs)} outputs are no golden "
-            "vectors. Give every input and every output of the file."
+            f"golden vectors need every input and output of the file, but there are "
+            f"{len(answers.inputs)} inputs and {len(answers.outputs)} outputs."
         )
     if answers.batch_axes is None:
         _check_first_axis(answers.inputs)
-    given: list[GoldenTensor] = []
+    inputs: list[GoldenTensor] = []
     for index, (name, values) in enumerate(answers.inputs.items()):
         check_values(name, values, output=False)
         fields = _described(name, values, f"{prefix}input-{index}", contents)
-        given.append(GoldenTensor.model_validate(fields))
-    expected: list[GoldenOutput] = []
+        inputs.append(GoldenTensor.model_validate(fields))
+    outputs: list[GoldenOutput] = []
     for index, (name, output) in enumerate(answers.outputs.items()):
         check_values(name, output.values, output=True, nonfinite=output.nonfinite)
         fields = _described(name, output.values, f"{prefix}output-{index}", contents)
         fields |= {"max_abs_diff": output.max_abs_diff, "nonfinite": output.nonfinite}
         fields |= {"top1_agreement": output.top1_agreement}
-        expected.append(GoldenOutput.model_validate(fields))
+        outputs.append(GoldenOutput.model_validate(fields))
     return {
         "model": answers.model,
         "samples": answers.samples,
         "batch_axes": answers.batch_axes,
-        "inputs": tuple(given),
-        "outputs": tuple(expected),
+        "inputs": tuple(inputs),
+        "outputs": tuple(outputs),
     }
 
 
@@ -277,14 +276,14 @@ def _check_first_axis(inputs: Mapping[str, Array]) -> None:
     for name, values in inputs.items():
         if not values.ndim or not len(values):
             raise EvidenceError(
-                f"'{name}' has shape {values.shape}: nothing to compare. Give samples on axis 0."
+                f"'{name}' has shape {values.shape}: nothing to compare. Add samples on axis 0."
             )
     if not any(values.size for values in inputs.values()):
-        raise EvidenceError("all inputs are empty: nothing to compare. Give samples with values.")
+        raise EvidenceError("all inputs are empty: nothing to compare. Add samples with values.")
 
 
 def remove_stale(folder: Path, golden: GoldenManifest) -> None:
-    """Take away arrays and pictures that these vectors do not name."""
+    """Remove arrays and pictures that do not belong to these vectors."""
     for pattern in ("*.bin", "*.png"):
         for path in folder.glob(pattern):
             if path.name not in golden.files:
@@ -294,7 +293,7 @@ def remove_stale(folder: Path, golden: GoldenManifest) -> None:
 def _described(
     name: str, values: Array, prefix: str, contents: dict[str, bytes]
 ) -> dict[str, object]:
-    """The fields of the array's record; its bytes go into `contents`."""
+    """Return the fields of the array's record; add its content to `contents`."""
     data = little_endian(values).tobytes()
     digest = Digest.of_bytes(data)
     file = f"{prefix}-{digest.short}.bin"
@@ -309,11 +308,10 @@ def _described(
 
 
 MAX_DIFF = 1.0
-"""Steps by which the tensor that a consumer makes of a picture may differ from the golden input:
-rounding to one grey level or its neighbor."""
+"""Default tolerance of a consumer's tensor, in gray levels: rounding to the next level."""
 
 PIXEL_LIMIT = 1 << 25
-"""Of one picture, as it is and resized: a photograph of 33 megapixels."""
+"""Maximum size of a picture, before and after resizing: 33 megapixels."""
 
 _DIGITS = 3
 
@@ -326,33 +324,34 @@ def add_pictures(
     max_diff: float = MAX_DIFF,
     sha256: Digest | None = None,
 ) -> GoldenManifest:
-    """Put the picture of each golden sample beside the vectors in `folder`, as PNG. `sha256`: of
-    golden.json, if the caller has it.
+    """Add the picture of each golden sample to the vectors in `folder`, as PNG.
 
-    Among `pictures` those are found whose tensors by `spec` are the golden inputs, bit by bit.
-    golden.json comes last, so a crash leaves vectors without pictures. Raises EvidenceError where
-    Pillow can't do the spec, the file has several inputs, or a sample has no picture;
-    DigestMismatch for another golden.json.
+    A picture belongs to a sample if preprocessing it by `spec` gives exactly the golden input.
+    sha256: expected digest of golden.json, which is written last, so that a crash leaves vectors
+    without pictures. Raises EvidenceError if Pillow does not support the spec, the file has several
+    inputs, or a sample has no picture; DigestMismatch for another golden.json.
     """
     golden = read_golden(folder, sha256=sha256)
     why = lacking(spec)
     if why is not None:
-        raise EvidenceError(f"golden pictures are proven by Pillow: {why}.")
+        raise EvidenceError(f"golden pictures are verified with Pillow: {why}.")
     if len(golden.inputs) != 1:
-        raise EvidenceError(f"{len(golden.inputs)} inputs: a picture becomes exactly one.")
+        raise EvidenceError(
+            f"golden pictures need a file with one input, this one has {len(golden.inputs)}."
+        )
     ((name, samples),) = golden.inputs.items()
     by_sample = {
         pillow_preprocess(pixels, spec).tobytes(): pixels for pixels in map(read_picture, pictures)
     }
     described = []
-    for place, sample in enumerate(samples):
+    for index, sample in enumerate(samples):
         pixels = by_sample.get(np.ascontiguousarray(sample).tobytes())
         if pixels is None:
             raise EvidenceError(
-                f"no picture becomes the golden sample {place} by this spec. Give the pictures "
+                f"no picture gives the golden sample {index} with this spec. Name the pictures "
                 "that the samples were made from."
             )
-        described.append(_written(folder, place, pixels))
+        described.append(_written(folder, index, pixels))
     with_pictures = golden.golden.model_copy(
         update={
             "pictures": GoldenPictures(
@@ -367,7 +366,7 @@ def add_pictures(
 
 
 def wrong_pictures(vectors: Vectors) -> str | None:
-    """Which picture does not become its golden input by Pillow, and why; None: all do."""
+    """Return why a picture does not give its golden input with Pillow, or None."""
     recorded = vectors.golden.pictures
     if recorded is None:
         return None
@@ -381,23 +380,25 @@ def wrong_pictures(vectors: Vectors) -> str | None:
             return str(error)
         if not off <= recorded.max_diff:
             return (
-                f"{picture.file} becomes a tensor that is {off:.4g}/255 off its golden input, "
-                f"allowed {recorded.max_diff:.4g}"
+                f"{picture.file} gives a tensor that differs by {off:.4g}/255 from its golden "
+                f"input, allowed {recorded.max_diff:.4g}"
             )
     return None
 
 
 def _off(pixels: Pixels, sample: Tensor, spec: PreprocessSpec) -> float:
-    """Largest difference in steps; infinite for another shape or dtype, which the spec's geometry
-    tells before a tensor is made that could fill all memory."""
+    """Return the maximum difference in gray levels; infinite for another shape or dtype.
+
+    The spec's geometry is checked first, because the tensor could exhaust the memory.
+    """
     box = geometry(spec, *pixels.shape[:2])
     height, width = sample.shape[1:] if spec.layout == "nchw" else sample.shape[:2]
     if (box.bottom - box.top, box.right - box.left) != (height, width):
         return float("inf")
     if box.height * box.width > PIXEL_LIMIT:
         raise DataError(
-            f"resizing to {box.height} x {box.width} pixels is too much for a golden picture, at "
-            f"most {PIXEL_LIMIT} are made. Fetch the golden vectors again."
+            f"resizing a golden picture to {box.height} x {box.width} pixels exceeds the maximum "
+            f"of {PIXEL_LIMIT}. Fetch the golden vectors again."
         )
     tensor = pillow_preprocess(pixels, spec)
     if (tensor.shape, tensor.dtype) != (sample.shape, sample.dtype):
@@ -405,18 +406,18 @@ def _off(pixels: Pixels, sample: Tensor, spec: PreprocessSpec) -> float:
     return round(float(np.abs(to_pixels(tensor, spec) - to_pixels(sample, spec)).max()), _DIGITS)
 
 
-def _written(folder: Path, place: int, pixels: Pixels) -> GoldenPicture:
+def _written(folder: Path, index: int, pixels: Pixels) -> GoldenPicture:
     from PIL import Image
 
     if pixels.shape[0] * pixels.shape[1] > PIXEL_LIMIT:
         raise EvidenceError(
-            f"the picture of the golden sample {place} has {pixels.shape[0]} x {pixels.shape[1]} "
-            f"pixels, at most {PIXEL_LIMIT} are read again. Give smaller pictures."
+            f"the picture of the golden sample {index} has {pixels.shape[0]} x {pixels.shape[1]} "
+            f"pixels, the maximum is {PIXEL_LIMIT}. Use smaller pictures."
         )
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     data = stream.getvalue()
     digest = Digest.of_bytes(data)
-    file = f"picture-{place}-{digest.short}.png"
+    file = f"picture-{index}-{digest.short}.png"
     files.write_bytes(folder / file, data)
     return GoldenPicture(file=file, size_bytes=len(data), sha256=digest)

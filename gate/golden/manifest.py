@@ -30,13 +30,13 @@ _FILE = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.bin")
 _PICTURE = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.png")
 
 PICTURE_LIMIT = 1 << 26
-"""Bytes of one picture at most."""
+"""Maximum size of one picture, in bytes."""
 
 _ARRAY_LIMIT = 1 << 32
-"""Bytes of one array at most: 4 GiB is far above what a few samples need."""
+"""Maximum size of one array: 4 GiB is far more than a few samples need."""
 
 _RANK_LIMIT = 32
-"""What every version of NumPy can shape."""
+"""Maximum rank in all versions of NumPy."""
 
 
 def _relative(name: str) -> str:
@@ -57,29 +57,28 @@ class GoldenModel(Record):
     """The file that the vectors belong to."""
 
     sha256: Sha256
-    """As evidence counts it: of the file; with external data, of the manifest of all files."""
+    """Digest of the file, or of the manifest of all files with external data."""
     file: str
-    """The file's name when it was measured, which the manifest contains."""
+    """Name of the file at the time of the measurement, which is part of the manifest."""
     external_data: tuple[Annotated[str, AfterValidator(_relative)], ...] = ()
     """Names of the data files, relative to its folder."""
 
 
 class GoldenTensor(Record):
-    """One array in a file of its own."""
+    """One array in a separate file."""
 
     name: str
-    """Of the input or output in the ONNX file."""
+    """Name of the input or output in the ONNX file."""
     dtype: DType
     shape: Annotated[tuple[Count, ...], Field(max_length=_RANK_LIMIT)]
-    """Axis 0 of an input is the samples, without `batch_axes`; an output may be a single number,
-    shape ()."""
+    """Without `batch_axes`, axis 0 of an input is the batch axis. An output may have shape ()."""
     file: str
     sha256: Sha256
-    """Of the file's bytes."""
+    """Digest of the file."""
 
     @property
     def size_bytes(self) -> int:
-        """How long the file must be."""
+        """Return the expected size of the file."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @model_validator(mode="after")
@@ -90,14 +89,14 @@ class GoldenTensor(Record):
 
 
 class GoldenOutput(GoldenTensor):
-    """An output of the reference, and how far a runtime may be from it."""
+    """An output of the reference, with the tolerances for a runtime."""
 
     max_abs_diff: Bound
-    """The tolerance: largest absolute difference of an element."""
+    """Tolerance: maximum absolute difference of an element."""
     top1_agreement: Share | None = None
-    """Of logits, shape (samples, classes): the least share of samples with the same argmax."""
+    """For logits, shape (samples, classes): minimum share of samples with the same argmax."""
     nonfinite: NonFinite = added_field("refuse")
-    """`same_places`: NaN stands in the vectors, and must stand in the same places."""
+    """`same_places`: the vectors contain NaN, which a runtime must return at the same elements."""
 
     @model_validator(mode="after")
     def _has_classes(self) -> Self:
@@ -107,23 +106,23 @@ class GoldenOutput(GoldenTensor):
 
 
 class GoldenPicture(Record):
-    """One sample as the picture that it was made from, a PNG."""
+    """The picture of one sample, a PNG file."""
 
     file: str
     size_bytes: Annotated[int, Field(ge=1, le=PICTURE_LIMIT)]
     sha256: Sha256
-    """Of the file's bytes."""
+    """Digest of the file."""
 
 
 class GoldenPictures(Record):
-    """The samples as pictures, so that a consumer starts from the file and not from the tensor."""
+    """The pictures of the samples, so that consumers can also verify their preprocessing."""
 
     input: str
-    """The input that they become."""
+    """Name of the input that they are preprocessed to."""
     spec: PreprocessSpec
     max_diff: Bound
-    """How far a consumer's tensor may be from the golden input: 1/255 of the value range before
-    normalisation."""
+    """Maximum difference of a consumer's tensor from the golden input, in units of 1/255 of the
+    value range before normalization."""
     files: Annotated[tuple[GoldenPicture, ...], Field(min_length=1)]
     """In the order of the samples."""
 
@@ -132,7 +131,7 @@ class GoldenPictures(Record):
         names = [picture.file for picture in self.files]
         unsafe = [name for name in names if not _PICTURE.fullmatch(name)]
         if unsafe:
-            raise ValueError(f"{unsafe[0]!r} is no file name that golden pictures have")
+            raise ValueError(f"{unsafe[0]!r} is not a valid file name of a golden picture")
         if len(set(names)) < len(names):
             raise ValueError("two pictures share a file")
         return self
@@ -142,7 +141,7 @@ class Origin(Record):
     """The origin of the vectors."""
 
     policy_sha256: Sha256
-    """The policy that the tolerances come from."""
+    """Digest of the policy that determined the tolerances."""
     versions: dict[str, str]
     """Distribution name to version: torch, which computed the outputs, and others."""
     code_sha256: Sha256 | None = added_field(None)
@@ -150,15 +149,15 @@ class Origin(Record):
 
 
 class GoldenPart(Record):
-    """The vectors of one part of a release: its file and arrays, as those of the whole."""
+    """The vectors of one part of a multi-file release."""
 
     model: GoldenModel
-    """Its file is named relative to the release file's folder, its data to its own."""
+    """Its file is relative to the release file's folder, external data to the file's folder."""
     samples: Axis
     inputs: Annotated[tuple[GoldenTensor, ...], Field(min_length=1)]
     outputs: Annotated[tuple[GoldenOutput, ...], Field(min_length=1)]
     batch_axes: BatchAxes | None = added_field(None)
-    """As of the whole."""
+    """As in `GoldenManifest`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -168,7 +167,8 @@ class GoldenPart(Record):
 
 
 class GoldenManifest(Record):
-    """`golden.json`. Of a release the arrays of the whole are what the chain takes and gives."""
+    """The content of `golden.json`. For a multi-file release, `inputs` and `outputs` are those of
+    the chain."""
 
     schema_version: Literal[1] = 1
     model: GoldenModel
@@ -179,26 +179,26 @@ class GoldenManifest(Record):
     pictures: GoldenPictures | None = added_field(None)
     """None: the samples are tensors only."""
     parts: dict[str, GoldenPart] = added_field({})
-    """Of a release of several files, by name; empty: one ONNX file."""
+    """The parts of a multi-file release, by name. Empty: one ONNX file."""
     batch_axes: BatchAxes | None = added_field(None)
-    """The arrays are those of one call of the file. None: with the samples on axis 0."""
+    """The batch axes of the arrays, which form one call. None: axis 0."""
 
     @property
     def arrays(self) -> tuple[GoldenTensor, ...]:
-        """Return the arrays of the whole, then of each part."""
+        """Return the arrays of the file or chain, then of each part."""
         each: tuple[GoldenManifest | GoldenPart, ...] = (self, *self.parts.values())
-        return tuple(tensor for of in each for tensor in (*of.inputs, *of.outputs))
+        return tuple(tensor for part in each for tensor in (*part.inputs, *part.outputs))
 
     @property
     def files(self) -> dict[str, Digest]:
-        """Every file beside golden.json, with the digest of its bytes."""
+        """Return the digest of each file other than golden.json, by name."""
         arrays = {tensor.file: tensor.sha256 for tensor in self.arrays}
         pictures = self.pictures.files if self.pictures else ()
         return arrays | {picture.file: picture.sha256 for picture in pictures}
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Every file beside golden.json, with its bytes."""
+        """Return the size in bytes of each file other than golden.json, by name."""
         arrays = {tensor.file: tensor.size_bytes for tensor in self.arrays}
         pictures = self.pictures.files if self.pictures else ()
         return arrays | {picture.file: picture.size_bytes for picture in pictures}
@@ -228,61 +228,62 @@ class GoldenManifest(Record):
         return self
 
 
-def check_arrays(of: GoldenManifest | GoldenPart) -> None:
-    """Raise ValueError for arrays that can't be told apart, or are not of the same samples."""
-    for side in (of.inputs, of.outputs):
+def check_arrays(vectors: GoldenManifest | GoldenPart) -> None:
+    """Raise ValueError if arrays share a name or have another number of samples."""
+    for side in (vectors.inputs, vectors.outputs):
         if len({tensor.name for tensor in side}) < len(side):
             raise ValueError("two inputs, or two outputs, have the same name")
-    unsafe = [t.file for t in (*of.inputs, *of.outputs) if not _FILE.fullmatch(t.file)]
+    unsafe = [t.file for t in (*vectors.inputs, *vectors.outputs) if not _FILE.fullmatch(t.file)]
     if unsafe:
-        raise ValueError(f"{unsafe[0]!r} is no file name that golden vectors have")
-    axes = None if of.batch_axes is None else {**of.batch_axes.outputs, **of.batch_axes.inputs}
-    counted = [*of.inputs, *(o for o in of.outputs if o.top1_agreement is not None)]
-    for tensor in counted:
+        raise ValueError(f"{unsafe[0]!r} is not a valid file name of a golden vector")
+    layout = vectors.batch_axes
+    axes = None if layout is None else {**layout.outputs, **layout.inputs}
+    logits = (output for output in vectors.outputs if output.top1_agreement is not None)
+    for tensor in (*vectors.inputs, *logits):
         axis = 0 if axes is None else axes.get(tensor.name)
-        if axis is not None and tensor.shape[axis : axis + 1] != (of.samples,):
+        if axis is not None and tensor.shape[axis : axis + 1] != (vectors.samples,):
             raise ValueError(
-                f"axis {axis} of '{tensor.name}' must be the {of.samples} samples, as of all "
-                "inputs and logits with a batch axis"
+                f"axis {axis} of '{tensor.name}' must have the length {vectors.samples}, the "
+                "number of samples, like all inputs and logits with a batch axis"
             )
-    if any(0 in tensor.shape for tensor in of.outputs):
+    if any(0 in tensor.shape for tensor in vectors.outputs):
         raise ValueError("an output without elements")
 
 
 class OutputResult(Record):
-    """One output, computed again. Either `problem`, or within its bounds."""
+    """The result of recomputing one output: a `problem`, or within its tolerances."""
 
     name: str
     part: str | None = added_field(None)
-    """Of a release; None: of one ONNX file."""
+    """The part of a multi-file release. None: one ONNX file."""
     tolerance: Measured
     max_abs_diff: Measured | None = None
-    """None: there is nothing to compare."""
+    """None: not compared."""
     top1_agreement: Measured | None = None
-    """None: not asked for, or nothing to compare."""
+    """None: not required, or not compared."""
     problem: str | None = None
 
 
 class GoldenResult(Record):
-    """The result of computing the vectors again. Only `passed` means that they agree."""
+    """The result of recomputing the vectors. Only `passed` means that they agree."""
 
     schema_version: Literal[1] = 1
     passed: bool
     model_sha256: Sha256
-    """Of the file that was looked at."""
+    """Digest of the file that was verified."""
     golden_sha256: Sha256
-    """Of golden.json, which names the digests of all arrays."""
+    """Digest of golden.json, which contains the digests of all arrays."""
     samples: int
     onnxruntime: str
     providers: tuple[str, ...] = ()
-    """Of the session, in its order; empty: none was opened."""
+    """Providers of the session, in order. Empty: no session was opened."""
     outputs: tuple[OutputResult, ...] = ()
     problems: tuple[str, ...] = ()
-    """Everything that is wrong, that of the outputs included."""
+    """All problems, including those of the outputs."""
 
     @model_validator(mode="after")
     def _honest(self) -> Self:
         clean = not self.problems and all(output.problem is None for output in self.outputs)
         if self.passed and not (clean and self.outputs and self.samples and self.providers):
-            raise ValueError("a result without a whole and clean comparison did not pass")
+            raise ValueError("a result passed without a complete comparison, or with problems")
         return self

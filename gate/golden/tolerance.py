@@ -29,7 +29,7 @@ from gate.records.runtime import RuntimeName, traits_of
 _SERVED: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
 
 _OWN_NOISE = 2.0
-"""Without any bound: the factor of the difference that was measured in the served runtime."""
+"""Without any bound: factor on the largest difference that was measured in the served runtime."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,22 @@ class Tolerance:
 
 
 def tolerances_for(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
-    """The tolerance of each output of the file, by name.
+    """Return the tolerance of each output of the file, by name.
 
-    Of the served runtime (`ort-cpu-optimized`, else `ort-cpu`) and its bounds, the first that is
-    set of
+    It is the first of these that the policy sets for the served runtime (`ort-cpu-optimized`, else
+    `ort-cpu`):
 
         max_abs_diff,
-        noise_diff · floor,     floor = `NoiseParity.floor_peak`; of records without it
-                                max_abs_diff seen / noise_diff seen (floor_rms if both are 0)
+        noise_diff · floor,     floor = `NoiseParity.floor_peak`; for records without it
+                                measured max_abs_diff / noise_diff (floor_rms if both are 0)
         scaled_diff · std(r32)
 
-    and without any of them twice the largest difference that was seen, or one rounding of the
-    largest reference value, 2^-24 · max|r32|, if that is more. Outputs that are no floats take
-    only max_abs_diff and scaled_diff, else they must be equal. Where nothing was measured the
-    rounding stands for every floor, so that an unmeasured output gets a small tolerance.
+    Without any of them it is twice the largest measured difference, or one rounding error of the
+    largest reference value, 2^-24 · max|r32|, if that is larger. Outputs that are not floats use
+    only max_abs_diff and scaled_diff, otherwise they must be equal. Without a measurement the
+    rounding error replaces the floor, so that an unmeasured output gets a small tolerance.
 
-    Top-1 agreement as the policy bounds it, for the outputs that it judges as classes.
+    The top-1 agreement is the policy's bound, for outputs that are classes.
     """
     runtime = _served(evidence)
     served = runtime.runtime if runtime else _to_be_served(policy)
@@ -69,18 +69,17 @@ def tolerances_for(policy: Policy, evidence: Evidence) -> dict[str, Tolerance]:
 
 
 def tolerances_of_part(policy: Policy, evidence: Evidence, part: str) -> dict[str, Tolerance]:
-    """The same for the outputs of a part of a release. Raises EvidenceError where nobody measured
-    it."""
+    """Return the tolerances of a part of a release. Raises EvidenceError if it was not measured."""
     measured = evidence.parts.get(part)
     if measured is None:
-        raise EvidenceError(f"the evidence says nothing of the part {part}. Measure the release.")
-    own = policy.of_part([spec.name for spec in measured.subject.outputs])
-    return tolerances_for(own, measured)
+        raise EvidenceError(f"the evidence has no part {part}. Measure the release again.")
+    part_policy = policy.of_part([spec.name for spec in measured.subject.outputs])
+    return tolerances_for(part_policy, measured)
 
 
 def widened(golden: GoldenManifest, policy: Policy, server: RuntimeName) -> GoldenManifest:
-    """Return the vectors with the tolerances of a server: those of the served runtime, times how
-    much wider the policy's bound of the server is."""
+    """Return the vectors with the tolerances of a server: those of the served runtime, scaled by
+    the ratio of the policy's bounds."""
     outputs = []
     for output in golden.outputs:
         ours = policy.bounds_for(_to_be_served(policy), output.name)
@@ -101,8 +100,8 @@ def widened(golden: GoldenManifest, policy: Policy, server: RuntimeName) -> Gold
 def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> GoldenManifest:
     """Write the vectors of `source` into `target` with the tolerances of this policy.
 
-    Raises EvidenceError, DigestMismatch and StorageError as reading and writing do; DigestMismatch
-    if the vectors are not of the evidence's file.
+    Raises DigestMismatch if the vectors do not belong to the evidence's file, and the exceptions of
+    `read_golden` and `write_answers`.
     """
     vectors = read_golden(source)
     old = vectors.golden
@@ -138,8 +137,8 @@ def _refitted(vectors: Vectors | PartVectors, allowed: Mapping[str, Tolerance]) 
 
 
 def _served(evidence: Evidence) -> RuntimeEvidence | None:
-    found = (evidence.runtime(name) for name in _SERVED)
-    return next((runtime for runtime in found if runtime and runtime.outputs), None)
+    runtimes = (evidence.runtime(name) for name in _SERVED)
+    return next((runtime for runtime in runtimes if runtime and runtime.outputs), None)
 
 
 def _to_be_served(policy: Policy) -> RuntimeName:
@@ -187,5 +186,5 @@ def _floor(output: OutputParity) -> float:
 
 
 def _finite(number: float) -> float:
-    """The number; 0, which allows nothing, where it was not measured or is none that could be."""
+    """Return the number, or 0, which allows no difference, if it is not finite or negative."""
     return number if math.isfinite(number) and number >= 0.0 else 0.0

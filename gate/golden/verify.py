@@ -46,26 +46,26 @@ from gate.storage.files import is_inside, open_plain
 def compare(
     vectors: Vectors | PartVectors, computed: Mapping[str, Any]
 ) -> tuple[OutputResult, ...]:
-    """Each golden output beside the computed one of the same name."""
+    """Compare each golden output with the computed output of the same name."""
     return tuple(
         _compared(output, vectors.outputs[output.name], computed.get(output.name))
         for output in vectors.golden.outputs
     )
 
 
-def _compared(golden: GoldenOutput, want: Array, got: Any) -> OutputResult:
-    """Written so that only a comparison that was made, of finite numbers, can pass."""
+def _compared(golden: GoldenOutput, expected: Array, actual: Any) -> OutputResult:
+    """Compare one output. Passes only after a comparison of finite numbers: NaN fails."""
     result = OutputResult(name=golden.name, tolerance=golden.max_abs_diff)
-    problem = _other_kind(want, got)
+    problem = _incomparable(expected, actual)
     if problem is not None:
         return result.model_copy(update={"problem": problem})
-    diff = _max_abs_diff(want, got)
+    diff = _max_abs_diff(expected, actual)
     agreement = None
     problems = []
     if not (math.isfinite(diff) and diff <= golden.max_abs_diff):
         problems.append(f"max_abs_diff {diff:.3g} is above the tolerance {golden.max_abs_diff:.3g}")
     if golden.top1_agreement is not None:
-        agreement = float((np.argmax(want, axis=1) == np.argmax(got, axis=1)).mean())
+        agreement = float((np.argmax(expected, axis=1) == np.argmax(actual, axis=1)).mean())
         if not agreement >= golden.top1_agreement:
             problems.append(f"top-1 agreement {agreement:.4g} is below {golden.top1_agreement:.4g}")
     return result.model_copy(
@@ -77,30 +77,31 @@ def _compared(golden: GoldenOutput, want: Array, got: Any) -> OutputResult:
     )
 
 
-def _other_kind(want: Array, got: Any) -> str | None:
-    """Why the two can't be compared, or None."""
-    if not isinstance(got, np.ndarray):
-        return f"is missing, or no tensor ({type(got).__name__})"
-    if (got.dtype, got.shape) != (want.dtype, want.shape):
-        return f"is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
-    if got.dtype.kind == "f":
-        other = np.isnan(got) != np.isnan(want)
-        if other.any():
-            return f"has {int(other.sum())} NaN values in other places than the vectors"
-        infinite = np.isinf(got) | np.isinf(want)
-        if (got[infinite] != want[infinite]).any():
+def _incomparable(expected: Array, actual: Any) -> str | None:
+    """Return why the arrays can't be compared, or None."""
+    if not isinstance(actual, np.ndarray):
+        return f"is missing, or not a tensor ({type(actual).__name__})"
+    if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
+        return f"is {actual.dtype} {actual.shape}, expected {expected.dtype} {expected.shape}"
+    if actual.dtype.kind == "f":
+        differs = np.isnan(actual) != np.isnan(expected)
+        if differs.any():
+            return f"has {int(differs.sum())} elements that are NaN on one side only"
+        infinite = np.isinf(actual) | np.isinf(expected)
+        if (actual[infinite] != expected[infinite]).any():
             return "is infinite on one side only, or with another sign"
     return None
 
 
-def _max_abs_diff(want: Array, got: Array) -> float:
-    """Over the finite elements; equal infinities are equal. A difference of integers that float64
-    can't tell counts as 1."""
-    finite = np.isfinite(want) if want.dtype.kind == "f" else np.ones(want.shape, np.bool_)
+def _max_abs_diff(expected: Array, actual: Array) -> float:
+    """Return the maximum absolute difference of finite elements; 1 if integers differ by less than
+    the resolution of float64."""
+    is_float = expected.dtype.kind == "f"
+    finite = np.isfinite(expected) if is_float else np.ones(expected.shape, np.bool_)
     with np.errstate(all="ignore"):
-        diffs = np.abs(want[finite].astype(np.float64) - got[finite].astype(np.float64))
+        diffs = np.abs(expected[finite].astype(np.float64) - actual[finite].astype(np.float64))
     largest = float(diffs.max(initial=0.0))
-    return largest or float((want[finite] != got[finite]).any())
+    return largest or float((expected[finite] != actual[finite]).any())
 
 
 def verify_golden(
@@ -110,20 +111,20 @@ def verify_golden(
     sha256: Digest | None = None,
     golden_sha256: Digest | None = None,
 ) -> GoldenResult:
-    """Prove that the file is the released one and computes what the vectors in `folder` say; of a
-    release, that each part is and does. What its chain makes of them is code, and is not run.
+    """Verify that the file is the released one and reproduces the golden vectors in `folder`.
 
-    `sha256` and `golden_sha256`: the digests that the file and golden.json must have, compared
-    before either is parsed. Runs ONNX Runtime on the CPU with all optimizations. Whatever is wrong
-    with the file is a returned result that did not pass: another digest, a file that does not load,
-    missing or extra outputs, other shapes or dtypes, NaN, values beyond their tolerance.
+    For a multi-file release, verifies each part. Its chain is code, which is not run.
+    sha256, golden_sha256: expected digests of the file and of golden.json, compared before parsing.
+    Runs ONNX Runtime on the CPU with all optimizations. A wrong digest, a file that does not load,
+    missing or extra outputs, other shapes or dtypes, NaN, and values beyond their tolerance are
+    problems of the returned result, which did not pass.
 
-    Raises EvidenceError and DigestMismatch where the vectors themselves are not whole, StorageError
-    where the file can't be read, and LimitExceeded where it takes more memory than there is.
+    Raises EvidenceError and DigestMismatch if the vectors are damaged, StorageError if the file
+    can't be read, LimitExceeded if it needs more memory than is available.
     """
-    other = _other_vectors(model_path, folder, golden_sha256)
-    if other is not None:
-        return other
+    mismatch = _other_vectors(model_path, folder, golden_sha256)
+    if mismatch is not None:
+        return mismatch
     vectors = read_golden(folder, sha256=golden_sha256)
     digest, model = read_model(model_path, like=vectors.golden.model)
     expected = vectors.golden.model.sha256
@@ -135,8 +136,8 @@ def verify_golden(
     if problem is not None:
         return attempt.refused(problem)
     outputs: list[OutputResult] = []
-    for part, of in vectors.parts.items():
-        computed = _of_part(of, release=model_path, attempt=attempt)
+    for part, part_vectors in vectors.parts.items():
+        computed = _of_part(part_vectors, release=model_path, attempt=attempt)
         if isinstance(computed, str):
             return attempt.refused(f"part {part}: {computed}")
         outputs += (result.model_copy(update={"part": part}) for result in computed)
@@ -145,7 +146,7 @@ def verify_golden(
         if isinstance(computed, str):
             return attempt.refused(computed)
         outputs += computed
-    if isinstance(model, Path):  # the data files were read by ONNX Runtime, not by us
+    if isinstance(model, Path):  # ONNX Runtime read the external data after it was hashed.
         again, _ = read_model(model_path, like=vectors.golden.model)
         if again != expected:
             return attempt.refused(f"{model_path} changed while it was loaded: {again}")
@@ -153,7 +154,7 @@ def verify_golden(
 
 
 class _Attempt:
-    """The state of a verification, and the result that follows from it."""
+    """The state of a verification, from which its result is created."""
 
     def __init__(self, vectors: Vectors, *, name: str, digest_text: str) -> None:
         self.name = name
@@ -189,7 +190,7 @@ class _Attempt:
 
 
 def _other_vectors(model_path: Path, folder: Path, expected: Digest | None) -> GoldenResult | None:
-    """The result where golden.json is not the one that was named, without a look into it."""
+    """Return the result for a golden.json with another digest, without parsing it, or None."""
     digest = None if expected is None else record_digest(folder)
     if digest is None or digest == expected:
         return None
@@ -206,7 +207,7 @@ def _other_vectors(model_path: Path, folder: Path, expected: Digest | None) -> G
 def _other_file(
     digest: Digest, expected: tuple[Digest | None, Digest], *, path: Path
 ) -> str | None:
-    """Why these are not the bytes that were named, nor those of the vectors; or None."""
+    """Return why the digest is not the named one or that of the golden vectors, or None."""
     named, released = expected
     if named not in (None, digest):
         return f"the digest of the file is {digest}, expected {named}"
@@ -219,33 +220,33 @@ def _other_file(
 
 
 def _exchanged(golden: GoldenManifest, path: Path) -> Iterator[str]:
-    """Which parts are other files, where the whole is not the released one."""
+    """Yield a message for each part of a release whose digest differs."""
     for name, part in golden.parts.items():
         file = path.parent / part.model.file
         if file.is_file() and read_model(file, like=part.model)[0] != part.model.sha256:
-            yield f"the part {name} ({part.model.file}) is another"
+            yield f"the file of the part {name} ({part.model.file}) differs"
 
 
 def _other_parts(golden: GoldenManifest, path: Path) -> str | None:
-    """Why the vectors are not of the parts that the release file names, or None."""
+    """Return why the vectors do not belong to the parts of the release file, or None."""
     if not golden.parts:
         return None
     try:
-        named = {name: part.file for name, part in ReleaseFile.load(path).parts.items()}
+        actual = {name: part.file for name, part in ReleaseFile.load(path).parts.items()}
     except (PolicyError, OnnxFileError) as error:
         return str(error)
-    proven = {name: part.model.file for name, part in golden.parts.items()}
-    if {name: PurePosixPath(file) for name, file in named.items()} != {
-        name: PurePosixPath(file) for name, file in proven.items()
+    expected = {name: part.model.file for name, part in golden.parts.items()}
+    if {name: PurePosixPath(file) for name, file in actual.items()} != {
+        name: PurePosixPath(file) for name, file in expected.items()
     }:
-        return f"the release has the parts {named}, the golden vectors {proven}"
+        return f"the release has the parts {actual}, the golden vectors {expected}"
     return None
 
 
 def _of_part(
     vectors: PartVectors, *, release: Path, attempt: _Attempt
 ) -> tuple[OutputResult, ...] | str:
-    """Verify one part, like `_computed`."""
+    """Verify one part and recompute its outputs, like `_computed`."""
     path = release.parent / vectors.golden.model.file
     digest, model = read_model(path, like=vectors.golden.model)
     problem = _other_file(digest, (None, vectors.golden.model.sha256), path=path)
@@ -255,7 +256,8 @@ def _of_part(
 def _computed(
     model: bytes | Path, vectors: Vectors | PartVectors, *, attempt: _Attempt
 ) -> tuple[OutputResult, ...] | str:
-    """Return the outputs of one file; a text: why it has none. Raises LimitExceeded."""
+    """Recompute and compare the outputs of one file; return a text if it can't be computed. Raises
+    LimitExceeded."""
     try:
         session = open_on_cpu(model)
         attempt.providers = tuple(session.get_providers())
@@ -263,44 +265,44 @@ def _computed(
         if problem is not None:
             return problem
         names = [output.name for output in vectors.golden.outputs]
-        found = session.run(names, dict(vectors.inputs))
-    except PackageMissing:  # which says nothing of the file
+        outputs = session.run(names, dict(vectors.inputs))
+    except PackageMissing:  # Not caused by the file.
         raise
     except Exception as error:
         refuse_out_of_memory(error, what=f"running {attempt.name}")
         return f"ONNX Runtime can't compute it: {type(error).__name__}: {first_line(error)}"
-    return compare(vectors, dict(zip(names, map(text_digests, found), strict=True)))
+    return compare(vectors, dict(zip(names, map(text_digests, outputs), strict=True)))
 
 
 def _other_names(session: Any, vectors: Vectors | PartVectors) -> str | None:
-    """Explain what is wrong with the names of the file's inputs or outputs, or return None."""
+    """Return why the names of the file's inputs or outputs are wrong, or None."""
     golden = vectors.golden
-    for side, got, want in (
+    for side, values, tensors in (
         ("inputs", session.get_inputs(), golden.inputs),
         ("outputs", session.get_outputs(), golden.outputs),
     ):
-        actual, expected = _sorted(got), _sorted(want)
+        actual, expected = _sorted_names(values), _sorted_names(tensors)
         if actual != expected:
             return f"the file has the {side} {actual}, the golden vectors {expected}"
     return None
 
 
-def _sorted(values: Sequence[Any]) -> list[str]:
+def _sorted_names(values: Sequence[Any]) -> list[str]:
     return sorted(str(value.name) for value in values)
 
 
 def read_model(path: Path, *, like: GoldenModel) -> tuple[Digest, bytes | Path]:
-    """Digest of the file at `path`, with the external data that `like` names, and what to load.
+    """Return the digest of a file with the external data that `like` names, and what to load.
 
-    A single file is given as the very bytes that were hashed. The name of the model file itself
-    does not matter. Raises StorageError, and EvidenceError where data lies outside of the file's
-    folder.
+    The second value is the hashed content of a single file, or the path of a file with external
+    data. The file may have been renamed. Raises StorageError, and EvidenceError if data is outside
+    the file's folder.
     """
     if like.external_data:
         for name in like.external_data:
             _refuse_outside(path.parent, name)
-        own = PurePosixPath(like.file).name  # a part's manifest is of its own folder
-        files = {own: Digest.of_file(path).hex}
+        main = PurePosixPath(like.file).name  # The manifest of a part is relative to its folder.
+        files = {main: Digest.of_file(path).hex}
         files |= {name: Digest.of_file(path.parent / name).hex for name in like.external_data}
         return Digest.of_json(files), path
     try:
@@ -323,7 +325,7 @@ def _refuse_outside(folder: Path, name: str) -> None:
         ) from error
     if not inside:
         raise EvidenceError(
-            f"the data file {name!r} lies outside of {folder}. Golden vectors must not read other "
+            f"the data file {name!r} is outside {folder}. Golden vectors must not read other "
             "files of this machine: fetch the release again."
         )
 
@@ -336,14 +338,15 @@ def verify_golden_in_sandbox(
     sha256: Digest | None = None,
     golden_sha256: Digest | None = None,
 ) -> GoldenResult:
-    """Run `verify_golden` in a child; None: the file is trusted, and runs in this process.
+    """Run `verify_golden` in a child process with these limits.
 
-    Raises LimitExceeded besides, and EvidenceError for an invalid reply.
+    limits: None for a trusted file, which runs in this process. Also raises LimitExceeded, and
+    EvidenceError for an invalid result of the child.
     """
     if limits is None:
         return verify_golden(model_path, folder, sha256=sha256, golden_sha256=golden_sha256)
-    given = {"sha256": sha256, "golden_sha256": golden_sha256}
-    arguments = {name: digest and str(digest) for name, digest in given.items()}
+    digests = {"sha256": sha256, "golden_sha256": golden_sha256}
+    arguments = {name: digest and str(digest) for name, digest in digests.items()}
     arguments |= {"model_path": str(model_path), "folder": str(folder)}
     what = f"running {model_path.name}"
     plain = run_in_sandbox(f"{__name__}:verified", arguments, limits=limits, what=what)
@@ -351,7 +354,7 @@ def verify_golden_in_sandbox(
 
 
 def loading_problem(path: Path, limits: SandboxLimits | None) -> str | None:
-    """Why ONNX Runtime can't load the file at `path`, or None. Without limits in this process.
+    """Return why ONNX Runtime can't load a file, or None. Without limits, loads it in this process.
 
     Raises LimitExceeded.
     """
@@ -365,7 +368,7 @@ def loading_problem(path: Path, limits: SandboxLimits | None) -> str | None:
 def verified(
     model_path: str, folder: str, sha256: str | None, golden_sha256: str | None
 ) -> dict[str, Any]:
-    """The child's side of `verify_within`."""
+    """Run `verify_golden` in the child process of `verify_golden_in_sandbox`."""
     result = verify_golden(
         Path(model_path), Path(folder), sha256=_digest(sha256), golden_sha256=_digest(golden_sha256)
     )
@@ -373,10 +376,10 @@ def verified(
 
 
 def opened(path: str) -> str | None:
-    """The child's side of `loading_problem`."""
+    """Load a file in the child process of `loading_problem`."""
     try:
         open_on_cpu(Path(path))
-    except PackageMissing:  # which says nothing of the file
+    except PackageMissing:  # Not caused by the file.
         raise
     except Exception as error:
         refuse_out_of_memory(error, what=f"loading {Path(path).name}")

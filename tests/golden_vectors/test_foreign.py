@@ -33,7 +33,7 @@ def test_the_child_says_the_same(tmp_path: Path, seed: int) -> None:
 def test_vectors_that_are_not_whole(tmp_path: Path) -> None:
     path, folder = vectors.made(tmp_path)
     (folder / "golden.json").write_text("{}")
-    with pytest.raises(EvidenceError, match="not a whole Golden.* record"):
+    with pytest.raises(EvidenceError, match="not a valid Golden.* record"):
         verify_golden_in_sandbox(path, folder, ROOMY)
 
 

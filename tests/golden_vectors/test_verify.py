@@ -363,7 +363,7 @@ def test_a_model_that_is_no_plain_file_is_not_read(tmp_path: Path, kind: str, ca
     os.mkfifo(pipe)
     given = str(pipe) if kind == "pipe" else kind
     assert cli.main(["verify-release", given, "--golden", str(folder)]) == 2
-    assert "no plain file" in capsys.readouterr().err
+    assert "not a regular file" in capsys.readouterr().err
 
 
 def test_help_has_examples(capsys) -> None:
