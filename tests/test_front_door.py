@@ -358,7 +358,7 @@ def test_the_command_takes_spec_and_pictures(project: Path, tmp_path: Path, caps
         (["phone=good.npy"], 0, "preprocessing_phone"),
         (["phone=bad.npy"], 1, "phone computes other pixels than in training"),
         (["phone=short.npy"], 2, "2 tensors for 3 pictures"),
-        (["phone=good.npy", "laptop=good.npy"], 2, "the policy asks for phone"),
+        (["phone=good.npy", "laptop=good.npy"], 2, "whose consumers are phone"),
         (["phone=none.npy"], 2, "none.npy does not exist"),
         ([], 2, "there is no implementation phone"),
     ],

@@ -37,7 +37,7 @@ Probabilities = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ModelFile:
-    """An ONNX classifier, and its digest as evidence counts it: with its external data."""
+    """An ONNX classifier, and its digest, which covers external data as in the evidence."""
 
     path: Path
     sha256: Digest
@@ -47,8 +47,8 @@ class Classifier:
     """An ONNX classifier in ONNX Runtime on the CPU, optimized, one picture at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OnnxFileError where the file can't be opened, InputMismatch where it has several
-        inputs or gives no logits of shape (batch, classes >= 2)."""
+        """Raises OnnxFileError if the file can't be opened, InputMismatch if it has several inputs
+        or no logits of shape (batch, classes >= 2)."""
         try:
             self._session: Any = open_on_cpu(path)
         except Exception as error:
@@ -58,28 +58,28 @@ class Classifier:
         if len(inputs) != 1 or not logits:
             raise InputMismatch(
                 f"{path} has {len(inputs)} inputs and {len(logits)} outputs of shape (batch, "
-                "classes); expected one picture in and logits out."
+                "classes); expected one input for the picture, and one of logits."
             )
         self._path, self._input, self._logits = path, inputs[0].name, logits[0]
 
     def __call__(self, tensor: Tensor) -> Probabilities:
-        """Softmax of the logits for one picture's tensor, shape (classes,), float64.
+        """Return the softmax of the logits for one picture's tensor, shape (classes,), float64.
 
-        Raises InputMismatch where the model does not take the tensor, EvidenceError where its
-        logits are not finite.
+        Raises InputMismatch if the model does not accept the tensor, EvidenceError if its logits
+        are not finite.
         """
         try:
             logits = self._session.run([self._logits], {self._input: tensor[None]})[0]
         except Exception as error:
             raise InputMismatch(
-                f"{self._path} does not take {tensor.dtype} {[1, *tensor.shape]}: {error} "
-                "Give the spec that the model was trained with."
+                f"{self._path} does not accept {tensor.dtype} {[1, *tensor.shape]}: {error} "
+                "Use the spec that the model was trained with."
             ) from error
         values = np.asarray(logits[0], dtype=np.float64)
         if not np.isfinite(values).all():
             raise EvidenceError(
-                f"{self._path} gives NaN or infinite logits, so no answer can be compared. "
-                "Run gate check on it first."
+                f"{self._path} returns NaN or infinite logits, so its predictions can't be "
+                "compared. Run gate check on it first."
             )
         weights = np.exp(values - values.max())
         probabilities: Probabilities = weights / weights.sum()
@@ -87,20 +87,20 @@ class Classifier:
 
 
 class Answers:
-    """Counts flips and moved confidence between a consumer's and the reference's tensors."""
+    """Compares predictions and confidences for a consumer's and the reference's tensors."""
 
     def __init__(self) -> None:
         self._moved: list[float] = []
         self._flipped: list[str] = []
 
-    def update(self, name: str, got: Probabilities, wanted: Probabilities) -> None:
-        """Take in one picture."""
-        self._moved.append(abs(float(got.max()) - float(wanted.max())))
-        if int(got.argmax()) != int(wanted.argmax()):
+    def update(self, name: str, actual: Probabilities, expected: Probabilities) -> None:
+        """Add the predictions for one picture."""
+        self._moved.append(abs(float(actual.max()) - float(expected.max())))
+        if int(actual.argmax()) != int(expected.argmax()):
             self._flipped.append(name)
 
     def compute(self) -> Decisions | None:
-        """The record; None where no picture was taken in."""
+        """Return the record; None without pictures."""
         if not self._moved:
             return None
         return Decisions(
@@ -117,18 +117,18 @@ def _classes(shape: list[Any]) -> bool:
 
 
 FIRST = 16
-"""Values that are shown of the first picture."""
+"""Number of values of the first picture that are recorded."""
 
 
 class Range:
-    """Smallest, largest and mean value over all tensors, and the first values of the first."""
+    """Minimum, maximum and mean over all tensors, and the first values of the first tensor."""
 
     def __init__(self) -> None:
         self._min, self._max, self._sum, self._count = math.inf, -math.inf, 0.0, 0
         self._first: tuple[float, ...] = ()
 
     def update(self, tensor: Tensor) -> None:
-        """Take in one picture's tensor. NaN stays visible in all three."""
+        """Add one picture's tensor. NaN propagates to minimum, maximum and mean."""
         values = np.asarray(tensor, dtype=np.float64)
         if not self._count:
             self._first = tuple(float(value) for value in values.ravel()[:FIRST])
@@ -138,7 +138,7 @@ class Range:
         self._count += values.size
 
     def compute(self) -> TensorSummary:
-        """The record; NaN where there was nothing."""
+        """Return the record, with NaN if there were no tensors."""
         if not self._count:
             return TensorSummary(min=math.nan, max=math.nan, mean=math.nan)
         mean = self._sum / self._count
@@ -146,7 +146,7 @@ class Range:
 
 
 class TensorDifference:
-    """abs(tensor - reference) over all pictures; non-finite values are counted, not averaged."""
+    """Statistics of abs(tensor - reference) over all pictures. Counts non-finite values only."""
 
     def __init__(self, spec: PreprocessSpec) -> None:
         self._spec = spec
@@ -158,7 +158,7 @@ class TensorDifference:
         self._over = self._elements = self._nonfinite = 0
 
     def update(self, tensor: Tensor, reference: Tensor) -> float:
-        """Take in one picture of equal shape and dtype; gives its mean difference in steps."""
+        """Add one picture of equal shape and dtype; return its mean difference in steps."""
         off = np.abs(channels_last(tensor, self._spec) - channels_last(reference, self._spec))
         finite = np.isfinite(off)
         self._nonfinite += int(off.size - finite.sum())
@@ -173,8 +173,8 @@ class TensorDifference:
         return math.inf if not finite.all() else float(in_steps.mean())
 
     def compute(self) -> dict[str, Any]:
-        """Return the fields of `ConsumerParity` that it measures: largest and mean difference in
-        steps, over all and by channel of the spec, and in the tensor's own units."""
+        """Return fields of `ConsumerParity`: maximum and mean difference in steps, in total and by
+        channel of the spec, and in the tensor's units."""
         largest = np.round(self._max, DIGITS).tolist()
         means = (self._sum / (self._elements / 3)).tolist()
         return {
@@ -193,11 +193,11 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class PictureCase:
-    """One picture with the reference's tensor and answer (None: no model)."""
+    """One picture with the reference's tensor and prediction (None without a model)."""
 
     name: str
     place: int
-    """Of the picture among all, from 0."""
+    """Index of the picture, from 0."""
     pixels: Pixels
     reference: Tensor
     wanted: Probabilities | None
@@ -205,7 +205,7 @@ class PictureCase:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """The picture with the largest mean difference, and both tensors of it."""
+    """The picture with the largest mean difference, and its two tensors."""
 
     picture: str
     pixels: Pixels
@@ -214,9 +214,9 @@ class Exhibit:
 
 
 class Consumer:
-    """Takes in one picture after the other; `compute` gives the record.
+    """Accumulates the comparison of one consumer picture by picture; `compute` returns the record.
 
-    What breaks while it runs is its failure, and never ends the comparison of the others.
+    An exception becomes the consumer's `failure` and does not stop the comparison of the others.
     """
 
     def __init__(self, name: str, spec: PreprocessSpec) -> None:
@@ -235,11 +235,11 @@ class Consumer:
         self._range, self._difference, self._answers = Range(), TensorDifference(spec), Answers()
 
     def take(self, tensors: NDArray[Any]) -> None:
-        """Be the consumer that made these tensors, axis 0: the pictures."""
+        """Use stored tensors of the consumer, with the pictures on axis 0."""
         self._make = lambda case: tensors[case.place]
 
     def open(self, implementation: Implementation, stack: ExitStack) -> None:
-        """Be this implementation until `stack` closes, or say why not."""
+        """Use an implementation until `stack` closes, or record why it can't be used."""
         self._incapable = implementation.incapable(self._spec)
         if self._incapable is not None:
             return
@@ -255,7 +255,7 @@ class Consumer:
         self._make = lambda case: preprocess(case.pixels)
 
     def update(self, case: PictureCase, classifier: Classifier | None) -> None:
-        """Compare its tensor of one picture with the reference's."""
+        """Compare the consumer's tensor of one picture with the reference's."""
         if self._make is None or self._failure is not None:
             return
         try:
@@ -264,7 +264,7 @@ class Consumer:
             self._failure = f"{case.name}: {_brief(error)}"
 
     def compute(self) -> ConsumerParity:
-        """The record of all pictures so far."""
+        """Return the record of all pictures so far."""
         record = ConsumerParity(
             consumer=self.name,
             images=self._images,
@@ -313,40 +313,40 @@ def _brief(error: Exception) -> str:
 
 
 _REFERENCES: tuple[ImplementationName, ...] = ("pillow", "torchvision")
-"""The first of these that can do the spec, where none is asked for."""
+"""The default reference is the first of these that can compute the spec."""
 
 Advance = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class LineUp:
-    """The pairs of consumers to compare. Raises DataError for unknown names."""
+    """The consumers to compare, and the reference. Raises DataError for unknown names."""
 
     consumers: tuple[str, ...]
-    """Names of implementations, or of `dumped`."""
+    """Names of implementations, or keys of `dumped`."""
     dumped: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """What the user's own consumers made of the pictures: one tensor for each, in their order."""
+    """Tensors of the user's consumers, by name: one for each picture, in order, on axis 0."""
     reference: str | None = None
-    """Name of an implementation; None: Pillow, or torchvision where Pillow can't do the spec."""
+    """Name of an implementation. None: Pillow, or torchvision if Pillow can't compute the spec."""
 
     def __post_init__(self) -> None:
         names = (*self.consumers, *((self.reference,) if self.reference else ()))
         unknown = [n for n in names if n not in WHERE and n not in self.dumped]
         if unknown:
             raise DataError(
-                f"there is no implementation {', '.join(unknown)}. Known are {', '.join(WHERE)}; "
-                "give the tensors of a consumer of your own by --tensors."
+                f"there is no implementation {', '.join(unknown)}. Available: {', '.join(WHERE)}. "
+                "For your own consumer, name its tensors with --tensors."
             )
         taken = sorted(name for name in self.dumped if name in WHERE)
         if taken:
-            raise DataError(f"{taken[0]} is an implementation of the gate. Take another name.")
+            raise DataError(f"{taken[0]} is an implementation of the gate. Choose another name.")
         if self.reference in self.dumped:
             raise DataError("the reference must be an implementation of the gate.")
 
 
 @dataclass(frozen=True)
 class PreprocessingComparison:
-    """The measurements, and the part of them that a report shows by consumer."""
+    """The measurements, and for each consumer the picture that a report shows."""
 
     parity: PreprocessingParity
     exhibits: Mapping[str, Exhibit]
@@ -362,13 +362,13 @@ def compare_consumers(
 ) -> PreprocessingComparison:
     """Compare each consumer's tensors of the pictures with the reference's.
 
-    With `model` its answers too, by ONNX Runtime on the CPU. A consumer that can't run here says
-    why in its record. Raises DataError for pictures that can't be read or don't fit the spec, and
-    for dumped tensors that are not one for each picture; EvidenceError without any picture or
-    without a reference that can do the spec.
+    model: also compare its predictions, with ONNX Runtime on the CPU. If a consumer can't run on
+    this machine, its record has the reason. Raises DataError for pictures that can't be read or
+    don't fit the spec, and for another number of dumped tensors than pictures; EvidenceError
+    without pictures, or without a reference that can compute the spec.
     """
     if not pictures:
-        raise EvidenceError("no picture was given, so nothing was compared. Give some.")
+        raise EvidenceError("there are no pictures, so nothing was compared. Name some pictures.")
     reference = _reference(spec, line_up)
     classifier = Classifier(model.path) if model is not None else None
     values, digests = Range(), {}
@@ -377,17 +377,17 @@ def compare_consumers(
         consumers = [Consumer(name, spec) for name in line_up.consumers if name != reference]
         for consumer in consumers:
             _start(consumer, line_up, stack, pictures=len(pictures))
-        for place, picture in enumerate(pictures):
+        for index, picture in enumerate(pictures):
             pixels = picture.read()
             digests[picture.name] = str(_digest(pixels))
             tensor = make(pixels)
             values.update(tensor)
-            wanted = classifier(tensor) if classifier is not None else None
-            case = PictureCase(picture.name, place, pixels, tensor, wanted)
+            prediction = classifier(tensor) if classifier is not None else None
+            case = PictureCase(picture.name, index, pixels, tensor, prediction)
             for consumer in consumers:
                 consumer.update(case, classifier)
             if advance is not None:
-                advance(place + 1, len(pictures))
+                advance(index + 1, len(pictures))
     parity = PreprocessingParity(
         spec_sha256=spec.digest(),
         reference=reference,
@@ -414,7 +414,7 @@ def _reference(spec: PreprocessSpec, line_up: LineUp) -> str:
             return name
         reasons.append(f"{name}: {lacking}")
     raise EvidenceError(
-        f"no reference can do the spec ({'; '.join(reasons)}). Take another one by --reference."
+        f"no reference can compute the spec ({'; '.join(reasons)}). Choose another: --reference."
     )
 
 
@@ -425,8 +425,8 @@ def _start(consumer: Consumer, line_up: LineUp, stack: ExitStack, *, pictures: i
         return
     if len(tensors) != pictures:
         raise DataError(
-            f"{consumer.name} has {len(tensors)} tensors for {pictures} pictures. Give one for "
-            "each on axis 0, in the order of the pictures."
+            f"{consumer.name} has {len(tensors)} tensors for {pictures} pictures. Save one for "
+            "each picture on axis 0, in the order of the pictures."
         )
     consumer.take(tensors)
 
@@ -446,20 +446,20 @@ def measure_preprocessing(
 ) -> PreprocessingParity:
     """Compare the policy's consumers with the training side on the pictures.
 
-    `dumped`: tensors of consumers that the gate does not bring, as `LineUp` takes them. Raises
-    DataError for consumers that are neither, and for tensors of one that the policy does not name;
-    EvidenceError where answers are bounded and no model is given, and what `compare` raises.
+    dumped: tensors of the user's consumers, as in `LineUp`. Raises DataError for unknown consumers,
+    and for tensors of a consumer that the policy does not name; EvidenceError if the policy bounds
+    predictions but there is no model; and the exceptions of `compare_consumers`.
     """
     if policy.max_flips is not None and model is None:
         raise EvidenceError(
-            "the policy bounds preprocessing.max_flips, so the answers must be compared. Give the "
+            "the policy bounds preprocessing.max_flips, so predictions must be compared. Pass the "
             "ONNX file as model."
         )
-    unasked = sorted(set(dumped or ()) - set(policy.consumers))
-    if unasked:
+    unknown = sorted(set(dumped or ()) - set(policy.consumers))
+    if unknown:
         raise DataError(
-            f"tensors of {unasked[0]} are given, the policy asks for "
-            f"{', '.join(policy.consumers)}. Name it in preprocessing.consumers, or leave them out."
+            f"the tensors of {unknown[0]} are not in the policy, whose consumers are "
+            f"{', '.join(policy.consumers)}. Name it in preprocessing.consumers, or remove them."
         )
     line_up = LineUp(policy.consumers, dumped or {}, policy.training_side)
     compared_model = model if policy.max_flips is not None else None

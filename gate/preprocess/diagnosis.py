@@ -55,7 +55,7 @@ Values = NDArray[np.float64]
 
 
 class Hypothesis(NamedTuple):
-    """Values (height, width, 3) in the order of the spec's channels, and the causes behind them."""
+    """Values (height, width, 3) in the spec's channel order, with the changes that cause them."""
 
     causes: tuple[str, ...]
     values: Values
@@ -64,10 +64,10 @@ class Hypothesis(NamedTuple):
 def candidates(
     pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False
 ) -> Iterator[Hypothesis]:
-    """Every known way, for one picture; the first is the spec's own, without a cause.
+    """Yield all known variants of the preprocessing of one picture, the unchanged spec first.
 
-    `other_way`: the reference takes the other one of two ways that the spec leaves open: the
-    height before the width, or the first of two pixels where a coordinate lies on their edge.
+    other_way: whether the reference uses the second of two ways that the spec allows: the height
+    before the width, or the first of two pixels if a coordinate is on their edge.
     """
     for resized_by, picture in _resized(pixels, spec, other_way=other_way):
         for order in ((), (SWAPPED,)):
@@ -79,7 +79,7 @@ def candidates(
 def baseline_hypothesis(
     pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False
 ) -> Hypothesis:
-    """The spec's own way, without a cause."""
+    """Return the unchanged spec's hypothesis, without a cause."""
     return next(iter(candidates(pixels, spec, other_way=other_way)))
 
 
@@ -101,26 +101,26 @@ def _resized(
 
 
 def _samplings(resize: Resize, *, other_way: bool) -> Iterator[tuple[tuple[str, ...], Sampling]]:
-    own = Sampling(
+    baseline = Sampling(
         resize.mode,
         antialias=resize.antialias,
         vertical_first=other_way and resize.antialias,
         edges_down=other_way and resize.mode == "nearest",
     )
-    yield (), own
-    plain = replace(own, antialias=False, vertical_first=False, edges_down=False)
+    yield (), baseline
+    plain = replace(baseline, antialias=False, vertical_first=False, edges_down=False)
     without = (NO_ANTIALIAS,) if resize.antialias else ()
     if resize.antialias:
         yield (NO_ANTIALIAS,), plain
         yield (AREA,), Sampling("box")
         yield (MIPMAPS,), Sampling("mipmap")
-        yield (ONE_ROUNDING,), replace(own, round_between=False)
-        yield (OTHER_AXIS,), replace(own, vertical_first=not own.vertical_first)
+        yield (ONE_ROUNDING,), replace(baseline, round_between=False)
+        yield (OTHER_AXIS,), replace(baseline, vertical_first=not baseline.vertical_first)
     elif resize.mode == "nearest":
-        yield (EDGES,), replace(own, edges_down=not own.edges_down)
-        yield (EDGES,), replace(own, single=True)
+        yield (EDGES,), replace(baseline, edges_down=not baseline.edges_down)
+        yield (EDGES,), replace(baseline, single=True)
     else:
-        yield (ANTIALIAS,), replace(own, antialias=True, round_between=False)
+        yield (ANTIALIAS,), replace(baseline, antialias=True, round_between=False)
     if resize.mode == "bilinear":
         yield (*without, SIXTEENTHS), replace(plain, sixteenths=True)
     yield (*without, HALF_PIXEL), replace(plain, coordinates="asymmetric")
@@ -130,7 +130,7 @@ def _samplings(resize: Resize, *, other_way: bool) -> Iterator[tuple[tuple[str, 
             other = f"{mode} instead of {resize.mode}"
             yield (other, *without), replace(plain, filter=mode)
             if resize.antialias and mode != "nearest":
-                yield (other,), replace(own, filter=mode)
+                yield (other,), replace(baseline, filter=mode)
 
 
 def _geometries(
@@ -182,21 +182,20 @@ def _normalized(values: Values, spec: PreprocessSpec) -> Values:
 
 
 DIGITS = 3
-"""Of a step: below that lies the rounding of float32 normalization."""
+"""Decimal digits of a step. Further digits are rounding errors of the float32 normalization."""
 
 ROUNDING = 1.0
-"""Steps: what is within it needs no cause, integer pixels round to one side or the other."""
+"""Difference in steps that needs no cause: integer pixels may round either way."""
 
-_LEAST_GAIN = 0.5
-"""Share of the mean difference that must vanish with a change that is applied to the picture; with
-a second one, of the rest."""
+_MIN_GAIN = 0.5
+"""Minimum share of the mean difference that each added cause must explain."""
 
 _CHANGES = 4
-"""Causes at once at most."""
+"""Maximum number of causes."""
 
 
 class Attribution(NamedTuple):
-    """The causes, and the share of the mean difference that vanishes with them."""
+    """The causes, and the share of the mean difference that they explain."""
 
     causes: tuple[str, ...]
     explained: float
@@ -211,29 +210,28 @@ class _Tested(NamedTuple):
 def diagnose(
     pixels: Pixels, tensor: Tensor, spec: PreprocessSpec, *, reference: Tensor
 ) -> Attribution:
-    """Explain the difference between `tensor` and `reference`, which `spec` makes of `pixels`.
+    """Explain the difference between `tensor` and `reference`, the result of `spec` for `pixels`.
 
-    No causes where there is nothing to explain (at most one step everywhere), or where nothing
-    known explains half of it.
+    No causes if the difference is at most one step everywhere, or if no known cause explains half
+    of it.
     """
     ways = [baseline_hypothesis(pixels, spec, other_way=other) for other in (False, True)]
-    one, other = _test(reference, ways, spec)
-    tested = _test(tensor, candidates(pixels, spec, other_way=other.mean < one.mean), spec)
-    plain = best = next(one for one in tested if not one.causes)
+    first, second = _test(reference, ways, spec)
+    tested = _test(tensor, candidates(pixels, spec, other_way=second.mean < first.mean), spec)
+    plain = best = next(each for each in tested if not each.causes)
     for changes in range(1, _CHANGES + 1):
-        found = [one for one in tested if len(one.causes) == changes]
-        if best.max <= ROUNDING or not found:
+        combined = [each for each in tested if len(each.causes) == changes]
+        if best.max <= ROUNDING or not combined:
             break
-        nearest = min(found, key=lambda one: one.mean)
-        if nearest.mean <= _LEAST_GAIN * best.mean:
+        nearest = min(combined, key=lambda each: each.mean)
+        if nearest.mean <= _MIN_GAIN * best.mean:
             best = nearest
     explained = 1.0 - best.mean / plain.mean if best.causes and plain.mean > 0.0 else 0.0
     return Attribution(best.causes, explained)
 
 
 def wrong_shape(tensor: Tensor, spec: PreprocessSpec, reference: Tensor) -> str | None:
-    """How the tensor's shape and dtype differ from the reference's, with the cause where it is
-    known; None: they are the same."""
+    """Return how shape and dtype differ from the reference's, with a known cause, or None."""
     if tensor.shape == reference.shape and tensor.dtype == reference.dtype:
         return None
     misfit = f"{tensor.dtype} {list(tensor.shape)}, the spec says {reference.dtype} "

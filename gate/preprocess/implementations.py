@@ -21,7 +21,7 @@ from gate.records.preprocessing import ImplementationName
 from gate.storage.arrays import Pixels, Tensor
 
 Preprocess = Callable[[Pixels], Tensor]
-"""uint8 RGB (height, width, 3) to the spec's tensor for one picture, without the batch axis."""
+"""Preprocesses uint8 RGB (height, width, 3) to the tensor of one picture, without batch axis."""
 
 WHERE: dict[ImplementationName, str] = {
     "pillow": "gate.preprocess.implementations:PILLOW_IMPLEMENTATION",
@@ -34,24 +34,23 @@ WHERE: dict[ImplementationName, str] = {
     "canvas": "gate.preprocess.implementations:CANVAS_IMPLEMENTATION",
     "rust-image": "gate.preprocess.resample:IMPLEMENTATION",
 }
-"""Module, which is imported on demand, and name in it."""
+"""Module and attribute by name. The module is imported on demand."""
 
 
 def always(
     preprocess: Callable[[Pixels, PreprocessSpec], Tensor],
 ) -> Callable[[PreprocessSpec], AbstractContextManager[Preprocess]]:
-    """`opened` of an implementation that has nothing to open."""
+    """Return `opened` for an implementation without resources."""
     return lambda spec: nullcontext(lambda pixels: preprocess(pixels, spec))
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute the spec.
+    """An implementation of the spec.
 
-    `incapable` says why it can't do this spec on any machine, `missing` what it needs and is not
-    on this one; None: nothing. `opened` gives the function, for as long as the context is open (a
-    browser runs meanwhile). `version` is of what it leans on. The last two may only be called
-    where nothing is lacking.
+    `incapable` returns why it can't compute a spec on any machine, `missing` which dependency is
+    not installed, or None. `opened` is a context manager for the function (a browser runs while it
+    is open). `version` is the library's version. Call the last two only if `lacking` is None.
     """
 
     incapable: Callable[[PreprocessSpec], str | None]
@@ -60,19 +59,19 @@ class Implementation:
     missing: Callable[[], str | None] = lambda: None
 
     def lacking(self, spec: PreprocessSpec) -> str | None:
-        """Why it can't do the spec, or can't run here; None: it can."""
+        """Return why it can't compute the spec on this machine, or None."""
         return self.incapable(spec) or self.missing()
 
 
 def implementation(name: str) -> Implementation:
-    """The implementation of this name, one of `WHERE`."""
+    """Return the implementation with this name, one of `WHERE`."""
     module, _, attribute = WHERE[name].partition(":")  # type: ignore[index]
-    found: Implementation = getattr(importlib.import_module(module), attribute)
-    return found
+    loaded: Implementation = getattr(importlib.import_module(module), attribute)
+    return loaded
 
 
-# Preprocessing in a page of onnxruntime-web. `antialias` asks for imageSmoothingQuality "high",
-# else "low", which browsers interpret freely. A canvas has no bicubic.
+# Preprocessing in a web page. `antialias` sets imageSmoothingQuality to "high", otherwise "low",
+# whose meaning depends on the browser. A canvas does not support bicubic.
 _PAGE = """
 async ({ png, box, spec }) => {
   const blob = await (await fetch("data:image/png;base64," + png)).blob();
@@ -127,12 +126,12 @@ def _drawn(page: Any, pixels: Pixels, spec: PreprocessSpec, plain: dict[str, Any
     box = geometry(spec, *pixels.shape[:2])
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG", compress_level=1)
-    question = {
+    arguments = {
         "png": base64.b64encode(stream.getvalue()).decode(),
         "box": box._asdict(),
         "spec": plain,
     }
-    values = np.frombuffer(base64.b64decode(page.evaluate(_PAGE, question)), np.dtype("<f4"))
+    values = np.frombuffer(base64.b64decode(page.evaluate(_PAGE, arguments)), np.dtype("<f4"))
     height, width = box.bottom - box.top, box.right - box.left
     shape = (3, height, width) if spec.layout == "nchw" else (height, width, 3)
     return np.ascontiguousarray(values.reshape(shape), dtype=spec.dtype)
@@ -152,23 +151,23 @@ def _canvas_version() -> str:
     import subprocess
 
     browser = chromium_path() or ""
-    answer = subprocess.run([browser, "--version"], capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "Chromium of unknown version"
+    done = subprocess.run([browser, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "Chromium of unknown version"
 
 
 CANVAS_IMPLEMENTATION = Implementation(_canvas_incapable, _opened, _canvas_version, _canvas_missing)
 
 
 def opencv_preprocess(pixels: Pixels, spec: PreprocessSpec, *, area: bool) -> Tensor:
-    """Return the spec's tensor of one picture, uint8 RGB (height, width, 3). Raises DataError.
+    """Preprocess one picture, uint8 RGB (height, width, 3), with OpenCV. Raises DataError.
 
-    area: shrink by INTER_AREA, a box filter, which is what OpenCV has against aliasing. Otherwise
-    by INTER_LINEAR, INTER_CUBIC or INTER_NEAREST_EXACT.
+    area: shrink with INTER_AREA, OpenCV's box filter against aliasing. Otherwise uses INTER_LINEAR,
+    INTER_CUBIC or INTER_NEAREST_EXACT.
     """
     import cv2
 
     box = geometry(spec, *pixels.shape[:2])
-    picture: Any = cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2BGR)  # as imread has it
+    picture: Any = cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2BGR)  # Like imread.
     if spec.resize is not None:
         flag = _interpolation(spec.resize, area=area and _shrinks(pixels, box))
         picture = cv2.resize(picture, (box.width, box.height), interpolation=flag)
@@ -211,7 +210,7 @@ def _normalized(picture: Any, spec: PreprocessSpec) -> Any:
 
 def _opencv_incapable(spec: PreprocessSpec, *, area: bool) -> str | None:
     if area and spec.resize is not None and not spec.resize.antialias:
-        return "INTER_AREA always antialiases, the spec says antialias: false"
+        return "INTER_AREA always antialiases, but the spec has antialias: false"
     return None
 
 
@@ -240,17 +239,17 @@ AREA = _opencv_made(area=True)
 
 
 def pillow_preprocess(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
-    """The spec's tensor of one picture, uint8 RGB (height, width, 3). Raises DataError."""
+    """Preprocess one picture, uint8 RGB (height, width, 3), with Pillow. Raises DataError."""
     box = geometry(spec, *pixels.shape[:2])
     resized = pixels if spec.resize is None else _resize(pixels, box, spec.resize)
     return to_tensor(cropped(resized, box), spec)
 
 
 def lacking(spec: PreprocessSpec) -> str | None:
-    """Pillow's resize always antialiases; its transform, which does not, cuts instead of rounding
-    (half a step too dark) and has another bicubic (a = -1)."""
+    """Return why Pillow can't compute the spec, or None. Its resize always antialiases. Its
+    transform does not, but truncates (half a step too dark) and uses another bicubic (a = -1)."""
     if spec.resize and spec.resize.mode != "nearest" and not spec.resize.antialias:
-        return "Pillow's resize always antialiases, the spec says antialias: false"
+        return "Pillow's resize always antialiases, but the spec has antialias: false"
     return None
 
 
@@ -273,11 +272,11 @@ PILLOW_IMPLEMENTATION = Implementation(lacking, always(pillow_preprocess), _pill
 
 
 def torchvision_preprocess(pixels: Pixels, spec: PreprocessSpec, *, antialias: bool) -> Tensor:
-    """The spec's tensor of one picture, uint8 RGB (height, width, 3). Raises DataError."""
+    """Preprocess one picture, uint8 RGB (height, width, 3), with torchvision. Raises DataError."""
     import torch
     from torchvision.transforms.v2 import functional
 
-    geometry(spec, *pixels.shape[:2])  # refuses what torchvision would pad
+    geometry(spec, *pixels.shape[:2])  # Raises for pictures that torchvision would pad.
     image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
     image = _resized(image, spec, antialias=antialias)
     if spec.crop is not None:
@@ -302,7 +301,7 @@ def _resized(image: Any, spec: PreprocessSpec, *, antialias: bool) -> Any:
 
     if spec.resize is None:
         return image
-    # torch's own 'nearest' has no half-pixel centers.
+    # torch's 'nearest' does not use half-pixel centers.
     mode = "NEAREST_EXACT" if spec.resize.mode == "nearest" else spec.resize.mode.upper()
     side = spec.resize.shortest_side
     return functional.resize(

@@ -23,10 +23,10 @@ PICTURES = "pictures"
 """The graph's input: uint8 RGB (batch, height, width, 3)."""
 
 TENSORS = "preprocessed"
-"""Its output: the spec's layout and dtype, with the batch axis."""
+"""The graph's output: the spec's layout and dtype, with a batch axis."""
 
 MIN_OPSET = 18
-"""The first whose Resize antialiases."""
+"""The first opset whose Resize supports antialias."""
 
 Coordinates = Literal["half_pixel", "asymmetric"]
 
@@ -44,10 +44,10 @@ _ONNX_ERRORS = (ValueError, RuntimeError, TypeError, onnx.checker.ValidationErro
 def build_graph(
     spec: PreprocessSpec, *, opset: int = MIN_OPSET, coordinates: Coordinates = "half_pixel"
 ) -> onnx.ModelProto:
-    """The spec alone as a model, from `PICTURES` to `TENSORS`.
+    """Build a model that computes the spec, from `PICTURES` to `TENSORS`.
 
-    `asymmetric` leaves out the half pixel and the antialias, as Upsample and Resize did before
-    opset 11, and as TensorFlow 1 does.
+    `asymmetric`: without half-pixel centers and antialias, like Upsample, Resize before opset 11,
+    and TensorFlow 1.
     """
     graph = _Graph(PICTURES)
     graph.then("Cast", to=TensorProto.FLOAT)
@@ -58,8 +58,8 @@ def build_graph(
         _crop(graph, spec.crop)
     _values(graph, spec)
     graph.then("Identity", output=TENSORS)
-    # Unknown axes have names of their own: one name would say that they are equal.
-    sides = [axis or f"side_{place}" for place, axis in enumerate(spec.shape, 1)]
+    # Different names for unknown axes: the same name would imply the same size.
+    sides = [axis or f"side_{index}" for index, axis in enumerate(spec.shape, 1)]
     pictures: list[str | int] = ["batch", "height", "width", 3]
     made = helper.make_graph(
         graph.nodes,
@@ -75,11 +75,11 @@ def build_graph(
 
 
 def prepend_graph(spec: PreprocessSpec, model: Path, output: Path) -> None:
-    """Write to `output` the file `model` with the spec in front of its only input.
+    """Write the file `model` to `output` with the spec prepended to its only input.
 
-    A model below opset 18 is converted to it, so measure the new file, not only the old one.
-    Raises InputMismatch where the model's input is not what the spec makes, OnnxFileError where
-    the file can't be read, converted or joined.
+    A model below opset 18 is converted to it, so the new file must be measured, too. Raises
+    InputMismatch if the model's input differs from the spec's tensor, OnnxFileError if the file
+    can't be read, converted or merged.
     """
     try:
         loaded = onnx.load(str(model))
@@ -99,13 +99,13 @@ def prepend_graph(spec: PreprocessSpec, model: Path, output: Path) -> None:
         files.write_bytes(output, joined.SerializeToString())
     except _ONNX_ERRORS as error:
         raise OnnxFileError(
-            f"the preprocessing can't be put in front of {model}: {error} "
-            f"Export the model with opset {MIN_OPSET} or later, into one file below 2 GB."
+            f"the preprocessing can't be prepended to {model}: {error} "
+            f"Export the model with opset {MIN_OPSET} or later, to a single file below 2 GB."
         ) from error
 
 
 class _Graph:
-    """Nodes one after the other: each takes what the one before gave, and further inputs."""
+    """A chain of nodes: the first input of each is the output of the node before it."""
 
     def __init__(self, first: str) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -113,23 +113,23 @@ class _Graph:
         self.last = first
 
     def node(self, operator: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
-        """A node beside the chain; gives the name of its output."""
+        """Add a node outside of the chain; return the name of its output."""
         name = output or f"{operator.lower()}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], name=f"/{name}", **attributes))
         return name
 
     def then(self, operator: str, *further: str, output: str = "", **attributes: Any) -> None:
-        """The next node of the chain."""
+        """Append a node to the chain."""
         self.last = self.node(operator, [self.last, *further], output, **attributes)
 
     def constant(self, values: Any, dtype: type[np.generic]) -> str:
-        """An initializer; gives its name."""
+        """Add an initializer; return its name."""
         name = f"constant_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.array(values, dtype), name))
         return name
 
     def size(self) -> str:
-        """int64 (2,): height and width of the chain's (batch, 3, height, width)."""
+        """Add a node for height and width of the chain's last output; return its name."""
         return self.node("Shape", [self.last], start=2, end=4)
 
 
@@ -151,7 +151,7 @@ def _resize(graph: _Graph, resize: Resize, coordinates: Coordinates) -> None:
         exclude_outside=int(antialias),
         nearest_mode="round_prefer_ceil" if coordinates == "half_pixel" else "floor",
     )  # fmt: skip
-    # As uint8, which pictures are everywhere else.
+    # Round to the values of uint8, like the other implementations.
     graph.then("Round")
     graph.then("Clip", graph.constant(0.0, np.float32), graph.constant(255.0, np.float32))
 
@@ -159,13 +159,13 @@ def _resize(graph: _Graph, resize: Resize, coordinates: Coordinates) -> None:
 def _crop(graph: _Graph, crop: tuple[int, int]) -> None:
     sides = graph.constant(crop, np.int64)
     rest = graph.node("Cast", [graph.node("Sub", [graph.size(), sides])], to=TensorProto.FLOAT)
-    # Round goes to the even neighbor, as Python's does.
+    # ONNX's Round rounds half to even, like Python's.
     half = graph.node("Round", [graph.node("Mul", [rest, graph.constant(0.5, np.float32)])])
     start = graph.node("Cast", [half], to=TensorProto.INT64)
     end = graph.node("Add", [start, sides])
     graph.then("Slice", start, end, graph.constant([2, 3], np.int64))
-    # A picture smaller than the crop starts before 0, which Slice counts from the end: what it
-    # gives then is too small for this, so the runtime fails. 0 keeps the axis of the batch.
+    # For a picture smaller than the crop, the start is negative, which Slice counts from the end.
+    # The result is then too small for this Reshape, so the runtime fails. 0 keeps the batch axis.
     graph.then("Reshape", graph.constant([0, 3, *crop], np.int64))
 
 
@@ -191,8 +191,8 @@ def _only_input(spec: PreprocessSpec, model: onnx.ModelProto, path: Path) -> str
     inputs = [value for value in model.graph.input if value.name not in weights]
     if len(inputs) != 1:
         raise InputMismatch(
-            f"{path} has {len(inputs)} inputs; a picture becomes exactly one. "
-            "Prepare the others by hand."
+            f"{path} has {len(inputs)} inputs, expected one for the picture. "
+            "Preprocess for such a model outside of the file."
         )
     tensor = inputs[0].type.tensor_type
     sizes = [axis.dim_value if axis.HasField("dim_value") else "any" for axis in tensor.shape.dim]
@@ -201,7 +201,7 @@ def _only_input(spec: PreprocessSpec, model: onnx.ModelProto, path: Path) -> str
     misfit = spec.tensor.misfit([(got, sizes)])
     if misfit is not None:
         raise InputMismatch(
-            f"{misfit} as '{inputs[0].name}' ({path}). Give the spec that the model was trained "
+            f"{misfit} as '{inputs[0].name}' ({path}). Use the spec that the model was trained "
             "with."
         )
     return str(inputs[0].name)
@@ -214,15 +214,15 @@ def _opset(model: onnx.ModelProto) -> int:
 
 
 def _rename_input(model: onnx.ModelProto, name: str) -> None:
-    """Give the pictures their plain name back, where the model does not use it already."""
+    """Rename the input to `PICTURES`, unless the model uses this name."""
     used = {tensor for node in model.graph.node for tensor in (*node.input, *node.output)}
     if PICTURES in used:
         return
     for value in model.graph.input:
         value.name = PICTURES if value.name == name else value.name
     for node in model.graph.node:
-        for place, tensor in enumerate(node.input):
-            node.input[place] = PICTURES if tensor == name else tensor
+        for index, tensor in enumerate(node.input):
+            node.input[index] = PICTURES if tensor == name else tensor
 
 
 @contextmanager
@@ -230,7 +230,7 @@ def _opened(spec: PreprocessSpec, *, coordinates: Coordinates) -> Iterator[Prepr
     session = open_on_cpu(build_graph(spec, coordinates=coordinates).SerializeToString())
 
     def preprocess(pixels: Pixels) -> Tensor:
-        geometry(spec, *pixels.shape[:2])  # refuses what the graph would compute nonsense of
+        geometry(spec, *pixels.shape[:2])  # Raises for sizes that the graph can't handle.
         tensor: Tensor = session.run([TENSORS], {PICTURES: pixels[None]})[0][0]
         return tensor
 

@@ -20,24 +20,24 @@ from gate.storage.untrusted_files import detect_pointer_file
 
 
 def read_dumped_tensors(named: Iterable[tuple[str, Path]]) -> dict[str, NDArray[Any]]:
-    """The tensors by consumer, one for each picture on axis 0, mapped into memory.
+    """Memory-map the tensors of each consumer, one for each picture on axis 0.
 
-    Raises DataError for a name that can't stand in a record or is given twice, and for a file
-    that is no array of such tensors.
+    Raises DataError for a name that is not valid or occurs twice, and for a file that is not such
+    an array.
     """
-    found: dict[str, NDArray[Any]] = {}
+    by_name: dict[str, NDArray[Any]] = {}
     for name, file in named:
         if not re.fullmatch(CONSUMER_NAME, name):
             raise DataError(
-                f"--tensors {name}={file}: a consumer's name has small letters, digits, dots and "
-                "hyphens only, and starts with a letter or digit. Take another name."
+                f"--tensors {name}={file}: a consumer's name has lowercase letters, digits, dots "
+                "and hyphens only, and starts with a letter or digit. Choose another name."
             )
-        if name in found:
+        if name in by_name:
             raise DataError(
-                f"--tensors {name}={file}: {name} is given twice. Give each consumer once."
+                f"--tensors {name}={file}: {name} occurs twice. Name each consumer once."
             )
-        found[name] = _read(file)
-    return found
+        by_name[name] = _read(file)
+    return by_name
 
 
 def _read(file: Path) -> NDArray[Any]:
@@ -45,14 +45,14 @@ def _read(file: Path) -> NDArray[Any]:
         raise DataError(pointer)
     try:
         tensors = np.lib.format.open_memmap(file, mode="r")
-    except Exception as error:  # a damaged header: tokenize's errors too
+    except Exception as error:  # A damaged header raises errors of tokenize, too.
         raise DataError(
             f"cannot read {file}: {error}. Expected an .npy file with one tensor for each picture."
         ) from error
     if tensors.ndim == 0 or tensors.dtype.kind not in "fiu":
         raise DataError(
-            f"{file} holds {tensors.dtype} of shape {list(tensors.shape)}, expected numbers, one "
-            "tensor for each picture on axis 0."
+            f"{file} has dtype {tensors.dtype} and shape {list(tensors.shape)}, expected numbers, "
+            "one tensor for each picture on axis 0."
         )
     return tensors
 
@@ -60,12 +60,12 @@ def _read(file: Path) -> NDArray[Any]:
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")
-"""What these files hold, as Pillow names it."""
+"""The formats of these files, by Pillow's names."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that is decoded when it is needed."""
+    """A picture that is decoded on demand."""
 
     name: str
     read: Callable[[], Pixels]
@@ -73,14 +73,14 @@ class Picture:
 
     @classmethod
     def from_file(cls, path: Path) -> Picture:
-        """The picture in a file."""
+        """Create the picture from a file, without reading it."""
         return cls(path.as_posix(), partial(read_picture, path))
 
 
 def read_picture(path: Path) -> Pixels:
-    """The first frame as uint8 RGB (height, width, 3), stored orientation, alpha left out.
+    """Return the first frame as uint8 RGB (height, width, 3), as stored, without alpha.
 
-    Raises DataError for what is not a whole picture.
+    Ignores the EXIF orientation. Raises DataError if the file is not a complete picture.
     """
     if (pointer := detect_pointer_file(path)) is not None:
         raise DataError(pointer)
@@ -93,10 +93,10 @@ def read_picture(path: Path) -> Pixels:
 def decoded(
     data: bytes, *, name: str, formats: tuple[str, ...] = FORMATS, max_pixels: int | None = None
 ) -> Pixels:
-    """The picture in the bytes of a file, as `read_picture` gives it.
+    """Decode a picture as `read_picture` does.
 
-    Whatever the name says, only these of Pillow's `formats` are tried: some start other programs.
-    A picture of more than `max_pixels` is refused by its header, before memory is taken for it.
+    formats: the only formats of Pillow to try, because others start external programs. max_pixels:
+    larger pictures are refused by their header, before memory is allocated.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -104,35 +104,35 @@ def decoded(
         with Image.open(io.BytesIO(data), formats=formats) as image:
             if max_pixels is not None and image.width * image.height > max_pixels:
                 raise DataError(
-                    f"{name} has {image.width} x {image.height} pixels, at most {max_pixels} are "
-                    "read. Take a smaller picture."
+                    f"{name} has {image.width} x {image.height} pixels, the maximum is "
+                    f"{max_pixels}. Use a smaller picture."
                 )
             return np.array(image.convert("RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError,
             Image.DecompressionBombError) as error:  # fmt: skip
-        # Pillow tells of broken PNG chunks by SyntaxError.
+        # Pillow raises SyntaxError for broken PNG chunks.
         raise _broken(name, error) from error
 
 
 def _broken(name: str, error: Exception) -> DataError:
-    return DataError(f"{name} is not a whole picture ({error}). Replace the file or take it away.")
+    return DataError(f"{name} is not a complete picture ({error}). Replace or remove the file.")
 
 
 def pictures_in(paths: Sequence[Path]) -> tuple[Picture, ...]:
-    """The files themselves, and all pictures below each folder, by name.
+    """Return the pictures of all files, and of each folder in the order of their names.
 
-    Raises DataError for a folder without pictures, and where a file is named twice.
+    Raises DataError for a folder without pictures, and if a file is named twice.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         below = _below(path) if path.is_dir() else [path]
         if not below:
             raise DataError(f"{path} has no pictures. Formats: {', '.join(sorted(SUFFIXES))}.")
-        found += below
-    twice = sorted({str(path) for path in found if found.count(path) > 1})
+        files += below
+    twice = sorted({str(path) for path in files if files.count(path) > 1})
     if twice:
         raise DataError(f"{twice[0]} is named twice. Name every picture once.")
-    return tuple(Picture.from_file(path) for path in found)
+    return tuple(Picture.from_file(path) for path in files)
 
 
 def _below(folder: Path) -> list[Path]:

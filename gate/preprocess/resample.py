@@ -21,7 +21,7 @@ _SUPPORT: dict[Mode, float] = {"nearest": 0.0, "bilinear": 1.0, "bicubic": 2.0}
 
 
 def preprocess(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
-    """The spec's tensor of one picture, uint8 RGB (height, width, 3). Raises DataError."""
+    """Preprocess one picture, uint8 RGB (height, width, 3). Raises DataError."""
     box = geometry(spec, *pixels.shape[:2])
     if spec.resize is not None:
         pixels = resize(pixels, (box.height, box.width), spec.resize.mode)
@@ -29,24 +29,24 @@ def preprocess(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
 
 
 def resize(pixels: Pixels, size: tuple[int, int], mode: Mode) -> Pixels:
-    """Return `pixels` of shape (height, width, channels), resized to `size` (height, width).
+    """Resize `pixels`, shape (height, width, channels), to `size` (height, width).
 
-    Rust's crate `image` samples vertically into float32, then horizontally, and rounds only then,
-    half away from zero (`FilterType::Nearest`, `Triangle`, `CatmullRom`; source: image-rs/image,
-    src/imageops/sample.rs, from 0.23 on). Sums run tap by tap in float32, as there, so that the
-    pixels are the same: tests/preprocess/rust_image holds vectors that the crate computed.
+    Like Rust's crate `image`: samples vertically in float32, then horizontally, and rounds only at
+    the end, half away from zero (`FilterType::Nearest`, `Triangle`, `CatmullRom`; source:
+    image-rs/image, src/imageops/sample.rs, since 0.23). The order of summation is the same, so that
+    the pixels are equal: tests/preprocess/rust_image has vectors that the crate computed.
     """
     if pixels.shape[:2] == size:
         return pixels
     tall = _sampled(pixels.astype(np.float32), size[0], mode)
     wide = _sampled(tall.swapaxes(0, 1), size[1], mode).swapaxes(0, 1)
-    # Rust's round: half away from zero. float32(v + 0.5) could round up what is just below.
+    # Rust's round: half away from zero. In float32, v + 0.5 could round a value just below up.
     clamped = np.clip(wide, 0.0, 255.0).astype(np.float64)
     return np.ascontiguousarray(np.floor(clamped + 0.5).astype(np.uint8))
 
 
 def _sampled(lines: RustImageFloats, outputs: int, mode: Mode) -> RustImageFloats:
-    """Axis 0 resampled to so many lines."""
+    """Resample axis 0 to `outputs` lines."""
     inputs = len(lines)
     f32 = np.float32
     ratio = f32(inputs) / f32(outputs)
@@ -71,7 +71,7 @@ def _sampled(lines: RustImageFloats, outputs: int, mode: Mode) -> RustImageFloat
 
 
 def _rust_image_kernel(x: RustImageFloats, mode: Mode) -> RustImageFloats:
-    """Weight at a distance in output pixels: box, triangle, or Keys' cubic with a = -0.5
+    """Return the weight at a distance in output pixels: box, triangle, or Keys' cubic with a = -0.5
     (Keys 1981; Mitchell and Netravali's B = 0, C = 0.5)."""
     a = np.abs(x)
     if mode == "nearest":
@@ -94,7 +94,7 @@ IMPLEMENTATION = Implementation(lambda _spec: None, always(preprocess), _version
 Filter = Literal["nearest", "bilinear", "bicubic", "box", "mipmap"]
 
 Coordinates = Literal["half_pixel", "asymmetric", "align_corners"]
-"""The place of the input for an output pixel o, in the terms of ONNX's Resize: (o + 0.5) * ratio -
+"""The input coordinate of an output pixel o, by the names of ONNX's Resize: (o + 0.5) * ratio -
 0.5; o * ratio; o * (inputs - 1) / (outputs - 1)."""
 
 Floats = NDArray[np.float64]
@@ -102,68 +102,68 @@ Floats = NDArray[np.float64]
 _REACH: dict[Filter, int] = {"bilinear": 1, "bicubic": 2}
 
 _EDGE = 1e-6
-"""How far a coordinate may be from a pixel's edge to count as on it."""
+"""Maximum distance of a coordinate from a pixel's edge that counts as on the edge."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a picture is resampled.
+    """The settings of resampling.
 
-    `box` takes the mean of the area that an output pixel covers. `mipmap` halves the picture by
-    means of four, interpolates bilinearly in the two nearest levels, and blends them: level
-    `log2(shrinking) - 1/2`, which is what Skia, the canvas of Chromium, was measured to do.
+    `box` averages the area that an output pixel covers. `mipmap` halves the picture by averaging
+    four pixels, interpolates bilinearly in the two nearest levels, and blends them at the level
+    `log2(shrinking) - 1/2`. This matches measurements of Skia, the canvas of Chromium.
     """
 
     filter: Filter
     antialias: bool = False
     coordinates: Coordinates = "half_pixel"
     edges_down: bool = False
-    """Nearest: a coordinate on the edge of two pixels takes the first, not the second."""
+    """Nearest: a coordinate on the edge of two pixels selects the first, not the second."""
     single: bool = False
     """Nearest: coordinates in float32, which may fall on either side of an edge."""
     round_between: bool = True
-    """Round and cut to 0 to 255 between the axes too, as Pillow does when it antialiases."""
+    """Round and clip to 0 to 255 also between the axes, as Pillow does with antialiasing."""
     sixteenths: bool = False
-    """Without antialias: fractions of a pixel cut to 1/16, as Skia's cheapest filter has them."""
+    """Without antialias: truncate fractions of a pixel to 1/16, like Skia's cheapest filter."""
     vertical_first: bool = False
-    """With `round_between`: the height before the width. Pillow 13 chooses by the sizes."""
+    """With `round_between`: resample the height first. Pillow 13 chooses by the sizes."""
 
 
 def resample(pixels: Pixels, size: tuple[int, int], sampling: Sampling) -> Pixels:
-    """`pixels`, uint8 (height, width, channels), resampled to `size` (height, width)."""
+    """Resample `pixels`, uint8 (height, width, channels), to `size` (height, width)."""
     if sampling.vertical_first:
-        turned = resample(
+        transposed = resample(
             pixels.swapaxes(0, 1), size[::-1], replace(sampling, vertical_first=False)
         )
-        return turned.swapaxes(0, 1)
+        return transposed.swapaxes(0, 1)
     values = pixels.astype(np.float64)
     sampled = _mipmapped if sampling.filter == "mipmap" else _separable
     return _rounded(sampled(values, size, sampling)).astype(np.uint8)
 
 
 def weights(inputs: int, outputs: int, sampling: Sampling) -> Floats:
-    """Weights of each input for each output, shape (outputs, inputs); rows sum to 1."""
+    """Return the weights of the inputs for each output, shape (outputs, inputs); rows sum to 1."""
     if sampling.filter == "nearest":
         return _nearest(inputs, outputs, sampling)
     if sampling.filter == "box":
         return _box(inputs, outputs)
     ratio, kind = inputs / outputs, sampling.filter
-    places = _source_coordinates(inputs, outputs, sampling.coordinates)
+    centers = _source_coordinates(inputs, outputs, sampling.coordinates)
     if sampling.antialias:
         wide = _resample_kernel(
-            (np.arange(inputs) - places[:, None]) / max(ratio, 1.0), kind, a=-0.5
+            (np.arange(inputs) - centers[:, None]) / max(ratio, 1.0), kind, a=-0.5
         )
         total: Floats = wide.sum(axis=1, keepdims=True)
         return wide / total
     if sampling.sixteenths:
-        places = np.floor(places * 16.0) / 16.0
+        centers = np.floor(centers * 16.0) / 16.0
     reach = _REACH[kind]
-    taps = np.floor(places).astype(np.int64)[:, None] + np.arange(1 - reach, reach + 1)
-    found = np.zeros((outputs, inputs))
+    taps = np.floor(centers).astype(np.int64)[:, None] + np.arange(1 - reach, reach + 1)
+    matrix = np.zeros((outputs, inputs))
     rows = np.broadcast_to(np.arange(outputs)[:, None], taps.shape)
-    narrow = _resample_kernel(taps - places[:, None], kind, a=-0.75)
-    np.add.at(found, (rows, np.clip(taps, 0, inputs - 1)), narrow)
-    return found
+    narrow = _resample_kernel(taps - centers[:, None], kind, a=-0.75)
+    np.add.at(matrix, (rows, np.clip(taps, 0, inputs - 1)), narrow)
+    return matrix
 
 
 def _separable(values: Floats, size: tuple[int, int], sampling: Sampling) -> Floats:
@@ -172,8 +172,8 @@ def _separable(values: Floats, size: tuple[int, int], sampling: Sampling) -> Flo
     wide = np.einsum("ow,hwc->hoc", across, values, optimize=True)
     if sampling.round_between and sampling.antialias:
         wide = _rounded(wide)
-    found: Floats = np.einsum("oh,hwc->owc", down, wide, optimize=True)
-    return found
+    resampled: Floats = np.einsum("oh,hwc->owc", down, wide, optimize=True)
+    return resampled
 
 
 def _mipmapped(values: Floats, size: tuple[int, int], sampling: Sampling) -> Floats:
@@ -198,17 +198,17 @@ def _source_coordinates(inputs: int, outputs: int, coordinates: Coordinates) -> 
 def _nearest(inputs: int, outputs: int, sampling: Sampling) -> Floats:
     if sampling.single:
         ratio = np.float32(inputs) / np.float32(outputs)
-        places = ((np.arange(outputs, dtype=np.float32) + np.float32(0.5)) * ratio).astype(float)
+        centers = ((np.arange(outputs, dtype=np.float32) + np.float32(0.5)) * ratio).astype(float)
     else:
-        towards = 0.0 if sampling.coordinates == "asymmetric" else 0.5
+        offset = 0.0 if sampling.coordinates == "asymmetric" else 0.5
         edge = -_EDGE if sampling.edges_down else _EDGE
-        places = _source_coordinates(inputs, outputs, sampling.coordinates) + towards + edge
-    found: Floats = np.eye(inputs)[np.clip(np.floor(places), 0, inputs - 1).astype(np.int64)]
-    return found
+        centers = _source_coordinates(inputs, outputs, sampling.coordinates) + offset + edge
+    matrix: Floats = np.eye(inputs)[np.clip(np.floor(centers), 0, inputs - 1).astype(np.int64)]
+    return matrix
 
 
 def _box(inputs: int, outputs: int) -> Floats:
-    """The share of each input pixel in the area of an output pixel (OpenCV's INTER_AREA)."""
+    """Return the share of each input pixel in an output pixel's area (OpenCV's INTER_AREA)."""
     edges = np.arange(outputs + 1) * (inputs / outputs)
     low = np.maximum(edges[:-1, None], np.arange(inputs))
     high = np.minimum(edges[1:, None], np.arange(inputs) + 1)
@@ -222,7 +222,7 @@ def _halved(values: Floats) -> Floats:
 
 
 def _half_as_tall(values: Floats) -> Floats:
-    """Means of two lines; of an odd number, 1/4, 1/2, 1/4 of three. A single one stays."""
+    """Average pairs of lines, or triples (1/4, 1/2, 1/4) of an odd number. Keep a single line."""
     if len(values) == 1:
         return values
     if len(values) % 2 == 0:
@@ -231,7 +231,8 @@ def _half_as_tall(values: Floats) -> Floats:
 
 
 def _resample_kernel(x: Floats, kind: Filter, *, a: float) -> Floats:
-    """The triangle, or Keys' cubic convolution (IEEE Trans. ASSP 29, 1981) with parameter a."""
+    """Evaluate the triangle, or Keys' cubic convolution (IEEE Trans. ASSP 29, 1981) with parameter
+    a."""
     d = np.abs(x)
     if kind == "bilinear":
         return np.maximum(1.0 - d, 0.0)

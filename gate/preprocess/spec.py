@@ -1,4 +1,4 @@
-"""How a picture becomes the model input: resize, crop, scale, layout."""
+"""Specification of preprocessing a picture: resize, crop, scale, layout."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Resize(_SpecRecord):
     """The target size and the filter of a resize."""
 
     size: tuple[Side, Side] | None = None
-    """Height and width, whatever the picture's own proportions."""
+    """Height and width, independent of the picture's aspect ratio."""
     shortest_side: Side | None = None
-    """The shorter side becomes this; the longer one `side * longer // shorter`."""
+    """The new length of the shorter side; the longer one becomes `side * longer // shorter`."""
     mode: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
-    """Half-pixel centers. `bilinear` is what others call linear or triangle; `bicubic` is Keys'
-    with a = -0.5 (Catmull-Rom) where `antialias`, else with a = -0.75, as PyTorch and OpenCV."""
+    """Half-pixel centers. `bilinear` is also called linear or triangle. `bicubic` is Keys' with a =
+    -0.5 (Catmull-Rom) with `antialias`, otherwise with a = -0.75, as in PyTorch and OpenCV."""
     antialias: bool = True
-    """Widen the filter when the picture shrinks, so that every pixel counts."""
+    """Widen the filter when the picture shrinks, so that every pixel contributes."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -53,28 +53,25 @@ class Resize(_SpecRecord):
             raise ValueError("set exactly one of size [height, width] and shortest_side")
         if self.mode == "nearest" and self.antialias:
             raise ValueError(
-                "mode 'nearest' takes one pixel and can't antialias; set antialias: false"
+                "mode 'nearest' uses a single pixel and can't antialias; set antialias: false"
             )
         return self
 
 
 class PreprocessSpec(_SpecRecord):
-    """The steps from uint8 RGB (height, width, 3) to the model's input for one picture.
-
-    Law: `PreprocessSpec.from_json(spec.to_json()) == spec`; `digest()` is that of canonical JSON.
-    """
+    """The steps from uint8 RGB (height, width, 3) to the model's input for one picture."""
 
     schema_version: Literal[1] = 1
     resize: Resize | None = None
     crop: tuple[Side, Side] | None = None
-    """Height and width from the centre; starts at `round(rest / 2)`, half going to even."""
+    """Height and width of the center crop, which starts at `round(rest / 2)`, half to even."""
     channels: Literal["rgb", "bgr"] = "rgb"
     value_range: tuple[Literal[0, -1], Literal[1, 255]] = (0, 1)
-    """0 to 255 becomes [0, 1], [0, 255] or [-1, 1]."""
+    """The range to which 0 to 255 is scaled: [0, 1], [0, 255] or [-1, 1]."""
     mean: Channels | None = None
-    """Subtracted after that, in the order of `channels` and in units of `value_range`."""
+    """Subtracted after scaling, in the order of `channels` and in units of `value_range`."""
     std: tuple[Spread, Spread, Spread] | None = None
-    """Divided by at last."""
+    """Divisor after the mean is subtracted."""
     layout: Literal["nchw", "nhwc"] = "nchw"
     dtype: Literal["float32", "float16", "uint8"] = "float32"
 
@@ -82,15 +79,13 @@ class PreprocessSpec(_SpecRecord):
     def _possible(self) -> Self:
         self._check_crop()
         if self.value_range == (-1, 255):
-            raise ValueError("value_range is [0, 1], [0, 255] or [-1, 1]")
+            raise ValueError("value_range must be [0, 1], [0, 255] or [-1, 1]")
         if (self.mean is None) != (self.std is None):
             raise ValueError("set both mean and std, or neither")
         if self.dtype == "uint8" and (self.value_range != (0, 255) or self.mean is not None):
-            raise ValueError(
-                "dtype 'uint8' holds 0 to 255 only: set value_range: [0, 255], without mean and std"
-            )
+            raise ValueError("dtype 'uint8' needs value_range: [0, 255], and no mean and std")
         if self.dtype == "float16" and self._largest() > 65504.0:
-            raise ValueError("these mean and std leave the range of float16")
+            raise ValueError("with this mean and std, values exceed the range of float16")
         return self
 
     def _check_crop(self) -> None:
@@ -99,7 +94,7 @@ class PreprocessSpec(_SpecRecord):
         height, width = self.resize.size or (self.resize.shortest_side,) * 2
         if self.crop[0] > (height or 0) or self.crop[1] > (width or 0):
             raise ValueError(
-                f"crop {list(self.crop)} is larger than what resize leaves, [{height}, {width}]; "
+                f"crop {list(self.crop)} is larger than the resized picture, [{height}, {width}]; "
                 "every picture must be at least as large as the crop"
             )
 
@@ -112,21 +107,21 @@ class PreprocessSpec(_SpecRecord):
 
     @property
     def steps(self) -> Channels:
-        """How many steps (grey levels) one unit of the tensor is, by channel."""
+        """Return the number of steps (gray levels) in one unit of the tensor, by channel."""
         low, high = self.value_range
         red, green, blue = (255.0 / (high - low) * s for s in (self.std or (1.0, 1.0, 1.0)))
         return red, green, blue
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Height and width of the tensor; None: they follow the picture's."""
+        """Return height and width of the tensor; None if they depend on the picture."""
         if self.crop is not None:
             return self.crop
         return self.resize.size if self.resize else None
 
     @property
     def shape(self) -> tuple[int | None, int | None, int | None]:
-        """Shape of one picture's tensor; None: it follows the picture's."""
+        """Return the shape of one picture's tensor; None for sizes that depend on the picture."""
         height, width = self.size or (None, None)
         return (3, height, width) if self.layout == "nchw" else (height, width, 3)
 
@@ -137,7 +132,7 @@ class PreprocessSpec(_SpecRecord):
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Read YAML or JSON: a file with a section `preprocessing:`, or with the spec itself.
+        """Read YAML or JSON: a file that has a section `preprocessing:`, or is the spec.
 
         Raises PolicyError with file, line and what was expected for each wrong field.
         """
@@ -145,7 +140,7 @@ class PreprocessSpec(_SpecRecord):
 
     @classmethod
     def imagenet(cls) -> Self:
-        """Return torchvision's ImageNet evaluation: 256 on the short side, 224 from the center."""
+        """Return torchvision's ImageNet evaluation: shorter side 256, center crop 224."""
         return cls(
             resize=Resize(shortest_side=256),
             crop=(224, 224),
@@ -155,9 +150,9 @@ class PreprocessSpec(_SpecRecord):
 
 
 def prove_spec(path: Path, expected: Digest, *, what: str) -> PreprocessSpec:
-    """Read the spec that lies beside a file, if it has this digest.
+    """Read the preprocessing spec of a model, and verify its digest.
 
-    Raises DigestMismatch, also where it is missing or no spec; StorageError.
+    Raises DigestMismatch, also if it is missing or not valid; StorageError.
     """
     try:
         data = read_untrusted(path, limit=_LIMIT)
@@ -165,7 +160,7 @@ def prove_spec(path: Path, expected: Digest, *, what: str) -> PreprocessSpec:
             data, what=f"the preprocessing spec of {what}", sha256=expected
         )
     except EvidenceError as error:
-        raise DigestMismatch(f"{what} has no whole preprocessing spec: {error}") from error
+        raise DigestMismatch(f"the preprocessing spec of {what} is not valid: {error}") from error
 
 
 def spec_path(onnx_path: Path) -> Path:
@@ -174,11 +169,11 @@ def spec_path(onnx_path: Path) -> Path:
 
 
 _PIXEL_LIMIT = 1 << 28
-"""Of a resized picture: one with a side of a single pixel would grow beyond all memory."""
+"""Maximum size of a resized picture: `shortest_side` could enlarge a narrow one enormously."""
 
 
 class Geometry(NamedTuple):
-    """The size after resize, and the box that the crop takes of it."""
+    """The size after the resize, and the box of the crop."""
 
     height: int
     width: int
@@ -189,24 +184,24 @@ class Geometry(NamedTuple):
 
 
 def geometry(spec: PreprocessSpec, height: int, width: int) -> Geometry:
-    """The geometry of a picture of this size.
+    """Return the geometry for a picture of this size.
 
-    Raises DataError for an empty picture, for one that is smaller than the crop, and for one
-    that `shortest_side` would blow up.
+    Raises DataError for a picture that is empty, smaller than the crop, or too large after the
+    resize.
     """
     if height < 1 or width < 1:
-        raise DataError(f"a picture of {height} x {width} pixels is empty. Give another one.")
+        raise DataError(f"a picture of {height} x {width} pixels is empty. Use another one.")
     resized = _resized(spec, height, width)
     if resized[0] * resized[1] > _PIXEL_LIMIT:
         raise DataError(
             f"a picture of {height} x {width} pixels would become {resized[0]} x {resized[1]}. "
-            "Leave it out, or resize to a fixed size."
+            "Remove it, or resize to a fixed size."
         )
     crop = spec.crop or resized
     if crop[0] > resized[0] or crop[1] > resized[1]:
         raise DataError(
             f"a picture of {resized[0]} x {resized[1]} pixels is smaller than the crop "
-            f"{list(crop)}. Give larger pictures, or a resize before the crop."
+            f"{list(crop)}. Use larger pictures, or resize before the crop."
         )
     top, left = round((resized[0] - crop[0]) / 2), round((resized[1] - crop[1]) / 2)
     return Geometry(*resized, top, left, top + crop[0], left + crop[1])
@@ -222,12 +217,12 @@ def _resized(spec: PreprocessSpec, height: int, width: int) -> tuple[int, int]:
 
 
 def cropped(pixels: Pixels, box: Geometry) -> Pixels:
-    """The crop of a resized picture."""
+    """Crop a resized picture."""
     return pixels[box.top : box.bottom, box.left : box.right]
 
 
 def to_tensor(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
-    """Order of channels, value range, mean and std, layout and dtype of resized, cropped pixels."""
+    """Apply channel order, value range, mean, std, layout and dtype to resized, cropped pixels."""
     import numpy as np
 
     ordered = pixels[..., ::-1] if spec.channels == "bgr" else pixels
@@ -238,7 +233,7 @@ def to_tensor(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
 
 
 def channels_last(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
-    """The same values, shape (height, width, 3)."""
+    """Return the tensor in float64, shape (height, width, 3)."""
     import numpy as np
 
     values = np.asarray(tensor, dtype=np.float64)
@@ -246,7 +241,7 @@ def channels_last(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
 
 
 def to_pixels(tensor: Tensor, spec: PreprocessSpec) -> NDArray[np.float64]:
-    """The way back: RGB (height, width, 3) in steps, 0 to 255, not rounded."""
+    """Invert `to_tensor`: return RGB (height, width, 3) in steps, 0 to 255, not rounded."""
     import numpy as np
 
     values = channels_last(tensor, spec)

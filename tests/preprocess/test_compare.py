@@ -146,7 +146,7 @@ def test_torchvision_is_the_reference_where_pillow_cannot(photos: tuple[Picture,
     spec = PreprocessSpec(resize=Resize(size=(20, 20), antialias=False))
     found = compare_consumers(spec, photos, line_up=LineUp(("onnx",))).parity
     assert found.reference == "torchvision"
-    with pytest.raises(EvidenceError, match="no reference can do the spec"):
+    with pytest.raises(EvidenceError, match="no reference can compute the spec"):
         compare_consumers(spec, photos, line_up=LineUp(("onnx",), reference="pillow"))
 
 
@@ -180,14 +180,14 @@ def test_wrong_names_are_refused(fields: dict[str, Any], says: str) -> None:
 
 
 def test_nothing_is_compared_with_nothing(photos: tuple[Picture, ...], tmp_path: Path) -> None:
-    with pytest.raises(EvidenceError, match="no picture"):
+    with pytest.raises(EvidenceError, match="there are no pictures"):
         compare_consumers(SMALL, (), line_up=LineUp(("onnx",)))
     with pytest.raises(DataError, match="2 tensors for 3 pictures"):
         of_own(photos, tensors(photos)[:2])
     with pytest.raises(OnnxFileError, match="can't open"):
         of_own(photos, tensors(photos), model=file(tmp_path / "missing.onnx"))
     model = classifier(tmp_path / "m.onnx", shape=(2, 3, 32, 36))
-    with pytest.raises(InputMismatch, match="does not take"):
+    with pytest.raises(InputMismatch, match="does not accept"):
         of_own(photos, tensors(photos), model=file(model))
 
 
@@ -202,7 +202,7 @@ def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="named twice"):
         pictures_in([torn, tmp_path])
     for path in (torn, tmp_path / "missing.png"):
-        with pytest.raises(DataError, match="is not a whole picture"):
+        with pytest.raises(DataError, match="is not a complete picture"):
             read_picture(path)
 
 
