@@ -7,7 +7,7 @@ import pytest
 
 from gate import PreprocessSpec, SampleSet
 from gate.data import open_samples
-from gate.data.open_samples import AheadRows, Opening, _Opened
+from gate.data.open_samples import AheadRows, Opening, _WorkerSamples
 from gate.errors import DataError, StorageError
 from tests.measure.sources import factories
 from tests.measure.sources.factories import HERE, X, Y
