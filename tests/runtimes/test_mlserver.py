@@ -30,13 +30,14 @@ from tests.runtimes.test_server import TwoHeads
 pytestmark = [pytest.mark.slow, pytest.mark.proof, exhaustive]
 
 MODEL = """
-import asyncio, hashlib
+import asyncio, hashlib, itertools
 from pathlib import Path
 import numpy as np, onnxruntime
 from mlserver import MLModel, types
 from mlserver.codecs import NumpyCodec
 
 FAULT = "{fault}"
+COUNT = itertools.count()
 WAITING = []
 
 
@@ -55,13 +56,21 @@ class Served(MLModel):
 
     async def predict(self, payload):
         feed = {{i.name: NumpyCodec.decode_input(i) for i in payload.inputs}}
+        if FAULT == "normalized_twice":
+            feed = {{name: (array - 0.5) / 0.5 for name, array in feed.items()}}
         outputs = self.session.run(None, feed)
+        if FAULT == "float16":
+            outputs = [o.astype(np.float16).astype(np.float32) for o in outputs]
+        if FAULT == "outputs_swapped":
+            outputs = outputs[::-1]
         if FAULT == "mixed":
             WAITING.append(1)
             await asyncio.sleep(0.002)
             if len(WAITING) > 1:
                 outputs = [np.roll(o, 1, axis=0) for o in outputs]
             WAITING.pop()
+        if FAULT == "one_worker" and next(COUNT) % 4 == 0:
+            outputs = [o * 1.01 for o in outputs]
         names = [o.name for o in self.session.get_outputs()]
         return types.InferenceResponse(
             model_name=self.name, id=payload.id,
@@ -105,7 +114,31 @@ class Image(nn.Module):
         return self.layers(x)
 
 
-SHAPES: dict[type[nn.Module], tuple[int, ...]] = {Image: (3, 16, 16), TwoHeads: (6,)}
+class Sequence(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.head = nn.LSTM(6, 12, batch_first=True), nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).mean(dim=1)
+
+
+ARCHITECTURES: dict[type[nn.Module], tuple[int, ...]] = {
+    Image: (3, 16, 16), Sequence: (5, 6), Attention: (7, 8),
+}  # fmt: skip
+
+SHAPES = {**ARCHITECTURES, TwoHeads: (6,)}
 
 
 def export(model: nn.Module, path: Path) -> None:
@@ -160,8 +193,11 @@ def judged(folder: Path, model: nn.Module, url: str, **options: object) -> Evalu
     return check(folder / "model.onnx", model.eval(), samples, policy)
 
 
-def test_a_correct_server_passes_at_every_concurrency(mlserver: Path, tmp_path: Path) -> None:
-    model = Image()
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_correct_server_passes_at_every_concurrency(
+    mlserver: Path, tmp_path: Path, kind: type[nn.Module]
+) -> None:
+    model = kind()
     with serving(mlserver, tmp_path, model, "") as url:
         result = judged(tmp_path, model, url)
     assert result.decision.verdict is Verdict.PASS
@@ -171,12 +207,20 @@ def test_a_correct_server_passes_at_every_concurrency(mlserver: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("fault", "check_name"), [("mixed", "concurrency"), ("stale", "noise_ratio")]
+    ("fault", "check_name"),
+    [
+        ("float16", "noise_ratio"),
+        ("normalized_twice", "noise_ratio"),
+        ("mixed", "concurrency"),
+        ("one_worker", "concurrency"),
+        ("stale", "noise_ratio"),
+        ("outputs_swapped", "noise_ratio"),
+    ],
 )
 def test_a_fault_of_the_model_class_is_refused(
     mlserver: Path, tmp_path: Path, fault: str, check_name: str
 ) -> None:
-    model = TwoHeads() if fault == "stale" else Image()
+    model = TwoHeads() if fault in ("stale", "outputs_swapped") else Image()
     with serving(mlserver, tmp_path, model, fault) as url:
         result = judged(tmp_path, model, url)
     failed = {c.name for c in result.decision.checks if c.verdict is Verdict.FAIL}
@@ -190,16 +234,17 @@ def test_the_grpc_client_in_an_environment_of_its_own(with_tritonclient: Path) -
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_a_correct_server_passes_over_grpc(
-    mlserver: Path, with_tritonclient: Path, tmp_path: Path
+    mlserver: Path, with_tritonclient: Path, tmp_path: Path, kind: type[nn.Module]
 ) -> None:
-    samples = np.random.default_rng(0).normal(size=(24, *SHAPES[Image])).astype(np.float32)
+    samples = np.random.default_rng(0).normal(size=(24, *SHAPES[kind])).astype(np.float32)
     np.save(tmp_path / "x.npy", samples)
-    with serving(mlserver, tmp_path, Image(), ""):
+    with serving(mlserver, tmp_path, kind(), ""):
         port = json.loads((tmp_path / "settings.json").read_text())["grpc_port"]
         done = run([
             str(with_tritonclient), "-m", "gate", "check", str(tmp_path / "model.onnx"),
-            "--inputs", str(tmp_path / "x.npy"), "--reference", f"{__name__}:Image",
+            "--inputs", str(tmp_path / "x.npy"), "--reference", f"{__name__}:{kind.__name__}",
             "--server", f"grpc://127.0.0.1:{port}/v2/models/net", "--json",
         ])  # fmt: skip
     assert done.returncode == 0, done.stderr
