@@ -208,7 +208,7 @@ def test_a_file_that_nothing_runs_says_so(capsys, tmp_path: Path) -> None:
     code, out, _ = _run(capsys, *BUILD, *arguments, "--operator-export-type", "ONNX_ATEN")
     assert code == 0
     assert "self-check  not possible: no runtime of the gate runs this file" in out
-    assert "look at     the file has operators outside of ONNX" in out
+    assert "see         the file has operators outside of ONNX" in out
 
 
 @pytest.mark.parametrize(

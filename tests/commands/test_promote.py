@@ -389,6 +389,6 @@ def test_outcome_and_reason_have_a_line_each(capsys) -> None:
     stream = io.StringIO()
     shown.show(Console(file=stream, width=200))
     assert stream.getvalue().splitlines() == [
-        "passed, version 2, version 1 was champion before",
+        "passed, version 2, previous champion: version 1",
         "PASS on ort-cpu; waits for review: gate approve",
     ]

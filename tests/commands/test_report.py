@@ -138,7 +138,7 @@ class TestWhatDoesNotFit:
         (reports / "good/decision.json").unlink()
         code, out, err = _run(capsys, "good")
         assert (code, out) == (2, "")
-        assert "good/decision.json is not there" in err
+        assert "good/decision.json does not exist" in err
         assert "--policy" in err
 
     def test_a_decision_on_other_evidence(self, capsys, reports: Path) -> None:
@@ -160,7 +160,7 @@ class TestWhatDoesNotFit:
         other.save(reports / "bad/localisation.json")
         code, _, err = _run(capsys, "bad", "--explanation", "bad/localisation.json")
         assert code == 2
-        assert "explains another file" in err
+        assert "does not explain" in err
         # Beside the evidence it is of an earlier file, and says nothing.
         assert _run(capsys, "bad")[0] == 0
         assert stories.LAYER not in (reports / "bad/report.html").read_text()

@@ -74,8 +74,8 @@ def test_it_is_brought_once(monkeypatch, capsys, name):
     ("name", "words"),
     [
         ("browser-wasn", "Did you mean 'browser-wasm'?"),
-        ("ort-cpu", "has nothing to install but packages of Python"),
-        ("acme", "belongs to the package acme-parity 1.2, which installs what it needs"),
+        ("ort-cpu", "only depends on Python packages"),
+        ("acme", "belongs to the package acme-parity 1.2"),
         ("browser-wasm", "no registry answers"),
     ],
 )

@@ -538,7 +538,7 @@ def test_the_files_of_a_source_count_together(tmp_path: Path) -> None:
     small = SlotSource.local(path, golden=golden, max_bytes=total - 1)
     refused = deploy(store, NAME, {"exact": small})
     assert refused.outcome == "refused"
-    assert "bytes that are allowed" in refused.reason
+    assert "is larger than the limit" in refused.reason
     enough = SlotSource.local(path, golden=golden, max_bytes=total)
     assert deploy(store, NAME, {"exact": enough}).outcome == "deployed"
 

@@ -110,7 +110,7 @@ def test_the_command_without_lint_exports_and_says_what_to_look_at(command, caps
     assert cli.main(command) == 0
     told = capsys.readouterr().out
     assert "strategy    scripted" in told
-    assert "not by    traced: refused by TRC008" in told
+    assert "failed    traced: refused by TRC008" in told
 
 
 @pytest.mark.proof
