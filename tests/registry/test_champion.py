@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -412,31 +410,6 @@ def test_who_can_not_move_previous_keeps_nobody_from_his_work(ledger):
     with registry_alias.model_lock(model) as finished:
         assert finished is None
     assert aliases(model) == ("3", "2")  # as if somebody had moved it back
-
-
-def _hold_and_die(path: Path) -> None:
-    with promotion_lock(Ledger(path)):
-        os._exit(9)
-
-
-def test_a_second_holder_is_told_about_the_first(ledger: Ledger) -> None:
-    with promotion_lock(ledger):
-        with pytest.raises(PromotionConflict, match=f"process {os.getpid()} on ") as caught:
-            promotion_lock(ledger).__enter__()
-        assert "Nothing was changed" in str(caught.value)
-    with promotion_lock(ledger):
-        pass
-
-
-def test_a_holder_that_died_holds_nothing(ledger: Ledger) -> None:
-    process = multiprocessing.get_context("spawn").Process(
-        target=_hold_and_die, args=(Path(ledger.location),)
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == 9
-    with promotion_lock(ledger):
-        pass
 
 
 def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:

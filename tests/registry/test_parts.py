@@ -22,6 +22,7 @@ from tests.registry.promoting import promote
 from tests.registry.simulator import Simulator
 
 POLICY = builders.policy()
+Spoil = Callable[[Release], Release]
 
 
 @pytest.fixture
@@ -51,11 +52,6 @@ def test_all_files_are_one_version(release: Release, ledger: Ledger, tmp_path: P
     assert registry.aliases[CHAMPION] == done.version == "1"
 
 
-def _exchanged(release: Release) -> Release:
-    releases.onnx_file(release.onnx_path.with_name("head.onnx"), seed=9)
-    return release
-
-
 def _swapped(release: Release) -> Release:
     one, two = (release.onnx_path.with_name(f"{name}.onnx") for name in parts.NAMES)
     first, second = one.read_bytes(), two.read_bytes()
@@ -64,15 +60,20 @@ def _swapped(release: Release) -> Release:
     return release
 
 
-def _missing(release: Release) -> Release:
-    release.onnx_path.with_name("head.onnx").unlink()
-    return release
+def _after(change: Callable[[Path], object]) -> Spoil:
+    """The release file or one beside it was changed since it was judged."""
+
+    def spoil(release: Release) -> Release:
+        change(release.onnx_path)
+        return release
+
+    return spoil
 
 
-def _another(release: Release) -> Release:
-    text = release.onnx_path.read_text()
-    release.onnx_path.write_text(f"{text}  neck: {{file: head.onnx}}\n")
-    return release
+def _with(release: Release, **update: object) -> Release:
+    measured = release.evidence.model_copy(update=update)
+    decision = decide(POLICY, measured, decided_at=releases.DECIDED_AT)
+    return dataclasses.replace(release, evidence=measured, decision=decision)
 
 
 def _unmeasured(release: Release) -> Release:
@@ -101,12 +102,6 @@ def _other_shapes(release: Release) -> Release:
     return _with(release, parts=release.evidence.parts | {"head": measured})
 
 
-def _with(release: Release, **update: object) -> Release:
-    measured = release.evidence.model_copy(update=update)
-    decision = decide(POLICY, measured, decided_at=releases.DECIDED_AT)
-    return dataclasses.replace(release, evidence=measured, decision=decision)
-
-
 def _vectors_of_one(release: Release) -> Release:
     assert release.golden is not None
     made = release.golden.golden
@@ -131,7 +126,7 @@ def _vectors_of_one(release: Release) -> Release:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_does_not_belong_together_is_no_version(
-    release: Release, ledger: Ledger, spoil: Callable[[Release], Release], wanted: str
+    release: Release, ledger: Ledger, spoil: Spoil, wanted: str
 ) -> None:
     registry = Simulator()
     with pytest.raises((DigestMismatch, EvidenceError), match=wanted):

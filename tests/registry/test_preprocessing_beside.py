@@ -23,7 +23,7 @@ from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, onnx_file, release
 from tests.registry.servers import make_run
 from tests.registry.simulator import Simulator
-from tests.service.test_reconciler import Service
+from tests.service.places import Service
 from tests.storage.test_foreign import YAML_BOMB
 
 POLICY = builders.policy()

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
+from gate.decision.decide import Decision, decide
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
@@ -185,66 +187,54 @@ def test_a_crash_at_the_ledger_is_finished_too(
     assert promoted == ["1", "2"]
 
 
-def _truncated(of: Release) -> Release:
-    of.onnx_path.write_bytes(of.onnx_path.read_bytes()[:-1])
+def _with(of: Release, **update: Any) -> Release:
+    """Other evidence, with a decision that fits it."""
+    return release(of.onnx_path, evidence=of.evidence.model_copy(update=update))
+
+
+def _file(of: Release, change: Callable[[bytes], bytes]) -> Release:
+    of.onnx_path.write_bytes(change(of.onnx_path.read_bytes()))
     return of
 
 
-def _other_file(of: Release) -> Release:
-    of.onnx_path.write_bytes(of.onnx_path.read_bytes() + b"\x00")
-    return of
+def _decided(of: Release, decision: Decision) -> Release:
+    return dataclasses.replace(of, decision=decision)
 
 
 def _forged_verdict(of: Release) -> Release:
     failing = failing_release(of.onnx_path)
-    forged = failing.decision.model_copy(
-        update={"verdict": Verdict.PASS, "checks": of.decision.checks}
-    )
-    return dataclasses.replace(failing, decision=forged)
-
-
-def _forged_evidence(of: Release) -> Release:
-    """Evidence made better after the decision on it."""
-    return dataclasses.replace(of, evidence=failing_release(of.onnx_path).evidence)
-
-
-def _other_policy(of: Release) -> Release:
-    other = builders.policy(min_samples=1_000)
-    return dataclasses.replace(of, decision=decide(other, of.evidence, decided_at=DECIDED_AT))
-
-
-def _other_subject(of: Release) -> Release:
-    """Evidence of another file, with a decision that fits the evidence."""
-    other = of.evidence.model_copy(update={"subject": builders.evidence().subject})
-    return release(of.onnx_path, evidence=other)
+    update = {"verdict": Verdict.PASS, "checks": of.decision.checks}
+    return _decided(failing, failing.decision.model_copy(update=update))
 
 
 def _other_external_data(of: Release) -> Release:
-    """Evidence that would make the upload take a file from elsewhere along."""
+    """It would make the upload take a file from elsewhere along."""
     subject = of.evidence.subject.model_copy(update={"external_data": ("../secret",)})
-    other = of.evidence.model_copy(update={"subject": subject})
-    return release(of.onnx_path, evidence=other)
+    return _with(of, subject=subject)
 
 
-def _dropped_checks(of: Release) -> Release:
-    fewer = of.decision.model_copy(update={"checks": of.decision.checks[:1]})
-    return dataclasses.replace(of, decision=fewer)
+APART: dict[str, tuple[Callable[[Release], Release], type[Exception]]] = {
+    "truncated": (lambda of: _file(of, lambda data: data[:-1]), DigestMismatch),
+    "other file": (lambda of: _file(of, lambda data: data + b"\0"), DigestMismatch),
+    "other subject": (lambda of: _with(of, subject=builders.evidence().subject), DigestMismatch),
+    "evidence made better after the decision": (
+        lambda of: dataclasses.replace(of, evidence=failing_release(of.onnx_path).evidence),
+        DigestMismatch),
+    "other policy": (
+        lambda of: _decided(
+            of, decide(builders.policy(min_samples=1_000), of.evidence, decided_at=DECIDED_AT)),
+        DigestMismatch),
+    "other external data": (_other_external_data, EvidenceError),
+    "forged verdict": (_forged_verdict, EvidenceError),
+    "dropped checks": (
+        lambda of: _decided(
+            of, of.decision.model_copy(update={"checks": of.decision.checks[:1]})),
+        EvidenceError),
+}  # fmt: skip
 
 
 @pytest.mark.rows(4)
-@pytest.mark.parametrize(
-    ("spoil", "error"),
-    [
-        (_truncated, DigestMismatch),
-        (_other_file, DigestMismatch),
-        (_other_subject, DigestMismatch),
-        (_forged_evidence, DigestMismatch),
-        (_other_policy, DigestMismatch),
-        (_other_external_data, EvidenceError),
-        (_forged_verdict, EvidenceError),
-        (_dropped_checks, EvidenceError),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "error"), APART.values(), ids=APART)
 def test_what_does_not_belong_together_never_reaches_the_registry(
     ledger: Ledger, first: Release, second: Release, spoil, error
 ) -> None:
@@ -257,34 +247,26 @@ def test_what_does_not_belong_together_never_reaches_the_registry(
     assert actions(ledger) == ["promoted", "refused"]
 
 
-def _nan(of: Release) -> Release:
-    return _with_output(of, max_abs_diff=math.nan)
-
-
-def _inf(of: Release) -> Release:
-    return _with_output(of, max_abs_diff=math.inf)
-
-
-def _zero_samples(of: Release) -> Release:
-    dataset = of.evidence.dataset.model_copy(update={"samples": 0})
-    return release(of.onnx_path, evidence=of.evidence.model_copy(update={"dataset": dataset}))
-
-
-def _no_runtimes(of: Release) -> Release:
-    return release(of.onnx_path, evidence=of.evidence.model_copy(update={"runtimes": ()}))
-
-
-def _with_output(of: Release, **overrides: float) -> Release:
+def _with_difference(of: Release, difference: float) -> Release:
+    outputs = (builders.output_parity(max_abs_diff=difference),)
     runtimes = tuple(
-        r.model_copy(update={"outputs": (builders.output_parity(**overrides),)}) if r.outputs else r
-        for r in of.evidence.runtimes
+        each.model_copy(update={"outputs": outputs}) if each.outputs else each
+        for each in of.evidence.runtimes
     )
-    return release(of.onnx_path, evidence=of.evidence.model_copy(update={"runtimes": runtimes}))
+    return _with(of, runtimes=runtimes)
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda of: failing_release(of.onnx_path), _nan, _inf, _zero_samples, _no_runtimes]
-)
+NO_PASS: dict[str, Callable[[Release], Release]] = {
+    "fails": lambda of: failing_release(of.onnx_path),
+    "NaN": lambda of: _with_difference(of, math.nan),
+    "infinite": lambda of: _with_difference(of, math.inf),
+    "no samples": lambda of: _with(
+        of, dataset=of.evidence.dataset.model_copy(update={"samples": 0})),
+    "no runtimes": lambda of: _with(of, runtimes=()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", NO_PASS.values(), ids=NO_PASS)
 def test_anything_but_a_pass_is_refused(
     ledger: Ledger, first: Release, second: Release, spoil
 ) -> None:

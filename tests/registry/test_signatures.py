@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import shutil
@@ -25,7 +24,6 @@ from gate.registry.verify_release import MeasuredFile, VerdictSigning, verify_re
 from gate.registry.version_files import Records
 from gate.signing.keys import SigningKey
 from gate.signing.predicates import CodeVersion
-from gate.signing.statement import SignedStatement
 from gate.signing.subjects import resource_uri
 from gate.signing.trust import Trust
 from gate.signing.verification import Signatory, StatementPair
@@ -121,38 +119,21 @@ def test_data_beside_the_file_is_vouched_for_by_its_name(world: World) -> None:
         verify_release(of, policy=policy, **here)
 
 
-# How each is spoiled.
-
-
-def no_statement(world: World) -> Release:
-    return world.release
-
-
-def no_statement_of_the_twin(world: World) -> Release:
-    of = world.signed()
-    return replace(of, twin=replace(of.twin, statements=None))
-
-
-def edited_evidence(world: World) -> Release:
+def edited_evidence(world: World, *, of_the_twin: bool = False) -> Release:
     """Consistently: the decision is on the edited evidence."""
-    of = world.signed()
+    whole = world.signed()
+    of = whole.twin if of_the_twin else whole
     environment = of.evidence.environment.model_copy(update={"cpu": "a better one"})
     evidence = of.evidence.model_copy(update={"environment": environment})
-    decision = decide(POLICY, evidence, decided_at=of.decision.decided_at)
-    return replace(of, evidence=evidence, decision=decision)
+    policy = test_twin.TWIN if of_the_twin else POLICY
+    decision = decide(policy, evidence, decided_at=of.decision.decided_at)
+    edited = replace(of, evidence=evidence, decision=decision)
+    return replace(whole, twin=edited) if of_the_twin else edited
 
 
 def edited_decision(world: World) -> Release:
     of = world.signed()
     return replace(of, decision=of.decision.model_copy(update={"checks": of.decision.checks[:-1]}))
-
-
-def edited_evidence_of_the_twin(world: World) -> Release:
-    of = world.signed()
-    environment = of.twin.evidence.environment.model_copy(update={"cpu": "a better one"})
-    evidence = of.twin.evidence.model_copy(update={"environment": environment})
-    decision = decide(test_twin.TWIN, evidence, decided_at=of.decision.decided_at)
-    return replace(of, twin=replace(of.twin, evidence=evidence, decision=decision))
 
 
 def edited_golden(world: World) -> Release:
@@ -165,69 +146,29 @@ def edited_golden(world: World) -> Release:
     return replace(of, golden=GoldenFolder.open(of.golden.path))
 
 
-def golden_left_out(world: World) -> Release:
-    return replace(world.signed(), golden=None)
-
-
 def another_twin(world: World) -> Release:
     exchanged = test_twin.made(world.folder, twin_seed=200)
     mine = replace(world.release, twin=exchanged.twin)
     return replace(world.signed(), twin=signed(mine, world.key).twin)
 
 
-def twin_left_out(world: World) -> Release:
-    return replace(world.signed(), twin=None)
-
-
-def another_file(world: World) -> Release:
+def of_another_file(world: World) -> Release:
     other = signed(test_twin.made(world.folder, seed=2), world.key)
     return replace(world.signed(), statements=other.statements)
 
 
-def another_name(world: World) -> Release:
-    return world.signed(model="letters")
-
-
-def another_registry(world: World) -> Release:
-    return world.signed(registry="https://elsewhere")
-
-
-def no_registry(world: World) -> Release:
+def for_no_registry(world: World) -> Release:
     of = world.signed()
     return replace(of, statements=_resigned(of, world.key, resource="urn:sha256:" + "0" * 64))
 
 
-def unknown_key(world: World) -> Release:
-    return world.signed(key=world.other)
+def measured_days_ago(world: World, days: float) -> Release:
+    return replace(world, release=_measured(world.release, days=-days)).signed()
 
 
-def old(world: World) -> Release:
-    return replace(world, release=_measured(world.release, days=-91)).signed()
-
-
-def of_the_future(world: World) -> Release:
-    return replace(world, release=_measured(world.release, days=+1)).signed()
-
-
-def stripped_signature(world: World) -> Release:
-    return _enveloped(world.signed(), lambda plain: plain["signatures"][0].update(sig="AAAA"))
-
-
-def edited_payload(world: World) -> Release:
-    """For this model, in the place of the one that was signed for."""
-
-    def edit(plain: dict) -> None:
-        payload = json.loads(base64.b64decode(plain["payload"]))
-        payload["predicate"]["resourceUri"] = resource_uri("simulator", NAME)
-        plain["payload"] = base64.b64encode(json.dumps(payload).encode()).decode()
-
-    return _enveloped(world.signed(model="letters"), edit)
-
-
-def statements_swapped(world: World) -> Release:
+def without_statement_of_the_twin(world: World) -> Release:
     of = world.signed()
-    both = of.statements
-    return replace(of, statements=StatementPair(both.decision, both.evidence))
+    return replace(of, twin=replace(of.twin, statements=None))
 
 
 SPOILED: dict[Callable[[World], Release], str] = {
@@ -253,10 +194,9 @@ SPOILED: dict[Callable[[World], Release], str] = {
 }
 
 
-@pytest.mark.rows(5)
-@pytest.mark.parametrize("spoil", SPOILED, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize(("spoil", "reason"), SPOILED.values(), ids=SPOILED)
 def test_a_spoiled_release_is_refused_and_the_champion_stays(
-    world: World, ledger: Ledger, spoil: Callable[[World], Release]
+    world: World, ledger: Ledger, spoil: Callable[[World], Release], reason: str
 ) -> None:
     registry = Simulator()
     before = signed(test_twin.made(world.folder, seed=9), world.key)
@@ -266,7 +206,7 @@ def test_a_spoiled_release_is_refused_and_the_champion_stays(
     of = spoil(world)
     found = promote(registry, of, policy=POLICY, ledger=ledger, trust=world.trust)
     assert (found.outcome, found.signers) == ("refused", ())
-    assert SPOILED[spoil] in found.reason
+    assert reason in found.reason
     line = ledger.entries()[-1]
     assert (line.action, line.reason, line.signers) == ("refused", found.reason, ())
     assert registry.aliases[CHAMPION] == "1"
@@ -362,7 +302,7 @@ class TestSigning:
         with pytest.raises(Untrusted, match="evidence was edited"):
             self.sign(world, edited_evidence(world))
         with pytest.raises(Untrusted, match="the quantized twin: the statement on the evidence"):
-            self.sign(world, edited_evidence_of_the_twin(world))
+            self.sign(world, edited_evidence(world, of_the_twin=True))
 
     def test_nothing_is_signed_beside_other_vectors(self, world: World) -> None:
         of = world.signed()
@@ -421,10 +361,3 @@ def _measured(of: Release, *, days: float) -> Release:
     evidence = of.evidence.model_copy(update={"measured_at": at})
     decision = decide(POLICY, evidence, decided_at=DECIDED_AT)
     return replace(of, evidence=evidence, decision=decision)
-
-
-def _enveloped(of: Release, edit: Callable[[dict], None]) -> Release:
-    plain = json.loads(of.statements.decision.data)
-    edit(plain)
-    edited = SignedStatement.from_bytes(json.dumps(plain).encode())
-    return replace(of, statements=StatementPair(of.statements.evidence, edited))

@@ -7,51 +7,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gate.deploy.store import EXACT, ModelStore
 from gate.policy.policy import Policy
 from gate.registry.create_version import create_version
-from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CANDIDATE, Tag
-from gate.registry.registered_model import Reading
 from gate.registry.release import GoldenFolder, Release
-from gate.service.monitoring import Failed
-from gate.service.reconciler import Reconciler
 from gate.signing.keys import SigningKey
-from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry import test_preprocessing_beside as pictures
 from tests.registry.promoting import submit
 from tests.registry.releases import NAME, twin_policy
 from tests.registry.signed import Signing, save, trust_in
-from tests.service.places import AUTOMATIC, Place
+from tests.service.places import AUTOMATIC, Service
 
 TWINNED = builders.policy(twin=twin_policy())
 
 
-class World:
-    """Version 1 was handed in, serves and is deployed."""
+class World(Service):
+    """It trusts the key of CI."""
+
+    trust: Path
 
     def __init__(self, folder: Path, policy: Policy = AUTOMATIC) -> None:
-        self.place = Place(folder, policy)
+        super().__init__(folder, policy)
         self.policy = policy
-        self.store = ModelStore(folder / "store")
         self.ci = SigningKey.make(folder / "ci.pem")
         self.stranger = SigningKey.make(folder / "stranger.pem")
         self.trust = save(trust_in(self.ci), folder / "trust.yaml")
-        self.reading: Reading | None = None
         self.restart()
-
-    def restart(self) -> None:
-        place = self.place
-        self.reconcile = Reconciler(
-            place.registry,
-            place.ledger,
-            place.policy,
-            store=self.store,
-            trust=TrustFile(self.trust),
-            reading=self.reading,
-        )
 
     def release(
         self, seed: int, *, policy: Policy | None = None, days: float = 0.0, **signing: Any
@@ -85,26 +68,6 @@ class World:
         number = create_version(registry, release, self.policy, status=status)
         registry.set_alias(NAME, CANDIDATE, number)
         return number
-
-    def look(self) -> list[tuple[str, str, str | None]]:
-        return [
-            (one.kind, type(one.error).__name__, None)
-            if isinstance(one, Failed)
-            else (one.kind, one.outcome, one.version)
-            for one in self.reconcile(NAME, cause="delivery 1")
-        ]
-
-    @property
-    def live(self) -> str | None:
-        """The number of the version whose bytes are deployed."""
-        manifest = self.store.live(NAME)
-        if manifest is None:
-            return None
-        return next(
-            str(number)
-            for number, stored in enumerate(self.place.registry.versions, start=1)
-            if Digest.of_bytes(stored.data) == manifest.slots[EXACT].sha256
-        )
 
     def spoil(self, number: str, place: str, change: Callable[[bytes], bytes]) -> None:
         """Change a file beside a version, in the registry."""

@@ -18,7 +18,9 @@ from gate.registry.interface import CANDIDATE, CHAMPION, Tag
 from gate.registry.registered_model import Reading, RegisteredModel
 from gate.registry.release import PromotionResult, Release
 from gate.registry.reviews import ReviewSettings
+from gate.service.monitoring import Failed
 from gate.service.reconciler import Reconciler
+from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of
@@ -173,3 +175,41 @@ def fill(disk: Path) -> None:
                 pass
         except OSError:
             return
+
+
+class Service:
+    """A place with a reconciler and a store."""
+
+    def __init__(self, folder: Path, policy: Policy = AUTOMATIC) -> None:
+        self.place = Place(folder, policy)
+        self.store = ModelStore(folder / "store")
+        self.trust: Path | None = None
+        self.reading: Reading | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        place, trust = self.place, self.trust
+        self.reconcile = Reconciler(
+            place.registry, place.ledger, place.policy, store=self.store,
+            trust=None if trust is None else TrustFile(trust), reading=self.reading,
+        )  # fmt: skip
+
+    def look(self, cause: str = "delivery 1") -> list[tuple[str, str, str | None]]:
+        return [
+            (one.kind, type(one.error).__name__, None)
+            if isinstance(one, Failed)
+            else (one.kind, one.outcome, one.version)
+            for one in self.reconcile(NAME, cause=cause)
+        ]
+
+    @property
+    def live(self) -> str | None:
+        """The number of the version whose bytes are deployed."""
+        manifest = self.store.live(NAME)
+        if manifest is None:
+            return None
+        return next(
+            str(number)
+            for number, stored in enumerate(self.place.registry.versions, start=1)
+            if Digest.of_bytes(stored.data) == manifest.slots[EXACT].sha256
+        )

@@ -93,55 +93,95 @@ def test_a_key_that_is_revoked_while_it_waits_is_heard_no_more(tmp_path) -> None
     assert world.place.champion is None
 
 
+def days_ago(days: float) -> str:
+    return (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+
+
+def sent(**signing: Any) -> Forge:
+    """Version 2, signed otherwise than by CI for this model now."""
+    return lambda world: world.send(world.release(2, **signing))
+
+
+def by_stranger(world: World) -> str:
+    return world.send(world.release(2, key=world.stranger))
+
+
+def trusting(forge: Forge, **fields: Callable[[World], Any]) -> Forge:
+    """Handed in while both keys are trusted, and with these fields of the trust."""
+
+    def later(world: World) -> str:
+        more = {name: of(world) for name, of in fields.items()}
+        save(trust_in(world.ci, world.stranger, **more), world.trust)
+        return forge(world)
+
+    return later
+
+
+def spoiled(
+    *places: str, by: Callable[[World, bytes], bytes] | None = None, make: Any = World.release,
+    send: Forge | None = None,
+) -> Forge:  # fmt: skip
+    """Files beside the version changed in the registry after it was handed in; removed without
+    `by`: those whose names begin so."""
+
+    def forge(world: World) -> str:
+        number = send(world) if send else world.send(make(world, 2))
+        beside = world.place.stored(number).beside
+        for place in [name for name in beside if name.startswith(places)]:
+            before = beside.pop(place)
+            if by is not None:
+                beside[place] = by(world, before)
+                assert beside[place] != before
+        return number
+
+    return forge
+
+
 def edited(key: str, value: Any) -> Callable[[bytes], bytes]:
     return lambda data: json.dumps(json.loads(data) | {key: value}).encode()
 
 
-def unsigned(world: World) -> str:
-    return world.put(replace(world.release(2), statements=None))
+def field(key: str, value: Any) -> Callable[[World, bytes], bytes]:
+    return lambda _, data: edited(key, value)(data)
 
 
-def unknown_key(world: World) -> str:
-    return world.send(world.release(2, key=world.stranger))
+def another_payload(world: World, data: bytes) -> bytes:
+    """The statement says PASSED of other bytes, under the signature of the right one."""
+    other = world.release(3).statements
+    assert other is not None
+    return field("payload", json.loads(other.decision.data)["payload"])(world, data)
 
 
-def of_another_model(world: World) -> str:
-    return world.send(world.release(2, model="letters"))
+def signed_twice(as_stranger: bool) -> Callable[[World, bytes], bytes]:
+    """The one signature once more, under another name or not."""
+
+    def change(world: World, data: bytes) -> bytes:
+        (first,) = json.loads(data)["signatures"]
+        other = first | ({"keyid": world.stranger.public.key_id} if as_stranger else {})
+        return field("signatures", [first, other])(world, data)
+
+    return change
 
 
-def of_another_registry(world: World) -> str:
-    return world.send(world.release(2, registry="https://elsewhere"))
+def under_a_trusted_id(world: World, data: bytes) -> bytes:
+    stranger, ours = (key.public.key_id.encode() for key in (world.stranger, world.ci))
+    return data.replace(stranger, ours)
 
 
-def of_another_file(world: World) -> str:
-    other = world.release(3)
-    return world.put(replace(world.release(2), statements=other.statements))
+def mixed(change: Callable[[Release, Release], dict[str, Any]]) -> Forge:
+    """Version 2 with something of version 3."""
+
+    def forge(world: World) -> str:
+        ours, other = world.release(2), world.release(3)
+        return world.put(replace(ours, **change(ours, other)))
+
+    return forge
 
 
-def with_the_evidence_of_another(world: World) -> str:
-    other = world.release(3)
-    return world.put(replace(world.release(2), evidence=other.evidence))
-
-
-def statement_on_other_evidence(world: World) -> str:
-    ours, other = world.release(2), world.release(3)
+def on_other_evidence(ours: Release, other: Release) -> dict[str, Any]:
     assert ours.statements is not None
     assert other.statements is not None
-    return world.put(
-        replace(ours, statements=StatementPair(other.statements.evidence, ours.statements.decision))
-    )
-
-
-def edited_evidence(world: World) -> str:
-    number = world.send(world.release(2))
-    world.spoil(number, "gate/evidence.json", edited("measured_at", "2026-11-22T00:00:00+00:00"))
-    return number
-
-
-def edited_decision(world: World) -> str:
-    number = world.send(world.release(2))
-    world.spoil(number, "gate/decision.json", edited("runtimes", ["ort-cpu"]))
-    return number
+    return {"statements": StatementPair(other.statements.evidence, ours.statements.decision)}
 
 
 def other_bytes(world: World) -> str:
@@ -150,70 +190,9 @@ def other_bytes(world: World) -> str:
     return number
 
 
-def exchanged_golden(world: World) -> str:
-    number = world.send(world.with_golden(2))
-    world.spoil(number, "golden/golden.json", lambda data: data + b" ")
-    return number
-
-
-def exchanged_spec(world: World) -> str:
-    number = world.send(world.with_spec(2))
-    (place,) = [name for name in world.place.stored(number).beside if name.startswith("prep")]
-    assert b"0.485" in world.place.stored(number).beside[place]
-    world.spoil(number, place, lambda data: data.replace(b"0.485", b"0.486"))
-    return number
-
-
-def without_golden(world: World) -> str:
-    number = world.send(world.with_golden(2))
-    beside = world.place.stored(number).beside
-    for name in [name for name in beside if name.startswith("golden")]:
-        del beside[name]
-    return number
-
-
-def stripped(world: World) -> str:
-    number = world.send(world.release(2))
-    world.spoil(number, "gate/decision.dsse.json", edited("signatures", []))
-    return number
-
-
-def of_another_type(world: World) -> str:
-    number = world.send(world.release(2))
-    world.spoil(number, "gate/decision.dsse.json", edited("payloadType", "application/json"))
-    return number
-
-
-def another_payload(world: World) -> str:
-    """The statement says PASSED of other bytes, under the signature of the right one."""
-    number, other = world.send(world.release(2)), world.release(3).statements
-    assert other is not None
-    payload = json.loads(other.decision.data)["payload"]
-    world.spoil(number, "gate/decision.dsse.json", edited("payload", payload))
-    return number
-
-
-def half_a_word(world: World) -> str:
-    number = world.send(world.release(2))
-    del world.place.stored(number).beside["gate/evidence.dsse.json"]
-    return number
-
-
-def under_a_trusted_id(world: World) -> str:
-    """Signed by a stranger; the signature names CI's key."""
-    number, key_id = world.send(world.release(2, key=world.stranger)), world.ci.public.key_id
-
-    def rename(data: bytes) -> bytes:
-        return data.replace(world.stranger.public.key_id.encode(), key_id.encode())
-
-    for name in ("evidence", "decision"):
-        world.spoil(number, f"gate/{name}.dsse.json", rename)
-    return number
-
-
 def by_a_reviewer(world: World) -> str:
     save(trust_in(world.ci, reviewers=trust_in(world.stranger).measurers), world.trust)
-    return world.send(world.release(2, key=world.stranger))
+    return by_stranger(world)
 
 
 def by_a_key_of_last_year(world: World) -> str:
@@ -224,72 +203,10 @@ def by_a_key_of_last_year(world: World) -> str:
     return world.send(world.release(2, at=days_ago(60)))
 
 
-def for_no_registry(world: World) -> str:
-    return world.send(world.release(2, registry="sqlite:///m.db"))
-
-
-def without_spec(world: World) -> str:
-    number = world.send(world.with_spec(2))
-    beside = world.place.stored(number).beside
-    for name in [name for name in beside if name.startswith("preprocessing")]:
-        del beside[name]
-    return number
-
-
-def one_key_under_two_names(world: World) -> str:
-    save(trust_in(world.ci, world.stranger, threshold=2), world.trust)
-    number = world.send(world.release(2))
-
-    def copied(data: bytes) -> bytes:
-        envelope = json.loads(data)
-        (first,) = envelope["signatures"]
-        other = first | {"keyid": world.stranger.public.key_id}
-        return json.dumps(envelope | {"signatures": [first, other]}).encode()
-
-    for name in ("evidence", "decision"):
-        world.spoil(number, f"gate/{name}.dsse.json", copied)
-    return number
-
-
-def expired(world: World) -> str:
-    """Measured anew, with a verdict of long ago."""
-    return world.send(world.release(2, at=days_ago(91)))
-
-
-def of_the_future(world: World) -> str:
-    return world.send(world.release(2, at=days_ago(-1)))
-
-
 def old_evidence(world: World) -> str:
     save(trust_in(world.ci, max_age_days=365.0), world.trust)
     patient = builders.policy(max_age_days=365.0)
     return world.send(world.release(2, policy=patient, days=91), policy=patient)
-
-
-def days_ago(days: float) -> str:
-    return (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
-
-
-def revoked(world: World) -> str:
-    save(trust_in(world.ci, world.stranger, revoked=(world.ci.public.key_id,)), world.trust)
-    return world.send(world.release(2))
-
-
-def too_few_signatures(world: World) -> str:
-    save(trust_in(world.ci, world.stranger, threshold=2), world.trust)
-    return world.send(world.release(2))
-
-
-def one_key_twice(world: World) -> str:
-    save(trust_in(world.ci, world.stranger, threshold=2), world.trust)
-    number = world.send(world.release(2))
-
-    def twice(data: bytes) -> bytes:
-        envelope = json.loads(data)
-        return json.dumps(envelope | {"signatures": envelope["signatures"] * 2}).encode()
-
-    world.spoil(number, "gate/decision.dsse.json", twice)
-    return number
 
 
 def weaker_policy(world: World) -> str:
@@ -325,35 +242,36 @@ def rejected_bytes(world: World) -> str:
 
 def replayed(world: World) -> str:
     """The verdict on what served before, under a new number."""
-    world.send(world.release(2))
-    world.look()
-    rollback(world.place.registry, NAME, ledger=world.place.ledger, reason="slow")
-    world.send(world.release(3))
-    world.look()
-    rollback(world.place.registry, NAME, ledger=world.place.ledger, reason="slow, too")
+    for seed in (2, 3):
+        world.send(world.release(seed))
+        world.look()
+        rollback(world.place.registry, NAME, ledger=world.place.ledger, reason="slow")
     world.look()
     assert world.place.champion == "1"
     world.place.stored("1").tags.clear()  # so that nothing is found by them
     return world.put(world.release(1))
 
 
-def restated(change: Callable[[dict[str, Any]], object]) -> Forge:
+def restated(*place: str | int, to: Any) -> Forge:
     """The statement on the decision says something else, signed by the key that is trusted."""
 
     def forge(world: World) -> str:
         of = world.with_spec(2)
         assert of.statements is not None
         plain = of.statements.decision.statement.to_plain()
-        change(plain)
+        inside: Any = plain
+        for name in place[:-1]:
+            inside = inside[name]
+        inside[place[-1]] = to(inside[place[-1]]) if callable(to) else to
         again = SignedStatement.sign(Statement.from_json(json.dumps(plain)), world.ci)
         return world.put(replace(of, statements=StatementPair(of.statements.evidence, again)))
 
-    forge.__name__ = f"restated: {change.__name__}"
     return forge
 
 
-def another_file(plain: dict[str, Any]) -> None:
-    plain["subject"][0]["digest"]["sha256"] = "0" * 64
+TWIN = Resource.from_digest(builders.digest("twin"), name="quantized/model.onnx").to_plain()
+POLICY_DIGEST = ("predicate", "policy", "digest")
+BOTH = ("gate/evidence.dsse.json", "gate/decision.dsse.json")
 
 
 def a_bad_digest(plain: dict[str, Any]) -> None:
@@ -436,16 +354,14 @@ def assert_page_says_refused(world: World, number: str) -> None:
     assert "are claims of the submitter and did not count." in page
 
 
-@pytest.mark.rows(5)
-@pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
-def test_a_forgery_is_refused_once_and_nothing_moves(world: World, forge: Forge) -> None:
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forgery_is_refused_once_and_nothing_moves(world: World, name: str) -> None:
+    forge, problem = FORGERIES[name]
     number = forge(world)
     assert world.look() == [("hand_in", "refused", number)]
     assert (world.place.champion, world.live) == ("1", "1")
-    assert FORGERIES[forge] in world.refusal(number)
-    assert ("--same-registry" in world.refusal(number)) is (
-        forge in (of_another_registry, for_no_registry)
-    )
+    assert problem in world.refusal(number)
+    assert ("--same-registry" in world.refusal(number)) is ("registry" in name)
     assert_page_says_refused(world, number)
     assert world.look() == []
     assert world.about(number) == ["refused"]

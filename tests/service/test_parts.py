@@ -16,7 +16,7 @@ from tests.registry.promoting import promote
 from tests.registry.releases import NAME, twin_policy
 from tests.registry.signed import Signing
 from tests.service.handing_in import World
-from tests.service.test_reconciler import Service
+from tests.service.places import Service
 
 
 def hand_in(service: Service, seed: int) -> None:

@@ -30,41 +30,7 @@ from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
-from tests.service.places import AUTOMATIC, PATIENT, REVIEWED, STRICT, Place
-
-
-class Service:
-    """A place with a reconciler and a store."""
-
-    def __init__(self, folder, policy=AUTOMATIC) -> None:
-        self.place = Place(folder, policy)
-        self.store = ModelStore(folder / "store")
-        self.restart()
-
-    def restart(self) -> None:
-        place = self.place
-        self.reconcile = Reconciler(place.registry, place.ledger, place.policy, store=self.store)
-
-    def look(self, cause: str = "delivery 1") -> list[tuple[str, str, str | None]]:
-        return [
-            (one.kind, type(one.error).__name__, None)
-            if isinstance(one, Failed)
-            else (one.kind, one.outcome, one.version)
-            for one in self.reconcile(NAME, cause=cause)
-        ]
-
-    @property
-    def live(self) -> str | None:
-        """The number of the version whose bytes are deployed."""
-        manifest = self.store.live(NAME)
-        if manifest is None:
-            return None
-        wanted = manifest.slots[EXACT].sha256
-        return next(
-            str(number)
-            for number, stored in enumerate(self.place.registry.versions, start=1)
-            if Digest.of_bytes(stored.data) == wanted
-        )
+from tests.service.places import AUTOMATIC, PATIENT, REVIEWED, STRICT, Place, Service
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file
 from tests.registry.test_golden_beside import with_golden
 from tests.runtimes.v2_server import V2Server, serving
-from tests.service.test_reconciler import Service
+from tests.service.places import Service
 
 
 def replaying(*urls: str, **options: object) -> Policy:

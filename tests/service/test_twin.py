@@ -12,8 +12,7 @@ from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import NAME, twin_policy
 from tests.registry.simulator import Watched
-from tests.service.places import Place
-from tests.service.test_reconciler import Service
+from tests.service.places import Place, Service
 
 POLICY = builders.policy(twin=twin_policy())
 REVIEWED = builders.policy(twin=twin_policy(), review="required")

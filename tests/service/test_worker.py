@@ -25,7 +25,7 @@ def working(
     try:
         yield worker
     finally:
-        assert worker.stop(timeout_s=20)
+        assert worker.stop(timeout_s=120)
 
 
 def metric(worker: ReconcileLoop, line: str) -> bool:
@@ -71,12 +71,12 @@ def test_one_look_serves_all_that_came_before_it() -> None:
     def effect(_model: str, cause: str) -> None:
         if cause == "webhook":
             begun.set()
-            go_on.wait(10)
+            go_on.wait()
 
     recorder = Recorder(effect)
     with working(recorder) as worker:
         worker.wake(MODEL)
-        begun.wait(10)
+        begun.wait()
         for _ in range(1000):
             worker.wake(MODEL)
         go_on.set()
@@ -162,7 +162,7 @@ def test_what_was_done_counts_and_what_failed_beside_it_is_tried_again(
         for error in errors:
             label = type(error).__name__ if isinstance(error, GateError) else "unexpected"
             until(lambda label=label: metric(worker, f'{{error="{label}"}} 1.0'))
-            assert str(error) in caplog.text
+            until(lambda error=error: str(error) in caplog.text)
         time.sleep(0.3)
     assert len(calls) == 1 + waits
     assert "taken back" in caplog.text
@@ -174,21 +174,22 @@ def test_waiting_grows_to_a_minute(attempts: int, seconds: float) -> None:
 
 
 def test_stopping_finishes_what_is_under_way_and_begins_nothing_more() -> None:
-    begun = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     def effect(_model: str, cause: str) -> None:
         if cause == "webhook":
             begun.set()
-            time.sleep(0.5)
+            go_on.wait()
 
     recorder = Recorder(effect)
     with working(recorder, interval_s=0.2) as worker:
         worker.wake(MODEL)
-        begun.wait(10)
+        begun.wait()
         worker.wake(MODEL)
         assert not worker.stop(timeout_s=0.01)
         assert not worker.alive
-        assert worker.stop(timeout_s=10)
+        go_on.set()
+        assert worker.stop(timeout_s=120)
     assert recorder.calls[-1] == (MODEL, "webhook")
     assert recorder.causes == ["webhook"]
 
@@ -222,7 +223,7 @@ def test_a_model_that_is_woken_again_and_again_starves_no_other() -> None:
     try:
         until(lambda: recorder.calls.count(("a", "timer")) >= 3)
     finally:
-        assert worker.stop(timeout_s=20)
+        assert worker.stop(timeout_s=120)
     assert recorder.causes
 
 

@@ -6,7 +6,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,12 +156,11 @@ class TestServers:
                 usable(url.replace("postgresql:", "postgresql+psycopg:") + "_of_nobody")
 
     def test_nobody_listens(self) -> None:
-        begun = time.monotonic()
+        """It is said before MLflow, which would try for 100 s."""
         with pytest.raises(RegistryUnavailable, match=r"no answer from .*127\.0\.0\.1:9/x"):
             usable("postgresql+psycopg://gate:hunter2@127.0.0.1:9/x")
-        with pytest.raises(RegistryUnavailable):
+        with pytest.raises(RegistryUnavailable, match=r"no answer from .*127\.0\.0\.1:9/x"):
             MlflowRegistry("postgresql+psycopg://gate@127.0.0.1:9/x").has_model("digits")
-        assert time.monotonic() - begun < 50  # MLflow by itself: 100 s
 
     def test_somebody_listens_and_never_answers(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

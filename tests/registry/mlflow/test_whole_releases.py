@@ -1,11 +1,12 @@
 """Models of several files as people ship them, on a real MLflow server: exported, judged, promoted,
-deployed and rolled back as one; or refused with the right name."""
+deployed and rolled back as one, with a twin or without."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import torch
 from mlflow.exceptions import MlflowException
 
 from gate import cli
-from gate.deploy.store import EXACT, ModelStore, Slot
+from gate.deploy.store import EXACT, QUANTIZED, ModelStore, Slot
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
+from gate.records.evidence import Evidence
 from gate.registry.interface import CHAMPION
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
@@ -39,6 +41,20 @@ QUICK = (
     "runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: 0.001, top1_agreement: 0.9}}}\n"
 )
 """What the seam does, one runtime shows."""
+TWIN = """precision: quantized
+task: tensors
+instruments: {noise_samples: 0, stability_samples: 0, probes: false, search_inputs: 0}
+runtimes: {ort-cpu-optimized: {required: always, bounds: {scaled_diff: 0.3}}}
+"""
+TWINNED = (
+    """task: tensors
+instruments: {probes: false, search_inputs: 0}
+runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: 0.001}}}
+twin:
+  """
+    + TWIN.strip().replace("\n", "\n  ")
+    + "\n"
+)
 Capture = pytest.CaptureFixture[str]
 
 
@@ -98,26 +114,26 @@ def written(folder: Path, chain: str, files: dict[str, str]) -> Path:
     return path
 
 
-def judged(release: Path, factory: str) -> int:
+def judged(release: Path, factory: str, policy: str = "policy.yaml") -> int:
     inputs, report = str(release.with_name("x.npz")), str(release.with_name("report"))
     options = ["--reference", factory, "--inputs", inputs, "--report", report, "--overwrite"]
-    options += ["--batch-size", "4", "--policy", "policy.yaml"]
+    options += ["--batch-size", "4", "--policy", policy]
     return cli.main(["check", str(release), *options])
 
 
-def promoted(release: Path, name: str, capsys: Capture) -> tuple[int, dict[str, Any]]:
-    report = str(release.with_name("report"))
+def promoted(release: Path, name: str, capsys: Capture, *more: str) -> tuple[int, dict[str, Any]]:
+    options = ["--name", name, "--report", str(release.with_name("report")), "--json", *more]
     capsys.readouterr()
-    code = cli.main(["promote", str(release), "--name", name, "--report", report, "--json"])
+    code = cli.main(["promote", str(release), *options])
     return code, json.loads(capsys.readouterr().out)
 
 
-def look(name: str) -> Slot:
+def look(name: str) -> Mapping[str, Slot]:
     """What the service does after an event; what serves then."""
     assert cli.main(["reconcile", name, "--store", "store", "--policy", "policy.yaml"]) == 0
     live = ModelStore(Path("store")).live(name)
     assert live is not None
-    return live.slots[EXACT]
+    return live.slots
 
 
 @pytest.mark.parametrize(
@@ -132,7 +148,7 @@ def test_it_goes_the_whole_way_and_back_as_one(
         assert judged(release, factory) == 0, capsys.readouterr()
         code, told = promoted(release, name, capsys)
         assert (code, told["outcome"], told["version"]) == (0, "promoted", str(number)), told
-        slot = look(name)
+        slot = look(name)[EXACT]
         assert str(slot.sha256) == told["digest"]
         assert len(slot.parts) == 2
         for file in slot.parts.values():
@@ -144,7 +160,7 @@ def test_it_goes_the_whole_way_and_back_as_one(
     lines = [e.action for e in Ledger(Path(".gate/state.db")).entries() if e.model == name]
     assert lines.count("promoted") == 2
     assert cli.main(["rollback", name, "--yes", "--reason", "a test"]) == 0
-    assert look(name) == seen[0]
+    assert look(name)[EXACT] == seen[0]
     registry = MlflowRegistry(server.uri)
     assert registry.alias(name, CHAMPION) == "1"
     _not_loaded(f"models:/{name}/1")
@@ -167,45 +183,35 @@ def _not_loaded(uri: str) -> None:
             mlflow.pyfunc.load_model(uri)
 
 
-def _yesterday(folder: Path) -> None:
-    model = tiny.build()
-    assert isinstance(model, tiny.Detector)
-    with torch.no_grad():
-        model.head.weight[0] *= 1.01
-    export(model.head, folder / "head.onnx", torch.zeros(2, 4))
-
-
-def _transposed(folder: Path) -> None:
-    model = tiny.build()
-    assert isinstance(model, tiny.Detector)
-    export(tiny.Turned(model.encoder), folder / "encoder.onnx", torch.zeros(2, 2, 5, 5))
-
-
-@pytest.mark.rows(3)
-@pytest.mark.parametrize(
-    ("spoil", "part"), [(_yesterday, "head"), (_transposed, "encoder")], ids=["yesterday", "layout"]
-)
-def test_a_wrong_part_keeps_all_out_and_is_named(
-    place: Path, capsys: Capture, spoil: Callable[[Path], None], part: str
+@exhaustive
+def test_a_release_and_its_twin_go_the_whole_way_and_back_as_one(
+    place: Path, capsys: Capture
 ) -> None:
-    release, factory = made(place / "release", detector)
-    spoil(release.parent)
-    assert judged(release, factory) == 1
-    code, told = promoted(release, f"wrong-{part}", capsys)
-    assert (code, told["outcome"], told["version"]) == (1, "refused", None)
-    assert f"in the part {part}: " in told["reason"]
-
-
-def test_parts_that_were_swapped_are_named(place: Path, capsys: Capture) -> None:
-    release, factory = made(place / "release", detector)
-    assert judged(release, factory) == 0
-    one, two = (release.with_name(f"{name}.onnx") for name in ("encoder", "head"))
-    first, second = one.read_bytes(), two.read_bytes()
-    one.write_bytes(second)
-    two.write_bytes(first)
-    capsys.readouterr()
-    report = str(release.with_name("report"))
-    assert cli.main(["promote", str(release), "--name", "swapped", "--report", report]) == 2
-    assert "the part encoder (" in capsys.readouterr().err
-    assert judged(release, factory) == 2
-    assert "the part encoder: " in capsys.readouterr().err
+    Path("policy.yaml").write_text(TWINNED)
+    Path("twin.yaml").write_text(TWIN)
+    seen: list[dict[str, Digest]] = []
+    for number, opset in enumerate((17, 16), start=1):
+        release, factory = made(place / f"release-{number}", detector, opset)
+        assert judged(release, factory) == 0
+        twin = release.parent / "twin" / release.name
+        asked = ["--reference", factory, "--calibration", str(release.with_name("x.npz"))]
+        assert cli.main(["quantize", str(release), *asked, "--output", str(twin)]) == 0
+        shutil.copy(release.with_name("x.npz"), twin.parent)
+        assert judged(twin, factory, policy="twin.yaml") == 0, capsys.readouterr()
+        more = ["--policy", "policy.yaml", "--twin", str(twin)]
+        more += ["--twin-report", str(twin.with_name("report"))]
+        code, told = promoted(release, "twins", capsys, *more)
+        assert (code, told["outcome"], told["version"]) == (0, "promoted", str(number)), told
+        seen.append({label: slot.sha256 for label, slot in look("twins").items()})
+        its = Evidence.load(twin.with_name("report") / "evidence.json").subject.sha256
+        assert seen[-1] == {EXACT: Digest.parse(told["digest"].split(":")[1]), QUANTIZED: its}
+    assert cli.main(["rollback", "twins", "--yes", "--reason", "a test"]) == 0
+    assert {label: slot.sha256 for label, slot in look("twins").items()} == seen[0]
+    files = ["--file", str(release), "--golden", str(release.with_name("report") / "golden")]
+    files += ["--twin", str(twin), "--twin-golden", str(twin.with_name("report") / "golden")]
+    assert cli.main(["deploy", "by-hand", "--store", "store", *files]) == 0
+    live = ModelStore(Path("store")).live("by-hand")
+    assert live is not None
+    assert {label: slot.sha256 for label, slot in live.slots.items()} == seen[1]
+    single = ["--file", str(release), "--twin", str(twin.with_name("head.onnx"))]
+    assert cli.main(["deploy", "by-hand", "--store", "store", *single]) == 1
