@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,8 @@ class Choice:
 class ChoiceSession:
     """A session of a file with the decisions of its nodes as further outputs.
 
-    Nodes of the branches of an If count; those of loops do not. Raises what ONNX Runtime raises,
-    and DigestMismatch.
+    Nodes of the branches of an If and of the body of a Loop count; those of a Loop inside of these
+    do not. Raises what ONNX Runtime raises, and DigestMismatch.
     """
 
     def __init__(
@@ -76,11 +77,18 @@ class ChoiceSession:
         model = file.model
         nodes = {node.output[0]: node for node in model.graph.node if _has_operands(node)}
         """By the decision."""
-        operators = _expose(model.graph)
+        operators = _expose(model.graph, loops=_version(model) >= _SEQUENCES)
         if "QuantizeLinear" in operators.values() and not quantizes():
             operators = {name: of for name, of in operators.items() if of != "QuantizeLinear"}
         self._operators = operators
         """By the name of the tensor, in the order of the nodes."""
+        self._loops = {
+            name: node.output[0]
+            for node in model.graph.node
+            for name in node.output
+            if node.op_type == "Loop" and name in operators
+        }
+        """The Loop of each decision that is made in one."""
         self._session: Any = None
         if not self._operators:
             return
@@ -110,15 +118,26 @@ class ChoiceSession:
             return []
         returned = self._session.run(self._names, dict(feed))
         arrays = {**feed, **dict(zip(self._names, returned, strict=True))}
-        return [
-            choice
-            for name, operator in self._operators.items()
-            if arrays[name].size and (choice := self._choice(name, operator, arrays)) is not None
-        ]
+        choices: list[Choice] = []
+        for loop, group in groupby(self._operators, key=self._loops.get):
+            names = list(group)
+            # One array an iteration: the model makes all decisions of one before those of the next.
+            rounds = (
+                [[arrays[name] for name in names]]
+                if loop is None
+                else zip(*(arrays[name] for name in names), strict=True)
+            )
+            for chosen in rounds:
+                for name, one in zip(names, chosen, strict=True):
+                    choice = self._choice(name, one, arrays) if one.size else None
+                    choices += [] if choice is None else [choice]
+        return choices
 
-    def _choice(self, name: str, operator: str, arrays: Mapping[str, OutputArray]) -> Choice | None:
+    def _choice(
+        self, name: str, chosen: OutputArray, arrays: Mapping[str, OutputArray]
+    ) -> Choice | None:
         """Return the decision of one node; None where integers are converted, or a constant is."""
-        chosen, node = np.asarray(arrays[name]), self._nodes.get(name)
+        operator, node = self._operators[name], self._nodes.get(name)
         if node is None:
             return Choice(operator, chosen, None, name)
         read = [arrays.get(one) for one in _read(node)]
@@ -216,11 +235,19 @@ def _read(node: onnx.NodeProto) -> list[str]:
     return list(node.input[:1])
 
 
-def _expose(graph: onnx.GraphProto, *, whole: bool = True) -> dict[str, str]:
-    """Return the operators by the name of their decision. Branches get decisions as outputs, but
-    not those that make floats `whole`."""
+def _version(model: onnx.ModelProto) -> int:
+    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+
+
+_SEQUENCES = 13
+"""Opset from which on a Loop hands on sequences."""
+
+
+def _expose(graph: onnx.GraphProto, *, whole: bool = True, loops: bool = False) -> dict[str, str]:
+    """Return the operators by the name of their decision. Branches, and bodies of `loops`, get
+    decisions as outputs, but not those that make floats `whole`."""
     operators: dict[str, str] = {}
-    for node in graph.node:
+    for node in list(graph.node):
         if node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type in _CHOOSERS:
@@ -229,6 +256,30 @@ def _expose(graph: onnx.GraphProto, *, whole: bool = True) -> dict[str, str]:
             operators[node.output[0]] = node.op_type
         elif node.op_type == "If":
             operators |= _expose_branches(node)
+        elif node.op_type == "Loop" and loops:
+            operators |= _expose_body(graph, node)
+    return operators
+
+
+def _expose_body(graph: onnx.GraphProto, node: onnx.NodeProto) -> dict[str, str]:
+    """Add the decisions of the body of a Loop to its outputs: a sequence each, of one array an
+    iteration, because their shapes may differ."""
+    body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
+    operators = {}
+    for decision, operator in _expose(body, whole=False).items():
+        exposed = f"{decision} of {node.output[0]}"
+        before, after, empty = (f"{exposed}, {word}" for word in ("before", "after", "empty"))
+        dtype = TensorProto.INT64 if operator in _INDICES else TensorProto.BOOL
+        carried = len(body.input) - 2  # besides the iteration and the condition
+        node.input.extend([""] * (2 - len(node.input)))
+        graph.node.insert(0, helper.make_node("SequenceEmpty", [], [empty], dtype=dtype))
+        body.node.append(helper.make_node("SequenceInsert", [before, decision], [after]))
+        node.input.append(empty)
+        node.output.insert(carried, exposed)
+        types = [helper.make_tensor_sequence_value_info(n, dtype, None) for n in (before, after)]
+        body.input.append(types[0])
+        body.output.insert(1 + carried, types[1])
+        operators[exposed] = operator
     return operators
 
 

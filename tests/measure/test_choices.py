@@ -143,6 +143,31 @@ def test_near_ties_pass_and_are_not_counted(kind, tmp_path):
     assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
 
 
+def swap_in_loop(old: str, new: str):
+    def edit(proto):
+        (loop,) = nodes(proto, "Loop")
+        (body,) = [attribute.g for attribute in loop.attribute if attribute.name == "body"]
+        (node,) = [node for node in body.node if node.op_type == old]
+        node.op_type = new
+
+    return edit
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize(
+    ("edit", "verdict"),
+    [
+        (None, Verdict.PASS),
+        (swap_in_loop("Greater", "Less"), Verdict.FAIL),
+        (swap_in_loop("ArgMax", "ArgMin"), Verdict.FAIL),
+    ],
+    ids=["right", "less", "argmin"],
+)
+def test_near_ties_in_a_loop(edit, verdict, tmp_path):
+    _, decision = judged(Rounds(), tmp_path, ROWS, edit=edit)
+    assert decision.verdict is verdict, decision.problems
+
+
 def constants(graph):
     """Yield each constant of a graph and its branches with the tensor that holds it."""
     tensors = [*graph.initializer]
