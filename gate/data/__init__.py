@@ -1,1 +1,1 @@
-"""Samples: where they come from and which input they feed."""
+"""Read samples from all sources, and bind them to model inputs."""

@@ -152,8 +152,8 @@ class ItemConverter:
         if sample.arrays.keys() != set(names):
             raise self._wrong(index, f"has {sorted(sample.arrays)}, sample 0 has {sorted(names)}")
         if (sample.label is not None) != self.labelled:
-            has = "has a label, sample 0 has none"
-            raise self._wrong(index, has if sample.label is not None else "has no label")
+            labels = ("a label", "none") if sample.label is not None else ("no label", "one")
+            raise self._wrong(index, f"has {labels[0]}, sample 0 has {labels[1]}")
         for spec in self.specs:
             array = sample.arrays[spec.name]
             if (dtype_name(array.dtype), array.shape) != (spec.dtype, spec.shape[1:]):

@@ -208,6 +208,6 @@ def _label(data: bytes, *, what: str) -> int:
     text = data[: _DIGITS + 4].strip()
     if not text.isdigit() or int(text) > np.iinfo(np.int64).max:
         raise DataError(
-            f"{what} is {data[:40]!r}, expected a class index: digits of an int64 of at least 0."
+            f"{what} is {data[:40]!r}, expected a class index: digits, within the range of int64."
         )
     return int(text)

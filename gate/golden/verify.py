@@ -86,7 +86,7 @@ def _incomparable(expected: Array, actual: Any) -> str | None:
     if actual.dtype.kind == "f":
         differs = np.isnan(actual) != np.isnan(expected)
         if differs.any():
-            return f"has {int(differs.sum())} elements that are NaN on one side only"
+            return f"has {int(differs.sum())} NaN on one side only"
         infinite = np.isinf(actual) | np.isinf(expected)
         if (actual[infinite] != expected[infinite]).any():
             return "is infinite on one side only, or with another sign"

@@ -84,7 +84,7 @@ class ReleaseQuantization:
         except OSError as error:
             raise StorageError(
                 f"cannot write {output} and its parts: {error.strerror or error}. Free space or "
-                "fix permissions, then repeat."
+                "fix permissions, then retry."
             ) from error
         of = release.subject
         made = release_within(output, None).subject(inputs=of.inputs, outputs=of.outputs)

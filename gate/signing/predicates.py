@@ -128,7 +128,7 @@ class CodeVersion(CamelCaseRecord):
 
 
 class MeasuredRuntime(CamelCaseRecord):
-    """The proof of where a runtime computed."""
+    """The proof of which runtime and providers computed."""
 
     name: str
     provider_requested: str

@@ -361,7 +361,7 @@ def _verify_decision(summary: VerificationSummary, evidence: Evidence, policy: P
     made = VerificationSummary.from_decision(
         again, precision=policy.precision, resource=summary.resource_uri, version=version
     )
-    if made.to_plain() != summary.to_plain():  # NaN is not equal to itself
+    if made.to_plain() != summary.to_plain():  # As JSON values: NaN does not equal itself.
         raise Untrusted(
             f"this evidence and policy lead to the verdict {again.verdict} ({again.digest().hex}), "
             f"the statement has {summary.verification_result} ({summary.decision.sha256}). It was "

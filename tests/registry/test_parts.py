@@ -117,7 +117,7 @@ def _vectors_of_one(release: Release) -> Release:
         (_swapped, r"the part encoder \(.*encoder.onnx\) has digest"),
         (_missing, "the part head .*is missing"),
         (_another, "release.yaml has digest"),
-        (_unmeasured, "the evidence has no part head"),
+        (_unmeasured, "the evidence says nothing of the part head"),
         (_elsewhere, "otherwise than it is: parts .*../head.onnx"),
         (_renamed, "parts .*encoder_2.*, not .*encoder"),
         (_other_shapes, "describes .*head.onnx otherwise than it is: inputs"),
