@@ -1,4 +1,4 @@
-"""Move the alias `champion`. No other module does."""
+"""Move the alias `champion`. No other module moves it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from gate.registry.version_page import write_status
 # transaction changes nothing. After it, the next owner of the lock finishes the move, once.
 @contextlib.contextmanager
 def model_lock(model: RegisteredModel, *, quietly: bool = False) -> Iterator[LedgerEntry | None]:
-    """Hold the promotion lock, and finish the pending move of this model; yield its entry.
+    """Hold the promotion lock, finish a pending move of this model, and yield the move's entry.
 
-    Raises PromotionConflict where another process holds it for too long, after recording that in
-    the ledger; `quietly`: without a record, because the caller retries. Raises the RegistryErrors,
-    EvidenceError and StorageError where the move can't be finished now.
+    quietly: do not record a conflict in the ledger, because the caller retries.
+    Raises PromotionConflict if another process holds the lock for too long. Raises the
+    RegistryErrors, EvidenceError and StorageError if the move can't be finished now.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -46,18 +46,18 @@ def model_lock(model: RegisteredModel, *, quietly: bool = False) -> Iterator[Led
 
 
 def move_alias(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
-    """Move `champion` and `previous` as an entry says, and return the entry in the ledger.
+    """Append an entry to the ledger, move `champion` and `previous`, and return the entry.
 
     `champion` moves from the entry's `previous_version` to its `version` (None: delete the alias).
-    Takes the `model_lock`, unless the caller holds it.
+    The function takes the `model_lock` unless the caller already holds it.
 
     `previous` moves to the version that a rollback may restore: the old champion, if that may serve
     again. After a rollback it is always the version that was rolled back. The pages of both
-    versions are updated last; a failure there undoes nothing.
+    versions are updated last; a failure there does not undo the move.
 
-    Raises PromotionConflict where `champion` is not where it was, or the lock was lost: before the
-    entry nothing was changed; after it `champion` is where the ledger says. Raises the other
-    RegistryErrors and StorageError: then the next owner of the lock finishes the move.
+    Raises PromotionConflict if another client moved `champion` or the lock was lost. Before the
+    entry is written nothing changes; afterwards `champion` matches the ledger. Raises the other
+    RegistryErrors and StorageError; then the next owner of the lock finishes the move.
     """
     if model.ledger.lease is None:
         with model_lock(model):
@@ -70,17 +70,17 @@ def move_alias(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
     assert entry.operation is not None
     try:
         _follow(model, entry, previous)
-    except PromotionConflict:  # another host moved an alias meanwhile, and that is written down
+    except PromotionConflict:  # another host moved an alias, and `expect` has recorded it
         token.clear_pending(entry.operation)
         raise
     except (RegistryError, StorageError) as error:
-        error.add_note(_STANDS)
+        error.add_note(_MOVE_PENDING)
         raise
     try:
         token.clear_pending(entry.operation)
     except PromotionConflict:
-        # This process was stopped for longer than the lease, and its move of the alias may have
-        # come after that of the next owner. The ledger says where it belongs, under the lock.
+        # This process was suspended for longer than its lease, so it may have moved the alias after
+        # the next owner did. Take the lock again and point the alias at the ledger's version.
         with promotion_lock(model.ledger, patience_s=PATIENCE_S):
             serving = model.history().serving
             _point_champion(model, serving)
@@ -90,18 +90,19 @@ def move_alias(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
     return entry
 
 
-_STANDS = (
-    "The ledger has this move already: the next command or the service finishes it. "
-    "gate history shows it."
+_MOVE_PENDING = (
+    "The ledger already contains this move. The next command or the service finishes it. "
+    "To see the move, run gate history."
 )
 
 
 def _finish_pending(model: RegisteredModel, token: FencingToken) -> LedgerEntry | None:
-    """Have `champion` follow a move that a crash left, and give its entry; None: there is none.
+    """Finish a move of `champion` that a crash interrupted, and return its entry, or None.
 
-    Whoever may write the database may write any id there. So only the model's last signed move is
-    finished, and only while `champion` is at its old or its new version. A version that was
-    deployed after its move had moved: who moved `champion` back since did so by hand.
+    Every user with write access to the database can write any operation ID there. Therefore only
+    the model's last signed move is finished, and only while `champion` points at its old or new
+    version. If the new version was deployed, the move was complete: if `champion` points at the old
+    version again, a user moved it by hand.
     """
     finished, pending = None, token.pending()
     entries = {e.operation: e for e in model.ledger.entries() if e.action != "conflict"}
@@ -109,7 +110,7 @@ def _finish_pending(model: RegisteredModel, token: FencingToken) -> LedgerEntry 
         entry = entries.get(operation)
         names = model.identities()
         if entry and (entry.model != model.name or plain(entry.registry) not in names):
-            continue  # its next owner finishes it
+            continue  # the next owner of that model's lock finishes it
         history = model.history()
         last = history.last_move
         is_last = entry is not None and last is not None and last.operation == operation
@@ -120,7 +121,7 @@ def _finish_pending(model: RegisteredModel, token: FencingToken) -> LedgerEntry 
                     finished = entry
             except (RegistryUnavailable, RegistryDenied):  # the next owner tries again
                 raise
-            except RegistryError:  # tried once, so as not to delay other commands
+            except RegistryError:  # no retry, which would delay other commands
                 token.clear_pending(operation)
                 raise
         token.clear_pending(operation)
@@ -135,8 +136,8 @@ def _was_deployed(history: ModelHistory, move: LedgerEntry) -> bool:
 
 
 def _follow(model: RegisteredModel, entry: LedgerEntry, previous: str | None) -> None:
-    """Move both aliases to where an entry says; `champion` last, also where another client moves
-    `previous` meanwhile. `previous`: None leaves that."""
+    """Move `previous` (unless None) and then `champion`, even if another client moves `previous`
+    at the same time."""
     try:
         if previous is not None:
             model.point(PREVIOUS, previous)
@@ -155,9 +156,9 @@ def _point_champion(model: RegisteredModel, version: str | None) -> None:
 
 
 def _previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
-    """Return the version to which a move sets `previous`; None if it stays as it is.
+    """Return the version to which a move sets `previous`; None if `previous` does not change.
 
-    Also valid for a move that was only partly completed.
+    The result is also valid for a move that was only partly completed.
     """
     history, old, new = model.history(), entry.previous_version, entry.version
     if old == new:
@@ -165,20 +166,21 @@ def _previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
     if entry.action == "rolled_back":
         return old
     if entry.action == "reverted":
-        # To what `previous` says: then it must say something else, and never the bad version.
-        follows = new is not None and model.alias(PREVIOUS) == new
-        return _served_before(model, history, but={old, new}) if follows else None
+        # If `champion` goes to the version of `previous`, `previous` must move to another version,
+        # but never to the bad one.
+        is_restored = new is not None and model.alias(PREVIOUS) == new
+        return _served_before(model, history, exclude={old, new}) if is_restored else None
     if old is None:
         return None
     return old if veto(model, old, history=history).problem is None else None
 
 
 def _served_before(
-    model: RegisteredModel, history: ModelHistory, *, but: set[str | None]
+    model: RegisteredModel, history: ModelHistory, *, exclude: set[str | None]
 ) -> str | None:
-    """A version to roll back to; a rollback proves its bytes."""
+    """Return a version to roll back to, or None. The rollback itself verifies its bytes."""
     for version in history.served:
         with contextlib.suppress(RegistryError):
-            if version not in but and veto(model, version, history=history).problem is None:
+            if version not in exclude and veto(model, version, history=history).problem is None:
                 return version
     return None

@@ -18,27 +18,28 @@ from gate.storage.files import temporary_folder
 
 
 def create_version(registry: Registry, release: Release, policy: Policy, *, status: str) -> str:
-    """Make a version of a release and read its tags back; gives its number. `status`: the first
-    line of its description. Its bytes are to be proven by the caller.
+    """Upload a release as a new version and return the version's number.
 
-    Raises RegistryError where it reads back otherwise, the other RegistryErrors, StorageError.
+    status: the first line of the description.
+    The caller verifies the uploaded bytes. Raises RegistryError if the registry returns other tags
+    or another description, the other RegistryErrors, and StorageError.
     """
     name, draft = release.model_name, release.draft()
     draft = replace(draft, description=with_status(draft.description, status))
     with temporary_folder() as folder:
-        beside = {**draft.beside, **_lay_out(release, policy, folder)}
-        number = registry.create_version(name, replace(draft, beside=beside))
-    made = registry.version(name, number)
-    if not draft.tags.items() <= made.tags.items() or made.description != draft.description:
+        folders = {**draft.beside, **_write_folders(release, policy, folder)}
+        number = registry.create_version(name, replace(draft, beside=folders))
+    created = registry.version(name, number)
+    if not draft.tags.items() <= created.tags.items() or created.description != draft.description:
         raise RegistryError(
-            f"version {number} of {name} reads back with other tags or another description than "
-            f"it was made with: {dict(made.tags)}. It was not promoted; repeat."
+            f"version {number} of {name}: the registry returned other tags or another description "
+            f"than were written: {dict(created.tags)}. The version was not promoted. Retry."
         )
     return number
 
 
-def _lay_out(release: Release, policy: Policy, folder: Path) -> dict[str, Path]:
-    """Write the folders that are uploaded with the file; return them by their names there."""
+def _write_folders(release: Release, policy: Policy, folder: Path) -> dict[str, Path]:
+    """Write the folders that are uploaded with the file; return them by their artifact names."""
     folders = {RECORDS: folder / RECORDS}
     Records(release.evidence, release.decision, release.statements).write(folders[RECORDS])
     policy.save(folders[RECORDS] / POLICY)
@@ -55,7 +56,7 @@ def _lay_out(release: Release, policy: Policy, folder: Path) -> dict[str, Path]:
 
 
 def write_twin(twin: EvaluatedFile, folder: Path) -> None:
-    """Copy a twin into `folder`, in its layout next to the exact file. Raises StorageError."""
+    """Copy a quantized twin with its records into `folder`. Raises StorageError."""
     try:
         for name in (twin.onnx_path.name, *twin.evidence.subject.external_data):
             target = folder / name
@@ -66,6 +67,6 @@ def write_twin(twin: EvaluatedFile, folder: Path) -> None:
     except OSError as error:
         raise StorageError(
             f"cannot copy the twin {twin.onnx_path} to {folder}: {error.strerror or error}. "
-            "Free space or fix permissions, then repeat."
+            "Free disk space or fix the permissions, then retry."
         ) from error
     Records(twin.evidence, twin.decision, twin.statements).write(folder / RECORDS)

@@ -37,9 +37,8 @@ def check_bytes_allowed(
 ) -> str | None:
     """Return the objection to a version's bytes for a promotion with access to the ledger, or None.
 
-    `tags`: tags of the version; None where the registry did not find these bytes under its number.
-
-    Two steps undo a rollback: somebody deletes the tag in the registry, and the file is submitted
+    tags: the tags of the version; None if the registry did not find these bytes under its number.
+    A rollback is undone in two steps: a user deletes the tag in the registry and submits the file
     again with access to the ledger. Raises the RegistryErrors.
     """
     name, rolled_back = model.name, history.rollback_of(number)
@@ -49,8 +48,8 @@ def check_bytes_allowed(
     if rolled_back is not None and Tag.ROLLED_BACK in tags:
         return (
             f"these bytes were rolled back as version {number} ({rolled_back.at}: "
-            f"{rolled_back.reason}). To promote them all the same, delete the tag "
-            f"{Tag.ROLLED_BACK} of version {number} of {name}, then repeat."
+            f"{rolled_back.reason}). To promote them anyway, delete the tag {Tag.ROLLED_BACK} of "
+            f"version {number} of {name}, then retry."
         )
     return _rejection(model, history, number, tags=tags)
 
@@ -60,9 +59,10 @@ def objection_from_afar(
 ) -> str | None:
     """Return the objection to bytes that were submitted without access to the ledger, or None.
 
-    `line`: the ledger line to be written for them. A submission can't undo a rollback, and one
-    verdict brings its bytes into service once: a rollback restores earlier versions. A review of
-    that version itself is handled elsewhere. Raises the RegistryErrors.
+    line: the ledger entry to be written for them.
+    A submission can't undo a rollback, and a verdict can bring its bytes into service only once:
+    earlier versions are restored by a rollback. A review of that version itself is handled
+    elsewhere. Raises the RegistryErrors.
     """
     assert line.sha256 is not None
     for number in history.versions_with_bytes(line.sha256):
@@ -70,16 +70,16 @@ def objection_from_afar(
         if rolled_back is not None:
             return (
                 f"these bytes were rolled back as version {number} ({rolled_back.at}: "
-                f"{rolled_back.reason}). Only gate promote --direct, where the ledger is, takes "
-                "that back."
+                f"{rolled_back.reason}). To promote them anyway, run gate promote --direct on a "
+                "machine with access to the ledger."
             )
         objection = _rejection(model, history, number, tags={})
         if objection is not None:
             return objection
         if number != line.version and _is_replayed(model, history, number, line=line):
             return (
-                f"its verdict brought version {number} into service before. To go back to that: "
-                "gate rollback; else measure anew, and hand that in."
+                f"version {number} was promoted with the same verdict before. To return to it, run "
+                "gate rollback. Otherwise measure the file again and submit the result."
             )
     for version in model.registry.find(model.name, line.sha256):
         if version.number != line.version and reviews.rejects(version.tags, model.reviews.tag):
@@ -90,8 +90,8 @@ def objection_from_afar(
 def _is_replayed(
     model: RegisteredModel, history: ModelHistory, number: str, *, line: LedgerEntry
 ) -> bool:
-    """Return whether this very verdict made another version champion, which is still there and
-    whole."""
+    """Return whether the same verdict already made version `number` champion, and that version
+    still exists unchanged."""
     vouched, fate = history.approving_entry(number), VersionStatus.of(history, number)
     if vouched is None or fate is None or fate.kind not in ("champion", "replaced"):
         return False
@@ -113,41 +113,41 @@ def _rejection(
     if "rejected" in history.since_passed(number) or reviews.rejects(tags, model.reviews.tag):
         return (
             f"a reviewer rejected these bytes as version {number} of {model.name}. Train or export "
-            "anew, and hand that in."
+            "the model again and submit the new file."
         )
     return None
 
 
-# Only the ledger approves, and its veto needs no tag. The only tag that counts is a review: tags
-# that the gate writes are in the ledger too, or were written by somebody else. Records and bytes
-# must have the digests in the ledger.
+# Only the ledger can approve a version, and a veto in the ledger applies without a tag. The only
+# tags that count are reviews: the gate's other tags repeat the ledger, and any user can edit them.
+# Records and bytes must have the digests in the ledger.
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Eligibility:
-    """The eligibility of a version. `problem`: why it must not serve; None if it may."""
+    """Whether a version may serve. `problem` is the reason against it, or None."""
 
     version: Version
     vouched: LedgerEntry | None
     problem: str | None
     unreviewed: bool = False
-    """The only problem is that the policy requires a review, and that there was none."""
+    """True if the only problem is that the policy requires a review and there was none."""
 
 
 def veto(
     model: RegisteredModel, version: str, *, history: ModelHistory, terms: Terms | None = None
 ) -> Eligibility:
-    """Return the eligibility of a version by ledger and tags, without a download.
+    """Return the eligibility of a version according to ledger and tags, without a download.
 
     Raises the RegistryErrors.
     """
-    found = model.registry.version(model.name, version)
-    vouched = history.approving_entry(version)
-    _report_strange(model.key, found, history)
-    problem = _objection(found, history, model.reviews.tag)
-    waits = _wait(found, vouched, terms) if problem is None else None
-    return Eligibility(found, vouched, problem or waits, unreviewed=waits is not None)
+    details = model.registry.version(model.name, version)
+    entry = history.approving_entry(version)
+    _warn_of_unrecorded_tag(model.key, details, history)
+    problem = _objection(details, history, model.reviews.tag)
+    waits = _reason_to_wait(details, entry, terms) if problem is None else None
+    return Eligibility(details, entry, problem or waits, unreviewed=waits is not None)
 
 
 def examine(
@@ -158,35 +158,36 @@ def examine(
     terms: Terms | None,
     golden: bool = False,
 ) -> Eligibility:
-    """The whole examination. `terms`: those of the promotion that it has to stand; None: only that
-    it still is what was promoted. `golden`: whether its golden vectors are needed, too.
+    """Download a version, verify it, and return its eligibility.
 
-    Other bytes are a problem when a second download says the same. Raises the RegistryErrors, of
-    them MismatchUnconfirmed, and StorageError where nothing can be said now.
+    terms: the terms of the promotion to judge by; None: only verify that the version still has the
+    bytes that were promoted. golden: also verify the golden vectors.
+    Wrong bytes count as a problem if a second download confirms them. Raises the RegistryErrors,
+    including MismatchUnconfirmed, and StorageError if nothing can be determined now.
     """
-    examined = veto(model, version, history=history, terms=terms)
-    vouched, problem = examined.vouched, examined.problem
-    if problem is not None or vouched is None:
-        return examined
+    eligibility = veto(model, version, history=history, terms=terms)
+    entry, problem = eligibility.vouched, eligibility.problem
+    if problem is not None or entry is None:
+        return eligibility
 
     def objection_to(path: Path) -> str | None:
         if terms is None:
             return None
-        return judge_version(path, model, vouched=vouched, terms=terms)
+        return judge_version(path, model, vouched=entry, terms=terms)
 
     expect = ExpectedDigests.from_entry if golden else ExpectedDigests.needed
     try:
         with temporary_folder() as folder:
-            problem = model.read(version, expect(vouched), objection_to, into=folder)
+            problem = model.read(version, expect(entry), objection_to, into=folder)
     except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
         problem = str(error)
-    return replace(examined, problem=problem)
+    return replace(eligibility, problem=problem)
 
 
 def _objection(version: Version, history: ModelHistory, tag: ReviewTag) -> str | None:
     number = version.number
     if history.approving_entry(number) is None:
-        return f"no line of the ledger says that the gate passed version {number}"
+        return f"the ledger has no entry that version {number} passed the gate"
     actions, rolled_back = history.since_passed(number), history.rollback_of(number)
     if rolled_back is not None:
         return f"version {number} was rolled back ({rolled_back.at}: {rolled_back.reason})"
@@ -195,31 +196,31 @@ def _objection(version: Version, history: ModelHistory, tag: ReviewTag) -> str |
     return None
 
 
-def _wait(version: Version, vouched: LedgerEntry | None, terms: Terms | None) -> str | None:
+def _reason_to_wait(version: Version, entry: LedgerEntry | None, terms: Terms | None) -> str | None:
     """Return why a version has to wait for its review, or None.
 
-    The policy by which it was promoted counts only where it is the one in force. The reviewers are
-    read from the ledger, never from tags.
+    The policy by which it was promoted counts only if it is still the one in force. The reviewers
+    are read from the ledger, never from tags.
     """
     if terms is None or terms.policy.review == "automatic":
         return None
     number, tag = version.number, terms.policy.review_tag
-    promoted = vouched is not None and vouched.action != "passed"
+    promoted = entry is not None and entry.action != "passed"
     if terms.policy.review == "signed":
-        approvers = vouched.approvers if promoted and vouched is not None else ()
+        approvers = entry.approvers if promoted and entry is not None else ()
         if terms.approved is not None or is_approval_valid(approvers, terms.trust):
             return None
         return (
-            f"version {number} waits for review: no line says that reviewers signed an approval "
+            f"version {number} waits for review: the ledger has no entry with a signed approval "
             "that still counts"
         )
-    by = None if vouched is None else vouched.policy_sha256
-    if (promoted and by == terms.policy.digest()) or reviews.approves(version.tags, tag):
+    policy = None if entry is None else entry.policy_sha256
+    if (promoted and policy == terms.policy.digest()) or reviews.approves(version.tags, tag):
         return None
     return f"version {number} waits for review: no tag {tag.name}={tag.approved}"
 
 
-def _report_strange(model: str, version: Version, history: ModelHistory) -> None:
+def _warn_of_unrecorded_tag(model: str, version: Version, history: ModelHistory) -> None:
     text = version.tags.get(Tag.ROLLED_BACK)
     if text is not None and history.rollback_of(version.number) is None:
         _warn_once(model, version.number, text)
@@ -228,60 +229,61 @@ def _report_strange(model: str, version: Version, history: ModelHistory) -> None
 @functools.lru_cache(maxsize=1024)
 def _warn_once(model: str, number: str, text: str) -> None:
     _log.warning(
-        "Version %s of %s has the tag %s=%r, and no line of the ledger says that it was rolled "
-        "back: the tag is ignored. Delete it; gate rollback takes a version out of service.",
+        "Version %s of %s has the tag %s=%r, but the ledger has no entry of a rollback: the tag "
+        "is ignored. Delete it. To take a version out of service, use gate rollback.",
         number, model, Tag.ROLLED_BACK, text,
     )  # fmt: skip
 
 
 class TrustFile:
-    """The file with the trust, if there is one. Implements `ReadTrust`."""
+    """The file with the trusted keys, if one is configured. Implements `ReadTrust`."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        """None: the service trusts no key, and believes its ledger alone."""
+        """None: the service trusts no key and relies on its ledger alone."""
         self._warned: dict[str, str] = {}
-        """By model: what was said last of what serves."""
+        """The last warning about the serving version, by model."""
 
     @classmethod
     def named(cls, trust: Path | None, *, policy: Path | None) -> TrustFile:
-        """The file that is named, else that of the policy, if it has a section `trust:`. Raises
-        PolicyError where the policy can't be read."""
+        """Use the named file, or else the policy file if it has a section `trust:`.
+
+        Raises PolicyError if the policy can't be read."""
         if trust is None and policy is not None and has_section(policy, SECTION):
             return cls(policy)
         return cls(trust)
 
     def __call__(self) -> Trust | None:
-        """Read the trust file as it is now; None where no file is configured.
+        """Read the current trust file; return None if no file is configured.
 
         Messages show its name without the folder, because every reader of the version's page sees
-        them. Raises PolicyError where the file is damaged: then no new version is trusted.
+        them. Raises PolicyError if the file is damaged; then no new version is trusted.
         """
         return None if self.path is None else Trust.from_file(self.path).read_from(self.path.name)
 
     def follow(self, ledger: Ledger) -> None:
-        """Set the current trust on a ledger; where the file is damaged, keep the previous trust."""
+        """Set the current trust on a ledger; keep the previous one if the file is damaged."""
         if self.path is not None:
             with contextlib.suppress(PolicyError):
                 ledger.trust = self()
 
     def trouble(self) -> str | None:
-        """Return why no signature is trusted now although a trust is configured, or None.
+        """Return why the configured trust file can't be used now, or None.
 
         The log contains details that the page must not show.
         """
         try:
             self()
         except PolicyError as error:
-            _log.warning("nothing that is handed in is judged: %s", error)
+            _log.warning("no submission is evaluated: %s", error)
             return "can't be read"
         return None
 
     def warn_of(self, model: str, history: ModelHistory) -> None:
         """Log once that the serving version has no trusted signature.
 
-        It goes on serving, because a change of settings alone takes nothing out of service. Raises
-        PolicyError.
+        The version keeps serving, because a change of settings alone never takes a version out of
+        service. Raises PolicyError.
         """
         trust, number = self(), history.serving
         vouched = None if number is None else history.approving_entry(number)
@@ -295,7 +297,7 @@ class TrustFile:
         if self._warned.get(model) != warning:
             self._warned[model] = warning
             _log.warning(
-                "%s: %s. It goes on serving. Hand in a signed one, or take it back: gate rollback.",
+                "%s: %s. It keeps serving. Submit a signed version, or run gate rollback.",
                 model,
                 warning,
             )
@@ -304,8 +306,8 @@ class TrustFile:
 def is_approval_valid(approvers: tuple[str, ...], trust: Trust | None) -> bool:
     """Return whether an approval in the ledger still counts.
 
-    Thresholds counted when it was given, and count again only where one of its keys was revoked
-    since.
+    The threshold was applied at the time of the approval. It is applied again only if one of the
+    keys has been revoked since.
     """
     revoked = () if trust is None else trust.revoked
     left = [key_id for key_id in approvers if key_id not in revoked]
@@ -316,19 +318,19 @@ def is_approval_valid(approvers: tuple[str, ...], trust: Trust | None) -> bool:
 def trust_problem(vouched: LedgerEntry, trust: Trust) -> str | None:
     """Return why the signatures of a version that served are no longer trusted, or None.
 
-    Only the ledger is read. Age and thresholds are checked at promotion and not again here.
+    Only the ledger is read. Age and thresholds are checked at promotion, not here.
     """
     revoked = sorted(set(vouched.measured_by).intersection(trust.revoked))
     if revoked:
         ids = ", ".join(key_id[:12] for key_id in revoked)
-        return f"was measured by keys that were revoked since: {ids}"
+        return f"was measured with keys that have been revoked since: {ids}"
     if not vouched.signers:
-        return None if trust.unsigned == "accept_existing" else "has no statement of anybody"
-    believed = {key.key_id for key in trust.measurers} - set(trust.revoked)
-    if not believed.intersection(vouched.signers):
+        return None if trust.unsigned == "accept_existing" else "has no signed statement"
+    trusted = {key.key_id for key in trust.measurers} - set(trust.revoked)
+    if not trusted.intersection(vouched.signers):
         ids = ", ".join(key_id[:12] for key_id in vouched.signers)
-        return f"is signed by keys that are not trusted, or were revoked: {ids}"
+        return f"is signed with keys that are not trusted or have been revoked: {ids}"
     if vouched.approvers and not is_approval_valid(vouched.approvers, trust):
         ids = ", ".join(key_id[:12] for key_id in vouched.approvers)
-        return f"was approved by keys of which too few are left that were not revoked: {ids}"
+        return f"was approved with keys of which too many have been revoked: {ids}"
     return None

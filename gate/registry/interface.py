@@ -12,24 +12,24 @@ from gate.records.evidence import Subject
 from gate.records.layout import MAX_EXTENT, VersionSize
 from gate.storage.digest import Digest
 
-# Whoever implements `Registry` raises the errors of `gate.errors` only: RegistryUnavailable,
-# RegistryDenied, ArtifactMissing, ResourceGone, StorageError, DigestMismatch (what came is no
+# Implementations of `Registry` raise only these errors of `gate.errors`: RegistryUnavailable,
+# RegistryDenied, ArtifactMissing, ResourceGone, StorageError, DigestMismatch (the download is not a
 # model), and RegistryError.
 Alias = Literal["candidate", "champion", "previous"]
 
 
 CANDIDATE: Alias = "candidate"
-"""Measured and passed."""
+"""Alias of the version that was submitted last."""
 
 CHAMPION: Alias = "champion"
-"""Serving."""
+"""Alias of the version that serves."""
 
 PREVIOUS: Alias = "previous"
-"""What a rollback goes to."""
+"""Alias of the version that a rollback restores."""
 
 
 class Tag:
-    """Keys of the tags on a version."""
+    """Keys of a version's tags."""
 
     VERDICT = "gate.verdict"
     SHA256 = "gate.sha256"
@@ -38,34 +38,34 @@ class Tag:
     RUNTIMES = "gate.runtimes"
     WAIVED = "gate.waived"
     GOLDEN = "gate.golden_sha256"
-    """Digest of golden.json, on versions with golden vectors."""
+    """Digest of golden.json, if the version has golden vectors."""
     TWIN = "gate.twin_sha256"
-    """Digest of the quantized twin, on versions that have one."""
+    """Digest of the quantized twin, if the version has one."""
     PREPROCESS = "gate.preprocess_sha256"
-    """Digest of the preprocessing spec, on versions that have one."""
+    """Digest of the preprocessing spec, if the version has one."""
     COMPARED_WITH = "gate.compared_with_sha256"
-    """Digest of the comparison with the version that served when this one was decided, where the
-    policy required one."""
+    """Digest of the comparison with the champion at the time of the decision, if the policy
+    requires a comparison."""
     REVIEW = REVIEW_TAG
-    """The review of a version that passed, unless the policy names another tag for it
+    """Review of a version that passed, unless the policy names another tag
     (`gate.registry.reviews` reads it)."""
     REVIEW_COMMENT = "gate.review_comment"
-    """The reviewer's comment; it goes into the ledger's line of the review."""
+    """The reviewer's comment, which is copied into the ledger entry of the review."""
     REVIEW_RESULT = "gate.review_result"
-    """The result of the review, for the reviewer. It decides nothing."""
+    """Result of the review, for the reviewer. The gate never reads it."""
     REFUSED = "gate.refused"
-    """Set by the service on a version that was handed in and that it refused: when, and why. The
-    same release handed in again becomes another version."""
+    """Time and reason of a refusal, set by the service on a submitted version. If the same release
+    is submitted again, it becomes a new version."""
     REVERTED = "gate.reverted"
-    """Set on a version that the guard took `champion` from: when, and why."""
+    """Time and reason, set on a version from which the guard moved `champion` away."""
     ROLLED_BACK = "gate.rolled_back"
-    """Set on a version that a rollback took out of service; its line in the ledger is the veto.
-    While both are there, the bytes are not taken in again. The tag alone says nothing."""
+    """Set on a version that a rollback took out of service. While the tag and the rollback's ledger
+    entry both exist, the bytes can't be promoted again. The tag alone has no effect."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A version to be created: the file, its description and its further folders."""
+    """A version to be created: the file, its tags, its description and further folders."""
 
     path: Path
     subject: Subject
@@ -73,19 +73,19 @@ class Draft:
     tags: Mapping[str, str]
     description: str
     beside: Mapping[str, Path] = field(default_factory=dict)
-    """Folders that are uploaded with the file, by their names there."""
+    """Folders that are uploaded with the file, by their artifact names."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """A version as the registry describes it. Anyone may have edited tags and description."""
+    """A version as the registry describes it. Any user can edit tags and description."""
 
     number: str
     run_id: str | None
     tags: Mapping[str, str]
     description: str
     made_at: str | None = None
-    """Creation time by the registry's own clock, UTC, ISO 8601; not editable. None: unknown."""
+    """Creation time by the registry's clock (UTC, ISO 8601), not editable; None if unknown."""
 
 
 class Registry(Protocol):
@@ -93,53 +93,56 @@ class Registry(Protocol):
 
     @property
     def identity(self) -> str:
-        """Which registry this is, without credentials: version numbers mean nothing without it."""
+        """The address of this registry without credentials. Version numbers belong to it."""
 
     def in_workspace(self, workspace: str) -> Registry:
-        """The registry of another workspace of the same server."""
+        """Return the registry of another workspace of the same server."""
 
     def ensure_model(self, name: str) -> None:
-        """Make the registered model if it is not there."""
+        """Create the registered model if it does not exist."""
 
     def has_model(self, name: str) -> bool:
-        """Return whether the registered model is there."""
+        """Return whether the registered model exists."""
 
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
-        """Versions whose tag `gate.sha256` is this digest, newest first. A hint, not a proof."""
+        """Return the versions whose tag `gate.sha256` is this digest, newest first.
+
+        Tags are editable, so the result does not prove which bytes the versions have.
+        """
 
     def create_version(self, name: str, draft: Draft) -> str:
-        """Upload the file under the draft's run and make a version of it; gives its number."""
+        """Upload the file under the draft's run, create a version, and return its number."""
 
     def version(self, name: str, number: str) -> Version:
-        """Read one version."""
+        """Return one version."""
 
     def download(
         self, name: str, number: str, folder: Path, *, extent: VersionSize = MAX_EXTENT
     ) -> Path:
         """Download a version's artifact into `folder`; return the path of its ONNX file.
 
-        The draft's `beside` folders lie next to the file again. `extent`: its size when it was
-        promoted; raises DigestMismatch where it is far larger, before anything is downloaded.
+        The folders of the draft's `beside` are next to the file. extent: the version's size when it
+        was promoted. Raises DigestMismatch before the download if the artifact is far larger.
         """
 
     def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:
-        """Download single files of a version, by their paths next to its ONNX file.
+        """Download single files of a version into `folder`. Missing files are skipped.
 
-        They get the same paths in `folder`; missing ones are left out. `most_bytes`: by path, the
-        largest allowed size; raises DigestMismatch where a file is larger.
+        most_bytes: the largest allowed size of each file, by its path relative to the ONNX file.
+        Raises DigestMismatch if a file is larger.
         """
 
     def alias(self, name: str, alias: Alias) -> str | None:
-        """The version that an alias points at, or None."""
+        """Return the version that an alias points at, or None."""
 
     def set_alias(self, name: str, alias: Alias, number: str) -> None:
         """Point an alias at a version."""
 
     def delete_alias(self, name: str, alias: Alias) -> None:
-        """Take an alias away; one that is not there is no error."""
+        """Delete an alias, if it exists."""
 
     def set_tag(self, name: str, number: str, *, key: str, value: str) -> None:
         """Set a tag on a version."""
 
     def set_description(self, name: str, number: str, text: str) -> None:
-        """Put another text in the place of a version's description."""
+        """Replace a version's description."""

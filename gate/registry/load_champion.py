@@ -44,15 +44,15 @@ from gate.signing.verification import StatementPair
 from gate.storage.files import temporary_folder
 from gate.storage.untrusted_files import RECORD_LIMIT
 
-# Of one set of samples and labels both pieces of evidence say how often each file is right: the
-# drop of accuracy follows. Whether both give the same answers, and which one is slower, only who
-# runs both can say: that stays unmeasured, and what the policy bounds there is an ERROR.
-_SERVED_AS: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
-"""As consumers open a file, and as it was exported."""
+# If both files were measured on the same samples and labels, the drop in accuracy follows from the
+# two evidence records. Disagreements and relative speed can only be measured by running both files.
+# They stay unmeasured here, and a policy bound on them is an ERROR.
+_COMPARED_ON: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
+"""Runtimes in the order of preference: consumers load a file with optimizations."""
 
 
 def compare_records(champion: Champion, evidence: Evidence) -> ChampionComparison:
-    """Compare the champion's evidence with this one, or state why they can't be compared."""
+    """Compare the champion's evidence with new evidence, or record why they can't be compared."""
     fields, old = champion.record_fields(evidence), champion.evidence
     if old is None:
         return ChampionComparison(state=champion.incomparable, absent=champion.absent, **fields)
@@ -68,7 +68,7 @@ def compare_records(champion: Champion, evidence: Evidence) -> ChampionCompariso
 
 
 def _difference(old: Evidence, new: Evidence) -> str | None:
-    """Return why two pieces of evidence are not about one task; None: they are, or about one
+    """Return why two evidence records can't be compared; None if they can, or are about one
     file."""
     if old.subject.sha256 == new.subject.sha256:
         return None
@@ -78,18 +78,18 @@ def _difference(old: Evidence, new: Evidence) -> str | None:
         ("preprocessing", old.source.preprocess_sha256, new.source.preprocess_sha256),
     ):
         if theirs != ours or (ours is None and what == "labels"):
-            named = [digest.short if digest else "none" for digest in (theirs, ours)]
+            digests = [digest.short if digest else "none" for digest in (theirs, ours)]
             return (
-                f"it was measured with other {what} ({named[0]}) than this file ({named[1]}), and "
-                "the service has none to run both on: compare where they are measured "
-                "(gate check --against NAME)"
+                f"it was measured with other {what} ({digests[0]}) than this file ({digests[1]}), "
+                "and the service has no samples to run both files. Compare them when the new file "
+                "is measured (gate check --against NAME)"
             )
     return None
 
 
 def _answers(old: Evidence, new: Evidence) -> list[ChampionAnswers]:
-    """Return the accuracies of both by the first runtime on which both were measured."""
-    for name in _SERVED_AS:
+    """Return the accuracies of both files on the first runtime on which both were measured."""
+    for name in _COMPARED_ON:
         theirs, ours = old.runtime(name), new.runtime(name)
         if theirs is not None and ours is not None and theirs.measured and ours.measured:
             before = _accuracies(theirs)
@@ -108,7 +108,7 @@ def _answers(old: Evidence, new: Evidence) -> list[ChampionAnswers]:
 
 
 def _accuracies(runtime: RuntimeEvidence) -> dict[str, float]:
-    """Top-1 on labels, by output of classes."""
+    """Return the top-1 accuracy by classification output."""
     return {
         output.name: output.classification.accuracy.candidate
         for output in runtime.outputs
@@ -119,14 +119,14 @@ def _accuracies(runtime: RuntimeEvidence) -> dict[str, float]:
 def download_signed(
     model: RegisteredModel, number: str, *, trust: Trust, into: Path
 ) -> tuple[Path, LedgerEntry] | str:
-    """Download a version's file below `into`, with what a trusted measurer signed about it.
+    """Download a version below `into`; return its path and an entry of its signed digests.
 
-    The signature must cover all of its bytes, its evidence and its verdict, for this model of this
-    registry; otherwise the result states what is missing. A serving version may grow old: its
-    statements had to be young enough when they were made. Raises the RegistryErrors, StorageError.
+    A trusted measurer must have signed all of its bytes, its evidence and its verdict for this
+    model in this registry; otherwise return what is missing. The age of the statements is not
+    checked, because a version may serve for long. Raises the RegistryErrors, StorageError.
     """
 
-    def line_of(path: Path) -> LedgerEntry:
+    def signed_entry(path: Path) -> LedgerEntry:
         try:
             made = StatementPair.from_folder(path.parent / RECORDS).made_at
             names = model.identities()
@@ -135,148 +135,154 @@ def download_signed(
             raise EvidenceError(str(error)) from error
         return model.entry("passed", "its own statements", version=number).model_copy(update=fields)
 
-    expected = SignedExpectation(lambda path: ExpectedDigests.from_entry(line_of(path)))
+    expected = SignedExpectation(lambda path: ExpectedDigests.from_entry(signed_entry(path)))
     download = Download.into(into, model.registry, of=(model.name, number, expected))
     try:
         path = download.proven()
-        line = line_of(path)
-        records = Records.load(path, evidence=line.evidence_sha256)
-        assert records.statements is not None  # line_of has read them
+        entry = signed_entry(path)
+        records = Records.load(path, evidence=entry.evidence_sha256)
+        assert records.statements is not None  # signed_entry has read them
         verify_statements(
-            release_from_version(path, records, name=model.name, twin=None),  # it is not compared
-            files=companion_digests(line),
+            # The twin is left out, because the comparison does not use it.
+            release_from_version(path, records, name=model.name, twin=None),
+            files=companion_digests(entry),
             trust=trust,
             registries=model.identities(),
             now=records.statements.made_at,
         )
     except (DigestMismatch, EvidenceError, Untrusted) as error:
-        return f"nobody who is trusted{trust.by} vouches for it: {error}"
-    return path, line
+        return f"no trusted key{trust.by} signed it: {error}"
+    return path, entry
 
 
-# Reading writes nothing: a wrong download is a transient error here, and flags no version.
-_UNNAMED = "the ledger names no evidence on it"
+# These functions only read: wrong bytes in a download are a transient error and flag no version.
+_NO_EVIDENCE = "the ledger has no digest of its evidence"
 
 
 def load_champion(model: RegisteredModel, *, into: Path, trust: Trust | None = None) -> Champion:
     """Download the version that a new one must be compared with (`standard`), below `into`.
 
-    `trust`: trusted keys for its statements where no line of the ledger approves it; None: no key.
-    Raises MismatchUnconfirmed where the download differs from the ledger, the other RegistryErrors,
-    EvidenceError where the ledger's chain is broken, StorageError.
+    trust: trusted keys for its statements if no ledger entry approves it; None: no key.
+    Raises MismatchUnconfirmed if the download differs from the ledger, the other RegistryErrors,
+    EvidenceError if the ledger's chain is broken, StorageError.
     """
-    found = _served(model)
-    if isinstance(found, Champion):
-        if found.state != "unvouched" or trust is None or found.version is None:
-            return found
-        by_word = download_signed(model, found.version, trust=trust, into=into)
-        if isinstance(by_word, str):
+    entry = _approving_entry(model)
+    if isinstance(entry, Champion):
+        if entry.state != "unvouched" or trust is None or entry.version is None:
+            return entry
+        signed = download_signed(model, entry.version, trust=trust, into=into)
+        if isinstance(signed, str):
             return Champion(
-                state="unvouched", version=found.version, absent=f"{found.absent}; and {by_word}"
+                state="unvouched", version=entry.version, absent=f"{entry.absent}; and {signed}"
             )
-        return _read(*by_word)
-    assert found.version is not None
-    assert found.sha256 is not None
+        return _read(*signed)
+    assert entry.version is not None
+    assert entry.sha256 is not None
     expected = ExpectedDigests(
-        sha256=found.sha256,
-        evidence=found.evidence_sha256,
-        extent=found.extent or MAX_EXTENT,
+        sha256=entry.sha256,
+        evidence=entry.evidence_sha256,
+        extent=entry.extent or MAX_EXTENT,
     )
-    download = Download.into(into, model.registry, of=(model.name, found.version, expected))
+    download = Download.into(into, model.registry, of=(model.name, entry.version, expected))
     try:
-        return _read(download.proven(), found)
+        return _read(download.proven(), entry)
     except DigestMismatch as error:
         raise _unconfirmed(download.what, error) from error
 
 
 def champion_recorded(model: RegisteredModel) -> Champion:
-    """The same by the evidence that the ledger names, without its file. Raises what `champion_of`
-    raises; MismatchUnconfirmed where that evidence does not come, too."""
-    found = _served(model)
-    if isinstance(found, Champion):
-        return found
-    assert found.version is not None
-    pinned = found.evidence_sha256
-    recorded = Champion(state="proven", version=found.version, sha256=found.sha256)
+    """Load only the evidence of the version that a new one must be compared with.
+
+    Raises the exceptions of `load_champion`, and MismatchUnconfirmed if the evidence is missing.
+    """
+    entry = _approving_entry(model)
+    if isinstance(entry, Champion):
+        return entry
+    assert entry.version is not None
+    pinned = entry.evidence_sha256
+    recorded = Champion(state="proven", version=entry.version, sha256=entry.sha256)
     if pinned is None:
-        return replace(recorded, state="unrecorded", absent=_UNNAMED)
-    what = f"the evidence of version {found.version} of {model.name} in the registry"
+        return replace(recorded, state="unrecorded", absent=_NO_EVIDENCE)
+    what = f"the evidence of version {entry.version} of {model.name} in the registry"
     with temporary_folder() as folder:
         most_bytes = {f"{RECORDS}/{EVIDENCE}": RECORD_LIMIT}
         try:
-            model.registry.fetch(model.name, found.version, folder, most_bytes=most_bytes)
+            model.registry.fetch(model.name, entry.version, folder, most_bytes=most_bytes)
             evidence = load_evidence(folder / "model.onnx", sha256=pinned)
         except (DigestMismatch, EvidenceError, ArtifactMissing) as error:
             raise _unconfirmed(what, error) from error
         except ResourceGone as error:
             raise MismatchUnconfirmed(
-                f"version {found.version} of {model.name}, which served last and is what this has "
-                "to be compared with, was deleted from the registry. Point "
-                f"'{CHAMPION}' at a version that served before, or leave 'incumbent' out of the "
-                "service's policy for this one."
+                f"version {entry.version} of {model.name}, which served last, was deleted from the "
+                "registry, so the new version can't be compared with it. Point "
+                f"'{CHAMPION}' at a version that served before, or remove 'incumbent' from the "
+                "service's policy for this submission."
             ) from error
     return replace(recorded, evidence=evidence)
 
 
-def _served(model: RegisteredModel) -> Champion | LedgerEntry:
-    """Return the line that approves the standard, or why there is none."""
+def _approving_entry(model: RegisteredModel) -> Champion | LedgerEntry:
+    """Return the ledger entry that approves the version to compare with, or why there is none."""
     history = model.history()
     number = standard(model.alias(CHAMPION), history)
     if number is None:
         return Champion(state="first", absent=f"no version of {model.name} serves yet")
-    vouched = history.approving_entry(number)
-    if vouched is not None and vouched.sha256 is not None:
-        return vouched
+    entry = history.approving_entry(number)
+    if entry is not None and entry.sha256 is not None:
+        return entry
     return Champion(
         state="unvouched",
         version=number,
-        absent=f"no line of the ledger {model.ledger.location} says that the gate passed it, so "
-        "nothing says which bytes it should hold",
+        absent=f"the ledger {model.ledger.location} has no entry that it passed the gate, so its "
+        "expected digest is unknown",
     )
 
 
 def _unconfirmed(what: str, error: GateError) -> MismatchUnconfirmed:
     return MismatchUnconfirmed(
-        f"{what} did not come as the ledger says: nothing is compared with it, and nothing is "
-        f"condemned. {error} Repeat in a while."
+        f"{what} does not have the digest in the ledger. It was not used for the comparison, and "
+        f"the version is not flagged. {error} Retry later."
     )
 
 
 def champion_if_any(model: RegisteredModel, *, into: Path, trust: Trust | None = None) -> Champion:
-    """Return the champion for display only: failures are stated in the result and never raised."""
+    """Return the champion for display only. Failures are part of the result and never raised."""
     try:
         return load_champion(model, into=into, trust=trust)
     except GateError as error:
         return Champion.unavailable(f"{type(error).__name__}: {error}")
 
 
-def _read(path: Path, vouched: LedgerEntry) -> Champion:
-    """Raise DigestMismatch for evidence that the ledger does not name, StorageError."""
-    pinned = vouched.evidence_sha256
+def _read(path: Path, entry: LedgerEntry) -> Champion:
+    """Read the records next to a verified file.
+
+    Raises DigestMismatch if the evidence differs from the ledger's, StorageError.
+    """
+    pinned = entry.evidence_sha256
     try:
         evidence = None if pinned is None else load_evidence(path, sha256=pinned)
-        reason = _UNNAMED
+        reason = _NO_EVIDENCE
     except EvidenceError as error:
-        evidence, reason = None, f"it has no evidence beside its file: {error}"
-    if evidence is not None and evidence.subject.sha256 != vouched.sha256:
-        evidence, reason = None, "its evidence is on another file"
+        evidence, reason = None, f"its evidence can't be read: {error}"
+    if evidence is not None and evidence.subject.sha256 != entry.sha256:
+        evidence, reason = None, "its evidence is about another file"
     return Champion(
         state="unrecorded" if evidence is None else "proven",
         absent=reason if evidence is None else None,
-        version=vouched.version,
-        sha256=vouched.sha256,
+        version=entry.version,
+        sha256=entry.sha256,
         onnx_path=path,
         evidence=evidence,
-        decision=_decision(path, vouched),
+        decision=_decision(path, entry),
         trend=load_trend(path),
     )
 
 
-def _decision(path: Path, vouched: LedgerEntry) -> Decision | None:
+def _decision(path: Path, entry: LedgerEntry) -> Decision | None:
     try:
-        found = load_decision(path)
+        decision = load_decision(path)
     except (DigestMismatch, EvidenceError):
         return None
-    digests = (found.subject_sha256, found.policy_sha256, found.evidence_sha256)
-    ours = (vouched.sha256, vouched.policy_sha256, vouched.evidence_sha256)
-    return found if digests == ours else None
+    digests = (decision.subject_sha256, decision.policy_sha256, decision.evidence_sha256)
+    approved = (entry.sha256, entry.policy_sha256, entry.evidence_sha256)
+    return decision if digests == approved else None

@@ -48,42 +48,42 @@ from gate.storage.files import temporary_folder
 from gate.storage.workspace import key_in
 
 
-# Submitting needs neither the ledger nor the right to move `champion`: measuring and deciding can
-# run on different machines.
+# A submission needs neither the ledger nor the right to move `champion`, so that measuring and
+# deciding can run on different machines.
 def submit(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult:
-    """Make a version of the release and point `candidate` at it, if its decision is a PASS. The
-    same release handed in again finds its version, unless the service refused that. The ledger is
-    not needed.
+    """Upload the release as a version and point `candidate` at it, if its decision is a PASS.
 
-    Refused (a returned outcome): the service judged it before, as its page says; the decision is
-    not PASS, the model's source files changed since it was measured, it has no statements, or
-    evidence or statements are too old. `dry_run`: within `dvc exp run`. `unchanged`: it is champion
-    already.
+    The ledger is not needed. A release that was submitted before reuses its version, unless the
+    service refused that version.
 
-    Raises MismatchUnconfirmed where the registry does not give back what was sent;
-    PromotionConflict where another version became the candidate meanwhile; the other RegistryErrors
-    and StorageError as they come. After any of them nothing else than a version without an alias
-    was made, and the next call finishes the job.
+    Outcomes: `refused` if the service evaluated the version before, the decision is not PASS, the
+    model's source files changed since the measurement, there are no statements, or evidence or
+    statements are too old; `dry_run` within `dvc exp run`; `unchanged` if it is already champion.
+
+    Raises MismatchUnconfirmed if the registry returns other bytes than were uploaded;
+    PromotionConflict if another version became the candidate meanwhile; the other RegistryErrors
+    and StorageError. After an exception at most a version without an alias exists, and the next
+    call completes the submission.
     """
     release = verified.release
     refusal = verified.refusal or release.outdated() or verified.untimely(datetime.now(UTC))
     judged = [release] if release.twin is None else [release, release.twin]
     if refusal is None and any(each.statements is None for each in judged):
         refusal = (
-            "it has no signed statements, and the service takes no file without them. Measure and "
-            "sign it: gate check --report --key"
+            "it has no signed statements, which the service requires. Measure and sign it: "
+            "gate check --report --key"
         )
     if refusal is not None:
         return PromotionResult("refused", None, None, refusal)
     if "DVC_EXP_NAME" in os.environ:
-        reason = "a DVC experiment decides and reports only; run `make repro` to hand it in"
+        reason = "a DVC experiment only decides and reports; to submit it, run `make repro`"
         return PromotionResult("dry_run", None, None, reason)
     return _Submission(model.registry, verified, MismatchMemory()).run()
 
 
 @dataclass(frozen=True)
 class _Submission:
-    """One release on its way to `candidate`."""
+    """The submission of one release."""
 
     registry: Registry
     verified: VerifiedRelease
@@ -97,39 +97,39 @@ class _Submission:
         registry, release, policy = self.registry, self.release, self.verified.policy
         name = release.model_name
         registry.ensure_model(name)
-        champion, found = registry.alias(name, CHAMPION), self._existing_version()
-        closed = None if found is None or found.number == champion else _closed(found)
-        if found is not None and closed is not None:
+        champion, existing = registry.alias(name, CHAMPION), self._existing_version()
+        outcome = None if existing is None or existing.number == champion else _outcome_of(existing)
+        if existing is not None and outcome is not None:
             reason = (
-                f"it was handed in before as version {found.number}, and {closed}. "
-                f"{way_back(key_in(registry.identity, name), found.number)}."
+                f"it was submitted before as version {existing.number}, and {outcome}. "
+                f"{way_back(key_in(registry.identity, name), existing.number)}."
             )
-            return PromotionResult("refused", found.number, champion, reason)
-        if found is None:
+            return PromotionResult("refused", existing.number, champion, reason)
+        if existing is None:
             number = create_version(registry, release, policy, status=WAITS_FOR_SERVICE)
-            self._prove(number)
+            self._verify_upload(number)
         else:
-            number = found.number
-        if registry.alias(name, CANDIDATE) != number:  # again would fire an event of nothing
+            number = existing.number
+        if registry.alias(name, CANDIDATE) != number:  # setting it again would fire an event
             registry.set_alias(name, CANDIDATE, number)
-            self._expect(number)
+            self._expect_candidate(number)
         if number == champion:
             reason = f"version {number} is champion already, with these bytes and this verdict"
             return PromotionResult("unchanged", number, champion, reason)
         compared = ""
         if policy.incumbent is not None and release.decision.incumbent is None:
-            compared = ", not compared with what serves, which the service does"
+            compared = " (the service compares it with the champion)"
         reason = (
-            f"PASS on {', '.join(release.decision.runtimes)}{compared}, handed in: now the "
-            "service decides (gate serve). What came of it is said on the page of version "
-            f"{number}, in the first line"
+            f"PASS on {', '.join(release.decision.runtimes)}{compared}, submitted: the service "
+            "decides (gate serve) and writes the outcome into the first line of the page of "
+            f"version {number}"
         )
         return PromotionResult("handed_in", number, champion, reason)
 
     def _existing_version(self) -> Version | None:
-        """Return a whole version of this very release with the same statements, or None.
+        """Return an unchanged version of this release with the same statements, or None.
 
-        A version that the service refused does not count.
+        Versions that the service refused are ignored.
         """
         release = self.release
         wanted = release.draft().tags.items()
@@ -141,12 +141,12 @@ class _Submission:
                     path = self._download(version, into=folder).proven()
                     if self._has_same_statements(path):
                         return version
-            except (DigestMismatch, ArtifactMissing):  # another is made: it could be so for good
+            except (DigestMismatch, ArtifactMissing):  # it may stay broken: create a new version
                 continue
         return None
 
-    def _prove(self, number: str) -> None:
-        """Read a version back that was just made; once more, if it comes otherwise."""
+    def _verify_upload(self, number: str) -> None:
+        """Download a new version and verify it; retry once on a mismatch."""
         name = self.release.model_name
         version = self.registry.version(name, number)
         for last in (False, True):
@@ -154,13 +154,13 @@ class _Submission:
                 try:
                     path = self._download(version, into=folder).proven()
                     if not self._has_same_statements(path):
-                        raise DigestMismatch("Its statements are others than those that were sent.")
+                        raise DigestMismatch("Its statements differ from the uploaded ones.")
                 except DigestMismatch as error:
                     if last or not self.mismatches.waits():
                         raise MismatchUnconfirmed(
-                            f"version {number} of {name} was made, and the registry gives back "
-                            f"something else: {error} '{CANDIDATE}' was not moved. Look at the "
-                            "artifact store, then repeat."
+                            f"version {number} of {name} was created, but its download differs "
+                            f"from the upload: {error} '{CANDIDATE}' was not moved. Check the "
+                            "artifact store, then retry."
                         ) from error
                 else:
                     return
@@ -172,66 +172,68 @@ class _Submission:
         return Download.into(into, self.registry, of=of)
 
     def _has_same_statements(self, path: Path) -> bool:
-        """Return whether the statements next to a file are the release's: signed by the same
-        keys."""
+        """Return whether the statements next to a file equal the release's, with the same
+        signers."""
         try:
-            there = load_statements(path)
+            uploaded = load_statements(path)
         except Untrusted:
             return False
         ours = self.release.statements
-        if there is None or ours is None:
+        if uploaded is None or ours is None:
             return False
-        pairs = ((there.evidence, ours.evidence), (there.decision, ours.decision))
-        return all(self._are_alike(one, other) for one, other in pairs)
+        pairs = ((uploaded.evidence, ours.evidence), (uploaded.decision, ours.decision))
+        return all(self._are_equal(*pair) for pair in pairs)
 
-    def _are_alike(self, one: SignedStatement, other: SignedStatement) -> bool:
-        """ECDSA signs the same otherwise each time."""
-        if one.data == other.data:
+    def _are_equal(self, first: SignedStatement, second: SignedStatement) -> bool:
+        # ECDSA signatures of the same content differ: compare the signers instead.
+        if first.data == second.data:
             return True
         trust = self.verified.trust
-        if trust is None or one.statement != other.statement:
+        if trust is None or first.statement != second.statement:
             return False
-        signers, wanted = (each.signers(trust.measurers) for each in (one, other))
-        return {key.key_id for key in signers} == {key.key_id for key in wanted}
+        signers = [
+            {key.key_id for key in signed.signers(trust.measurers)} for signed in (first, second)
+        ]
+        return signers[0] == signers[1]
 
-    def _expect(self, number: str) -> None:
+    def _expect_candidate(self, number: str) -> None:
         name = self.release.model_name
         candidate = self.registry.alias(name, CANDIDATE)
         if candidate != number:
             raise PromotionConflict(
-                f"'{CANDIDATE}' of {name} points at version {candidate or 'none'}, this hand-in "
-                f"left it at {number}: another one was handed in meanwhile. Look at the registry; "
-                "if this one is meant, repeat."
+                f"'{CANDIDATE}' of {name} points at version {candidate or 'none'} instead of "
+                f"{number}: another version was submitted meanwhile. Check the registry; if "
+                f"version {number} should be the candidate, retry."
             )
 
 
-def _closed(version: Version) -> str | None:
+def _outcome_of(version: Version) -> str | None:
     """Return the outcome that the registry records for a version, or None if there is none yet."""
     outcome, tag = outcome_on(version.description), version.tags.get(Tag.REVERTED)
     if outcome is not None:
-        return f"its page says: {outcome}"
+        return f"its page shows: {outcome}"
     return None if tag is None else f"it has the tag {Tag.REVERTED}: {tag.rstrip('.')}"
 
 
-# What serves is decided by the local records alone. Tags only help to find a version that an
-# interrupted promotion left behind (its bytes are hashed again); a reviewer's tag may veto.
-_TITLES = 3
-"""Of waived checks in a reason."""
+# Only the local records decide which version serves. Tags serve to find a version that an
+# interrupted promotion left behind (its bytes are hashed again), and a review tag may veto.
+_MAX_TITLES = 3
+"""Maximum number of waived checks that a reason names."""
 
 
 def promote(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult:
     """Make the release's file the champion, if the decision on it is a PASS.
 
-    Refused (a returned outcome): the decision is not PASS, the model's source files changed since
-    it was measured, its evidence is older than the policy allows or of the future, its statements
-    count no more at this time, or these bytes were rolled back or rejected in review. `passed`: the
-    policy asks for a review, and the version waits for it. `dry_run`: within `dvc exp run`, which
-    never promotes. `unchanged`: it serves already, whatever its age.
+    Outcomes: `refused` if the decision is not PASS, the model's source files changed since the
+    measurement, the evidence is older than the policy allows or from the future, the statements are
+    no longer valid, or these bytes were rolled back or rejected in review; `passed` if the policy
+    requires a review, for which the version waits; `dry_run` within `dvc exp run`, which never
+    promotes; `unchanged` if the release serves already, regardless of its age.
 
-    Raises DigestMismatch or EvidenceError where what the registry gives back is not what was sent;
-    PromotionConflict where another promotion is under way; the other RegistryErrors and
-    StorageError as they come. After any of them the champion is what the ledger says, or the next
-    owner of the lock moves it there, and the next call finishes the job.
+    Raises DigestMismatch or EvidenceError if the download differs from the upload;
+    PromotionConflict if another promotion is running; the other RegistryErrors and StorageError.
+    After an exception the next owner of the lock points `champion` at the version in the ledger,
+    and the next call completes the promotion.
     """
     model = replace(model, reviews=ReviewSettings.of(verified.policy))
     release = verified.release
@@ -239,17 +241,17 @@ def promote(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResul
     if refusal is not None:
         return refuse(model, release, refusal)
     if "DVC_EXP_NAME" in os.environ:
-        reason = "a DVC experiment decides and reports only; run `make repro` to promote"
+        reason = "a DVC experiment only decides and reports; to promote, run `make repro`"
         return PromotionResult("dry_run", None, None, reason)
     with model_lock(model):
-        # A broken ledger must stop the promotion before it touches the registry.
-        done = _Attempt(model, verified, model.history()).promote()
-        return replace(done, signers=release.signers)
+        # Read the history first: a broken ledger must stop the promotion before any change.
+        result = _Promotion(model, verified, model.history()).run()
+        return replace(result, signers=release.signers)
 
 
 @dataclass(frozen=True)
-class _Attempt:
-    """One release on its way to `champion`, and the model's history as it was at first."""
+class _Promotion:
+    """The promotion of one release, with the ledger history at its start."""
 
     model: RegisteredModel
     verified: VerifiedRelease
@@ -263,68 +265,68 @@ class _Attempt:
     def policy(self) -> Policy:
         return self.verified.policy
 
-    def promote(self) -> PromotionResult:
+    def run(self) -> PromotionResult:
         model, history = self.model, self.history
         model.registry.ensure_model(model.name)
         champion = model.alias(CHAMPION)
         sha256 = self.release.decision.subject_sha256
-        found = model.registry.find(model.name, sha256)
-        tags = {version.number: version.tags for version in found}
+        matches = model.registry.find(model.name, sha256)
+        tags = {version.number: version.tags for version in matches}
         for number in dict.fromkeys((*tags, *history.versions_with_bytes(sha256))):
             objection = check_bytes_allowed(model, history, number, tags=tags.get(number))
             if objection is not None:
                 return refuse(model, self.release, objection, version=number)
-        there = [version for version in found if version.number == champion]
-        serving = next((v.number for v in there if self._serves_already(v)), None)
-        if serving is not None and self._served_rightly(serving):
+        champions = [version for version in matches if version.number == champion]
+        serving = next((v.number for v in champions if self._serves_already(v)), None)
+        if serving is not None and self._is_recorded_as_served(serving):
             return self._unchanged(serving)
-        late = self._outdated_reason(champion, serving)
-        if late is not None:
-            return refuse(model, self.release, late)
+        outdated_reason = self._outdated_reason(champion, serving)
+        if outdated_reason is not None:
+            return refuse(model, self.release, outdated_reason)
         required = self.policy.review != "automatic"
         if serving is not None and not required:
             return self._unchanged(serving)
-        others = [version for version in found if version.number != champion]
-        number = serving or self._left_behind(others) or self._create()
+        others = [version for version in matches if version.number != champion]
+        number = serving or self._reusable_version(others) or self._create()
         if serving is None:
             model.expect(CHAMPION, champion)
             model.point(CANDIDATE, number)
         if required:
-            return self._submit(number, champion)
-        why, about = _why(self.release), self.release
+            return self._await_review(number, champion)
+        reason, about = _pass_reason(self.release), self.release
         move_alias(
-            model, model.entry("promoted", why, version=number, previous=champion, about=about)
+            model, model.entry("promoted", reason, version=number, previous=champion, about=about)
         )
-        return PromotionResult("promoted", number, champion, why)
+        return PromotionResult("promoted", number, champion, reason)
 
     def _serves_already(self, champion: Version) -> bool:
         """Return whether the champion is this release."""
-        release, vouched = self.release, self.history.approving_entry(champion.number)
-        if vouched is not None:
+        release, entry = self.release, self.history.approving_entry(champion.number)
+        if entry is not None:
             policy, spec = release.decision.policy_sha256, release.preprocess_sha256
-            same = (vouched.policy_sha256, vouched.preprocess_sha256) == (policy, spec)
-            twins = [twin and twin.sha256 for twin in (vouched.twin, release.twin_digests)]
+            same = (entry.policy_sha256, entry.preprocess_sha256) == (policy, spec)
+            twins = [twin and twin.sha256 for twin in (entry.twin, release.twin_digests)]
             return same and twins[0] == twins[1] and self._is_whole(champion)
-        # If the champion came from elsewhere, only its tags list the files that belong to it.
+        # Without a ledger entry, only the champion's tags list the files that belong to it.
         tags = release.draft().tags
         names = {*tags, Tag.TWIN, Tag.PREPROCESS} - {Tag.COMPARED_WITH}
         same = all(champion.tags.get(name) == tags.get(name) for name in names)
         return same and self._is_whole(champion)
 
-    def _left_behind(self, versions: Sequence[Version]) -> str | None:
-        """Return the number of a whole version of this very release, or None."""
+    def _reusable_version(self, versions: Sequence[Version]) -> str | None:
+        """Return the number of an unchanged version of this release, or None."""
         tags = self.release.draft().tags
-        refused = {**tags, Tag.VERDICT: refused_as(tags[Tag.VERDICT])}  # it may come again
+        refused = {**tags, Tag.VERDICT: refused_as(tags[Tag.VERDICT])}  # may be promoted again
         for version in versions:
-            # Of one that can't be proven now another is made: it could be so for good.
+            # A version that can't be verified now may stay broken, so a new one is created instead.
             with contextlib.suppress(MismatchUnconfirmed):
-                is_alike = any(all_of.items() <= version.tags.items() for all_of in (tags, refused))
-                if is_alike and self._is_whole(version):
+                has_tags = any(each.items() <= version.tags.items() for each in (tags, refused))
+                if has_tags and self._is_whole(version):
                     return version.number
         return None
 
     def _create(self) -> str:
-        """Make a version and prove it; gives its number."""
+        """Upload a version, verify it, and return its number."""
         model, release = self.model, self.release
         number = create_version(model.registry, release, self.policy, status=HANDED_IN)
         golden = release.draft().tags.get(Tag.GOLDEN)
@@ -333,10 +335,10 @@ class _Attempt:
 
     def _is_whole(self, version: Version) -> bool:
         """Return True if a version's bytes are the release's."""
-        vouched = self.history.approving_entry(version.number)
+        entry = self.history.approving_entry(version.number)
         expected = ExpectedDigests.from_release(self.release, golden=version.tags.get(Tag.GOLDEN))
-        if vouched is not None:
-            expected = replace(ExpectedDigests.from_entry(vouched), sha256=expected.sha256)
+        if entry is not None:
+            expected = replace(ExpectedDigests.from_entry(entry), sha256=expected.sha256)
         try:
             self.model.prove(version.number, expected)
         except (DigestMismatch, ArtifactMissing):
@@ -344,39 +346,39 @@ class _Attempt:
         return True
 
     def _outdated_reason(self, champion: str | None, serving: str | None) -> str | None:
-        """Return why what was measured and decided holds no more at this moment, or None.
+        """Return why evidence or decision are no longer valid, or None.
 
-        `serving`: the champion, where that is this release already.
+        serving: the champion's number if the champion is this release already.
         """
         untimely = self.verified.untimely(datetime.now(UTC))
         if untimely is not None or serving is not None or self.policy.incumbent is None:
             return untimely
         return outdated(self.release.compared_with, champion, self.history)
 
-    def _served_rightly(self, number: str) -> bool:
+    def _is_recorded_as_served(self, number: str) -> bool:
         history = self.history
         return history.was_served(number) and history.rollback_of(number) is None
 
     def _unchanged(self, champion: str) -> PromotionResult:
         model, previous = self.model, self.model.alias(PREVIOUS)
-        if self._served_rightly(champion):
+        if self._is_recorded_as_served(champion):
             reason = f"version {champion} serves these bytes already, under the same policy"
-            # The promoted files count, not those that were submitted now.
+            # Record the files that were promoted, not those that were submitted now.
             about = self.history.approving_entry(champion) or self.release
             model.write("unchanged", reason, version=champion, previous=previous, about=about)
         else:
-            # A crash between the alias and the ledger's line, or a promotion from elsewhere.
-            reason = f"version {champion} was champion already, without a line in this ledger"
+            # `champion` was set by hand or by a gate with another ledger.
+            reason = f"version {champion} was champion already, without an entry in this ledger"
             model.write("promoted", reason, version=champion, previous=previous, about=self.release)
         write_status(model, (champion, previous))
         return PromotionResult("unchanged", champion, previous, reason)
 
-    def _submit(self, number: str, champion: str | None) -> PromotionResult:
-        """Have the version wait for its review."""
+    def _await_review(self, number: str, champion: str | None) -> PromotionResult:
+        """Record that the version passed and waits for its review."""
         waits = self.model.reviews.waits(shlex.quote(self.model.key), number)
-        reason = f"{_why(self.release)}; {waits}"
-        standing = self.history.standing(number)
-        if standing is None or standing.action != "passed":
+        reason = f"{_pass_reason(self.release)}; {waits}"
+        last_entry = self.history.standing(number)
+        if last_entry is None or last_entry.action != "passed":
             self.model.write(
                 "passed", reason, version=number, previous=champion, about=self.release
             )
@@ -384,27 +386,27 @@ class _Attempt:
         return PromotionResult("passed", number, champion, reason)
 
 
-def _why(release: Release) -> str:
+def _pass_reason(release: Release) -> str:
     reason = f"PASS on {', '.join(release.decision.runtimes)}"
     waived = [check.title for check in release.decision.waived]
     if waived:
-        # A release of several files may waive dozens, which its report lists.
-        more = f" and {len(waived) - _TITLES} more" if len(waived) > _TITLES else ""
-        reason += f"; waived: {', '.join(waived[:_TITLES])}{more}"
+        # A release of several files may waive dozens of checks; the report lists all of them.
+        more = f" and {len(waived) - _MAX_TITLES} more" if len(waived) > _MAX_TITLES else ""
+        reason += f"; waived: {', '.join(waived[:_MAX_TITLES])}{more}"
     return reason
 
 
 def refuse(
     model: RegisteredModel, release: Release, reason: str, *, version: str | None = None
 ) -> PromotionResult:
-    """Write down that a release is refused, and why. Raises EvidenceError, StorageError."""
+    """Record in the ledger that a release is refused. Raises EvidenceError, StorageError."""
     model.write("refused", reason, version=version, about=release)
     return PromotionResult("refused", version, None, reason)
 
 
-# If `champion` was moved by hand, `previous` did not follow: then a rollback restores the version
-# that served before that. If it was moved to the version of `previous`, that was a rollback by
-# hand: the serving version stays, and the ledger records it.
+# If a user moved `champion` by hand, `previous` did not follow, and a rollback restores the version
+# that served before that. If the user moved it to the version of `previous`, that already was a
+# rollback: the serving version stays, and the ledger records the rollback.
 def rollback(
     registry: Registry,
     model_name: str,
@@ -413,19 +415,21 @@ def rollback(
     reason: str,
     reviews: ReviewSettings | None = None,
 ) -> PromotionResult:
-    """Point `champion` at the version of `previous`, and `previous` at the old champion. `reviews`:
-    by which tag reviewers say no; None: by the gate's own.
+    """Point `champion` at the version of `previous`, and `previous` at the old champion.
 
-    The target's bytes are downloaded and must have the digest that the ledger recorded when they
-    were promoted. The line in the ledger keeps the old champion from serving, with or without a
-    tag; its tag `gate.rolled_back` keeps its bytes from being handed in again until it is deleted.
+    reviews: the tag by which reviewers reject versions; None: the default tag.
 
-    A move by hand counts, whether the guard has accepted it yet or not: what served before it is
-    gone back to. One to the version of `previous` was itself a rollback, which is written down.
+    The target's bytes are downloaded and must have the digest in the ledger. The rollback's ledger
+    entry keeps the old champion from serving, with or without a tag. Its tag `gate.rolled_back`
+    keeps its bytes from being promoted again until a user deletes the tag.
 
-    Raises RegistryError where there is nothing to go back to, EvidenceError without a line in the
-    ledger, DigestMismatch on other bytes, PromotionConflict where another promotion is under way.
-    An interrupted rollback is finished by calling again.
+    If `champion` was moved by hand, the rollback restores the version that served before, whether
+    the guard has accepted the move or not. If it was moved to the version of `previous`, the
+    rollback is only recorded.
+
+    Raises RegistryError if there is no version to restore, EvidenceError if the ledger has no entry
+    of it, DigestMismatch if its bytes differ, PromotionConflict if another promotion is running. To
+    complete an interrupted rollback, call the function again.
     """
     model = RegisteredModel(registry, ledger, model_name, reviews=reviews or ReviewSettings())
     with model_lock(model) as finished:
@@ -441,24 +445,24 @@ def _rollback(model: RegisteredModel, reason: str) -> PromotionResult:
         _refuse(model, _nothing_serves(model, history))
     last = history.last_move
     rolled_back = last is not None and (last.action, last.version) == ("rolled_back", champion)
-    if last is not None and rolled_back and _is_left_behind(model, previous, last, history):
+    if last is not None and rolled_back and _is_previous_stale(model, previous, last, history):
         return _resumed(model, last)
-    left = _version_before_manual_move(history, champion)
-    if left is not None and champion == previous and history.served_before(champion, left):
-        return _roll_back_manual_move(model, left, champion=champion, reason=reason)
-    target = _proven_target(model, history, champion=champion, preferred=(left, previous))
+    before = _version_before_manual_move(history, champion)
+    if before is not None and champion == previous and history.served_before(champion, before):
+        return _record_manual_rollback(model, before, champion=champion, reason=reason)
+    target = _verified_target(model, history, champion=champion, preferred=(before, previous))
     if target is None:
         _refuse(
             model,
             f"{model.name} can't be rolled back: '{CHAMPION}' points at version {champion}, "
-            f"'{PREVIOUS}' at {previous or 'none'}, and the ledger knows no other version that "
-            "served and may serve again. There must have been two promotions.",
+            f"'{PREVIOUS}' at {previous or 'none'}, and no other version in the ledger may serve "
+            "again. A rollback needs at least two promotions.",
         )
     _mark(model, champion, reason)
     if champion != history.serving:
         reason += (
-            f" ('{CHAMPION}' had been pointed at version {champion} by hand; by the ledger version "
-            f"{history.serving or 'none'} served)"
+            f" ('{CHAMPION}' had been pointed at version {champion} by hand; the serving version "
+            f"in the ledger was {history.serving or 'none'})"
         )
     entry = model.entry(
         "rolled_back", reason, version=target.version, previous=champion, about=target
@@ -467,46 +471,47 @@ def _rollback(model: RegisteredModel, reason: str) -> PromotionResult:
 
 
 def _version_before_manual_move(history: ModelHistory, champion: str) -> str | None:
-    """Return the version that served before `champion` was moved by hand; None if it was not."""
+    """Return the version that served before a user moved `champion` by hand, or None."""
     last = history.last_move
     if last is None:
         return None
     if last.version != champion:
         return last.version
-    # The gate's own moves have the id of an operation; what the guard accepted has none.
+    # Moves by the gate have an operation ID; moves by hand that the guard accepted have none.
     accepted = last.action == "promoted" and last.operation is None
     return last.previous_version if accepted else None
 
 
-def _is_left_behind(
+def _is_previous_stale(
     model: RegisteredModel, previous: str | None, last: LedgerEntry, history: ModelHistory
 ) -> bool:
-    """Return whether `previous` did not follow the last rollback: it points at what serves since,
-    or still at a version that was left before."""
+    """Return whether `previous` did not follow the last rollback: it points at the restored version
+    or at one that may not serve."""
     if previous in (None, last.previous_version):
         return False
     return previous == last.version or isinstance(_eligible(model, previous, history), GateError)
 
 
-def _proven_target(
+def _verified_target(
     model: RegisteredModel,
     history: ModelHistory,
     *,
     champion: str,
     preferred: tuple[str | None, ...],
 ) -> LedgerEntry | None:
-    """The line of the version to go back to, whose bytes are proven; None: there is none. One whose
-    bytes are others is passed over, if another one may serve; else what is said against the first
-    is written down and raised."""
+    """Return the ledger entry of the version to restore, whose bytes were verified, or None.
+
+    Versions with wrong bytes are skipped. If no version is left, record and raise the first
+    problem."""
     problem: GateError | None = None
-    for found in _targets(model, history, champion=champion, preferred=preferred):
+    for target in _targets(model, history, champion=champion, preferred=preferred):
         try:
-            if isinstance(found, LedgerEntry):
-                return _proven(model, found)
+            if isinstance(target, LedgerEntry):
+                return _verify_target(model, target)
         except DigestMismatch as error:
             problem = problem or error
         else:
-            problem = problem or found
+            problem = problem or target
     if problem is not None:
         model.write("refused", str(problem))
         raise problem
@@ -520,18 +525,19 @@ def _targets(
     champion: str,
     preferred: tuple[str | None, ...],
 ) -> Iterator[LedgerEntry | GateError]:
-    """Yield the lines of the versions that a rollback may restore, the preferred first.
+    """Yield the ledger entries of the versions that a rollback may restore.
 
-    They are: the first of these, if it may serve; the version of `previous`, or the objection to
-    it; and the versions that served by the ledger and may serve, newest first.
+    preferred: the version before a move by hand, yielded first if it may serve, and the version of
+    `previous`, yielded next as its entry or the objection to it. Then follow the versions that
+    served and may serve again, newest first.
     """
-    left, previous = preferred
-    if left not in (None, champion) and _may_serve(model, left, history):
-        yield _eligible(model, left, history)
-    if previous not in (None, champion, left):
+    before, previous = preferred
+    if before not in (None, champion) and _may_serve(model, before, history):
+        yield _eligible(model, before, history)
+    if previous not in (None, champion, before):
         yield _eligible(model, previous, history)
     for version in history.served:
-        if version not in (champion, previous, left) and _may_serve(model, version, history):
+        if version not in (champion, previous, before) and _may_serve(model, version, history):
             yield _eligible(model, version, history)
 
 
@@ -542,27 +548,27 @@ def _may_serve(model: RegisteredModel, version: str | None, history: ModelHistor
         return False
 
 
-def _roll_back_manual_move(
-    model: RegisteredModel, left: str, *, champion: str, reason: str
+def _record_manual_rollback(
+    model: RegisteredModel, before: str, *, champion: str, reason: str
 ) -> PromotionResult:
     try:
-        vouched = _proven(model, _eligible(model, champion, model.history()))
+        target = _verify_target(model, _eligible(model, champion, model.history()))
     except GateError as error:
         model.write("refused", str(error))
         raise
     why = f"{reason} ('{CHAMPION}' had been pointed back at version {champion} by hand)"
     with contextlib.suppress(ResourceGone):
-        _mark(model, left, reason)
-    line = model.write("rolled_back", why, version=champion, previous=left, about=vouched)
+        _mark(model, before, reason)
+    entry = model.write("rolled_back", why, version=champion, previous=before, about=target)
     with contextlib.suppress(ResourceGone):
-        model.registry.version(model.name, left)
-        model.point(PREVIOUS, left)
-    write_status(model, (champion, left))
-    return _outcome(line)
+        model.registry.version(model.name, before)
+        model.point(PREVIOUS, before)
+    write_status(model, (champion, before))
+    return _outcome(entry)
 
 
 def _mark(model: RegisteredModel, version: str, reason: str) -> None:
-    """Before the alias moves: a crash in between must not leave the bad bytes promotable."""
+    # Called before the alias moves: a crash in between must not leave the bad bytes promotable.
     if Tag.ROLLED_BACK not in model.registry.version(model.name, version).tags:
         note = f"{now()}: {reason}"
         model.registry.set_tag(model.name, version, key=Tag.ROLLED_BACK, value=note)
@@ -571,66 +577,67 @@ def _mark(model: RegisteredModel, version: str, reason: str) -> None:
 def _nothing_serves(model: RegisteredModel, history: ModelHistory) -> str:
     text = f"{model.name} can't be rolled back: the alias '{CHAMPION}' points at no version. "
     if history.serving is None:
-        return f"{text}There must have been two promotions."
+        return f"{text}A rollback needs at least two promotions."
     return (
-        f"{text}Somebody took it away: by the ledger version {history.serving} served. Point "
-        f"'{CHAMPION}' at that or at another version that passed, then repeat."
+        f"{text}The alias was deleted by hand: in the ledger version {history.serving} serves. "
+        f"Point '{CHAMPION}' at it or at another version that passed, then retry."
     )
 
 
-def _resumed(model: RegisteredModel, line: LedgerEntry) -> PromotionResult:
-    """The rollback of this line was interrupted. Where an older version of the gate began it, or
-    the registry refused, `previous` still has to follow."""
-    if line.previous_version is not None:
-        model.point(PREVIOUS, line.previous_version)
-    write_status(model, (line.version, line.previous_version))
-    return _outcome(line)
+def _resumed(model: RegisteredModel, entry: LedgerEntry) -> PromotionResult:
+    """Complete an interrupted rollback.
+
+    `previous` has not moved yet if an older gate began the rollback or the registry refused."""
+    if entry.previous_version is not None:
+        model.point(PREVIOUS, entry.previous_version)
+    write_status(model, (entry.version, entry.previous_version))
+    return _outcome(entry)
 
 
-def _outcome(line: LedgerEntry) -> PromotionResult:
-    return PromotionResult("rolled_back", line.version, line.previous_version, line.reason)
+def _outcome(entry: LedgerEntry) -> PromotionResult:
+    return PromotionResult("rolled_back", entry.version, entry.previous_version, entry.reason)
 
 
 def _eligible(
     model: RegisteredModel, target: str | None, history: ModelHistory
 ) -> LedgerEntry | GateError:
-    """Return the line that approves a version to restore, or why it can't be restored.
+    """Return the ledger entry that approves a version to restore, or why it can't be restored.
 
-    Its bytes are not verified yet. Raises the RegistryErrors except ResourceGone.
+    The version's bytes are not verified. Raises the RegistryErrors except ResourceGone.
     """
     assert target is not None
-    line = history.rollback_of(target)
+    rolled_back = history.rollback_of(target)
     try:
-        if line is not None and Tag.ROLLED_BACK in model.registry.version(model.name, target).tags:
-            return RegistryError(
-                f"version {target} of {model.name} was itself rolled back ({line.at}: "
-                f"{line.reason}), and no earlier version may serve. To return to it, delete its "
-                f"tag {Tag.ROLLED_BACK}, then repeat."
-            )
-        if line is not None:
-            history = history.without(line)
-        vouched = history.approving_entry(target) if history.was_served(target) else None
-        if vouched is None:
+        if rolled_back is not None:
+            if Tag.ROLLED_BACK in model.registry.version(model.name, target).tags:
+                return RegistryError(
+                    f"version {target} of {model.name} was itself rolled back ({rolled_back.at}: "
+                    f"{rolled_back.reason}), and no earlier version may serve. To return to it, "
+                    f"delete its tag {Tag.ROLLED_BACK}, then retry."
+                )
+            history = history.without(rolled_back)
+        entry = history.approving_entry(target) if history.was_served(target) else None
+        if entry is None:
             return EvidenceError(
-                f"the ledger {model.ledger.location} has no line that version {target} of "
-                f"{model.name} was ever promoted, so nothing says which bytes it should hold. Roll "
-                "back where the ledger is, or promote a measured file."
+                f"the ledger {model.ledger.location} has no entry that version {target} of "
+                f"{model.name} was promoted, so its expected digest is unknown. Use the ledger "
+                "with which it was promoted, or promote a measured file."
             )
         problem = veto(model, target, history=history).problem
     except ResourceGone as error:
         return error
     if problem is not None:
         return RegistryError(f"{model.name} can't be rolled back to version {target}: {problem}.")
-    return vouched
+    return entry
 
 
-def _proven(model: RegisteredModel, found: LedgerEntry | GateError) -> LedgerEntry:
-    """The line of a version whose bytes are proven; else what is said against it is raised."""
-    if isinstance(found, GateError):
-        raise found
-    assert found.version is not None
-    model.prove(found.version, ExpectedDigests.needed(found))
-    return found
+def _verify_target(model: RegisteredModel, target: LedgerEntry | GateError) -> LedgerEntry:
+    """Verify the bytes of a version to restore; raise the objection to it, if there is one."""
+    if isinstance(target, GateError):
+        raise target
+    assert target.version is not None
+    model.prove(target.version, ExpectedDigests.needed(target))
+    return target
 
 
 def _refuse(model: RegisteredModel, reason: str) -> NoReturn:

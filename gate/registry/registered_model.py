@@ -1,4 +1,4 @@
-"""One registered model: aliases, tags, ledger history."""
+"""A registered model: aliases, tags, ledger history."""
 
 from __future__ import annotations
 
@@ -34,21 +34,20 @@ from gate.storage.files import temporary_folder
 from gate.storage.safe_text import check_model_name
 from gate.storage.workspace import key_in
 
-# A store may answer wrongly once. The same wrong bytes in a second, fresh download after a pause
-# are a mismatch to act on; bytes that differ each time never are.
+# An artifact store may return wrong bytes once. Only the same wrong bytes in a second, fresh
+# download after a pause count as a mismatch; bytes that differ each time never do.
 PAUSE_S = 5.0
-"""How long a command waits before it downloads once more, in seconds."""
+"""Seconds that a command waits before the second download."""
 
-_PAUSES = 3
-"""For how many mismatches one command waits, because others wait for its lock."""
+_MAX_PAUSES = 3
+"""Number of mismatches for which one command waits, because other commands wait for its lock."""
 
 MismatchKey = tuple[str, str, Expected]
-"""Model with its workspace, version, and what was expected of it."""
+"""Model with its workspace, version, and expected digests."""
 
 
 class MismatchMemory:
-    """Downloads with wrong bytes that no second download has confirmed. They are forgotten when the
-    process ends."""
+    """Downloads with wrong bytes that no second download has confirmed, kept in memory."""
 
     def __init__(
         self,
@@ -57,17 +56,17 @@ class MismatchMemory:
         wait: Callable[[float], None] | None = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pause_s`: seconds between two downloads at least; None: PAUSE_S. `wait`: None for a
-        caller that comes again by itself, and does not hold a lock meanwhile."""
+        """pause_s: minimum number of seconds between two downloads (None: PAUSE_S). wait: None for
+        a caller that retries by itself instead of waiting with the lock."""
         self.pause_s = PAUSE_S if pause_s is None else pause_s
         self._wait = wait
         self.clock = clock
-        self._waits_left = _PAUSES
+        self._waits_left = _MAX_PAUSES
         self._first: dict[MismatchKey, tuple[Digest, float]] = {}
 
     def confirms(self, key: MismatchKey, digest: Digest) -> bool:
-        """Return True if an earlier download, at least a pause ago, had the same bytes; else keep
-        this one."""
+        """Return whether a download at least `pause_s` ago had the same bytes; if not, store this
+        one."""
         now, before = self.clock(), self._first.get(key)
         if before is None or before[0] != digest:
             self._first[key] = (digest, now)
@@ -75,11 +74,11 @@ class MismatchMemory:
         return now - before[1] >= self.pause_s
 
     def forget(self, key: MismatchKey) -> None:
-        """Forget a mismatch: the right bytes came, or it was acted on."""
+        """Remove a mismatch, because the right bytes arrived or the mismatch was handled."""
         self._first.pop(key, None)
 
     def waits(self) -> bool:
-        """Wait for the pause; False: the caller comes again later, or has waited often enough."""
+        """Wait for the pause and return True; return False if the caller should retry later."""
         if self._wait is None or self._waits_left == 0:
             return False
         self._waits_left -= 1
@@ -87,7 +86,7 @@ class MismatchMemory:
         return True
 
     def unconfirmed(self, model: str) -> frozenset[str]:
-        """Return the versions of a model of which a download had wrong bytes."""
+        """Return the versions of a model with an unconfirmed mismatch."""
         return frozenset(version for name, version, _ in self._first if name == model)
 
 
@@ -95,41 +94,41 @@ class MismatchMemory:
 class Reading:
     """The limits and caches for reading the versions of a model.
 
-    A command has its own; a service uses the same one for each reconciliation.
+    Each command creates one; a service keeps one for all reconciliations.
     """
 
     limits: SandboxLimits = field(default_factory=SandboxLimits.of_service)
-    """Within which a child process reads and runs the files of versions."""
+    """Limits of the child process that reads and runs the files of versions."""
     mismatches: MismatchMemory = field(default_factory=MismatchMemory)
     histories: HistoryCache = field(default_factory=HistoryCache)
-    """The reading of a service, which reads the same versions repeatedly."""
+    """Cached ledger histories, for a service that reads the same ledger repeatedly."""
 
 
 T = TypeVar("T")
 
 _TAIL = 4000
-"""Characters of a tag's value; databases other than SQLite refuse more than 5000."""
+"""Maximum number of characters in a tag's value; some databases reject more than 5000."""
 
 _DIGESTS = (
     "sha256", "policy_sha256", "evidence_sha256", "golden_sha256", "preprocess_sha256", "twin",
     "compared_with", "incumbent", "extent", "run_id", "made_at", "signers",
     "measured_by",
 )  # fmt: skip
-"""Fields that one line takes over from another about the same version."""
+"""Fields that an entry copies from an earlier entry about the same version."""
 
 
 class Details(TypedDict, total=False):
-    """The optional fields of a ledger line, besides action and reason."""
+    """The optional fields of a ledger entry."""
 
     version: str | None
     previous: str | None
     about: Release | LedgerEntry | None
-    """Gives the digests."""
+    """The source of the digests."""
     comment: str | None
-    """A reviewer's."""
+    """The reviewer's comment."""
     approvers: tuple[str, ...]
-    """IDs of the keys that signed an approval; else those of the line that it is about, where the
-    version goes on serving by them."""
+    """IDs of the keys that signed an approval. By default, those of the entry `about` if the
+    version keeps serving."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,9 @@ class RegisteredModel:
     ledger: Ledger
     name: str
     cause: str | None = None
-    """Cause of the operation, for the ledger; None: a user's command."""
+    """Cause of the operation for the ledger; None for a user's command."""
     reviews: ReviewSettings = field(default_factory=ReviewSettings)
-    """By which tag reviewers speak, and whether they sign."""
+    """The review tag, and whether approvals must be signed."""
     reading: Reading = field(default_factory=Reading, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -150,30 +149,30 @@ class RegisteredModel:
 
     @property
     def key(self) -> str:
-        """The name with the workspace, as commands take it."""
+        """The name with the workspace, as used on the command line."""
         return key_in(self.registry.identity, self.name)
 
     def history(self) -> ModelHistory:
         """Return the current ledger history of this model in this registry.
 
-        Raises EvidenceError where its chain is broken, StorageError.
+        Raises EvidenceError if the ledger's chain is broken, StorageError.
         """
         names, entries = self.identities(), self.ledger.entries()
         return self.reading.histories.of(entries, self.name, registries=names)
 
     def identities(self) -> frozenset[str]:
-        """All addresses of this registry. Raises EvidenceError, StorageError."""
+        """Return all addresses of this registry. Raises EvidenceError, StorageError."""
         return same(self.ledger, self.registry.identity)
 
     def write(self, action: Action, reason: str, **details: Unpack[Details]) -> LedgerEntry:
-        """Append a line. Raises EvidenceError, StorageError."""
+        """Append a ledger entry and return it. Raises EvidenceError, StorageError."""
         return self.ledger.append(self.entry(action, reason, **details))
 
     def entry(self, action: Action, reason: str, **details: Unpack[Details]) -> LedgerEntry:
-        """A line that is not in the ledger yet."""
+        """Create a ledger entry without appending it."""
         about, approvers = details.get("about"), details.get("approvers", ())
         if not approvers and isinstance(about, LedgerEntry) and action in SERVING:
-            # An approval counts for as long as the version serves, or did; what waits has none.
+            # An approval counts as long as the version serves. A waiting version has none.
             approvers = about.approvers
         return LedgerEntry.model_validate(
             {
@@ -191,11 +190,11 @@ class RegisteredModel:
         )
 
     def alias(self, alias: Alias) -> str | None:
-        """The version that an alias points at, or None. Raises the RegistryErrors."""
+        """Return the version that an alias points at, or None. Raises the RegistryErrors."""
         return self.registry.alias(self.name, alias)
 
     def tags(self, number: str) -> Mapping[str, str]:
-        """A version's tags; none where it is gone. Raises the other RegistryErrors."""
+        """Return a version's tags; empty if it was deleted. Raises the other RegistryErrors."""
         try:
             return self.registry.version(self.name, number).tags
         except ResourceGone:
@@ -204,49 +203,50 @@ class RegisteredModel:
     def prove(self, number: str, expected: ExpectedDigests) -> None:
         """Download a version and verify the digests of its files.
 
-        Raises DigestMismatch where a second download gives the same result; MismatchUnconfirmed,
-        the RegistryErrors, StorageError.
+        Raises DigestMismatch if a second download confirms it; MismatchUnconfirmed, the
+        RegistryErrors, StorageError.
         """
         with temporary_folder() as folder:
             self.read(number, expected, lambda _path: None, into=folder)
 
     def read(self, number: str, expected: Expected, use: Callable[[Path], T], *, into: Path) -> T:
-        """Download a version below a folder, verify its digests, and return what `use` makes of it.
+        """Download a version below a folder, verify its digests, and return `use(path)`.
 
-        `use` gets the path of the verified file, with its other files in the same folder. If it
-        raises DigestMismatch, EvidenceError, LimitExceeded or OnnxFileError, that is a mismatch,
-        too.
+        use: a function of the path of the verified file; the version's other files are in the same
+        folder. DigestMismatch, EvidenceError, LimitExceeded and OnnxFileError from `use` also count
+        as mismatches.
 
-        Raises a mismatch where a second, fresh download gives the same result. Nothing is written
-        into the ledger: the next call downloads again. Raises MismatchUnconfirmed where no second
-        download has confirmed it yet; the RegistryErrors, StorageError.
+        Raises a mismatch if a second, fresh download gives the same result. The ledger does not
+        change, so the next call downloads again. Raises MismatchUnconfirmed if no second download
+        has confirmed a mismatch yet; the RegistryErrors, StorageError.
         """
         key, mismatches = (self.key, number, expected), self.reading.mismatches
         for first in (True, False):
             download = Download.into(into, self.registry, of=(self.name, number, expected))
             try:
-                used = use(download.proven())
+                result = use(download.proven())
             except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
                 if mismatches.confirms(key, received_digest(download)):
                     self._check_store(download, error)
-                    mismatches.forget(key)  # the next time two downloads are needed again
+                    mismatches.forget(key)  # the next mismatch needs two downloads again
                     raise
                 if not (first and mismatches.waits()):
                     raise MismatchUnconfirmed(
-                        f"{download.what} has wrong bytes in one download. It is not flagged: a "
-                        f"second download has to confirm that. {error} Retry later. If it lasts, "
-                        "look at the artifact store."
+                        f"{download.what} has wrong bytes in one download. It is not flagged until "
+                        f"a second download confirms that. {error} Retry later. If the error "
+                        "persists, check the artifact store."
                     ) from error
             else:
                 mismatches.forget(key)
-                return used
+                return result
             shutil.rmtree(download.folder)
-        raise AssertionError("the second download ends it")
+        raise AssertionError("unreachable: the second iteration returns or raises")
 
     def _check_store(self, download: Download, mismatch: GateError) -> None:
-        """Download one other version, and all that have an unconfirmed mismatch. Raises
-        MismatchUnconfirmed where one of them has wrong bytes, too: then the store is in trouble;
-        the RegistryErrors, StorageError."""
+        """Download another version and all versions with an unconfirmed mismatch.
+
+        Raises MismatchUnconfirmed if one of them has wrong bytes too, which indicates a failure of
+        the artifact store; the RegistryErrors, StorageError."""
         history, unconfirmed = self.history(), self.reading.mismatches.unconfirmed(self.key)
         is_sound = False
         for other in sorted(history.sound, key=lambda version: version not in unconfirmed):
@@ -263,14 +263,15 @@ class RegisteredModel:
                     continue
                 except DigestMismatch as error:
                     raise MismatchUnconfirmed(
-                        f"{download.what} has wrong bytes in two downloads, and so has version "
-                        f"{other}: the artifact store counts as unavailable. No version is "
-                        f"flagged. {mismatch} Look at the store."
+                        f"{download.what} and version {other} have wrong bytes. The artifact store "
+                        f"is considered unavailable, and no version is flagged. {mismatch} Check "
+                        "the artifact store, then retry."
                     ) from error
             is_sound = True
 
     def note(self, version: Version, key: str, reason: str) -> None:
-        """Write into a tag of a version when and why, unless it ends with this reason already.
+        """Write the time and a reason into a tag, unless it already ends with this reason.
+
         Raises the RegistryErrors."""
         if version.tags.get(key, "").endswith(reason[-_TAIL:]):
             return
@@ -278,24 +279,25 @@ class RegisteredModel:
         self.registry.set_tag(self.name, version.number, key=key, value=f"{now()}: {text}")
 
     def point(self, alias: Alias, number: str) -> None:
-        """Move an alias and read it back; one that is there already is left alone.
+        """Move an alias and read it back. Raises the exceptions of `expect`.
 
-        (Setting it again would fire an event.) Raises what `expect` raises.
+        An alias that already points there is not set again, because that would fire an event.
         """
         if self.alias(alias) != number:
             self.registry.set_alias(self.name, alias, number)
             self.expect(alias, number)
 
     def expect(self, alias: Alias, number: str | None) -> None:
-        """Raise PromotionConflict, after writing it down, if an alias is not where we left it; and
-        the RegistryErrors."""
+        """Record and raise PromotionConflict if an alias does not point at a version.
+
+        Raises the RegistryErrors."""
         version = self.alias(alias)
         if version == number:
             return
         reason = (
-            f"the alias '{alias}' of {self.name} points at version {version or 'none'}, this "
-            f"promotion left it at {number or 'none'}: another host moved it in the meantime. "
-            f"Look at the registry; if '{alias}' must change again, repeat."
+            f"the alias '{alias}' of {self.name} points at version {version or 'none'} instead of "
+            f"{number or 'none'}: another client moved it during this operation. Check the "
+            f"registry; if '{alias}' has to change again, retry."
         )
         self.write("conflict", reason, version=version)
         raise PromotionConflict(reason)

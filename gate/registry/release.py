@@ -1,4 +1,4 @@
-"""A release: file, twin, evidence, decision, statements."""
+"""A release: ONNX file, quantized twin, evidence, decision, statements."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from gate.summary.render import render_check
 
 @dataclass(frozen=True)
 class GoldenFolder:
-    """Golden vectors on the disk, as they were when they were opened: read and proven then, once.
+    """A folder of golden vectors that was read and verified once, when it was opened.
 
-    Whoever takes the files along compares what arrives with `sha256`.
+    After copying the files, compare the copy with `sha256`.
     """
 
     path: Path
     golden: GoldenManifest
     sha256: Digest
-    """Of golden.json, which names the digests of all else."""
+    """Digest of golden.json, which contains the digests of the other files."""
 
     @classmethod
     def open(cls, path: Path, *, sha256: Digest | None = None) -> Self:
-        """Read and prove the vectors, as `read_golden`. Raises EvidenceError, DigestMismatch."""
+        """Read and verify the vectors (`read_golden`). Raises EvidenceError, DigestMismatch."""
         vectors = read_golden(path, sha256=sha256)
         return cls(path, vectors.golden, vectors.sha256)
 
@@ -52,41 +52,41 @@ class VerificationRules:
     """How a release is verified."""
 
     limits: SandboxLimits | None = None
-    """Within which a child process reads the file; None: it is our own, and is read in this
+    """Limits of the child process that reads the file; None: the file is trusted and read in this
     process."""
     line: LedgerEntry | None = None
-    """Of a registered version: the entry that names what is beside it. What was decided by another
-    policy, or without the comparison of this entry, is decided again. None: a release that is to be
-    promoted, by the policy that decided on it."""
+    """The ledger entry of a registered version, with the digests of its files. A decision by
+    another policy, or without the comparison in this entry, is computed again. None: a release to
+    be promoted under the policy of its decision."""
     at: datetime | None = None
-    """When statements and keys must count; None: when the verdict was made."""
+    """Time at which statements and keys must be valid; None: the time of the verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedFile:
-    """A file, its evidence and decision, and the golden vectors that go beside it.
+    """A file with its evidence, its decision and its golden vectors.
 
-    What it says of itself is what was opened: only `verified` looks at the disk.
+    The fields are those that were loaded; only `verified` reads the file itself.
     """
 
     onnx_path: Path
     evidence: Evidence
     decision: Decision
     golden: GoldenFolder | None = None
-    """Made with the decision's policy."""
+    """Golden vectors with the tolerances of the decision's policy."""
     preprocessing: Path | None = None
-    """The spec of preprocessing whose digest is in the evidence."""
+    """Preprocessing spec whose digest is in the evidence."""
     statements: StatementPair | None = None
-    """Signatures of evidence and decision; None: they are not signed."""
+    """Signed statements about evidence and decision; None if they are not signed."""
 
     def verified(self, policy: Policy, rules: VerificationRules) -> Self:
-        """Prove that file, evidence, policy, decision and golden vectors belong together; gives it
-        with the decision as it is decided again. Only `verify_release` calls it.
+        """Verify that file, evidence, policy, decision and golden vectors belong together.
 
-        Raises DigestMismatch where the file or a digest is another, EvidenceError where deciding
-        again does not give this decision, or the golden vectors were computed by other code of the
-        model, or of other parts of a release; PolicyError for a release file that is none;
-        LimitExceeded.
+        Return the file with the recomputed decision. Only `verify_release` calls this method.
+
+        Raises DigestMismatch if a digest differs; EvidenceError if the recomputed decision differs,
+        or the golden vectors come from other model code or other parts of a release; PolicyError
+        for a malformed release file; LimitExceeded.
         """
         subject, decision = self.evidence.subject.sha256, self.decision
         try:
@@ -96,13 +96,14 @@ class EvaluatedFile:
             verify_files(self.onnx_path, self.evidence)  # raises DigestMismatch for other bytes
             raise
         incumbent = decision.incumbent or (rules.line.incumbent if rules.line else None)
-        by = (decision.policy_sha256, decision.incumbent)
-        is_anew = rules.line is not None and by != (policy.digest(), incumbent)
+        basis = (decision.policy_sha256, decision.incumbent)
+        is_new = rules.line is not None and basis != (policy.digest(), incumbent)
         decision.subject_sha256.verify(subject, what="the evidence's file")
-        if not is_anew and policy.digest() != decision.policy_sha256:
+        if not is_new and policy.digest() != decision.policy_sha256:
             raise DigestMismatch(
-                f"the policy has digest {policy.digest()}, but {decision.policy_sha256} was "
-                "applied. Name that one by --policy, or apply this one by gate check --policy."
+                f"the policy has digest {policy.digest()}, but the decision was made with "
+                f"{decision.policy_sha256}. Name that policy with --policy, or run gate check "
+                "--policy with this one."
             )
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
         again = decide(policy, self.evidence, incumbent=incumbent, decided_at=decision.decided_at)
@@ -114,47 +115,45 @@ class EvaluatedFile:
             self._verify_code(origin, what=vectors)
             self._verify_vectors_of_parts(self.golden.golden, what=vectors)
         self._verify_preprocessing()
-        if not is_anew and again.conclusion() != decision.conclusion():
+        if not is_new and again.conclusion() != decision.conclusion():
             raise EvidenceError(
-                f"the decision says {decision.verdict} in {len(decision.checks)} checks; its own "
-                f"evidence and policy give {again.verdict} in {len(again.checks)} checks, not the "
-                "same ones. It was edited, or made by another version of the gate: decide again."
+                f"the decision is {decision.verdict} with {len(decision.checks)} checks, but its "
+                f"evidence and policy give {again.verdict} with {len(again.checks)} checks. The "
+                "decision was edited or made by another version of the gate: decide again."
             )
-        return replace(self, decision=again if is_anew else decision)
+        return replace(self, decision=again if is_new else decision)
 
     @property
     def golden_sha256(self) -> Digest | None:
-        """Digest of the golden vectors, if there are any."""
+        """Return the digest of the golden vectors, if there are any."""
         return None if self.golden is None else self.golden.sha256
 
     @property
     def why_not(self) -> str | None:
-        """Return why the decision refuses the file; None for a PASS by a policy as it is
-        written."""
+        """Return why the decision refuses the file; None for a PASS without overrides."""
         decision = self.decision
         if decision.tried:
             return (
-                f"the verdict is by values that were tried out: {sentence(decision.tried)}. Write "
-                "them into the policy, and judge again without --set"
+                f"the policy was overridden with --set: {sentence(decision.tried)}. Write the "
+                "values into the policy file and run gate check again without --set"
             )
         if decision.passed:
             return None
         problems = decision.problems
-        # A part that fails is why the whole does.
+        # Prefer the check of a part: a part that fails makes the whole release fail.
         check = next((check for check in problems if check.part), next(iter(problems), None))
         first = "no runtime passed" if check is None else render_check(check)
         if check is not None and check.part:
             first = f"in the part {check.part}: {first}"
-        return f"{decision.verdict}: {len(decision.problems)} checks say no, first: {first}"
+        return f"{decision.verdict}: {len(decision.problems)} checks did not pass, first: {first}"
 
     def untimely(self, policy: Policy, *, at: datetime) -> str | None:
-        """Return why the evidence is too old for a promotion at this moment, or of its future, or
-        None."""
+        """Return why the evidence is too old at a time, or from its future; None if it is valid."""
         text = self.evidence.measured_at
         measured = time_of(text)
         remedy = "Measure the file again (make repro, or gate check --report)"
         if measured is None:
-            return f"its evidence was measured at '{text}', which is no time (ISO 8601). {remedy}."
+            return f"its evidence has the time '{text}', which is not ISO 8601. {remedy}."
         age = (at - measured) / timedelta(days=1)
         if age > policy.max_age_days:
             return (
@@ -163,9 +162,9 @@ class EvaluatedFile:
             )
         if measured - at > CLOCKS_APART:
             return (
-                f"its evidence is of the future: measured at {text}, promoted at "
-                f"{at.isoformat(timespec='seconds')}; clocks may be {CLOCKS_APART.seconds // 60} "
-                f"minutes apart. Set the clocks right. {remedy}."
+                f"its evidence is from the future: measured at {text}, promoted at "
+                f"{at.isoformat(timespec='seconds')}; the clocks may differ by at most "
+                f"{CLOCKS_APART.seconds // 60} minutes. Correct the clocks. {remedy}."
             )
         return None
 
@@ -174,9 +173,9 @@ class EvaluatedFile:
         measured = None if code is None else code.digest()
         if origin.code_sha256 != measured:
             raise EvidenceError(
-                f"{what} were computed by the model's code "
-                f"{origin.code_sha256 or '(not recorded)'}, the evidence is on "
-                f"{measured or '(not recorded)'}. Measure again, which makes both."
+                f"{what} were computed with the model code "
+                f"{origin.code_sha256 or '(not recorded)'}, the evidence with "
+                f"{measured or '(not recorded)'}. Measure again, which creates both."
             )
 
     def _verify_preprocessing(self) -> None:
@@ -185,31 +184,31 @@ class EvaluatedFile:
         expected = self.evidence.source.preprocess_sha256
         if expected is None:
             raise EvidenceError(
-                f"{self.preprocessing} goes with the file, the evidence names no preprocessing. "
-                "Measure with it (gate check --preprocessing), or leave it out."
+                f"{self.preprocessing} was submitted, but the evidence was measured without "
+                "preprocessing. Measure with it (gate check --preprocessing), or leave it out."
             )
         what = str(self.preprocessing)
         try:
             spec = PreprocessSpec.from_file(self.preprocessing)
         except PolicyError as error:
-            raise DigestMismatch(f"{what} is no whole preprocessing spec: {error}") from error
+            raise DigestMismatch(f"{what} is not a valid preprocessing spec: {error}") from error
         expected.verify(spec.digest(), what=f"the preprocessing spec {what}")
         inputs = self.evidence.subject.inputs
         misfit = spec.tensor.misfit((taken.dtype, taken.shape) for taken in inputs)
         if misfit is not None:
             raise EvidenceError(
-                f"{self.preprocessing} is not the preprocessing of {self.onnx_path}: {misfit}. "
-                "Give the spec that the model was trained with."
+                f"{self.preprocessing} does not fit the inputs of {self.onnx_path}: {misfit}. "
+                "Use the spec with which the model was trained."
             )
 
     def _verify_vectors_of_parts(self, golden: GoldenManifest, *, what: str) -> None:
         parts = {name: part.sha256 for name, part in self.evidence.subject.parts.items()}
-        proven = {name: part.model.sha256 for name, part in golden.parts.items()}
-        if parts != proven:
-            other = ", ".join(sorted({name for name, _ in parts.items() ^ proven.items()}))
+        computed = {name: part.model.sha256 for name, part in golden.parts.items()}
+        if parts != computed:
+            other = ", ".join(sorted({name for name, _ in parts.items() ^ computed.items()}))
             raise EvidenceError(
-                f"{what} are of other parts than the release: {other}. Measure again, which makes "
-                "both."
+                f"{what} were computed with other parts than the release has: {other}. Measure "
+                "again, which creates both."
             )
 
 
@@ -220,9 +219,9 @@ Outcome = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Release(EvaluatedFile):
-    """A judged file, and its quantized twin where the policy names one.
+    """An evaluated file with its quantized twin, if the policy requires one.
 
-    `description`: Markdown for the registry; the first line is one plain sentence.
+    description: Markdown for the registry; the first line is one plain sentence.
     """
 
     model_name: str
@@ -230,48 +229,48 @@ class Release(EvaluatedFile):
     description: str
     twin: EvaluatedFile | None = None
     trend: Trend = field(default_factory=Trend)
-    """Of the releases before this one."""
+    """Trend of the releases before this one."""
     signers: tuple[str, ...] = ()
-    """IDs of the keys that were verified to sign the verdict, for the ledger; set on promotion."""
+    """IDs of the keys whose signature of the verdict was verified; set on promotion."""
     measured_by: tuple[str, ...] = ()
-    """The same of further keys that signed what was measured."""
+    """IDs of further keys that signed the measurements."""
 
     def verified(self, policy: Policy, rules: VerificationRules) -> Self:
-        """Prove that all of it belongs together, the twin too.
+        """Verify that all parts of the release belong together, including the twin.
 
-        Raises DigestMismatch and EvidenceError, as `EvaluatedFile.verified`; EvidenceError for a
-        twin that the policy does not name, or names and is not there, or is of another model, and
-        as `verify_origin`.
+        Raises the exceptions of `EvaluatedFile.verified` and `verify_origin`; EvidenceError if the
+        twin is missing, not allowed by the policy, or of another model.
         """
         verified = super().verified(policy, rules)
         if self.twin is None and policy.twin is None:
             return verified
         if self.twin is None or policy.twin is None:
-            there = "no quantized twin" if self.twin is None else "a quantized twin"
-            names = "names one" if policy.twin is not None else "names none"
+            twin_text = "no quantized twin" if self.twin is None else "a quantized twin"
+            section = "a section" if policy.twin is not None else "no section"
             raise EvidenceError(
-                f"the release has {there}, the policy {names} (gate.twin). Give both or neither."
+                f"the release has {twin_text}, but the policy has {section} 'gate.twin'. Provide "
+                "both or neither."
             )
         line = rules.line and rules.line.model_copy(update={"incumbent": None})
         twin = self.twin.verified(policy.twin, replace(rules, line=line))
         verify_origin(self.twin, exact=self, limits=rules.limits)
-        ours, its = (_reference(each.evidence.source) for each in (self, self.twin))
-        if ours != its:
+        exact_model, twin_model = (_reference(each.evidence.source) for each in (self, self.twin))
+        if exact_model != twin_model:
             raise EvidenceError(
-                f"the twin was measured against {its}, the file against {ours}. Measure both "
-                "against the same model."
+                f"the twin was measured against {twin_model}, the file against {exact_model}. "
+                "Measure both against the same model."
             )
         exact, quantized = self.evidence.source.code, self.twin.evidence.source.code
         if exact is not None and quantized is not None and exact != quantized:
             raise EvidenceError(
-                "the model's code is not the same in the twin's evidence: "
+                "the evidence of the file and of its twin have different model code: "
                 f"{', '.join(quantized.changes_since(exact))}. Measure both again."
             )
         return replace(verified, twin=twin)
 
     @property
     def refusal(self) -> str | None:
-        """Return why it must not be promoted; None where every decision is a PASS."""
+        """Return why the release must not be promoted; None if every decision is a PASS."""
         if self.why_not is not None:
             return self.why_not
         if self.twin is not None and self.twin.why_not is not None:
@@ -279,13 +278,14 @@ class Release(EvaluatedFile):
         return None
 
     def untimely(self, policy: Policy, *, at: datetime) -> str | None:
-        """Return why the evidence of the file or the twin is too old or in the future, or None."""
+        """Return why the evidence of file or twin is too old or from the future, or None."""
         late = None if self.twin is None else self.twin.untimely(policy, at=at)
         return super().untimely(policy, at=at) or (late and f"the quantized twin: {late}")
 
     def outdated(self) -> str | None:
-        """Look at the model's source files: why the evidence is on other code than there is here;
-        None where it is the same, and where the code is not at hand."""
+        """Return which source files of the model changed since the measurement.
+
+        None if none changed, or the source files do not exist here."""
         from gate.model.source_code import changed_files
 
         code = self.evidence.source.code
@@ -309,12 +309,12 @@ class Release(EvaluatedFile):
 
     @property
     def preprocess_sha256(self) -> Digest | None:
-        """Digest of the preprocessing spec that goes with the file."""
+        """Return the digest of the release's preprocessing spec."""
         return None if self.preprocessing is None else self.evidence.source.preprocess_sha256
 
     @property
     def extent(self) -> VersionSize:
-        """How much it is, the twin and the golden vectors included; records are small."""
+        """Return size and number of the files, including twin and golden vectors."""
         parts = [self] if self.twin is None else [self, self.twin]
         golden = [part.golden.golden for part in parts if part.golden is not None]
         subjects = [part.evidence.subject for part in parts]
@@ -326,7 +326,7 @@ class Release(EvaluatedFile):
         )
 
     def draft(self) -> Draft:
-        """The version that this release becomes."""
+        """Return the version to be created from this release."""
         decision = self.decision
         tags = {
             Tag.VERDICT: str(decision.verdict),
@@ -356,7 +356,7 @@ class Release(EvaluatedFile):
 class PromotionResult:
     """The result of a promotion.
 
-    `version` serves now; of a refusal, it is the version that the reason is about, if any.
+    version: the version that serves now; for a refusal, the version that the reason is about.
     """
 
     outcome: Outcome
@@ -364,12 +364,11 @@ class PromotionResult:
     previous_version: str | None
     reason: str
     signers: tuple[str, ...] = ()
-    """IDs of the keys that signed the verdict; none: no signature was required, or nothing was
-    tried."""
+    """IDs of the keys that signed the verdict; empty if no signature was verified."""
 
 
 def digests_of(twin: EvaluatedFile) -> TwinDigests:
-    """Return the digests of a twin as it was loaded."""
+    """Return the digests of a loaded twin."""
     return TwinDigests(
         sha256=twin.decision.subject_sha256,
         evidence_sha256=twin.decision.evidence_sha256,
@@ -380,53 +379,53 @@ def digests_of(twin: EvaluatedFile) -> TwinDigests:
 def verify_origin(
     twin: EvaluatedFile, *, exact: EvaluatedFile, limits: SandboxLimits | None
 ) -> None:
-    """A twin is of these very bytes, as its own metadata says; of a release it has the same chain
-    and parts, each of which is the exact one of that name or was quantized from it.
+    """Verify that a twin was quantized from the exact file, as recorded in its metadata.
 
-    Both are to be verified before. `limits`: as of `VerificationRules`. Raises EvidenceError with
-    the name of the part, and as `origin_within`.
+    The twin of a release of several files must have the same chain and parts. Each part must be the
+    exact part of that name or quantized from it. Both files were verified before. limits: see
+    `VerificationRules`. Raises EvidenceError, and the exceptions of `origin_within`.
     """
-    several = is_release_file(exact.onnx_path)
-    if several != is_release_file(twin.onnx_path):
+    has_parts = is_release_file(exact.onnx_path)
+    if has_parts != is_release_file(twin.onnx_path):
         kinds = [
-            "a release of several files" if each else "one file" for each in (several, not several)
+            "a release of several files" if each else "one file"
+            for each in (has_parts, not has_parts)
         ]
         raise EvidenceError(
             f"{exact.onnx_path} is {kinds[0]}, its twin {twin.onnx_path} is {kinds[1]}. Quantize "
-            "what is promoted (gate quantize), and judge that twin."
+            "the release (gate quantize) and measure that twin."
         )
-    if several:
+    if has_parts:
         _verify_parts(twin, exact, limits)
         return
     if twin.onnx_path.suffix != ".onnx":
         raise EvidenceError(
-            f"the twin {twin.onnx_path} must have a name that ends in .onnx: rename it, and "
-            "judge it again."
+            f"the name of the twin {twin.onnx_path} must end in .onnx. Rename the file and measure "
+            "it again."
         )
     origin = origin_within(twin.onnx_path, limits)
     sha256 = str(exact.evidence.subject.sha256)
     if origin != sha256:
         raise EvidenceError(
-            f"the twin {twin.onnx_path} was quantized from {origin or 'an unknown file'}, the "
-            f"exact file is {sha256}. Quantize this file (gate quantize), and judge its twin."
+            f"the twin {twin.onnx_path} was quantized from {origin or 'an unknown file'}, but the "
+            f"exact file is {sha256}. Quantize this file (gate quantize) and measure its twin."
         )
 
 
 def _verify_parts(twin: EvaluatedFile, exact: EvaluatedFile, limits: SandboxLimits | None) -> None:
-    ours, its = (ReleaseFile.load(each.onnx_path) for each in (exact, twin))
-    remedy = "Quantize this release (gate quantize), and judge its twin."
-    if its.chain != ours.chain:
+    exact_file, twin_file = (ReleaseFile.load(each.onnx_path) for each in (exact, twin))
+    remedy = "Quantize this release (gate quantize) and measure its twin."
+    if twin_file.chain != exact_file.chain:
         raise EvidenceError(
-            f"the chain of the twin {twin.onnx_path} is {its.chain}, that of the exact release is "
-            f"{ours.chain}. {remedy}"
+            f"the chain of the twin {twin.onnx_path} is {twin_file.chain}, that of the exact "
+            f"release is {exact_file.chain}. {remedy}"
         )
-    for name in sorted({*ours.references} | {*its.references}):
-        reference, of_twin = ours.references.get(name), its.references.get(name)
-        if reference != of_twin:
+    for name in sorted({*exact_file.references} | {*twin_file.references}):
+        reference, twin_reference = exact_file.references.get(name), twin_file.references.get(name)
+        if reference != twin_reference:
             raise EvidenceError(
-                f"the part {name} of the twin {twin.onnx_path} computes like "
-                f"{of_twin or 'nothing: there is none'}, that of the exact release like "
-                f"{reference or 'nothing: there is none'}. {remedy}"
+                f"the part {name} has the reference {twin_reference or 'none'} in the twin "
+                f"{twin.onnx_path}, but {reference or 'none'} in the exact release. {remedy}"
             )
     quantized = False
     for name, part in twin.evidence.subject.parts.items():
@@ -442,12 +441,13 @@ def _verify_parts(twin: EvaluatedFile, exact: EvaluatedFile, limits: SandboxLimi
         quantized = True
     if not quantized:
         raise EvidenceError(
-            f"no part of the twin {twin.onnx_path} is quantized: all are the exact ones. {remedy}"
+            f"no part of the twin {twin.onnx_path} is quantized: all equal the exact parts. "
+            f"{remedy}"
         )
 
 
 def _reference(source: Source) -> str:
-    """Return a description of the reference, by digest where it has one: an ONNX file may have
+    """Return a description of the reference. ONNX files are named by digest, because they may have
     moved."""
     what = (
         f"the model {source.factory} with checkpoint {source.checkpoint_sha256}"

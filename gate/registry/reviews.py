@@ -24,18 +24,17 @@ from gate.storage.files import temporary_folder
 from gate.storage.safe_text import make_printable, shorten
 from gate.storage.untrusted_files import RECORD_LIMIT
 
-# Case and the space around do not matter. What is neither of the two words is no approval; what is
-# the word of rejection in any spelling is a rejection, in the configured tag and in the gate's own.
-# Which tag and which words: `gate.policy.sections`.
+# `gate.policy.sections` defines the review tag and its two words. Case and surrounding space do not
+# matter. Only the word of approval approves. The word of rejection also counts in the gate's own
+# tag, and in any spelling.
 COMMENT_LIMIT = 500
-"""Characters of a comment that are kept."""
+"""Maximum number of characters of a comment."""
 
 STATEMENT_TAG = "gate.review_statement."
-"""What the key of a tag with a signed review begins with; the short id of the reviewer's key
-follows (`gate.registry.reviews`)."""
+"""Prefix of the tags with signed reviews; the short ID of the reviewer's key follows."""
 
-_QUOTED = 80
-"""Largest number of characters of an invalid review word that are quoted."""
+_MAX_QUOTED = 80
+"""Maximum number of quoted characters of an invalid review word."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class ReviewSettings:
 
     tag: ReviewTag = field(default_factory=ReviewTag)
     signed: bool = False
-    """Whether an approval has to be signed; a rejection never has to be."""
+    """Whether approvals must be signed. Rejections need no signature."""
 
     @classmethod
     def of(cls, policy: Policy) -> Self:
@@ -52,59 +51,56 @@ class ReviewSettings:
         return cls(policy.review_tag, policy.review == "signed")
 
     def waits(self, model: str, version: str) -> str:
-        """That a version waits, and for what, for people."""
+        """Return the text that a version waits for review, and how to review it."""
         if self.signed:
             return (
-                f"waits for review: gate approve {model} {version} --key KEY, or gate reject "
-                "likewise"
+                f"waits for review: gate approve {model} {version} --key KEY, or gate reject with "
+                "the same arguments"
             )
         tag = self.tag
         return f"waits for review: set the tag {tag.name} to {tag.approved} or {tag.rejected}"
 
 
 def rejects(tags: Mapping[str, str], tag: ReviewTag) -> bool:
-    """Return whether the reviewer rejects: by the configured tag, or by the gate's own."""
+    """Return whether a reviewer rejects, with the configured tag or the gate's own."""
     return any(tag.may_reject(key) and tag.is_no(value) for key, value in tags.items())
 
 
 def approves(tags: Mapping[str, str], tag: ReviewTag) -> bool:
-    """Return whether the reviewer approves, and no tag rejects."""
+    """Return whether a reviewer approves and no tag rejects."""
     return any(map(tag.is_yes, _values(tags, tag))) and not rejects(tags, tag)
 
 
 def speaks(tags: Mapping[str, str], tag: ReviewTag) -> bool:
-    """Return whether there is a review, by tag or in a statement."""
+    """Return whether there is a review, as a tag or as a signed statement."""
     signed = any(key.startswith(STATEMENT_TAG) for key in tags)
     return signed or approves(tags, tag) or rejects(tags, tag)
 
 
 def correction(tags: Mapping[str, str], tag: ReviewTag) -> str | None:
-    """Return the answer to a reviewer who wrote an invalid review word or used another tag.
+    """Return the answer to a reviewer who wrote an invalid word or used the wrong tag.
 
-    None where the tags hold a valid word, or none.
+    None if the tags contain a valid word, or no word.
     """
     if approves(tags, tag) or rejects(tags, tag):
         return None
     write = f"write {tag.approved} or {tag.rejected}"
     for value in _values(tags, tag):
-        return f'{write}; seen: "{shortened(value, _QUOTED)}"'
+        return f'{write}; seen: "{shortened(value, _MAX_QUOTED)}"'
     for key, value in tags.items():
         if tag.may_reject(key):
-            word = shortened(value, _QUOTED)
+            word = shortened(value, _MAX_QUOTED)
             return f'{write} into the tag {tag.name}; seen: "{word}" in {make_printable(key)}'
     return None
 
 
 def comment(tags: Mapping[str, str]) -> str | None:
-    """Return the reviewer's comment on one line, without control characters and of limited length.
-
-    None where it is empty.
-    """
+    """Return the reviewer's comment as one printable line of limited length; None if empty."""
     return shortened(tags.get(Tag.REVIEW_COMMENT, ""), COMMENT_LIMIT) or None
 
 
 def quoted(text: str | None) -> str:
-    """A comment as the reason of a line ends with it; nothing where there is none."""
+    """Return a comment as the end of a reason in the ledger; empty without a comment."""
     return f': "{text}" ({Tag.REVIEW_COMMENT}; MLflow does not say who)' if text else ""
 
 
@@ -117,11 +113,11 @@ def _values(tags: Mapping[str, str], tag: ReviewTag) -> Iterator[str]:
     return (value for key, value in tags.items() if tag.is_named(key))
 
 
-# A reviewer needs the right to edit the registered model, and access to neither the ledger nor the
-# service. The data shown here is not trusted, because every writer to the registry can change it:
-# the service verifies it by the ledger.
+# A reviewer needs the right to edit the registered model, but no access to the ledger or the
+# service. The data shown to the reviewer is not trusted, because every writer to the registry can
+# change it; the service compares it with the ledger.
 STATEMENT_LIMIT = 5000
-"""Characters of a tag's value: databases other than SQLite refuse more."""
+"""Maximum number of characters in a tag's value; databases other than SQLite refuse more."""
 
 _MOST_BYTES = {
     f"{RECORDS}/{DECISION}": RECORD_LIMIT,
@@ -132,26 +128,26 @@ _MOST_BYTES = {
 
 @dataclass(frozen=True)
 class ReviewSubmission:
-    """A version to review, with the decision on it and the signatures of that."""
+    """A version to review, with its decision and the signed statements."""
 
     of: Reviewable
     decision: Decision
     statements: StatementPair | None
-    """None: they are not signed."""
+    """None if evidence and decision are not signed."""
     version: Version
 
     @classmethod
     def read(cls, registry: Registry, model: str, number: str) -> Self:
         """Read a version's decision and statements, without the ONNX file.
 
-        Raises EvidenceError and DigestMismatch where there is no whole decision, Untrusted for
+        Raises EvidenceError and DigestMismatch for a missing or malformed decision, Untrusted for
         malformed statements, the RegistryErrors, StorageError.
         """
         version = registry.version(model, number)
         with temporary_folder() as folder:
             registry.fetch(model, number, folder, most_bytes=_MOST_BYTES)
-            beside = folder / "model.onnx"
-            decision, statements = load_decision(beside), load_statements(beside)
+            path = folder / "model.onnx"
+            decision, statements = load_decision(path), load_statements(path)
         of = Reviewable(
             registry=plain(registry.identity),
             model=model,
@@ -162,28 +158,28 @@ class ReviewSubmission:
         return cls(of, decision, statements, version)
 
     def check(self) -> None:
-        """Prove that it can be approved: a PASS, and version, decision and statement
-        are about one file. Raises EvidenceError, DigestMismatch, Untrusted."""
+        """Verify that the decision is a PASS and that version, decision and statement are about the
+        same file. Raises EvidenceError, DigestMismatch, Untrusted."""
         of, what = self.of, f"version {self.of.version} of {self.of.model}"
         if not self.decision.passed:
             raise EvidenceError(
-                f"the decision on {what} is {self.decision.verdict}, and only a PASS can be "
-                "approved. Measure and hand in anew, or reject it: gate reject."
+                f"the decision on {what} is {self.decision.verdict}, but only a PASS can be "
+                "approved. Measure and submit the file again, or reject it with gate reject."
             )
         named = self.version.tags.get(Tag.SHA256)
         if named is not None and named != of.sha256.hex:
             raise DigestMismatch(
-                f"the decision beside {what} is on {of.sha256}, its tag {Tag.SHA256} names "
-                f"{named[:64]}. One of them was exchanged: hand it in anew."
+                f"the decision of {what} is about {of.sha256}, but its tag {Tag.SHA256} is "
+                f"{named[:64]}. One of them was replaced. Submit the file again."
             )
         if self.statements is None:
             return
         summary = summary_in(self.statements.decision)
         if (summary.decision.sha256, summary.model) != (of.decision.hex, of.sha256):
             raise Untrusted(
-                f"the statement beside {what} is about decision {summary.decision.sha256} on "
-                f"{summary.model}, the decision there is {of.decision} on {of.sha256}. One of them "
-                "was exchanged: hand it in anew."
+                f"the statement of {what} is about decision {summary.decision.sha256} on "
+                f"{summary.model}, but the version has decision {of.decision} on {of.sha256}. One "
+                "of them was replaced. Submit the file again."
             )
 
     def review(
@@ -192,28 +188,28 @@ class ReviewSubmission:
         """Sign a review and write it to the version; return its length in characters.
 
         A rejection is also written to the gate's own tag, which needs no signature. Raises
-        EvidenceError, DigestMismatch and Untrusted where an approval is not possible, KeyUnusable,
-        and the RegistryErrors, also where the review does not fit or was not stored.
+        EvidenceError, DigestMismatch and Untrusted if the version can't be approved, KeyUnusable,
+        and the RegistryErrors, also if the review is too long or was not stored.
         """
         if word == "approved":
             self.check()
         if comment is not None and len(comment) > COMMENT_LIMIT:
             raise EvidenceError(
-                f"the comment has {len(comment)} characters, {COMMENT_LIMIT} are kept. Shorten it."
+                f"the comment has {len(comment)} characters, at most {COMMENT_LIMIT} are allowed. "
+                "Shorten it."
             )
         text = self.of.signed(word, key, at=datetime.now(UTC), comment=comment).compact
         if len(text) > STATEMENT_LIMIT:
             raise RegistryError(
-                f"the signed review takes {len(text)} characters, a tag holds {STATEMENT_LIMIT}. "
-                "Shorten the comment."
+                f"the signed review has {len(text)} characters, a tag holds at most "
+                f"{STATEMENT_LIMIT}. Shorten the comment."
             )
         model, number = self.of.model, self.of.version
         name = f"{STATEMENT_TAG}{key.public.short}"
         registry.set_tag(model, number, key=name, value=text)
         if registry.version(model, number).tags.get(name) != text:
             raise RegistryError(
-                f"the tag {name} of version {number} of {model} reads back otherwise than it was "
-                "written. Repeat."
+                f"the tag {name} of version {number} of {model} was not stored as written. Retry."
             )
         if word == "rejected":
             registry.set_tag(model, number, key=Tag.REVIEW, value=REJECTED)
@@ -221,7 +217,7 @@ class ReviewSubmission:
 
 
 def statements_in(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the signed reviews in the tags, by the short ID of the key that each tag names."""
+    """Return the signed reviews in the tags, by the short key ID in the tag's name."""
     return {
         key.removeprefix(STATEMENT_TAG): tags[key]
         for key in sorted(tags)
@@ -229,19 +225,20 @@ def statements_in(tags: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-# Law: what makes the trust stricter, or takes a statement away, never turns waiting into approved.
-_LINES_IN_SECONDS = timedelta(seconds=1)
-"""The ledger's lines have no smaller parts: what was signed within that second was before."""
+# Invariant: a stricter trust or a deleted statement never turns a waiting version into an approved
+# one.
+_LEDGER_RESOLUTION = timedelta(seconds=1)
+"""Resolution of times in the ledger. An approval signed within the same second counts as older."""
 
-_SHOWN = 3
-"""Largest number of statements by unknown keys that are named: users can add any number."""
+_MAX_NAMED = 3
+"""Maximum number of unknown keys that are named, because users can add any number."""
 
 _KEY_LENGTH = 12
 
 
 @dataclass(frozen=True)
 class Review:
-    """One reviewer's review that counts."""
+    """A review by one key."""
 
     key: PublicKey
     comment: str | None
@@ -252,31 +249,31 @@ class Review:
 
 @dataclass(frozen=True)
 class ReviewTally:
-    """The counted reviews, one for each key, and why the others do not count."""
+    """The reviews that count, one for each key, and why the others do not count."""
 
     needed: int
     approvals: Mapping[str, Review]
-    """By the id of the key."""
+    """Approvals by key ID."""
     rejections: Mapping[str, Review]
     problems: tuple[str, ...]
 
     @property
     def is_approved(self) -> bool:
-        """Return whether enough reviewers approve it, and none rejects it."""
+        """Return whether enough reviewers approve and none rejects."""
         return len(self.approvals) >= self.needed and not self.rejections
 
     @property
     def comment(self) -> str | None:
         """Return the comments for the ledger, with the reviewers' names if several commented."""
-        voices = [*self.rejections.values()] or [*self.approvals.values()]
-        written = [voice for voice in voices if voice.comment]
-        if len(written) == 1:
-            return shortened(written[0].comment or "", COMMENT_LIMIT) or None
-        texts = (f"{voice.key.name}: {voice.comment}" for voice in written)
+        reviews = [*self.rejections.values()] or [*self.approvals.values()]
+        commented = [review for review in reviews if review.comment]
+        if len(commented) == 1:
+            return shortened(commented[0].comment or "", COMMENT_LIMIT) or None
+        texts = (f"{review.key.name}: {review.comment}" for review in commented)
         return shortened("; ".join(texts), COMMENT_LIMIT) or None
 
     def __str__(self) -> str:
-        """Return the approvals that count and the problems, as a text for reviewers."""
+        """Return the approvals that count and the problems as a text for reviewers."""
         names = ", ".join(map(str, self.approvals.values()))
         counted = f"{len(self.approvals)} of {self.needed} signed approvals"
         return "; ".join([f"{counted} ({names})" if names else counted, *self.problems])
@@ -292,19 +289,18 @@ class ReviewCounter:
     measurers: frozenset[str]
     """IDs of the keys that signed the verdict."""
     closed_at: str | None
-    """When the version was refused, promoted or left before it waited now: each approval is used
-    once."""
+    """Time of the version's last refusal, promotion or replacement, or None. Older approvals do not
+    count, because each approval is used once."""
     now: datetime
 
     def names_a_reviewer(self, tags: Mapping[str, str]) -> bool:
-        """Return whether there is anything to count."""
+        """Return whether a statement names the key of a trusted reviewer."""
         return any(short in self._reviewers for short in statements_in(tags))
 
     def count(self, tags: Mapping[str, str], of: Reviewable | None) -> ReviewTally:
-        """Count the statements in these tags that are on exactly this version.
+        """Count the statements in the tags that are about exactly the version `of`.
 
-        `of` is None: there is nothing to count. Never raises: a tag that can't be read is a problem
-        in the tally.
+        If `of` is None, nothing counts. Never raises: an unreadable tag is a problem in the tally.
         """
         approvals: dict[str, Review] = {}
         rejections: dict[str, Review] = {}
@@ -318,14 +314,14 @@ class ReviewCounter:
                 problems.append(f"the statement of the key {short} does not count: {error}")
                 continue
             for key in keys:
-                voice = Review(key, approval.comment)
+                review = Review(key, approval.comment)
                 reason = self._refusal(key, approval)
                 if approval.word == "rejected":
-                    rejections[key.key_id] = voice
+                    rejections[key.key_id] = review
                 elif reason is None:
-                    approvals[key.key_id] = voice
+                    approvals[key.key_id] = review
                 else:
-                    problems.append(f"the approval by {voice} does not count: {reason}")
+                    problems.append(f"the approval by {review} does not count: {reason}")
         needed = self.trust.reviewers_threshold
         return ReviewTally(needed, approvals, rejections, (*problems, *self._unknown(tags)))
 
@@ -335,25 +331,27 @@ class ReviewCounter:
 
     def _read(self, text: str, of: Reviewable) -> tuple[Approval, tuple[PublicKey, ...]]:
         if len(text) > STATEMENT_LIMIT:
-            raise Untrusted(f"it has {len(text)} characters, {STATEMENT_LIMIT} are read")
+            raise Untrusted(f"it has {len(text)} characters, at most {STATEMENT_LIMIT} are allowed")
         signed = SignedStatement.from_bytes(text.encode("utf-8", "replace"), what="it")
         approval = of.verify(signed, registries=self.registries)
         return approval, signers_of(signed, approval, trust=self.trust, now=self.now)
 
     def _refusal(self, key: PublicKey, approval: Approval) -> str | None:
         if key.key_id in self.measurers and not self.trust.measurer_may_approve:
-            return "this key vouches for the verdict itself (trust.measurer_may_approve)"
+            return "this key also signed the verdict (trust.measurer_may_approve)"
         made, closed = time_of(approval.reviewed_at), time_of(self.closed_at)
         if self.closed_at is None:
             return None
-        if made is None or closed is None or made < closed + _LINES_IN_SECONDS:
-            return f"it is older than what became of the version on {self.closed_at}: sign it anew"
+        if made is None or closed is None or made < closed + _LEDGER_RESOLUTION:
+            return (
+                f"it is older than the last change of the version at {self.closed_at}: sign again"
+            )
         return None
 
     def _unknown(self, tags: Mapping[str, str]) -> list[str]:
         others = [short for short in statements_in(tags) if short not in self._reviewers]
         if not others:
             return []
-        names = ", ".join(shortened(short, _KEY_LENGTH) for short in others[:_SHOWN])
-        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        names = ", ".join(shortened(short, _KEY_LENGTH) for short in others[:_MAX_NAMED])
+        more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
         return [f"not among the trusted reviewers (trust.reviewers): the key {names}{more}"]

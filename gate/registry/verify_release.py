@@ -1,4 +1,4 @@
-"""The only verification of a release."""
+"""Verify a release. No other module does."""
 
 from __future__ import annotations
 
@@ -40,24 +40,25 @@ from gate.storage.digest import Digest
 from gate.storage.untrusted_files import as_mismatch
 
 
-# The decision holds the comparison, and is stored where every writer to the registry can change it:
-# the ledger has its digest.
+# The decision contains the comparison with the champion. Every writer to the registry can edit the
+# decision, so the ledger has the comparison's digest.
 def verify_comparison(decision: Decision, expected: ComparedWith | None) -> None:
-    """Prove that the comparison in a decision that lay in the registry is the one that the ledger
-    noted. Raises DigestMismatch."""
-    found = ComparedWith.from_decision(decision)
-    if found != expected:
+    """Verify that a downloaded decision has the comparison that the ledger recorded.
+
+    Raises DigestMismatch."""
+    compared = ComparedWith.from_decision(decision)
+    if compared != expected:
         raise DigestMismatch(
-            "the decision beside the version tells of a comparison with version "
-            f"{_named(found)}, the ledger notes one with version {_named(expected)}. It was "
-            "edited: promote the file anew."
+            f"the version's decision has a comparison with version {_named(compared)}, the ledger "
+            f"has one with version {_named(expected)}. The decision was edited. Promote the file "
+            "again."
         )
 
 
 def comparison_in(line: LedgerEntry | None) -> ComparedWith | None:
-    """Return the comparison with the champion that a line records.
+    """Return the comparison with the champion in a ledger entry.
 
-    It was made where the file was decided, or by the service.
+    It was made together with the decision, or by the service.
     """
     if line is None:
         return None
@@ -67,10 +68,10 @@ def comparison_in(line: LedgerEntry | None) -> ComparedWith | None:
 
 
 def standard(champion: str | None, history: ModelHistory) -> str | None:
-    """The version that a new one is compared with: the one at which `champion` points; where it
-    points at none, the one that served last and would be served again. None: there is none.
+    """Return the version to compare a new one with: the champion, or None.
 
-    Whoever takes the alias away does not take the comparison away with it.
+    Without a champion it is the last version that served and may serve again, so that deleting the
+    alias does not avoid the comparison.
     """
     if champion is not None:
         return champion
@@ -81,15 +82,16 @@ def standard(champion: str | None, history: ModelHistory) -> str | None:
 def outdated(
     compared: ComparedWith | None, champion: str | None, history: ModelHistory
 ) -> str | None:
-    """Return why a comparison is not one with what serves at this moment, where `champion` points
-    at that version; None where it is."""
+    """Return why a comparison was not made with the current champion, or None.
+
+    champion: the version at which the alias points."""
     current = standard(champion, history)
     vouched = None if current is None else history.approving_entry(current)
     sha256 = None if vouched is None else vouched.sha256
     if compared is not None and (compared.version, compared.sha256) == (current, sha256):
         return None
     return (
-        f"champion is version {current or 'none'} now, this was compared with version "
+        f"champion is version {current or 'none'} now, but the comparison was made with version "
         f"{_named(compared)}: decide again (make repro, or gate check --against NAME --report)"
     )
 
@@ -102,7 +104,7 @@ def _named(compared: ComparedWith | None) -> str:
 
 
 _TWIN = f"{QUANTIZED}/"
-_REMEDY = "Measure and sign anew (gate check --report --key), and hand that in."
+_REMEDY = "Measure and sign the file again (gate check --report --key) and submit it."
 
 
 def verify_statements(
@@ -113,11 +115,10 @@ def verify_statements(
     registries: frozenset[str],
     now: datetime,
 ) -> tuple[PublicKey, ...]:
-    """Verify that trusted keys signed all of a release for this model; return the decision's
-    signers.
+    """Verify that trusted keys signed a release for this model, including its twin.
 
-    The twin is included. `registries`: all addresses of the registry. `files`: further digests that
-    the statement must name, by their names there (`companion_digests`). Raises Untrusted.
+    Return the keys that signed the decision. registries: all addresses of the registry. files: the
+    digests of further files that the statement must name (`companion_digests`). Raises Untrusted.
     """
     signers = _verify(release, files=files, trust=trust, now=now)
     assert release.statements is not None
@@ -137,10 +138,10 @@ def verify_statements(
         raise Untrusted(f"the quantized twin: {error}") from error
     if not _names(signed, twin, below=_TWIN):
         raise Untrusted(
-            "the statement on the decision names no quantized twin "
-            f"{twin.decision.subject_sha256}. The twin was exchanged. {_REMEDY}"
+            "the statement on the decision does not name the quantized twin "
+            f"{twin.decision.subject_sha256}. The twin was replaced. {_REMEDY}"
         )
-    # Another statement of a trusted key on the same twin may name other vectors.
+    # A trusted key may have signed other golden vectors of the same twin.
     verify_files(signed, {f"{_TWIN}{name}": digest for name, digest in vectors.items()})
     return signers
 
@@ -148,7 +149,7 @@ def verify_statements(
 def companion_digests(which: LedgerEntry | Release) -> dict[str, Digest]:
     """Return the digests that a statement must name in addition to the file.
 
-    `which`: a release, or the ledger line that approves the version.
+    which: a release, or the ledger entry that approves the version.
     """
     named = {GOLDEN: which.golden_sha256, PREPROCESSING: which.preprocess_sha256}
     return {name: digest for name, digest in named.items() if digest is not None}
@@ -157,11 +158,10 @@ def companion_digests(which: LedgerEntry | Release) -> dict[str, Digest]:
 def claimed_fields(
     path: Path, *, model: str, trust: Trust, registries: frozenset[str], now: datetime
 ) -> dict[str, Any]:
-    """Return the fields of a ledger line that the signed statements next to a file claim.
+    """Return the fields of a ledger entry according to the signed statements next to a file.
 
-    No other file of the download has been read yet. The signatures are verified: they are by
-    trusted keys, on this model in the registry of these addresses. The claims themselves are not
-    verified.
+    The signatures are verified: they are by trusted keys, for this model in the registry with these
+    addresses. The fields are not verified, because no other file of the download was read yet.
 
     Raises Untrusted, StorageError.
     """
@@ -178,29 +178,30 @@ def claimed_fields(
         "signers": tuple(key.key_id for key in signers),
     }
     if any((each.name or "").startswith(_TWIN) for each in signed.statement.subject):
-        beside = path.parent / QUANTIZED / path.name
+        twin_path = path.parent / QUANTIZED / path.name
         try:
-            twins, about, _ = _decision_of(beside, trust=trust, now=now)
+            twin_statements, twin_summary, _ = _decision_of(twin_path, trust=trust, now=now)
         except Untrusted as error:
             raise Untrusted(f"the quantized twin: {error}") from error
         fields["twin"] = TwinDigests(
-            sha256=about.model,
-            evidence_sha256=_evidence_of(about),
+            sha256=twin_summary.model,
+            evidence_sha256=_evidence_of(twin_summary),
             golden_sha256=_subject(signed, f"{_TWIN}{GOLDEN}"),
         )
-        signed_all.append(twins)
-    fields["measured_by"] = _further_measurers(signed_all, trust=trust, but=fields["signers"])
+        signed_all.append(twin_statements)
+    fields["measured_by"] = _further_measurers(signed_all, trust=trust, exclude=fields["signers"])
     return fields
 
 
 def _further_measurers(
-    statements: Iterable[StatementPair | None], *, trust: Trust, but: tuple[str, ...]
+    statements: Iterable[StatementPair | None], *, trust: Trust, exclude: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return IDs of the measurers' keys that signed any of these statements, other than some; of a
-    key that is not valid now, too, but of none that was revoked."""
+    """Return the IDs of the measurers' keys that signed any of the statements, except `exclude`.
+
+    Expired keys are included, revoked keys are not."""
     signed = (one for each in statements if each for one in (each.evidence, each.decision))
-    found = (key.key_id for each in signed for key in each.signers(trust.measurers))
-    return tuple(one for one in dict.fromkeys(found) if one not in (*but, *trust.revoked))
+    ids = (key.key_id for each in signed for key in each.signers(trust.measurers))
+    return tuple(one for one in dict.fromkeys(ids) if one not in (*exclude, *trust.revoked))
 
 
 def _decision_of(
@@ -208,7 +209,7 @@ def _decision_of(
 ) -> tuple[StatementPair, VerificationSummary, tuple[PublicKey, ...]]:
     statements = load_statements(path)
     if statements is None:
-        raise Untrusted(f"there are no statements beside the file. {_REMEDY}")
+        raise Untrusted(f"the file has no signed statements. {_REMEDY}")
     signed, what = statements.decision, "the statement on the decision"
     summary = summary_in(signed)
     made = summary.time_verified
@@ -221,7 +222,7 @@ def _verify(
 ) -> tuple[PublicKey, ...]:
     statements = judged.statements
     if statements is None:
-        raise Untrusted(f"there are no statements beside the file. {_REMEDY}")
+        raise Untrusted(f"the file has no signed statements. {_REMEDY}")
     signers = statements.verify(judged.evidence, judged.decision, trust=trust, now=now)
     for signed in (statements.evidence, statements.decision):
         if not _names(signed, judged):
@@ -234,10 +235,10 @@ def _verify(
 
 
 def _names(signed: SignedStatement, judged: EvaluatedFile, *, below: str = "") -> bool:
-    """Return whether the file is among the subjects, by its digest: a registry may give it another
-    name.
+    """Return whether the file is among the subjects of a statement.
 
-    With external data all files are, by their names, as the manifest has them.
+    A file is found by its digest, because a registry may rename it. With external data all files
+    must be subjects by their names, and the digest of the manifest must match.
     """
     subject, statement = judged.evidence.subject, signed.statement
     if not subject.external_data:
@@ -251,14 +252,14 @@ def _evidence_of(summary: VerificationSummary) -> Digest:
     if len(summary.input_attestations) != 1:
         raise Untrusted(
             "the statement on the decision names "
-            f"{len(summary.input_attestations)} pieces of evidence, expected one. {_REMEDY}"
+            f"{len(summary.input_attestations)} evidence records, expected one. {_REMEDY}"
         )
     return _digest(summary.input_attestations[0], what="evidence")
 
 
 def _subject(signed: SignedStatement, name: str) -> Digest | None:
-    found = [each for each in signed.statement.subject if each.name == name]
-    return _digest(found[0], what=name) if found else None
+    subjects = [each for each in signed.statement.subject if each.name == name]
+    return _digest(subjects[0], what=name) if subjects else None
 
 
 def _digest(resource: Resource, *, what: str) -> Digest:
@@ -270,8 +271,7 @@ def _digest(resource: Resource, *, what: str) -> Digest:
         ) from error
 
 
-# Statements are verified before anything else of a release: they contain the digests that it must
-# have.
+# Statements are verified first, because they contain the expected digests of the release.
 _MADE_HERE = object()
 
 
@@ -280,12 +280,12 @@ class VerifiedRelease:
     """A release that `verify_release` has verified. No caller needs to verify it again."""
 
     release: Release
-    """With the decision as it was decided again."""
+    """The release with the recomputed decision."""
     policy: Policy
     signers: tuple[PublicKey, ...]
-    """Keys that signed the verdict; none: no signature was required."""
+    """Keys that signed the verdict; empty if no signature was required."""
     trust: Trust | None
-    """The trust by which it was verified; None: no statements are required."""
+    """Trust by which the release was verified; None if no statements were required."""
     _made_by: object = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -294,28 +294,28 @@ class VerifiedRelease:
 
     @property
     def decision(self) -> Decision:
-        """Return the decision, as it was computed again."""
+        """Return the recomputed decision."""
         return self.release.decision
 
     @property
     def refusal(self) -> str | None:
-        """Return why it must not be promoted, regardless of its age, or None."""
+        """Return why the release must not be promoted, regardless of its age, or None."""
         if self.policy.precision == "quantized":
             return (
-                "a quantized file is promoted beside the exact one, as its twin, never in its "
-                "place: submit the exact file, with a policy whose section twin is this one"
+                "a quantized file can't be promoted alone, only as the twin of its exact file: "
+                "submit the exact file with a policy whose section 'twin' is this policy"
             )
         return self.release.refusal
 
     def untimely(self, at: datetime) -> str | None:
-        """Return why evidence or statements are too old at a moment, or of its future; or None."""
-        late = self.release.untimely(self.policy, at=at)
-        if late is not None or self.trust is None:
-            return late
+        """Return why evidence or statements are too old at a time, or from its future; or None."""
+        problem = self.release.untimely(self.policy, at=at)
+        if problem is not None or self.trust is None:
+            return problem
         try:
             for each in (self.release, self.release.twin):
                 if each is not None and each.statements is not None:
-                    with _about_the_twin() if each is self.release.twin else nullcontext():
+                    with _twin_errors() if each is self.release.twin else nullcontext():
                         each.statements.check_age(self.trust, at=at)
         except Untrusted as error:
             return str(error)
@@ -324,7 +324,7 @@ class VerifiedRelease:
     def described(
         self, *, run_id: str, description: str, trend: Trend | None = None
     ) -> VerifiedRelease:
-        """The same with the MLflow run, the description and the trend that its version gets."""
+        """Return a copy with the MLflow run, description and trend of the version to create."""
         trend = trend or self.release.trend
         release = replace(self.release, run_id=run_id, description=description, trend=trend)
         return replace(self, release=release)
@@ -340,12 +340,12 @@ def verify_release(
 ) -> VerifiedRelease:
     """Verify signatures once, hash and parse the file in one pass, and decide again.
 
-    `trust`: keys whose statements are required; None: none are. `registries`: all addresses of the
-    registry that the verdict must be for. Without an entry of the ledger (`rules`) the verdict must
-    name exactly the files of the release.
+    trust: the keys whose statements are required; None: no statements are required. registries: all
+    addresses of the registry for which the verdict must be made. Without a ledger entry in `rules`
+    the verdict must name exactly the files of the release.
 
-    Raises Untrusted where trusted keys did not sign all of it; DigestMismatch, EvidenceError,
-    PolicyError and LimitExceeded as `Release.verified`; StorageError.
+    Raises Untrusted if trusted keys did not sign all of the release; the exceptions of
+    `Release.verified`; StorageError.
     """
     signers: tuple[PublicKey, ...] = ()
     rules = rules or VerificationRules()
@@ -359,12 +359,12 @@ def verify_release(
         if rules.line is None:
             _verify_names(release, subjects_of_release(release))
             if release.twin is not None:
-                with _about_the_twin():
+                with _twin_errors():
                     _verify_names(release.twin, _subjects(release.twin))
-        by = tuple(key.key_id for key in signers)
+        ids = tuple(key.key_id for key in signers)
         pairs = [each.statements for each in (release, release.twin) if each is not None]
-        others = _further_measurers(pairs, trust=trust, but=by)
-        release = replace(release, signers=by, measured_by=others)
+        others = _further_measurers(pairs, trust=trust, exclude=ids)
+        release = replace(release, signers=ids, measured_by=others)
     return VerifiedRelease(release.verified(policy, rules), policy, signers, trust, _MADE_HERE)
 
 
@@ -377,10 +377,10 @@ def subjects_of_release(release: Release) -> dict[str, Digest]:
     if release.twin is not None:
         twin = release.twin
         golden = twin.golden_sha256
-        named = statement_subjects(
+        twin_subjects = statement_subjects(
             twin.onnx_path, twin.evidence, golden=golden, preprocessing=False
         )
-        subjects |= {f"{QUANTIZED}/{name}": digest for name, digest in named.items()}
+        subjects |= {f"{QUANTIZED}/{name}": digest for name, digest in twin_subjects.items()}
     return subjects
 
 
@@ -402,7 +402,7 @@ class VerdictSigning:
 
     @property
     def is_trusted(self) -> bool:
-        """Return whether the key may say what was decided, now."""
+        """Return whether the key is currently trusted to sign decisions."""
         keys = self.trust.keys("measurers", at=datetime.now(UTC))
         return self.signatory.key.public.key_id in {key.key_id for key in keys}
 
@@ -414,34 +414,34 @@ class VerdictSigning:
         measured: MeasuredFile,
         twin: MeasuredFile | None = None,
     ) -> Release:
-        """Sign the verdicts on a release and its twin, and return it with the statements.
+        """Sign the verdicts on a release and its twin; return the release with the statements.
 
-        `measured`, `twin`: the signed measurements of the file and of its twin. Raises Untrusted,
-        and signs nothing, where they are not about the evidence that was decided on; KeyUnusable;
-        what `subjects_of` raises.
+        measured, twin: the signed measurements of the file and of its twin. Raises Untrusted before
+        signing if they are not about the release's evidence; KeyUnusable; the exceptions of
+        `statement_subjects`.
         """
-        self._prove(release, measured)
+        self._verify_measured(release, measured)
         if release.twin is not None and policy.twin is not None:
-            with _about_the_twin():
+            with _twin_errors():
                 if twin is None:
                     raise Untrusted("its evidence is not signed. Measure it: gate check --report.")
-                self._prove(release.twin, twin)
+                self._verify_measured(release.twin, twin)
                 subjects = _subjects(release.twin)
                 statements = self._signed(release.twin, subjects, twin, policy.twin)
             release = replace(release, twin=replace(release.twin, statements=statements))
         statements = self._signed(release, subjects_of_release(release), measured, policy)
         return replace(release, statements=statements)
 
-    def _prove(self, judged: EvaluatedFile, measured: MeasuredFile) -> None:
-        """That what is decided on is what was measured."""
+    def _verify_measured(self, judged: EvaluatedFile, measured: MeasuredFile) -> None:
+        """Verify that a signed measurement is about the file's evidence and golden vectors."""
         now = datetime.now(UTC)
         verify_measurement(measured.statement, judged.evidence, trust=self.trust, now=now)
         if judged.golden is not None:
             _verify_vectors(judged.golden.golden, measured)
         elif judged.decision.passed and measured.statement.statement.digest_of(GOLDEN) is not None:
             raise Untrusted(
-                f"golden vectors were signed when {judged.onnx_path} was measured, and are not "
-                f"handed in with it. They belong into {measured.vectors}: bring them back."
+                f"golden vectors were signed when {judged.onnx_path} was measured, but they are "
+                f"missing. Restore them in {measured.vectors}."
             )
 
     def _signed(
@@ -458,7 +458,7 @@ class VerdictSigning:
 
 
 @contextlib.contextmanager
-def _about_the_twin() -> Iterator[None]:
+def _twin_errors() -> Iterator[None]:
     try:
         yield
     except Untrusted as error:
@@ -466,14 +466,14 @@ def _about_the_twin() -> Iterator[None]:
 
 
 def _verify_names(judged: EvaluatedFile, subjects: Mapping[str, Digest]) -> None:
-    assert judged.statements is not None  # by verify_statements
+    assert judged.statements is not None  # checked by verify_statements
     signed = judged.statements.decision
     verify_files(signed, subjects)
-    beyond = sorted({each.name or "" for each in signed.statement.subject} - {*subjects})
-    if beyond:
+    missing = sorted({each.name or "" for each in signed.statement.subject} - {*subjects})
+    if missing:
         raise Untrusted(
-            f"the statement on the decision names {', '.join(beyond)}, which was not handed in. "
-            "Hand in all that was judged, or sign the verdict anew."
+            f"the statement on the decision names {', '.join(missing)}, which was not submitted. "
+            "Submit all evaluated files, or sign the verdict again."
         )
 
 
@@ -487,31 +487,32 @@ def _subjects(judged: EvaluatedFile) -> dict[str, Digest]:
 
 
 def _verify_vectors(golden: GoldenManifest, measured: MeasuredFile) -> None:
-    """Golden vectors that go with the file have the arrays and pictures of those that were
-    measured; the tolerances are the policy's."""
-    named = measured.statement.statement.digest_of(GOLDEN)
-    if named is None:
+    """Verify that golden vectors have the arrays and pictures of the signed ones.
+
+    The tolerances may differ, because they come from the policy."""
+    sha256 = measured.statement.statement.digest_of(GOLDEN)
+    if sha256 is None:
         raise Untrusted(
-            "golden vectors go with the file, and none were signed when it was measured. Leave "
-            "them out, or measure anew."
+            "the file has golden vectors, but none were signed when it was measured. Leave them "
+            "out, or measure the file again."
         )
     try:
-        then, _ = read_record(measured.vectors, sha256=Digest(named))
+        signed, _ = read_record(measured.vectors, sha256=Digest(sha256))
     except (DigestMismatch, EvidenceError) as error:
         raise Untrusted(
             f"the golden vectors in {measured.vectors} are not those that were signed when the "
             f"file was measured: {error}"
         ) from error
-    if _contents(golden) != _contents(then):
+    if _contents(golden) != _contents(signed):
         raise Untrusted(
-            "the golden vectors that go with the file have other arrays than those that were "
-            f"signed when it was measured, in {measured.vectors}. They were exchanged: measure it "
-            "anew."
+            "the arrays of the file's golden vectors differ from those that were signed when it "
+            f"was measured, in {measured.vectors}. The vectors were replaced. Measure the file "
+            "again."
         )
 
 
 def _contents(golden: GoldenManifest) -> tuple[object, ...]:
-    """All of the vectors but what a policy says of them."""
+    """Return the parts of a manifest that do not depend on the policy."""
     arrays = tuple((each.name, each.dtype, each.shape, each.sha256) for each in golden.arrays)
     parts = tuple((name, part.model, part.samples) for name, part in golden.parts.items())
     pictures = golden.pictures
@@ -520,8 +521,8 @@ def _contents(golden: GoldenManifest) -> tuple[object, ...]:
 
 
 ReadTrust = Callable[[], Trust | None]
-"""Returns the current trust; None: no statements are required. Raises PolicyError where it can't be
-read now."""
+"""Function that returns the current trust, or None if no statements are required. Raises
+PolicyError if the trust can't be read."""
 
 
 def no_trust() -> None:
@@ -530,14 +531,14 @@ def no_trust() -> None:
 
 @dataclass(frozen=True)
 class Terms:
-    """Whoever decides what serves judges by these: its own policy, its own trust, and the moment of
-    the promotion, at which evidence and statements had to be young enough."""
+    """The policy, time and trust by which the deciding host judges a version."""
 
     policy: Policy
     at: datetime
+    """Time of the promotion, at which evidence and statements must not be too old."""
     trust: Trust | None = None
     approved: Digest | None = None
-    """The decision that reviewers approved by signature; None: not determined."""
+    """Digest of the decision that reviewers approved by signature; None if not determined."""
 
     @classmethod
     def now(
@@ -552,26 +553,26 @@ class Terms:
     ) -> Terms | None:
         """Return the terms of a version that was promoted according to the ledger.
 
-        None where it was deployed: the service judged it then, and neither its age nor another
-        policy or trust takes it out of service. Raises the exceptions of `ReadTrust`, which is
-        called only for a version that was not deployed.
+        None if it was deployed: the service judged it then, and neither its age nor a new policy or
+        trust takes it out of service. Raises the exceptions of `ReadTrust`, which is called only
+        for a version that was not deployed.
         """
-        line, present = history.promotion_of(version), datetime.now(UTC)
+        entry, present = history.promotion_of(version), datetime.now(UTC)
         if history.was_deployed(version):
             return None
-        promoted = time_of(line.at) if line is not None else None
+        promoted = time_of(entry.at) if entry is not None else None
         return cls(policy, present if promoted is None else min(promoted, present), trust())
 
 
 def judge_version(
     path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms
 ) -> str | None:
-    """Return why the evidence of a verified file does not allow it under these terms, or None.
+    """Return why a verified file must not serve under these terms according to its evidence, or
+    None.
 
     A decision by another policy is computed again.
-
-    Raises DigestMismatch and EvidenceError where file and records do not belong together, or can't
-    be read; LimitExceeded where reading takes too much; StorageError where this machine can't.
+    Raises DigestMismatch and EvidenceError if file and records do not belong together or can't be
+    read; LimitExceeded; StorageError for failures of this machine.
     """
     try:
         with as_mismatch(f"version {vouched.version} of {model.name} in the registry"):
@@ -590,29 +591,30 @@ def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: T
     release = release_from_version(path, records, name=model.name, twin=vouched.twin)
     policy, passed_by = terms.policy, release.decision.policy_sha256
     if release.twin is not None and policy.twin is not None and passed_by != policy.digest():
-        # The golden vectors are of the policy that passed it; the ledger has their digest.
+        # The golden vectors have the tolerances of the old policy, so they are not compared with
+        # the new one. The ledger has their digest.
         release = replace(release, twin=replace(release.twin, golden=None))
-    needs_word = terms.trust is not None and not _may_be_unsigned(model, vouched, terms.trust)
+    is_signed = terms.trust is not None and not _may_be_unsigned(model, vouched, terms.trust)
     verified = verify_release(
         release,
         policy=policy,
-        trust=terms.trust if needs_word else None,
-        registries=model.identities() if needs_word else frozenset(),
+        trust=terms.trust if is_signed else None,
+        registries=model.identities() if is_signed else frozenset(),
         rules=VerificationRules(model.reading.limits, vouched, terms.at),
     )
     release = verified.release
     if policy.incumbent is not None and release.decision.incumbent is None:
         return (
-            "it was not compared with the champion at its promotion, and the policy "
-            "in force asks for that (incumbent). Hand it in again, or promote it anew."
+            "it was not compared with the champion at its promotion, but the current policy "
+            "requires that (incumbent). Submit or promote the file again."
         )
     if release.refusal is not None and vouched.incumbent is not None:
-        return f"compared by the service with what serves, its decision is {release.refusal}"
+        return f"after the comparison with the champion its decision is {release.refusal}"
     if release.refusal is not None and passed_by != policy.digest():
         return (
-            f"it was judged by another policy ({passed_by.short}) than the one in force "
+            f"it was judged by another policy ({passed_by.short}) than the current one "
             f"({policy.digest().short}), by which its decision is {release.refusal} "
-            "Promote what passes by the policy in force."
+            "Promote a file that passes the current policy."
         )
     if release.refusal is not None:
         return f"its decision is {release.refusal}"
@@ -620,8 +622,8 @@ def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: T
 
 
 def _may_be_unsigned(model: RegisteredModel, vouched: LedgerEntry, trust: Trust) -> bool:
-    """Return whether the ledger promoted it before signatures were required, and this is
-    accepted."""
+    """Return whether a version was promoted before signatures were required and the trust accepts
+    such versions."""
     return (
         trust.unsigned == "accept_existing"
         and vouched.action != "passed"
@@ -637,7 +639,7 @@ def release_from_version(
 
     Raises the exceptions of `twin_in`.
     """
-    beside = path.parent / QUANTIZED
+    folder = path.parent / QUANTIZED
     return Release(
         model_name=name,
         onnx_path=path,
@@ -646,17 +648,17 @@ def release_from_version(
         statements=records.statements,
         run_id="",
         description="",
-        # What the ledger does not name was put there afterwards, and is not read.
-        twin=twin_in(beside, twin) if twin is not None and beside.is_dir() else None,
+        # A twin without a digest in the ledger was added afterwards and must not be read.
+        twin=twin_in(folder, twin) if twin is not None and folder.is_dir() else None,
     )
 
 
 def twin_in(folder: Path, digests: TwinDigests | None = None) -> EvaluatedFile:
-    """Return the twin that `write_twin` wrote into a folder, with these digests where they are
-    pinned.
+    """Return the twin that `write_twin` wrote into a folder.
 
-    Raises EvidenceError where it is not whole, DigestMismatch where evidence or golden vectors
-    are others; StorageError.
+    digests: the expected digests; None: any.
+    Raises EvidenceError if the twin is incomplete, DigestMismatch if evidence or golden vectors
+    differ; StorageError.
     """
     path = twin_file(folder)
     records = Records.load(path, evidence=None if digests is None else digests.evidence_sha256)

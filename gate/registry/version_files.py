@@ -37,10 +37,10 @@ from gate.signing.verification import StatementPair
 from gate.storage.digest import Digest
 from gate.storage.untrusted_files import RECORD_LIMIT, as_mismatch, read_untrusted
 
-# They prove nothing by themselves, because every user who may write to the registry may write them.
-# The ledger holds the digests that they must have.
+# The files alone prove nothing, because every writer to the registry can change them. The ledger
+# contains their expected digests.
 _TREND_LIMIT = 1 << 16
-"""Bytes of a trend at most: twenty rows take some 5 kB."""
+"""Maximum size of a trend in bytes; twenty rows take about 5 kB."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Records:
     evidence: Evidence
     decision: Decision
     statements: StatementPair | None = None
-    """Signatures of both; None: they are not signed."""
+    """Signed statements about both; None if they are not signed."""
 
     def write(self, folder: Path) -> None:
-        """Write them. Raises StorageError."""
+        """Write the records into a folder. Raises StorageError."""
         self.evidence.save(folder / EVIDENCE)
         self.decision.save(folder / DECISION)
         if self.statements is not None:
@@ -61,17 +61,17 @@ class Records:
 
     @classmethod
     def load(cls, onnx_path: Path, *, evidence: Digest | None = None) -> Records:
-        """Load the records next to a downloaded file; with a pinned digest, only that evidence.
+        """Load the records next to a downloaded file.
 
-        Raises EvidenceError where they are not whole, DigestMismatch for other evidence,
-        StorageError.
+        evidence: the expected digest of the evidence.
+        Raises EvidenceError if a record is missing, DigestMismatch, StorageError.
         """
         folder = onnx_path.parent / RECORDS
         missing = [name for name in (EVIDENCE, DECISION) if not (folder / name).is_file()]
         if missing:
             raise EvidenceError(
-                f"the version has no {' and no '.join(missing)} beside its file: it was not "
-                "promoted by this version of the gate. Promote the file anew."
+                f"the version has no {' and no '.join(missing)} next to its file: it was not "
+                "promoted with this version of the gate. Promote the file again."
             )
         measured = load_evidence(onnx_path, sha256=evidence)
         return cls(measured, load_decision(onnx_path), load_statements(onnx_path))
@@ -80,19 +80,19 @@ class Records:
 def load_evidence(onnx_path: Path, *, sha256: Digest | None) -> Evidence:
     """Load the evidence next to a downloaded file. Raises the exceptions of `Records.load`."""
     data = read_untrusted(onnx_path.parent / RECORDS / EVIDENCE, limit=RECORD_LIMIT)
-    return Evidence.from_untrusted(data, what="the evidence beside the version", sha256=sha256)
+    return Evidence.from_untrusted(data, what="the version's evidence", sha256=sha256)
 
 
 def load_decision(onnx_path: Path) -> Decision:
     """Load the decision next to a downloaded file. Raises the exceptions of `Records.load`."""
     data = read_untrusted(onnx_path.parent / RECORDS / DECISION, limit=RECORD_LIMIT)
-    return Decision.from_untrusted(data, what="the decision beside the version")
+    return Decision.from_untrusted(data, what="the version's decision")
 
 
 def load_statements(onnx_path: Path) -> StatementPair | None:
-    """Load the statements next to a downloaded file; None where there are none at all.
+    """Load the statements next to a downloaded file; None if there are none.
 
-    Raises Untrusted where one of the two is missing or malformed, StorageError.
+    Raises Untrusted if one of the two is missing or malformed, StorageError.
     """
     folder = onnx_path.parent / RECORDS
     if not any((folder / name).exists() for name in (EVIDENCE_STATEMENT, DECISION_STATEMENT)):
@@ -101,59 +101,59 @@ def load_statements(onnx_path: Path) -> StatementPair | None:
 
 
 def load_trend(onnx_path: Path) -> Trend:
-    """Load the trend next to a downloaded file; an empty one where it can't be read.
+    """Load the trend next to a downloaded file; return an empty trend if it can't be read.
 
-    It is for display only and is not trusted.
+    The trend is not trusted and only displayed.
     """
     try:
         data = read_untrusted(onnx_path.parent / RECORDS / TREND, limit=_TREND_LIMIT)
-        return Trend.from_untrusted(data, what="the trend beside the version")
+        return Trend.from_untrusted(data, what="the version's trend")
     except (DigestMismatch, EvidenceError, StorageError):
         return Trend()
 
 
 def twin_file(folder: Path) -> Path:
-    """Return the one release file of the folder, or else its one ONNX file. Raises EvidenceError.
+    """Return the only release file of the folder, or else its only ONNX file.
 
-    The parts of a release may lie next to the release file.
+    The parts of a release may be next to the release file. Raises EvidenceError.
     """
-    there = sorted(p for p in folder.glob("*") if p.is_file() and not p.is_symlink())
-    releases = [path for path in there if is_release_file(path)]
-    found = releases or [path for path in there if path.suffix == ".onnx"]
-    if len(found) != 1:
+    files = sorted(p for p in folder.glob("*") if p.is_file() and not p.is_symlink())
+    releases = [path for path in files if is_release_file(path)]
+    twins = releases or [path for path in files if path.suffix == ".onnx"]
+    if len(twins) != 1:
         kind = "release" if releases else "ONNX"
-        names = ", ".join(path.name for path in found) or "none"
+        names = ", ".join(path.name for path in twins) or "none"
         raise EvidenceError(
-            f"{folder} holds the {kind} files {names}, expected exactly one: the quantized twin. "
-            "Make it with gate quantize, judge it with gate check --report, and put both there."
+            f"{folder} contains the {kind} files {names}, expected only the quantized twin. "
+            "Create it with gate quantize, measure it with gate check --report, and put both there."
         )
-    return found[0]
+    return twins[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedDigests:
-    """The expected digests of a version's file and of the other files of the version."""
+    """The expected digests of a version's ONNX file and of its other files."""
 
     sha256: Digest
-    """Of the ONNX file, as evidence counts it."""
+    """Digest of the ONNX file and its external data, as in the evidence."""
     golden: str | None = None
     """Digest of the golden vectors, in hexadecimal."""
     twin: TwinDigests | None = None
     preprocessing: Digest | None = None
     """Digest of the preprocessing spec."""
     evidence: Digest | None = None
-    """Of the evidence, which names the file's external data; nothing else of it is needed."""
+    """Digest of the evidence, which is read for the names of the external data."""
     extent: VersionSize = MAX_EXTENT
-    """Upper limits of their number and size."""
+    """Maximum number and size of the files."""
 
     @classmethod
     def from_entry(cls, line: LedgerEntry) -> ExpectedDigests:
-        """Create it from the ledger line that approves a version."""
+        """Create the digests from the ledger entry that approves a version."""
         return replace(cls.needed(line), golden=_hex(line.golden_sha256), twin=line.twin)
 
     @classmethod
     def from_release(cls, release: Release, *, golden: str | None) -> ExpectedDigests:
-        """Create it from a release, with the golden vectors that a version's tags name."""
+        """Create the digests from a release, with the golden vectors named by a version's tags."""
         return cls(
             sha256=release.decision.subject_sha256,
             golden=golden,
@@ -165,7 +165,7 @@ class ExpectedDigests:
 
     @classmethod
     def needed(cls, line: LedgerEntry) -> ExpectedDigests:
-        """Create it without golden vectors, which serving does not need."""
+        """Create the digests without golden vectors, which serving does not need."""
         assert line.sha256 is not None
         twin = line.twin
         return cls(
@@ -178,10 +178,10 @@ class ExpectedDigests:
 
 
 def prove(path: Path, expected: ExpectedDigests, *, what: str) -> None:
-    """Verify the digests of the file and of the other files of the version.
+    """Verify the digests of a version's ONNX file and of its other files.
 
-    Only files with the expected digest are parsed. Raises DigestMismatch for every failure to read
-    the download; StorageError.
+    Only files with the expected digest are parsed. Raises DigestMismatch, also if the download is
+    unreadable; StorageError.
     """
     with as_mismatch(what):
         names = external_data_of(path, expected.evidence)
@@ -195,11 +195,11 @@ def prove(path: Path, expected: ExpectedDigests, *, what: str) -> None:
 
 
 def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
-    """Verify the twin in `folder` in the same way."""
+    """Verify the digests of the quantized twin in a folder. Raises the exceptions of `prove`."""
     try:
         path = twin_file(folder)
     except EvidenceError as error:
-        raise DigestMismatch(f"the twin of {what} is not whole: {error}") from error
+        raise DigestMismatch(f"the twin of {what} is incomplete: {error}") from error
     files = ExpectedDigests(
         sha256=expected.sha256,
         golden=_hex(expected.golden_sha256),
@@ -213,9 +213,9 @@ def _hex(digest: Digest | None) -> str | None:
 
 
 def external_data_of(path: Path, evidence: Digest | None) -> tuple[str, ...]:
-    """Return the names of the data files in the recorded evidence.
+    """Return the names of the external data files in the evidence with a digest.
 
-    Empty where that evidence does not exist any more: then the file alone must be the expected one.
+    Empty if that evidence is missing; then the ONNX file alone must have the expected digest.
     """
     if evidence is None:
         return ()
@@ -229,21 +229,21 @@ def _prove_golden(folder: Path, expected: str, *, what: str) -> None:
     try:
         read_golden(folder, sha256=Digest.parse(expected))
     except EvidenceError as error:
-        raise DigestMismatch(f"{what} has no whole golden vectors: {error}") from error
+        raise DigestMismatch(f"{what} has incomplete golden vectors: {error}") from error
     except DigestMismatch as error:
-        raise DigestMismatch(f"{what} has other golden vectors: {error}") from error
+        raise DigestMismatch(f"{what} has wrong golden vectors: {error}") from error
 
 
 @dataclass(frozen=True)
 class SignedExpectation:
-    """The expectation for a version without a ledger line: its own signed statements define it.
+    """Expected digests that come from the signed statements of a version without a ledger entry.
 
     All instances are equal, so that two downloads of one version are compared.
     """
 
     read: Callable[[Path], ExpectedDigests] = field(compare=False)
-    """Returns the digests, given the path of the file; no other file of the version may be read
-    yet. Raises EvidenceError where no trusted key signed them."""
+    """Function that returns the digests for the path of the ONNX file. It must read only the
+    statements. Raises EvidenceError if no trusted key signed them."""
 
 
 Expected = ExpectedDigests | SignedExpectation
@@ -251,7 +251,7 @@ Expected = ExpectedDigests | SignedExpectation
 
 @dataclass
 class Download:
-    """A version that comes into a folder of its own."""
+    """The download of one version into a new folder."""
 
     registry: Registry
     name: str
@@ -262,26 +262,28 @@ class Download:
 
     @classmethod
     def into(cls, parent: Path, registry: Registry, *, of: tuple[str, str, Expected]) -> Download:
-        """`of`: model, version, and what is expected. Raises StorageError."""
+        """Create the folder of a download. of: model name, version number, expected digests.
+
+        Raises StorageError."""
         try:
             folder = Path(tempfile.mkdtemp(prefix="version-", dir=parent))
         except OSError as error:
             raise StorageError(
-                f"cannot make a folder in {parent}: {error.strerror or error}. Free space or fix "
-                "permissions there."
+                f"cannot create a folder in {parent}: {error.strerror or error}. Free disk space "
+                "or fix the permissions."
             ) from error
         return cls(registry, *of, folder)
 
     @property
     def what(self) -> str:
-        """Return the description of the version for messages."""
+        """Return the name of the version for messages."""
         return f"version {self.number} of {self.name} in the registry"
 
     def proven(self) -> Path:
-        """Download the version, verify all its files, and return the path of its file.
+        """Download the version, verify all its files, and return the path of its ONNX file.
 
-        Raises DigestMismatch for every fault of the download; EvidenceError where no statement
-        defines what it should be; the RegistryErrors, StorageError.
+        Raises DigestMismatch for every fault of the download; EvidenceError if no trusted statement
+        defines the expected digests; the RegistryErrors, StorageError.
         """
         extent = (
             MAX_EXTENT if isinstance(self.expected, SignedExpectation) else self.expected.extent
@@ -292,7 +294,7 @@ class Download:
         except TooLarge as error:
             self.is_too_large = True
             raise DigestMismatch(
-                f"{self.what}: {error}. It was exchanged: promote it anew."
+                f"{self.what}: {error}. The files were replaced. Promote the file again."
             ) from error
         if isinstance(self.expected, SignedExpectation):
             self.expected = self.expected.read(path)
@@ -301,12 +303,13 @@ class Download:
 
 
 _TOO_LARGE = Digest.of_bytes(b"more than is allowed")
-"""Of a download that was cut off here, wherever that was."""
+"""Stands for every download that was aborted because it is too large."""
 
 
 def received_digest(download: Download) -> Digest:
-    """Return the digest of all plain files of a download, with their names. Raises StorageError
-    where one can't be read."""
+    """Return the digest of names and contents of all files of a download.
+
+    Raises StorageError if a file can't be read."""
     if download.is_too_large:
         return _TOO_LARGE
     total = hashlib.sha256()

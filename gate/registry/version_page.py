@@ -22,34 +22,36 @@ from gate.signing.trust import time_of
 from gate.storage.safe_text import make_printable, shorten
 
 MARK = "Status: "
-"""What the line begins with."""
+"""Prefix of the status line."""
 
 STATUS_LIMIT = 400
-"""Characters of the line at most."""
+"""Maximum number of characters in the status line."""
 
 DESCRIPTION_LIMIT = 5000
-"""Characters of a description: databases other than SQLite refuse more."""
+"""Maximum number of characters in a description; databases other than SQLite refuse more."""
 
 BODY_LIMIT = DESCRIPTION_LIMIT - STATUS_LIMIT - 2
-"""Characters of what stands below the status line."""
+"""Maximum number of characters below the status line."""
 
-_LEAST = len("Status: champion since 2026-01-01 00:00 UTC…")
-"""Characters of a line that still says something."""
+_MIN_STATUS = len("Status: champion since 2026-01-01 00:00 UTC…")
+"""Minimum number of characters in a truncated status line that is still useful."""
 
+# Pages of earlier releases contain the texts below, and `is_waiting_for_service` and `outcome_on`
+# parse them: do not reword them.
 HANDED_IN = f"{MARK}handed in, not champion yet."
-"""Text for a version without a ledger line."""
+"""Status of a version without a ledger entry."""
 
 WAITS_FOR_SERVICE = (
     f"{MARK}handed in, waits for the service (gate serve), which judges it. Until then the verdict "
     "below is a claim."
 )
-"""The same, of one that is handed in without the ledger."""
+"""Status of a version that was submitted without access to the ledger."""
 
 UNTRUSTING = (
     f"{MARK}handed in, and not judged: the service trusts no key yet, so no signature counts. "
     "Name one in the section trust: of its policy, or with gate serve --trust."
 )
-"""The same, where the service trusts no keys."""
+"""Status of a submitted version if the service trusts no keys."""
 
 _UNJUDGED = f"{MARK}handed in, and not judged"
 
@@ -57,7 +59,7 @@ TOO_EARLY = (
     f"{_UNJUDGED}: 'champion' was pointed at it before anything passed here, so nothing is "
     "deployed. Take that alias away: then it is judged."
 )
-"""The same, of the first one."""
+"""Status of a submitted version if `champion` points at it although no version has passed."""
 
 
 Kind = Literal[
@@ -65,60 +67,60 @@ Kind = Literal[
 ]  # fmt: skip
 
 _CLAIM = "The text below and its verdict are claims of the submitter and did not count."
-"""Below the status of a version that was refused."""
+"""End of the status of a refused version."""
 
 _FINAL = ("rejected", "rolled_back")
-"""What another look at the version does not change."""
+"""Statuses that the guard does not change."""
 
-_ALIKE = str.maketrans("<>[]|`*~\\", "\u2039\u203a()\u00a6'\u2217\u223c/")
-"""What looks like markup, and is none: MLflow knows no escape for some of it, and shows the line
-raw in its lists."""
+_MARKUP = str.maketrans("<>[]|`*~\\", "\u2039\u203a()\u00a6'\u2217\u223c/")
+"""Replaces markup by similar characters, because MLflow can't escape all of it and shows the line
+unrendered in its lists."""
 
 _EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-"""Underscores that are not within a word."""
+"""Underscores at the start or the end of a word."""
 
-_SPARE = 200
-"""Characters of the line that are not a reason's."""
+_RESERVED = 200
+"""Number of characters in the status line that are not used for a reason."""
 
 
 @dataclass(frozen=True)
 class VersionStatus:
-    """The last status of a version, and the line that states it; of a champion, since when."""
+    """The status of a version and the ledger entry that set it."""
 
     kind: Kind
     line: LedgerEntry
     answer: str | None = None
-    """The answer to the reviewer in `gate.review_result`, once the review was acted on."""
+    """Answer to the reviewer in `gate.review_result`, once the review was handled."""
 
     @classmethod
     def of(cls, history: ModelHistory, version: str) -> VersionStatus | None:
-        """Return the status of a version by the ledger, or None where no line names it."""
-        fate: VersionStatus | None = None
-        for line in history.naming(version):
-            if line.version == version:
-                fate = _came(fate, line)
-            elif line.action in MOVING:
-                fate = _left(fate, line)
-        if fate is None or fate.kind != "champion" or history.serving == version:
-            return fate
-        # Its alias had been taken away by hand when another one came: no line names both.
+        """Return the status of a version by the ledger, or None if no entry names it."""
+        status: VersionStatus | None = None
+        for entry in history.naming(version):
+            if entry.version == version:
+                status = _after_own_entry(status, entry)
+            elif entry.action in MOVING:
+                status = _after_move_away(status, entry)
+        if status is None or status.kind != "champion" or history.serving == version:
+            return status
+        # The alias was deleted by hand before another version was promoted: no entry names both.
         other = history.change
         assert other is not None
-        for line in reversed(history.entries):
-            if line is fate.line:
+        for entry in reversed(history.entries):
+            if entry is status.line:
                 break
-            other = line if line.action in SERVING else other
-        return VersionStatus("replaced", other, fate.answer)
+            other = entry if entry.action in SERVING else other
+        return VersionStatus("replaced", other, status.answer)
 
     def status_line(self, rule: ReviewSettings) -> str:
-        """One line of Markdown, for people; `rule`: how the model is reviewed."""
+        """Return the status as one line of Markdown. rule: how the model is reviewed."""
         line, at = self.line, _when(self.line)
         reason = _plain(line.reason)
         match self.kind:
             case "waits":
                 text = _waits(line, rule)
             case "champion":
-                text = f"champion since {at}{_how(line)}."
+                text = f"champion since {at}{_champion_reason(line)}."
             case "replaced":
                 by = (
                     f"replaced by version {line.version}" if line.version else "then nothing served"
@@ -132,28 +134,26 @@ class VersionStatus:
             case "reverted":
                 text = f"reverted by the guard on {at} because {reason}."
             case "rolled_back":
-                serves = f"; version {line.version} came back" if line.version else ""
+                serves = f"; version {line.version} serves again" if line.version else ""
                 text = f"rolled back on {at} because {reason}{serves}."
         return shorten(MARK + text, STATUS_LIMIT)
 
 
 def unjudged(reason: str) -> str:
-    """The line of a version that was handed in, and of which nothing can be said as it comes."""
-    text = (
-        f"{MARK}handed in, and not judged yet: {_plain(reason)}. It is looked at again; where it "
-    )
-    return shorten(f"{text}stays so, hand it in again.", STATUS_LIMIT)
+    """Return the status line of a submitted version that can't be judged now."""
+    text = f"{_UNJUDGED} yet: {_plain(reason)}. The service retries. If this persists, submit it "
+    return shorten(f"{text}again.", STATUS_LIMIT)
 
 
 def is_waiting_for_service(description: str) -> bool:
-    """Return whether a page says that the version was submitted and is not judged yet."""
+    """Return whether a page shows that the version was submitted and is not judged yet."""
     return description.startswith((WAITS_FOR_SERVICE, _UNJUDGED))
 
 
 def outcome_on(description: str) -> str | None:
-    """Return the outcome that a page states for its version, or None if there is none yet.
+    """Return the outcome that a page shows for its version, or None if there is none yet.
 
-    The text is not trusted: anyone who can edit the page may have written it.
+    The text is not trusted, because every user who can edit the page may have written it.
     """
     line = description.partition("\n")[0]
     if not line.startswith(MARK) or line.startswith((HANDED_IN, f"{MARK}waits for ")):
@@ -162,17 +162,18 @@ def outcome_on(description: str) -> str | None:
 
 
 def way_back(model: str, number: str) -> str:
-    """How a version that was judged comes into service again."""
+    """Return how to promote a version again that the service has judged."""
     return (
-        "The service judges a version once. What served before comes back by gate rollback "
-        f"{shlex.quote(model)}, where the ledger is, or by pointing 'champion' at version "
-        f"{number}, which stays if it may serve; else measure anew, and hand that in"
+        "The service judges each version once. To restore the version that served before, run "
+        f"gate rollback {shlex.quote(model)} with access to the ledger. Or point 'champion' at "
+        f"version {number}, which stays if it may serve, or measure the file again and submit it"
     )
 
 
 def with_status(description: str, line: str) -> str:
-    """The description with this status line in the place of the one that it has; all below stays
-    as it is. The line is cut, or left out, rather than that a database refuses all of it."""
+    """Return a description with a new status line.
+
+    The line is shortened or omitted if the database would otherwise refuse the description."""
     body = description
     if description.startswith(MARK):
         body = re.sub(r"\A[^\n]*\n?\r?\n?", "", description)
@@ -180,42 +181,43 @@ def with_status(description: str, line: str) -> str:
         return line
     room = DESCRIPTION_LIMIT - len(body) - 2
     if len(line) > room and len(body) <= DESCRIPTION_LIMIT:
-        if room < _LEAST:
+        if room < _MIN_STATUS:
             return body
         line = shorten(line, room)
     return f"{line}\n\n{body}"
 
 
-def _came(fate: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
-    """Return the status after a line about the version itself."""
-    kind, answer = (None, None) if fate is None else (fate.kind, fate.answer)
+def _after_own_entry(status: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
+    """Return the status after an entry about the version itself."""
+    kind, answer = (None, None) if status is None else (status.kind, status.answer)
     match line.action:
         case "passed":
-            fate = VersionStatus("waits", line)
+            status = VersionStatus("waits", line)
         case "promoted" | "unchanged" | "rolled_back" | "reverted":
             stays = line.action == "unchanged" or line.previous_version == line.version
             if kind == "waits" and line.action == "promoted":
                 answer = f"approved: became champion at {line.at}"
-            came = VersionStatus("champion", line, answer)
-            fate = fate if kind == "champion" and stays else came
+            champion = VersionStatus("champion", line, answer)
+            status = status if kind == "champion" and stays else champion
         case "rejected":
-            fate = VersionStatus("rejected", line, f"rejected at {line.at}: final for these bytes")
+            answer = f"rejected at {line.at}: final for these bytes"
+            status = VersionStatus("rejected", line, answer)
         case "refused" if kind in (None, "waits") or line.made_at is not None:
-            fate = VersionStatus("refused", line, line.reason)
-    return fate
+            status = VersionStatus("refused", line, line.reason)
+    return status
 
 
-def _left(fate: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
-    """Return the status after a line that moved `champion` away from the version."""
-    kind, answer = (None, None) if fate is None else (fate.kind, fate.answer)
+def _after_move_away(status: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
+    """Return the status after an entry that moved `champion` away from the version."""
+    kind, answer = (None, None) if status is None else (status.kind, status.answer)
     match line.action:
         case "rolled_back" if kind != "rejected":
-            fate = VersionStatus("rolled_back", line, answer)
+            status = VersionStatus("rolled_back", line, answer)
         case "promoted" if kind == "champion":
-            fate = VersionStatus("replaced", line, answer)
+            status = VersionStatus("replaced", line, answer)
         case "reverted" if kind not in (*_FINAL, "waits"):
-            fate = VersionStatus("reverted", line, answer)
-    return fate
+            status = VersionStatus("reverted", line, answer)
+    return status
 
 
 def _waits(line: LedgerEntry, rule: ReviewSettings) -> str:
@@ -225,7 +227,7 @@ def _waits(line: LedgerEntry, rule: ReviewSettings) -> str:
     return f"{waits} (and before it {Tag.REVIEW_COMMENT}), on this page under Tags."
 
 
-def _how(line: LedgerEntry) -> str:
+def _champion_reason(line: LedgerEntry) -> str:
     if line.approvers:
         keys = ", ".join(key[:12] for key in line.approvers)
         why = f': "{_plain(line.comment)}"' if line.comment else ""
@@ -235,7 +237,7 @@ def _how(line: LedgerEntry) -> str:
     if line.action == "rolled_back":
         return f", again: version {line.previous_version} was rolled back"
     if line.action == "reverted":
-        return ", again: the guard went back to it"
+        return ", again: the guard restored it"
     return ""
 
 
@@ -245,33 +247,33 @@ def _when(line: LedgerEntry) -> str:
 
 
 def _plain(text: str) -> str:
-    """Short, on one line, without markup."""
-    line = shorten(make_printable(text).rstrip("."), STATUS_LIMIT - _SPARE)
-    return _EMPHASIS.sub(r"\\\g<0>", line.translate(_ALIKE))
+    """Return a text as one short line without markup."""
+    line = shorten(make_printable(text).rstrip("."), STATUS_LIMIT - _RESERVED)
+    return _EMPHASIS.sub(r"\\\g<0>", line.translate(_MARKUP))
 
 
-# A page decides nothing. The process that wrote a line updates the pages of its versions, and the
-# service updates those that were left out. No move and no line waits for a page.
+# The gate never decides by a page. The process that wrote a ledger entry updates the pages of its
+# versions, and the service updates those that were left out. No move waits for a page.
 REJECTED_VERDICT = "REJECTED by review"
-"""What `gate.verdict` says then; that it passed stands in the ledger."""
+"""Value of `gate.verdict` for a rejected version. The ledger has the original verdict."""
 
 _REFUSED = "REFUSED"
-"""Start of the tag of a refused version; the claim of the submission follows."""
+"""Start of `gate.verdict` for a refused version; the submitted verdict follows."""
 
 _ANSWER_LIMIT = 1000
-"""Characters of `gate.review_result`."""
+"""Maximum number of characters of `gate.review_result`."""
 
 _log = logging.getLogger(__name__)
 
 
 def write_status(model: RegisteredModel, versions: Iterable[str | None]) -> tuple[str, ...]:
-    """Bring the pages of these versions up to date; what says already what it should is left alone.
-    The caller is alone (`gate.registry.alias`).
+    """Update the pages of these versions, if they are out of date.
 
-    Gives those that could not be because the registry is away; what else went wrong is logged.
+    The caller holds the lock (`gate.registry.alias`). Return the versions that were not updated
+    because the registry is unavailable; other failures are logged.
     """
     wanted = tuple(dict.fromkeys(version for version in versions if version is not None))
-    for place, number in enumerate(wanted):
+    for index, number in enumerate(wanted):
         try:
             _refresh(model, number, model.history())
         except ResourceGone:
@@ -280,13 +282,13 @@ def write_status(model: RegisteredModel, versions: Iterable[str | None]) -> tupl
             _log.warning(
                 "the page of version %s of %s is out of date: %s", number, model.key, error
             )
-            if isinstance(error, RegistryUnavailable):  # the others neither
-                return wanted[place:]
+            if isinstance(error, RegistryUnavailable):  # the other updates would fail too
+                return wanted[index:]
     return ()
 
 
 def answer(model: RegisteredModel, version: Version, text: str) -> None:
-    """Tell the reviewer; once. Raises the RegistryErrors."""
+    """Write the answer to the reviewer, if it is new. Raises the RegistryErrors."""
     _set(model, version, Tag.REVIEW_RESULT, text[:_ANSWER_LIMIT])
 
 
@@ -296,35 +298,35 @@ def refused_as(claim: str) -> str:
 
 
 def _refresh(model: RegisteredModel, number: str, history: ModelHistory) -> None:
-    fate = VersionStatus.of(history, number)
-    if fate is None:
+    status = VersionStatus.of(history, number)
+    if status is None:
         return
     page = model.registry.version(model.name, number)
-    if fate.kind == "rejected" and model.alias(CANDIDATE) == number:
+    if status.kind == "rejected" and model.alias(CANDIDATE) == number:
         model.registry.delete_alias(model.name, CANDIDATE)
-    verdict = _verdict(fate, page.tags.get(Tag.VERDICT))
+    verdict = _verdict(status, page.tags.get(Tag.VERDICT))
     if verdict is not None:
         _set(model, page, Tag.VERDICT, verdict)
-    if fate.answer is not None and reviews.speaks(page.tags, model.reviews.tag):
-        answer(model, page, fate.answer)
-    text = with_status(page.description, fate.status_line(model.reviews))
+    if status.answer is not None and reviews.speaks(page.tags, model.reviews.tag):
+        answer(model, page, status.answer)
+    text = with_status(page.description, status.status_line(model.reviews))
     if text != page.description:
         model.registry.set_description(model.name, number, text)
 
 
-def _verdict(fate: VersionStatus, shown: str | None) -> str | None:
-    """Return the value that `gate.verdict` must have; None: it may stay as it is.
+def _verdict(status: VersionStatus, shown: str | None) -> str | None:
+    """Return the value that `gate.verdict` must have; None: do not change it.
 
-    A version says PASS when it is submitted. If it is refused, that claim remains visible in the
-    new value.
+    A submitted version has the value PASS. If it is refused, that claim remains visible in the new
+    value.
     """
     claim = next((each.value for each in Verdict if shown in (each, refused_as(each))), None)
-    match fate.kind:
+    match status.kind:
         case "rejected":
             return REJECTED_VERDICT
         case "refused":
             return _REFUSED if claim is None else refused_as(claim)
-        case "waits" | "champion" if claim is not None:  # it was refused before, and came again
+        case "waits" | "champion" if claim is not None:  # it may have been refused before
             return claim
     return None
 
@@ -334,13 +336,13 @@ def _set(model: RegisteredModel, version: Version, key: str, value: str) -> None
         model.registry.set_tag(model.name, version.number, key=key, value=value)
 
 
-# The writer of a line updated the pages already; this finishes the updates that a crash or an
-# unreachable registry prevented. Without new lines, it sends no request to the registry.
+# The writer of an entry updates the pages itself. `Pages` makes the updates that a crash or an
+# unreachable registry prevented. Without new entries it sends no request to the registry.
 _RECENT = 20
-"""Number of lines that a first or a thorough update goes back."""
+"""Number of recent ledger entries that a first or a thorough update includes."""
 
-_SILENT: tuple[Action, ...] = ("deployed", "not_deployed", "replay_failed", "conflict")
-"""Of these the pages say nothing."""
+_NOT_SHOWN: tuple[Action, ...] = ("deployed", "not_deployed", "replay_failed", "conflict")
+"""Actions that do not change a page."""
 
 
 class Pages:
@@ -348,15 +350,15 @@ class Pages:
 
     def __init__(self) -> None:
         self._lines: dict[str, int] = {}
-        """By model: how many lines were followed."""
-        self._left: dict[str, tuple[str, ...]] = {}
-        """By model: versions whose pages are out of date, because the registry was away."""
+        """Number of processed ledger entries, by model."""
+        self._pending: dict[str, tuple[str, ...]] = {}
+        """Versions whose pages are out of date because the registry was unavailable, by model."""
 
     def follow(self, model: RegisteredModel, *, thoroughly: bool) -> None:
-        """Update the pages of the versions that new ledger lines name.
+        """Update the pages of the versions that new ledger entries name.
 
-        The first time, and `thoroughly`, also update those of the latest older lines. The caller
-        holds the lock. Raises EvidenceError and StorageError where the ledger can't be read.
+        The first call, and a call with `thoroughly`, also updates those of recent entries. The
+        caller holds the lock. Raises EvidenceError and StorageError if the ledger can't be read.
         """
         history, followed = model.history(), self._lines.get(model.key)
         number = len(history.entries)
@@ -369,12 +371,12 @@ class Pages:
             )
         else:
             versions = _named(history.entries[followed:])
-        wanted = (*self._left.get(model.key, ()), *versions)
-        self._left[model.key] = write_status(model, wanted)
+        wanted = (*self._pending.get(model.key, ()), *versions)
+        self._pending[model.key] = write_status(model, wanted)
         self._lines[model.key] = number
 
 
 def _named(lines: Iterable[LedgerEntry]) -> Iterator[str]:
     for line in lines:
-        if line.action not in _SILENT:
+        if line.action not in _NOT_SHOWN:
             yield from filter(None, (line.version, line.previous_version))

@@ -95,7 +95,7 @@ def test_from_the_exact_file_to_a_release_of_two(place: Path, capsys) -> None:
     alone = ("promote", "twin/model.onnx", "--name", "small", "--report", "twin/report")
     code, told = said(capsys, *alone, "--policy", "twin.yaml")
     assert (code, told["outcome"]) == (1, "refused")
-    assert "never in its place" in told["reason"]
+    assert "only as the twin of its exact file" in told["reason"]
 
 
 @pytest.mark.proof

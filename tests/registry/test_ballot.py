@@ -124,7 +124,7 @@ CASES: dict[str, Case] = {
     "one key under two names": (
         lambda k: said(k["alice"]) | said(k["alice"], under=k["bob"]), 1, "1 of 2"),
     "the key that measured": (
-        lambda k: said(k["ci"]), 0, "this key vouches for the verdict itself"),
+        lambda k: said(k["ci"]), 0, "this key also signed the verdict"),
     "an unknown key": (
         lambda k: said(k["mallory"]), 0, "not among the trusted reviewers (trust.reviewers): the key"),
     "an unknown key under a reviewer's name": (
@@ -158,7 +158,7 @@ CASES: dict[str, Case] = {
         lambda k: stating(k["alice"], SUMMARY_TYPE), 0, f"of type {SUMMARY_TYPE}"),
     "no envelope": (lambda k: {f"{STATEMENT_TAG}{k['alice'].public.short}": "yes"}, 0, "not an in-toto"),
     "too long": (
-        lambda k: {f"{STATEMENT_TAG}{k['alice'].public.short}": "x" * 5001}, 0, "5000 are read"),
+        lambda k: {f"{STATEMENT_TAG}{k['alice'].public.short}": "x" * 5001}, 0, "at most 5000 are allowed"),
     "a good one beside a bad one": (
         lambda k: said(k["alice"]) | said(k["bob"], version="1"), 1, "about version 1"),
 }  # fmt: skip

@@ -122,7 +122,7 @@ def test_vectors_of_other_code_of_the_model_are_not_promoted(
     if computed == measured:
         assert promote(Simulator(), of, policy=POLICY, ledger=ledger).outcome == "promoted"
         return
-    with pytest.raises(EvidenceError, match="computed by the model's code"):
+    with pytest.raises(EvidenceError, match="computed with the model code"):
         promote(Simulator(), of, policy=POLICY, ledger=ledger)
 
 
@@ -144,7 +144,7 @@ def test_vectors_that_change_on_their_way_are_not_promoted(ledger, tmp_path: Pat
             vectors.golden_of(tmp_path / "golden", path, inputs={"input": vectors.inputs() + 1})
 
     registry.before = exchange
-    with pytest.raises(DigestMismatch, match=r"other golden vectors: .* has digest"):
+    with pytest.raises(DigestMismatch, match=r"wrong golden vectors: .* has digest"):
         promote(registry, of, policy=POLICY, ledger=ledger)
     assert registry.inner.aliases == {}
     assert ledger.entries() == ()

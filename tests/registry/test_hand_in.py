@@ -149,7 +149,7 @@ def test_a_quantized_file_is_handed_in_as_a_twin_only(
 ) -> None:
     policy = twin_policy()
     of = Signing(ci).signed(release(onnx_file(tmp_path / "q.onnx"), policy=policy), policy)
-    assert "as its twin" in submit(registry, of, policy=policy).reason
+    assert "only as the twin" in submit(registry, of, policy=policy).reason
 
 
 def test_an_experiment_hands_nothing_in(
@@ -162,7 +162,7 @@ def test_an_experiment_hands_nothing_in(
 
 def test_an_edited_release_is_no_release(registry: Simulator, signed: Release) -> None:
     edited = signed.decision.model_copy(update={"checks": signed.decision.checks[:-1]})
-    with pytest.raises(EvidenceError, match="It was edited"):
+    with pytest.raises(EvidenceError, match="The decision was edited"):
         submit(registry, replace(signed, decision=edited), policy=POLICY)
     signed.onnx_path.write_bytes(b"other")
     with pytest.raises(DigestMismatch):
@@ -193,7 +193,7 @@ def test_what_reads_back_otherwise_is_no_candidate(
             spoil(registry.versions[-1])
 
     watched.after = after
-    with pytest.raises(MismatchUnconfirmed, match="gives back something else"):
+    with pytest.raises(MismatchUnconfirmed, match="its download differs"):
         submit(watched, signed, policy=POLICY)
     assert registry.aliases == {}
     watched.after = lambda _call, _index: None

@@ -79,7 +79,7 @@ def test_a_spec_that_the_evidence_does_not_know_is_refused(tmp_path: Path, ledge
     bare = of.evidence.source.model_copy(update={"preprocess_sha256": None})
     measured = evidence(of.onnx_path, source=bare)
     other = release(of.onnx_path, evidence=measured, preprocessing=of.preprocessing)
-    with pytest.raises(EvidenceError, match="names no preprocessing"):
+    with pytest.raises(EvidenceError, match="measured without preprocessing"):
         promote(Simulator(), other, policy=POLICY, ledger=ledger)
 
 

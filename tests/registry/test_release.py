@@ -17,7 +17,7 @@ def test_the_text_whose_digest_a_model_with_external_data_has_is_no_model(tmp_pa
     text = tmp_path / "text"
     for form in (digests, {name: f"sha256:{seen}" for name, seen in digests.items()}):
         text.write_bytes(canonical_json(form))
-        with pytest.raises(DigestMismatch, match="no ONNX model"):
+        with pytest.raises(DigestMismatch, match="not an ONNX model"):
             digest_of_model(text, external_data=())
 
 

@@ -126,7 +126,7 @@ def assert_pages(simulator: Simulator) -> None:
     assert one.startswith("Status: champion since")
     assert "again: version 2 was rolled back" in one
     assert two.startswith("Status: rolled back on")
-    assert "because sevens read as ones; version 1 came back." in two
+    assert "because sevens read as ones; version 1 serves again." in two
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -233,7 +233,7 @@ def test_a_move_by_hand_is_undone_to_what_served_before_it(
     assert Tag.ROLLED_BACK in registry.inner.versions[2].tags
     line = ledger.entries()[-1]
     assert (line.action, line.version, line.previous_version) == ("rolled_back", "2", "3")
-    assert ("by the ledger version 2 served" in line.reason) is (seen is no_guard)
+    assert ("in the ledger was 2" in line.reason) is (seen is no_guard)
 
 
 def test_other_bytes_are_refused(registry: Watched, ledger: Ledger, second: Release) -> None:
@@ -249,7 +249,7 @@ def test_other_bytes_are_refused(registry: Watched, ledger: Ledger, second: Rele
 
 def test_without_a_line_in_the_ledger_it_is_refused(registry: Watched, tmp_path) -> None:
     empty = Ledger(tmp_path / "empty.jsonl")
-    with pytest.raises(EvidenceError, match="no line that version 1"):
+    with pytest.raises(EvidenceError, match="no entry that version 1"):
         back(registry, empty)
     assert registry.inner.aliases[CHAMPION] == "2"
     assert [e.action for e in empty.entries()] == ["refused"]

@@ -172,8 +172,8 @@ def without_statement_of_the_twin(world: World) -> Release:
 
 
 SPOILED: dict[Callable[[World], Release], str] = {
-    no_statement: "there are no statements",
-    no_statement_of_the_twin: "the quantized twin: there are no statements",
+    no_statement: "the file has no signed statements",
+    no_statement_of_the_twin: "the quantized twin: the file has no signed statements",
     edited_evidence: "The evidence was edited",
     edited_evidence_of_the_twin: "the quantized twin: the statement on the evidence",
     edited_decision: "The decision was edited",
@@ -255,7 +255,10 @@ def test_a_spec_that_was_not_signed_does_not_go_along(world: World, ledger: Ledg
     bare = signed(replace(of, preprocessing=None), world.key, policy)
     for handed_in, reason in (
         (replace(whole, statements=bare.statements), "names preprocessing with digest none"),
-        (replace(bare, statements=whole.statements), "names preprocessing, which was not handed"),
+        (
+            replace(bare, statements=whole.statements),
+            "names preprocessing, which was not submitted",
+        ),
     ):
         found = promote(Simulator(), handed_in, policy=policy, ledger=ledger, trust=world.trust)
         assert found.outcome == "refused"
@@ -313,9 +316,9 @@ class TestSigning:
             outputs={"logits": vectors.ExpectedOutput(vectors.inputs() @ vectors.weights(of.onnx_path) * 2, 1.0)},
             origin=of.golden.golden.origin,
         )  # fmt: skip
-        with pytest.raises(Untrusted, match="other arrays"):
+        with pytest.raises(Untrusted, match="arrays of the file's golden vectors differ"):
             self.sign(world, replace(of, golden=GoldenFolder.open(world.folder / "else")))
-        with pytest.raises(Untrusted, match="were signed when .* and are not handed in"):
+        with pytest.raises(Untrusted, match="were signed when .* they are missing"):
             self.sign(world, replace(of, golden=None))
         file = world.folder / "golden" / GOLDEN_JSON
         file.write_text(file.read_text() + "\n")

@@ -284,7 +284,7 @@ def test_what_a_database_would_refuse_is_refused_before(
 ) -> None:
     monkeypatch.setattr(reviews, "STATEMENT_LIMIT", 500)
     submission = ReviewSubmission.read(shop.registry, shop.name, shop.number)
-    with pytest.raises(RegistryError, match="a tag holds 500. Shorten the comment"):
+    with pytest.raises(RegistryError, match="a tag holds at most 500. Shorten the comment"):
         submission.review(shop.registry, "approved", shop.ci)
     assert not any(key.startswith(STATEMENT_TAG) for key in shop.tags)
 
@@ -299,7 +299,7 @@ def test_statement_and_decision_that_are_not_of_one_another(shop: Shop, tmp_path
     text = path.read_text()
     path.write_text(text.replace('"decided_at": "20', '"decided_at": "21'))
     submission = ReviewSubmission.read(shop.registry, shop.name, shop.number)
-    with pytest.raises(Untrusted, match="the statement beside version 1 of .* is about decision"):
+    with pytest.raises(Untrusted, match="the statement of version 1 of .* is about decision"):
         submission.check()
 
 

@@ -108,7 +108,7 @@ def test_what_serves_goes_on_serving_when_somebody_configures_trust(
             assert world.look() == []
     assert (world.place.champion, world.live) == ("2", "2")
     warnings = [
-        r.getMessage() for r in caplog.records if "no statement of anybody" in r.getMessage()
+        r.getMessage() for r in caplog.records if "has no signed statement" in r.getMessage()
     ]
     assert len(warnings) == (1 if unsigned == "refuse" else 0)
     if warnings:
@@ -124,7 +124,7 @@ def test_an_unsigned_one_that_somebody_points_at(tmp_path, unsigned: Unsigned, d
     world.place.point("1")
     assert ("guard", done, "2" if done == "reverted" else "1") in world.look()
     if done == "reverted":
-        assert "no statements beside the file" in world.place.ledger.entries()[-1].reason
+        assert "the file has no signed statements" in world.place.ledger.entries()[-1].reason
 
 
 @pytest.mark.parametrize(("unsigned", "live"), [("refuse", None), ("accept_existing", "2")])
@@ -182,5 +182,5 @@ def test_a_key_that_was_revoked_since_is_told_of_and_takes_nothing_out_of_servic
     save(trust_in(world.ci, world.stranger, revoked=(world.ci.public.key_id,)), world.trust)
     with caplog.at_level(logging.WARNING):
         assert world.look() == []
-    assert "not trusted, or were revoked" in caplog.text
+    assert "not trusted or have been revoked" in caplog.text
     assert (world.place.champion, world.live) == ("1", "1")

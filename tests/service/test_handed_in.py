@@ -341,7 +341,7 @@ FORGERIES: dict[Forge, str] = {
     no_pass: "its decision is FAIL",
     rolled_back_bytes: "these bytes were rolled back as version 2",
     rejected_bytes: "a reviewer rejected these bytes as version 2",
-    replayed: "its verdict brought version 1 into service before",
+    replayed: "version 1 was promoted with the same verdict before",
 }
 
 
@@ -392,7 +392,7 @@ def test_the_twin_of_another_file_with_true_statements(tmp_path) -> None:
     one, other = world.release(1), world.release(2)
     number = world.put(replace(one, twin=other.twin))
     assert world.look() == [("hand_in", "refused", number)]
-    assert "names no quantized twin" in world.refusal(number)
+    assert "does not name the quantized twin" in world.refusal(number)
 
 
 def with_twin_vectors(world: World, torch: str) -> Release:
@@ -451,7 +451,7 @@ def test_a_twin_that_nobody_signed(tmp_path) -> None:
     assert one.twin is not None
     number = world.put(replace(one, twin=replace(one.twin, statements=None)))
     assert world.look() == [("hand_in", "refused", number)]
-    assert "the quantized twin: there are no statements" in world.refusal(number)
+    assert "the quantized twin: the file has no signed statements" in world.refusal(number)
 
 
 def test_what_was_refused_by_a_stricter_policy_of_its_own_is_decided_anew(world: World) -> None:

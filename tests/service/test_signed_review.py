@@ -103,7 +103,7 @@ def test_what_passed_waits_and_the_page_says_for_what(place: Reviewing) -> None:
     assert place.lines() == [("passed", "1")]
     (line,) = place.ledger.entries()
     assert line.reason.endswith(
-        "waits for review: gate approve digits 1 --key KEY, or gate reject likewise"
+        "waits for review: gate approve digits 1 --key KEY, or gate reject with the same arguments"
     )
     assert place.status().startswith("Status: waits for review: gate approve digits 1 --key KEY")
     assert place.look() == []
@@ -138,7 +138,7 @@ def test_four_eyes(place: Reviewing) -> None:
     assert place.result().startswith("1 of 2 signed approvals (alice (")
     place.sign("ci")
     assert place.look(trust=trust) == []
-    assert "this key vouches for the verdict itself" in place.result()
+    assert "this key also signed the verdict" in place.result()
     place.sign("bob")
     assert place.look(trust=trust) == [("promoted", "1")]
     line = place.ledger.entries()[-1]
@@ -325,7 +325,7 @@ def test_champion_by_hand_goes_back_from_what_waits_whatever_its_tag(place: Revi
     place.point("2")
     (taken,) = guard_champion(place.model(), SIGNED, thoroughly=False)
     assert (taken.outcome, place.champion) == ("reverted", "1")
-    assert "no line says that reviewers signed an approval" in taken.reason
+    assert "no entry with a signed approval" in taken.reason
     assert [line.version for line in place.model().history().waiting] == ["2"]
     assert place.status("2").startswith("Status: waits for review: gate approve digits 2")
     place.sign("bob", number="2")
@@ -394,7 +394,7 @@ def test_the_service_counts_by_its_trust(place: Reviewing, tmp_path: Path) -> No
 def test_what_makes_no_sense_is_not_signed(place: Reviewing, spoil: str) -> None:
     if spoil == "tag":
         place.stored("1").tags[Tag.SHA256] = "0" * 64
-        with pytest.raises(DigestMismatch, match="One of them was exchanged"):
+        with pytest.raises(DigestMismatch, match="One of them was replaced"):
             place.sign("alice")
     else:
         beside = place.stored("1").beside
@@ -434,8 +434,7 @@ def test_who_measured_approves_nothing_though_another_signed_the_verdict(tmp_pat
     approved(world, number, gpu)
     assert world.look() == []
     assert (
-        "this key vouches for the verdict itself"
-        in (world.place.stored(number).tags[Tag.REVIEW_RESULT])
+        "this key also signed the verdict" in (world.place.stored(number).tags[Tag.REVIEW_RESULT])
     )
     assert world.place.champion is None
 

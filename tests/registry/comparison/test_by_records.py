@@ -204,7 +204,7 @@ def test_without_a_comparison_nothing_is_promoted_past_the_service(world: World)
     release = made(world, 2, 0.97)
     done = promote(world.place.registry, release, policy=POLICY, ledger=world.place.ledger)
     assert done.outcome == "refused"
-    assert "compared with version none" in done.reason
+    assert "made with version none" in done.reason
 
 
 def test_what_was_promoted_without_a_comparison_is_not_deployed(world: World) -> None:

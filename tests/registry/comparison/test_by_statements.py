@@ -106,7 +106,7 @@ def test_what_is_missing_is_said_and_left_to_the_service(world: World, case: str
     found = of_ci(world, spoil(world))
     assert found.state == "unvouched"
     assert (found.onnx_path, found.evidence) == (None, None)
-    assert "no line of the ledger" in str(found.absent)
+    assert "has no entry that it passed" in str(found.absent)
     assert message in str(found.absent)
     assert found.compared_by(builders.policy(promotion="by_service")) is None
 

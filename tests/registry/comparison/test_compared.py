@@ -81,7 +81,7 @@ def test_what_was_compared_with_another_is_decided_again(
     before = dict(registry.aliases)
     outcome = run(registry, late, ledger)
     assert outcome.outcome == "refused"
-    assert outcome.reason.startswith("champion is version 1 now, this was compared with")
+    assert outcome.reason.startswith("champion is version 1 now, but the comparison was made with")
     assert named in outcome.reason
     assert "decide again" in outcome.reason
     assert registry.aliases == before
@@ -188,7 +188,7 @@ def test_an_approval_counts_only_against_what_serves_now(
     registry.versions[1].tags[Tag.REVIEW] = "approved"
     (taken,) = process_reviews(model, REVIEWED)
     assert taken.outcome == "refused"
-    assert "champion is version 3 now, this was compared with version 1" in taken.reason
+    assert "champion is version 3 now, but the comparison was made with version 1" in taken.reason
     fourth = release(onnx_file(first.onnx_path.with_name("fourth.onnx"), seed=4))
     again = against("3", third, fourth, REVIEWED)
     assert run(registry, again, ledger, REVIEWED).version == "4"
@@ -202,7 +202,7 @@ def test_a_hand_edited_comparison_does_not_fit_its_decision(first: Release) -> N
     good = against(None, None, first)
     worse = builders.incumbent(subject_sha256=first.evidence.subject.sha256, outputs=())
     edited = good.decision.model_copy(update={"incumbent": worse})
-    with pytest.raises(EvidenceError, match="not the same ones"):
+    with pytest.raises(EvidenceError, match="its evidence and policy give"):
         verify_release(dataclasses.replace(good, decision=edited), policy=POLICY)
 
 
@@ -227,7 +227,9 @@ def test_a_champion_by_hand_counts_only_against_what_served_until_then(
     (taken,) = guard_champion(model, REVIEWED, thoroughly=False)
     expected = ("reverted", "3") if meanwhile else ("accepted", "2")
     assert (taken.outcome, taken.version) == expected
-    assert ("champion is version 3 now, this was compared with" in taken.reason) is meanwhile
+    assert (
+        "champion is version 3 now, but the comparison was made with" in taken.reason
+    ) is meanwhile
 
 
 def test_what_served_before_is_gone_back_to_by_hand_whatever_it_was_compared_with(

@@ -79,7 +79,7 @@ def test_a_champion_without_evidence_is_said_and_not_skipped(
     del registry.versions[0].beside[f"{RECORDS}/{EVIDENCE}"]
     champion = load_champion(of(registry, ledger), into=tmp_path)
     assert (champion.state, champion.evidence) == ("unrecorded", None)
-    assert "no evidence beside its file" in str(champion.absent)
+    assert "its evidence can't be read" in str(champion.absent)
 
 
 def test_a_decision_on_something_else_is_not_shown(
@@ -94,11 +94,11 @@ def test_other_bytes_are_weather_here(registry: Simulator, ledger: Ledger, tmp_p
     """Nothing is written down: whoever promotes or guards looks twice, and condemns."""
     registry.versions[0].data = b"other"
     lines = len(ledger.entries())
-    with pytest.raises(MismatchUnconfirmed, match="nothing is condemned"):
+    with pytest.raises(MismatchUnconfirmed, match="not flagged"):
         load_champion(of(registry, ledger), into=tmp_path)
     shown = champion_if_any(of(registry, ledger), into=tmp_path)
     assert shown.state == "unavailable"
-    assert "nothing is condemned" in str(shown.absent)
+    assert "not flagged" in str(shown.absent)
     assert len(ledger.entries()) == lines
 
 

@@ -198,9 +198,9 @@ def test_moves_by_hand_reverts_rollbacks_and_absolutions_reach_the_pages(place):
     place.point(bad)
     guard_champion(place.model(), AUTOMATIC, thoroughly=False)
     assert status(place, bad).startswith("reverted by the guard on 20")
-    assert "no line of the ledger says that the gate passed version 3" in status(place, bad)
+    assert "the ledger has no entry that version 3 passed the gate" in status(place, bad)
 
     rollback(place.registry, NAME, ledger=place.ledger, reason="sevens read as ones")
     assert status(place, "1").startswith("rolled back on 20")
-    assert "because sevens read as ones; version 2 came back." in status(place, "1")
+    assert "because sevens read as ones; version 2 serves again." in status(place, "1")
     assert "again: version 1 was rolled back" in status(place, "2")

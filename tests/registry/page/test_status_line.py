@@ -82,7 +82,7 @@ SAID: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
     "reverted": ([PROMOTED_1, PROMOTED_2, REVERTED_2], "2",
                  f"reverted by the guard on {AT} because because of it."),
     "gone back to": ([PROMOTED_1, PROMOTED_2, REVERTED_2], "1",
-                     f"champion since {AT}, again: the guard went back to it."),
+                     f"champion since {AT}, again: the guard restored it."),
     "reverted, of no line": ([PROMOTED_1, line("reverted", "1", "7")], "7",
                              f"reverted by the guard on {AT} because because of it."),
     "reverted for want of a review": (
@@ -92,14 +92,14 @@ SAID: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
     "taken away": ([PROMOTED_1, line("reverted", None, "1")], "1",
                    f"reverted by the guard on {AT} because because of it."),
     "brought back": ([PROMOTED_1, line("reverted", None, "1"), line("reverted", "1")], "1",
-                     f"champion since {AT}, again: the guard went back to it."),
+                     f"champion since {AT}, again: the guard restored it."),
     "rolled back": ([PROMOTED_1, PROMOTED_2, line("rolled_back", "1", "2")], "2",
-                    f"rolled back on {AT} because because of it; version 1 came back."),
+                    f"rolled back on {AT} because because of it; version 1 serves again."),
     "rolled back to": ([PROMOTED_1, PROMOTED_2, line("rolled_back", "1", "2")], "1",
                        f"champion since {AT}, again: version 2 was rolled back."),
     "rolled back, pointed at, taken back": (
         [PROMOTED_1, PROMOTED_2, line("rolled_back", "1", "2"), REVERTED_2], "2",
-        f"rolled back on {AT} because because of it; version 1 came back."),
+        f"rolled back on {AT} because because of it; version 1 serves again."),
     "rolled back and promoted anew": (
         [PROMOTED_1, PROMOTED_2, line("rolled_back", "1", "2"), PROMOTED_2], "2",
         f"champion since {AT}."),
