@@ -28,15 +28,15 @@ _CHOOSERS = {
     "Less": 0,
     "LessOrEqual": 0,
 }
-"""Operators that decide by comparing floats: which of their outputs holds the decision."""
+"""Operators that choose by comparing floats, with the index of the output with the choice."""
 
 MAKE_WHOLE = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "Cast", "QuantizeLinear"})
-"""Operators that make floats whole (Cast: to a type of integers; Mod: with `fmod`, a quotient)."""
+"""Operators that round floats (Cast to an integer type; the quotient of Mod with `fmod`)."""
 
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
 _INDICES = frozenset({"TopK", "ArgMax", "ArgMin", "NonMaxSuppression"})
-"""Those whose decision is of int64; of the others it is of bools."""
+"""Operators that choose int64 indices; the choices of the others are bools."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ class Choice:
     operator: str
     """ONNX operator type."""
     chosen: NDArray[Any]
-    """Indices (int64), the bools of a comparison, the integers of a conversion, or whole floats;
-    those of QuantizeLinear less its zero point."""
+    """Indices (int64), the bools of a comparison, the integers of a conversion, or rounded floats.
+    The zero point of QuantizeLinear is subtracted."""
     operand: NDArray[Any] | None = None
-    """The floats that are converted (`Cast`) or made whole, those of QuantizeLinear divided by its
-    scale, the quotient of Mod; what a comparison compares, the left side less the right one; the
-    threshold of NonMaxSuppression. None where the file does not show it."""
+    """The floats that are rounded: the input of Cast, the input of QuantizeLinear divided by its
+    scale, the quotient of Mod. Of a comparison, left side minus right side. Of NonMaxSuppression,
+    the threshold. None if the file does not expose it."""
     tensor: str = ""
-    """The name of the decision in the file."""
+    """Name of the chosen tensor in the file."""
 
 
 class ChoiceSession:
-    """A session of a file with the decisions of its nodes as further outputs.
+    """A session of a file with the choices of its nodes as additional outputs.
 
     Nodes of the branches of an If and of the body of a Loop count; those of a Loop inside of these
     do not. Raises what ONNX Runtime raises, and DigestMismatch.
@@ -72,14 +72,14 @@ class ChoiceSession:
         deterministic: bool,
         quantizes: Callable[[], bool],
     ) -> None:
-        """`quantizes`: whether the model decides what QuantizeLinear does."""
+        """quantizes: returns whether the QuantizeLinear nodes come from the model itself."""
         file = EditableFile(candidate)
         model = file.model
         nodes = {node.output[0]: node for node in model.graph.node if _has_operands(node)}
         """By the decision."""
         operators = _expose(model.graph, loops=_version(model) >= _SEQUENCES)
         if "QuantizeLinear" in operators.values() and not quantizes():
-            operators = {name: of for name, of in operators.items() if of != "QuantizeLinear"}
+            operators = {name: op for name, op in operators.items() if op != "QuantizeLinear"}
         self._operators = operators
         """By the name of the tensor, in the order of the nodes."""
         self._loops = {
@@ -94,8 +94,8 @@ class ChoiceSession:
             return
         self._nodes = {name: nodes[name] for name in self._operators if name in nodes}
         self._constants = {tensor.name for tensor in model.graph.initializer}
-        # The result of a convolution is no tensor of the file in a runtime that computes the
-        # convolution and the quantization in integers, unless it is an output.
+        # An optimized runtime computes a convolution and the quantization of its result in
+        # integers. The float result exists only if it is an output, which would undo the fusion.
         hidden = {
             node.input[0]
             for node in self._nodes.values()
@@ -112,8 +112,7 @@ class ChoiceSession:
         self._session = file.session(model, options, setup)
 
     def run(self, feed: Mapping[str, OutputArray]) -> list[Choice]:
-        """Return the decisions on a batch, by name of the file's inputs, in the order of the
-        nodes."""
+        """Return the choices on a batch, in the order of the nodes. feed: arrays by input name."""
         if self._session is None:
             return []
         returned = self._session.run(self._names, dict(feed))
@@ -141,8 +140,8 @@ class ChoiceSession:
         if node is None:
             return Choice(operator, chosen, None, name)
         read = [arrays.get(one) for one in _read(node)]
-        if operator in _OF_NODE:
-            return _OF_NODE[operator](node, chosen, *read)
+        if operator in _READERS:
+            return _READERS[operator](node, chosen, *read)
         if operator in _COMPARISONS:
             left, right = read
             if left is None or right is None or left.dtype.kind != "f":
@@ -187,7 +186,7 @@ def _divided(
     x: OutputArray | None,
     divisor: OutputArray | None,
 ) -> Choice | None:
-    """Return the whole quotient that Mod subtracts; None of integers."""
+    """Return the rounded quotient of a Mod node; None for integers."""
     if x is None or divisor is None or x.dtype.kind != "f":
         return None
     wide, step = x.astype(np.float64), divisor.astype(np.float64)
@@ -197,11 +196,11 @@ def _divided(
     return Choice(node.op_type, whole, quotient, node.output[0])
 
 
-_OF_NODE: Mapping[str, Callable[..., Choice | None]] = {
+_READERS: Mapping[str, Callable[..., Choice | None]] = {
     "QuantizeLinear": _quantized,
     "Mod": _divided,
 }
-"""Functions that read the decision from the inputs of the node and its output."""
+"""Functions that compute the choice from the inputs and the output of the node."""
 
 
 _INTEGERS = frozenset({
@@ -211,7 +210,7 @@ _INTEGERS = frozenset({
 
 
 def _makes_whole(node: onnx.NodeProto) -> bool:
-    """Return True if a node converts something to integers, or makes floats whole."""
+    """Return whether a node converts to integers or rounds floats."""
     if node.op_type == "Cast":
         return attributes(node).get("to") in _INTEGERS
     if node.op_type == "Mod":
@@ -220,12 +219,12 @@ def _makes_whole(node: onnx.NodeProto) -> bool:
 
 
 def _has_operands(node: onnx.NodeProto) -> bool:
-    """Return True if what a node decides on is in its inputs."""
+    """Return whether the operands of a node's choice are among its inputs."""
     return _makes_whole(node) or node.op_type in (*_COMPARISONS, "NonMaxSuppression")
 
 
 def _read(node: onnx.NodeProto) -> list[str]:
-    """Return the inputs of a node by which its decision is proven; see `Choice.operand`."""
+    """Return the names of the inputs from which `Choice.operand` is computed."""
     if node.op_type == "NonMaxSuppression":
         return [*node.input[3:4]] or [""]
     if node.op_type in (*_COMPARISONS, "Mod"):
@@ -284,7 +283,7 @@ def _expose_body(graph: onnx.GraphProto, node: onnx.NodeProto) -> dict[str, str]
 
 
 def _expose_branches(node: onnx.NodeProto) -> dict[str, str]:
-    """Add the decisions of both branches of an If to its outputs; empty where one is not taken."""
+    """Add the choices in both branches of an If to its outputs; empty for the branch not taken."""
     operators = {}
     branches = [attribute.g for attribute in node.attribute]
     for taken in branches:

@@ -32,15 +32,15 @@ from gate.storage.untrusted_files import detect_pointer_file
 
 @dataclass(frozen=True)
 class WithData:
-    """A model and its data files, in memory."""
+    """A model and its data files in memory."""
 
     model: bytes
     data: dict[str, bytes]
-    """By name relative to the model's folder."""
+    """Contents by name relative to the model's folder."""
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in a node's own attributes: the branches of an If, the body of a Loop."""
+    """Yield the graphs in a node's attributes: the branches of an If, the body of a Loop."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -48,7 +48,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """These nodes, and all that are in their subgraphs."""
+    """Yield nodes and all nodes in their subgraphs."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
@@ -56,7 +56,7 @@ def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """All nodes."""
+    """Yield all nodes of a model, including those in subgraphs and functions."""
     yield from nodes_within(model.graph.node)
     for function in model.functions:
         yield from nodes_within(function.node)
@@ -76,8 +76,8 @@ _NUMBERS = {
 
 
 def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """Return the tensor of a Constant node, also of one that is written as numbers; None for any
-    other node, and for a Constant of texts or a sparse one."""
+    """Return the tensor of a Constant node; None for other nodes and for constants of strings or
+    sparse tensors."""
     for attribute in node.attribute if node.op_type == "Constant" else ():
         value = helper.get_attribute_value(attribute)
         if attribute.name == "value":
@@ -89,34 +89,36 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy without functions. Raises what onnx raises.
+    """Return a copy without functions. Raises the exceptions of onnx.
 
-    onnx's inliner ignores the defaults of a function's attributes, so each call states them first.
-    It leaves functions of another opset than the model's; ONNX Runtime computes their nodes by the
-    model's opset (measured with Softmax of opset 12 in a model of opset 17), and so does the copy.
+    onnx's inliner ignores the defaults of a function's attributes, so they are first copied into
+    each call. It skips functions of another opset than the model's. ONNX Runtime computes their
+    nodes with the model's opset (measured with Softmax of opset 12 in a model of opset 17), and so
+    does the copy.
     """
     defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions}
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    for node in nodes_of(made):
-        own = {attribute.name for attribute in node.attribute}
-        stated = defaults.get((node.domain, node.op_type, node.overload), ())
-        node.attribute.extend(each for each in stated if each.name not in own)
-    versions = {each.domain: each.version for each in made.opset_import}
-    for each in (opset for function in made.functions for opset in function.opset_import):
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in nodes_of(copy):
+        names = {attribute.name for attribute in node.attribute}
+        function_defaults = defaults.get((node.domain, node.op_type, node.overload), ())
+        node.attribute.extend(each for each in function_defaults if each.name not in names)
+    versions = {each.domain: each.version for each in copy.opset_import}
+    for each in (opset for function in copy.functions for opset in function.opset_import):
         each.version = versions.get(each.domain, each.version)
-    return inliner.inline_local_functions(made)
+    return inliner.inline_local_functions(copy)
 
 
-def replace_messages(field: Any, kept: Iterable[Any]) -> None:
-    """Put these messages in the place of all of a repeated field, which may hold them."""
-    copies = [type(message).FromString(message.SerializeToString()) for message in kept]
+def replace_messages(field: Any, messages: Iterable[Any]) -> None:
+    """Replace the contents of a repeated field by messages, which may be elements of the field."""
+    copies = [type(message).FromString(message.SerializeToString()) for message in messages]
     del field[:]
     field.extend(copies)
 
 
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """All tensors: initializers and those in attributes, of sparse ones values and indices."""
+    """Yield all tensors of a model: initializers and attributes; for sparse tensors, values and
+    indices."""
     yield from _in_graph(model.graph)
     for function in model.functions:
         yield from _in_nodes(function.node)
@@ -135,20 +137,20 @@ def _in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            own = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
-            for sparse in (*own, *attribute.sparse_tensors):
+            single = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+            for sparse in (*single, *attribute.sparse_tensors):
                 yield from (sparse.values, sparse.indices)
         for graph in subgraphs(node):
             yield from _in_graph(graph)
 
 
 def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
-    """Names of the data files of `model`, read from `path`, relative to its folder, sorted.
+    """Return the sorted names of a model's data files, relative to the folder of `path`.
 
-    A data file may itself be a link to a plain file elsewhere, as the caches of model hubs have it:
-    that link was made by the owner of the folder. Raises OnnxFileError for a name or a folder that
-    leads outside (a model could else read any file of the machine), for a file that is missing, or
-    too short for what the model reads from it.
+    A data file may be a link to a regular file elsewhere, as in the caches of model hubs, because
+    the owner of the folder made the link. Raises OnnxFileError for a name or a folder outside of
+    the model's folder, since a model could otherwise read any file of the machine, and for a file
+    that is missing or too short.
     """
     names: set[str] = set()
     for tensor in tensors_of(model):
@@ -160,7 +162,7 @@ def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
                 ValueError,
                 TypeError,
                 RuntimeError,
-            ) as error:  # links in a loop, bytes
+            ) as error:  # a cycle of links, invalid bytes
                 raise OnnxFileError(
                     f"{path}: the external data of the tensor {tensor.name!r} can't be found: "
                     f"{error}. Export the model again."
@@ -169,10 +171,11 @@ def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
 
 
 def linked(path: Path, files: Iterable[str]) -> bool:
-    """True if one of the data files of the model `path` is a link, or has further names: what
-    onnx takes for an attack, and ONNX Runtime only where it leads into the model's own folder."""
-    beside = [path.parent / name for name in files]
-    return any(file.is_symlink() or file.stat().st_nlink > 1 for file in beside)
+    """Return whether a data file of the model `path` is a symbolic link or has several hard links.
+
+    onnx refuses all of them; ONNX Runtime refuses only links that leave the model's folder."""
+    paths = [path.parent / name for name in files]
+    return any(file.is_symlink() or file.stat().st_nlink > 1 for file in paths)
 
 
 def _checked(tensor: onnx.TensorProto, path: Path) -> str:
@@ -184,17 +187,17 @@ def _checked(tensor: onnx.TensorProto, path: Path) -> str:
     file = path.parent / location
     if (pointer := detect_pointer_file(file)) is not None:
         raise OnnxFileError(f"{path}: the data of the tensor {tensor.name}: {pointer}")
-    if not file.is_file():  # nor a device, nor a pipe
+    if not file.is_file():  # also refuses devices and pipes
         raise OnnxFileError(
             f"{path}: the data file {name} of the tensor {tensor.name} is missing. "
-            "Copy it beside the model, or export to a single file."
+            "Copy it next to the model, or export to a single file."
         )
     end = _end(tensor, entries, path)
     size = file.stat().st_size
     if size < end:
         raise OnnxFileError(
-            f"{path}: the data file {name} has {size} bytes, the tensor {tensor.name} needs "
-            f"{end}. It is truncated: copy or export it again."
+            f"{path}: the data file {name} has {size} bytes, but the tensor {tensor.name} needs "
+            f"{end}. The file is truncated. Copy or export it again."
         )
     return name
 
@@ -207,14 +210,14 @@ def _outside(tensor: onnx.TensorProto, path: Path, name: str) -> OnnxFileError:
 
 
 def _end(tensor: onnx.TensorProto, entries: dict[str, str], path: Path) -> int:
-    """Offset behind the tensor's last byte in its data file."""
+    """Return the offset after the tensor's last byte in its data file."""
     try:
         offset, stated = int(entries.get("offset") or 0), int(entries.get("length") or 0)
         size = math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except (ValueError, KeyError) as error:
         raise OnnxFileError(
-            f"{path}: the tensor {tensor.name} describes its external data wrongly: {error}. "
-            "Export the model again."
+            f"{path}: the tensor {tensor.name} has an invalid description of its external data: "
+            f"{error}. Export the model again."
         ) from error
     if offset < 0 or stated < 0:
         raise OnnxFileError(
@@ -225,29 +228,30 @@ def _end(tensor: onnx.TensorProto, entries: dict[str, str], path: Path) -> int:
 
 
 SINGLE_FILE_LIMIT = 2**31 - 2**24
-"""Bytes that one protobuf file may have, with 16 MiB left for what reads and writes it."""
+"""Maximum size in bytes of a model in one protobuf file, with a reserve of 16 MiB."""
 
-_SMALLEST = 1024
-"""Bytes below which a tensor stays in the model: shapes, scalars, which the checker wants there."""
+_MIN_EXTERNAL = 1024
+"""Minimum size in bytes of external tensors. The checker needs shapes and scalars in the model."""
 
 _ALIGNMENT = 4096
-"""Tensors start at whole pages, so that they can be mapped into memory."""
+"""Alignment of tensors in bytes: whole pages can be mapped into memory."""
 
 _CHUNK = 1 << 24
 
 
 def is_large(path: Path) -> bool:
-    """True if the file, in a folder of its own, is too large to stand alone, or the exporter put
-    weights beside it."""
+    """Return whether a file is too large for one protobuf, or the exporter wrote external data.
+
+    The folder must contain only the exported files."""
     return path.stat().st_size > SINGLE_FILE_LIMIT or len(list(path.parent.iterdir())) > 1
 
 
 def externalize_weights(path: Path, *, name: str) -> Path:
-    """Move the weights of the model `path` into one new data file beside it; return that file.
+    """Move the weights of the model `path` into one new data file next to it; return that file.
 
-    It is called `<name>.<16 hex digits of its SHA-256>.data`, so that a model that is replaced
-    never points to new data, nor a new one to old data. The same weights give the same bytes; they
-    are copied in pieces, never held whole. Raises OSError.
+    Its name is `<name>.<16 hex digits of its SHA-256>.data`, so that an old model never points to
+    new data, nor a new model to old data. The result is deterministic. The weights are copied in
+    chunks to save memory. Raises OSError.
     """
     model = onnx.load(path, load_external_data=False)
     pending = path.with_name(f".{name}.gathering")
@@ -276,17 +280,17 @@ def externalize_weights(path: Path, *, name: str) -> Path:
 
 
 def data_files(output: Path) -> Iterator[Path]:
-    """The data files beside `output` that `gather` once named after it."""
-    ours = re.compile(re.escape(output.name) + r"\.[0-9a-f]{16}\.data")
-    return (path for path in output.parent.iterdir() if ours.fullmatch(path.name))
+    """Yield the data files that `externalize_weights` wrote for `output`."""
+    pattern = re.compile(re.escape(output.name) + r"\.[0-9a-f]{16}\.data")
+    return (path for path in output.parent.iterdir() if pattern.fullmatch(path.name))
 
 
 def _moving(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Initializers that are not small, and whatever the exporter put beside the model."""
+    """Yield the large initializers, and all tensors that are external already."""
     weights = {tensor.name for tensor in model.graph.initializer}
     for tensor in model.graph.initializer:
-        inside = tensor.HasField("raw_data") and len(tensor.raw_data) >= _SMALLEST
-        if inside or external_data_helper.uses_external_data(tensor):
+        is_large = tensor.HasField("raw_data") and len(tensor.raw_data) >= _MIN_EXTERNAL
+        if is_large or external_data_helper.uses_external_data(tensor):
             yield tensor
     for tensor in tensors_of(model):
         if tensor.name not in weights and external_data_helper.uses_external_data(tensor):
@@ -316,7 +320,7 @@ def _gathered_read(stream: IO[bytes], size: int, file: Path) -> bytes:
 
 
 DOMAIN = "com.microsoft"
-"""Where they belong, as far as anybody else can tell."""
+"""Domain of ONNX Runtime's own operators."""
 
 _FUSED = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 
@@ -324,7 +328,7 @@ _STANDARD = ("", "ai.onnx")
 
 
 def is_of_runtime(node: onnx.NodeProto, *, opset: int) -> bool:
-    """Whether the standard domain of that opset lacks the operator, and ONNX Runtime has it."""
+    """Return whether ONNX Runtime has the node's operator but the standard domain lacks it."""
     if node.op_type not in _FUSED or node.domain not in _STANDARD:
         return False
     try:
@@ -335,44 +339,45 @@ def is_of_runtime(node: onnx.NodeProto, *, opset: int) -> bool:
 
 
 def with_ort_domain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with these operators in ONNX Runtime's own domain, which the checker takes; the
-    very same object where there are none."""
+    """Return the model with such operators in ONNX Runtime's domain, which the checker accepts.
+
+    A model without such operators is returned unchanged."""
     opset = max((o.version for o in model.opset_import if o.domain in _STANDARD), default=0)
     if not any(is_of_runtime(node, opset=opset) for node in nodes_of(model)):
         return model
-    moved = onnx.ModelProto()
-    moved.CopyFrom(model)
-    for node in nodes_of(moved):
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in nodes_of(copy):
         if is_of_runtime(node, opset=opset):
             node.domain = DOMAIN
-    if all(entry.domain != DOMAIN for entry in moved.opset_import):
-        moved.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    return moved
+    if all(entry.domain != DOMAIN for entry in copy.opset_import):
+        copy.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return copy
 
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 
 ML_DOMAIN = "ai.onnx.ml"
-"""Of the operators that converters of scikit-learn's models write."""
+"""Domain of the operators in converted scikit-learn models."""
 
 _UNKNOWN_AXIS = "?"
 
 _PROTOBUF_LIMIT = 2**31 - 1
-"""Bytes of one protobuf, which no reader takes more of."""
+"""Maximum size of a protobuf in bytes."""
 
 _SORT = (
-    "ONNX Runtime puts nodes in order by itself, other tools don't: sort them before you save, by "
-    "onnxruntime.transformers.onnx_model.OnnxModel(model).topological_sort()."
+    "ONNX Runtime sorts the nodes itself, but other tools don't. Sort them before you save the "
+    "file: onnxruntime.transformers.onnx_model.OnnxModel(model).topological_sort()."
 )
 
 
 def read_subject(path: Path) -> Subject:
     """Describe the ONNX file `path`: digest, size, opset, producer, inputs, outputs.
 
-    Dynamic axes are text: their name, or `?`. With external data the digest is that of the
+    Dynamic axes are strings: their name, or `?`. With external data the digest is that of the
     manifest {file name: SHA-256} over the model file and all data files. Raises OnnxFileError if
-    the file is missing, empty, truncated, no ONNX model, not valid, has inputs or outputs that
-    are no tensors, or names external data that is missing, short, or outside of its folder.
+    the file is missing, empty, truncated or not a valid ONNX model, has inputs or outputs that are
+    not tensors, or names external data that is missing, too short or outside of its folder.
     """
     data = _subject_read(path)
     model = _parse(data, path)
@@ -407,8 +412,9 @@ def read_subject(path: Path) -> Subject:
 
 
 def _complete(model: onnx.ModelProto, path: Path, error: OnnxFileError) -> None:
-    """Give outputs that are declared without a type or shape those that ONNX Runtime infers. Raise
-    `error` where it does not run the file, either, or the nodes are in no order."""
+    """Add the types and shapes that ONNX Runtime infers to outputs without them.
+
+    Raise `error` if ONNX Runtime can't load the file either, or the nodes are not sorted."""
     from gate.onnx_file.sessions import open_on_cpu
 
     if _SORT in str(error) or any(
@@ -422,9 +428,9 @@ def _complete(model: onnx.ModelProto, path: Path, error: OnnxFileError) -> None:
     for declared in model.graph.output:
         tensor = declared.type.tensor_type
         if not tensor.HasField("shape") and declared.name in inferred:
-            found = inferred[declared.name]
-            kind = found.type.removeprefix("tensor(").removesuffix(")").upper()
-            shape = [size if size is not None else _UNKNOWN_AXIS for size in found.shape]
+            output = inferred[declared.name]
+            kind = output.type.removeprefix("tensor(").removesuffix(")").upper()
+            shape = [size if size is not None else _UNKNOWN_AXIS for size in output.shape]
             tensor.elem_type = onnx.TensorProto.DataType.Value(kind)
             tensor.shape.CopyFrom(
                 helper.make_tensor_type_proto(tensor.elem_type, shape).tensor_type.shape
@@ -440,14 +446,14 @@ def verify_file(path: Path, *, opset: int) -> None:
     written = _opset(model, path)
     if written != opset:
         raise OnnxFileError(
-            f"{path} is written in opset {written}, expected opset {opset}. The exporter took "
-            "another one in silence: set export.opset to what it can write."
+            f"{path} has opset {written}, expected opset {opset}. The exporter silently chose "
+            "another opset. Set export.opset to an opset that it supports."
         )
     needed = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
     if not needed <= model.ir_version <= onnx.IR_VERSION:
         raise OnnxFileError(
             f"{path} has IR version {model.ir_version}, expected {needed} (for opset {opset}) "
-            f"to {onnx.IR_VERSION} (what the installed onnx reads). Export it again."
+            f"to {onnx.IR_VERSION} (the newest of the installed onnx). Export it again."
         )
     _check(path, path, full=True)
     try:
@@ -464,14 +470,12 @@ def _subject_read(path: Path) -> bytes:
         raise OnnxFileError(pointer)
     try:
         if not path.is_file():
-            found = "a folder" if path.is_dir() else "not a file" if path.exists() else "missing"
-            raise OnnxFileError(
-                f"{path} is {found}, expected an ONNX file. Export the model first."
-            )
+            kind = "a folder" if path.is_dir() else "not a file" if path.exists() else "missing"
+            raise OnnxFileError(f"{path} is {kind}, expected an ONNX file. Export the model first.")
         if path.stat().st_size > _PROTOBUF_LIMIT:
             raise OnnxFileError(
                 f"{path} has {path.stat().st_size} bytes, an ONNX file has at most "
-                f"{_PROTOBUF_LIMIT}. Export it with its weights in a file beside it."
+                f"{_PROTOBUF_LIMIT}. Export it with external data."
             )
         data = path.read_bytes()
     except OSError as error:
@@ -493,7 +497,7 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
         ) from error
     if not model.HasField("graph"):
         raise OnnxFileError(
-            f"{path} holds no graph: it is truncated, or another kind of protobuf. "
+            f"{path} contains no graph: it is truncated, or another kind of protobuf. "
             "Copy or export it again."
         )
     return model
@@ -512,11 +516,10 @@ def _check(model: bytes | Path, path: Path, *, full: bool = False) -> None:
 
 
 def _check_whole(data: bytes, path: Path, files: tuple[str, ...], *, changed: bool) -> None:
-    """Check the model with its data beside it: only with a path does the checker find it.
-    `changed`: `data` is not what the path holds.
+    """Check the model with its external data, which the checker needs a path to find.
 
-    It refuses links, so it gets the model beside files as long as those that the links lead to:
-    what is in them is no part of what it checks.
+    changed: `data` differs from the contents of `path`. The checker refuses links, so a model with
+    linked data is checked next to empty files of the same sizes; it does not read their contents.
     """
     if not files:
         _check(data, path)
@@ -539,16 +542,16 @@ def _opset(model: onnx.ModelProto, path: Path) -> int:
     for domain in _DEFAULT_DOMAINS:
         if domain in versions:
             return versions[domain]
-    if ML_DOMAIN in versions:  # trees and linear models alone, which use no operator of ONNX's
+    if ML_DOMAIN in versions:  # tree or linear models without any operator of the ONNX domain
         return 1
     raise OnnxFileError(
-        f"{path} names no opset of the ONNX domain. If no node has that domain, any version "
-        "will do: model.opset_import.append(onnx.helper.make_opsetid('', 17))."
+        f"{path} names no opset of the ONNX domain. If no node has that domain, add any version: "
+        "model.opset_import.append(onnx.helper.make_opsetid('', 17))."
     )
 
 
 def _true_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs without the weights, which old files list as inputs too."""
+    """Return the inputs without the weights, which old files also list as inputs."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [value for value in model.graph.input if value.name not in weights]
 
@@ -558,23 +561,24 @@ def _specs(values: Iterable[onnx.ValueInfoProto], path: Path) -> tuple[TensorSpe
 
 
 def map_keys(model: onnx.ModelProto) -> dict[str, list[str] | list[int]]:
-    """Return the sorted keys of the outputs that are lists of maps, by their names. Only the
-    operator ZipMap makes maps; it has the keys as attributes."""
+    """Return the sorted keys of each output that is a list of maps, by output name.
+
+    Only the operator ZipMap creates maps; it has the keys as attributes."""
     outputs = {value.name for value in model.graph.output}
-    found: dict[str, list[str] | list[int]] = {}
+    keys: dict[str, list[str] | list[int]] = {}
     for node in model.graph.node:
         if node.op_type == "ZipMap" and node.domain == ML_DOMAIN and node.output[0] in outputs:
             labels = [each for each in node.attribute if each.name.startswith("classlabels_")]
-            found[node.output[0]] = sorted(
+            keys[node.output[0]] = sorted(
                 each.decode() if isinstance(each, bytes) else each
                 for attribute in labels
                 for each in helper.get_attribute_value(attribute)
             )
-    return found
+    return keys
 
 
 def _output_specs(model: onnx.ModelProto, path: Path) -> Iterator[TensorSpec]:
-    """Yield the outputs; a list of maps as two tensors, as sessions return it."""
+    """Yield the outputs; a list of maps as two tensors, in the form that sessions return."""
     maps = map_keys(model)
     for value in model.graph.output:
         if value.name not in maps:
@@ -582,15 +586,15 @@ def _output_specs(model: onnx.ModelProto, path: Path) -> Iterator[TensorSpec]:
             continue
         keys = maps[value.name]
         shape = (_UNKNOWN_AXIS, len(keys))
-        of_text = bool(keys) and isinstance(keys[0], str)
+        has_text = bool(keys) and isinstance(keys[0], str)
         yield TensorSpec(name=value.name, dtype="float32", shape=shape)
         yield TensorSpec(
-            name=keys_name(value.name), dtype="string" if of_text else "int64", shape=shape
+            name=keys_name(value.name), dtype="string" if has_text else "int64", shape=shape
         )
 
 
 def keys_name(output: str) -> str:
-    """Return the name of the tensor of the keys of an output that is a list of maps."""
+    """Return the name of the keys' tensor of an output that is a list of maps."""
     return f"{output} keys"
 
 
@@ -605,7 +609,7 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
     return TensorSpec(
         name=value.name,
         dtype=_dtype(tensor.elem_type),
-        shape=tuple(_axis(dim) for dim in tensor.shape.dim),  # the checker demands that it is there
+        shape=tuple(_axis(dim) for dim in tensor.shape.dim),  # the checker requires a shape
     )
 
 

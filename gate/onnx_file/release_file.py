@@ -21,24 +21,24 @@ from gate.storage.yaml_section import load_section
 _SUFFIXES = (".yaml", ".yml")
 
 _LIMIT = 1 << 16
-"""Bytes of a release file at most: some thousand parts."""
+"""Maximum size of a release file in bytes, which is enough for about a thousand parts."""
 
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class PartEntry(Record):
-    """One part."""
+    """One part of a release."""
 
     file: Annotated[str, Field(min_length=1)]
-    """The ONNX file, relative to the release file's folder, inside of it."""
+    """Path of the ONNX file, relative to the release file's folder and inside of it."""
     reference: str | None = None
-    """The module that it must compute like: its path in the whole model. None: the part's name."""
+    """Path of the reference module in the whole model. None: the part's name."""
     inputs: str | None = None
-    """Samples of its own, as `--inputs` takes them. None: what the chain gives it."""
+    """Samples of this part, in the format of `--inputs`. None: the inputs that the chain passes."""
 
 
 class ReleaseFile(Record):
-    """`release.yaml`: what is promoted as one."""
+    """The file `release.yaml`, which lists the ONNX files that are promoted together."""
 
     chain: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
     """`package.module:function(parts, batch)`, which runs the parts in order."""
@@ -46,16 +46,17 @@ class ReleaseFile(Record):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read and check it. Raises PolicyError for a wrong field, OnnxFileError for what is no
-        plain YAML, and for a part that is not there, has a pointer in its place or lies outside;
-        StorageError."""
+        """Read and check a release file.
+
+        Raises PolicyError for a wrong field; OnnxFileError for invalid YAML and for a part that is
+        missing, a pointer file or outside of the folder; StorageError."""
         _check_plain(path)
         release = load_section(cls, path, None)
         for name, part in release.parts.items():
             if wrong_name(part.file) or not _is_inside(path.parent, Path(part.file).parent):
                 raise OnnxFileError(
-                    f"{path}: the part {name} is the file {part.file!r}, expected one in the "
-                    "folder of this file, so that both travel together."
+                    f"{path}: the part {name} is the file {part.file!r}, expected a file in the "
+                    "folder of the release file. Move it there."
                 )
             pointer = detect_pointer_file(path.parent / part.file)
             if pointer is not None:
@@ -63,7 +64,7 @@ class ReleaseFile(Record):
             if not (path.parent / part.file).is_file():
                 raise OnnxFileError(
                     f"{path}: the part {name} is missing: {path.parent / part.file} does not "
-                    "exist. Export it, or mend the name."
+                    "exist. Export it, or correct the name."
                 )
         return release
 
@@ -74,20 +75,20 @@ class ReleaseFile(Record):
 
 
 class HasReference(Protocol):
-    """A part that names the module that it must compute like."""
+    """A part that names its reference module."""
 
     @property
     def reference(self) -> str | None:
-        """Its path in the whole model; None: the name of the part."""
+        """The path of the reference module in the whole model; None: the name of the part."""
 
 
 def references_of(parts: Mapping[str, HasReference]) -> dict[str, str]:
-    """Return, by part, the path in the whole model of the module that it must compute like."""
+    """Return the path of the reference module in the whole model, by part."""
     return {name: part.reference or name for name, part in parts.items()}
 
 
 def release_text(chain: str, parts: Mapping[str, PartEntry]) -> str:
-    """The release file, the same for the same release."""
+    """Return the deterministic text of a release file."""
     lines = [f"chain: {_quoted(chain)}", "parts:"]
     for name, part in parts.items():
         fields = part.model_dump(exclude_none=True)
@@ -99,13 +100,14 @@ def release_text(chain: str, parts: Mapping[str, PartEntry]) -> str:
 def _is_inside(folder: Path, below: Path) -> bool:
     try:
         return is_inside(folder, str(below))
-    except (OSError, RuntimeError):  # links that lead to one another
+    except (OSError, RuntimeError):  # a cycle of links
         return False
 
 
 def _check_plain(path: Path) -> None:
-    """It may be a stranger's: no pipe, nothing huge, nothing that multiplies. Raises OnnxFileError,
-    StorageError."""
+    """Verify that an untrusted release file is a regular, small file of YAML without aliases.
+
+    Raises OnnxFileError, StorageError."""
     pointer = detect_pointer_file(path)
     if pointer is not None:
         raise OnnxFileError(pointer)
@@ -118,49 +120,51 @@ def _check_plain(path: Path) -> None:
         ) from error
     if len(data) > _LIMIT:
         raise OnnxFileError(
-            f"{path} has more than {_LIMIT} bytes, expected the list of the parts of a release."
+            f"{path} has more than {_LIMIT} bytes, expected a release file, which lists the parts."
         )
     try:
         parse_plain_yaml(data, what=str(path))
     except EvidenceError as error:
-        raise OnnxFileError(f"no release file: {error}") from error
+        raise OnnxFileError(f"not a release file: {error}") from error
 
 
 def is_release_file(path: Path) -> bool:
-    """Whether it names parts, and is no ONNX file itself."""
+    """Return whether the name is that of a release file instead of an ONNX file."""
     return path.suffix.lower() in _SUFFIXES
 
 
 def onnx_files(path: Path) -> dict[str, Path]:
-    """The ONNX files of a release by part; of one file that one, by no name. Raises as
-    `ReleaseFile.load`."""
+    """Return the ONNX files of a release by part; for an ONNX file, return it under the name "".
+
+    Raises the exceptions of `ReleaseFile.load`."""
     if not is_release_file(path):
         return {"": path}
     return {name: path.parent / part.file for name, part in ReleaseFile.load(path).parts.items()}
 
 
 def _quoted(text: str) -> str:
-    """Return a text as YAML accepts any text: in single quotes."""
+    """Return a text as a single-quoted YAML scalar."""
     doubled = text.replace("'", "''")
     return f"'{doubled}'"
 
 
 @dataclass(frozen=True)
 class ReleaseFiles:
-    """The release file, and the ONNX file of each part."""
+    """A release file with the ONNX file of each part."""
 
     path: Path
-    """Of the release file."""
+    """Path of the release file."""
     file: ReleaseFile
     parts: Mapping[str, TestedFile]
-    """By name, in the order of the release file."""
+    """Parts by name, in the order of the release file."""
 
     def subject(
         self, *, inputs: tuple[TensorSpec, ...] = (), outputs: tuple[TensorSpec, ...] = ()
     ) -> Subject:
-        """Return the subject of all files together: the digest is that of the manifest over the
-        release file, the ONNX files and their external data. `inputs`, `outputs`: of the chain,
-        which only a run of it shows. Raises StorageError."""
+        """Return the subject of all files together.
+
+        Its digest is that of the manifest over the release file, the ONNX files and their external
+        data. inputs, outputs: of the chain, known after a run of it. Raises StorageError."""
         folder = self.path.parent
         files = sorted(
             {

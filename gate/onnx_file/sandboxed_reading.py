@@ -19,8 +19,10 @@ from gate.storage.files import wrong_name
 
 
 def verify_files(path: Path, evidence: Evidence) -> None:
-    """Hash the file, with external data and parts, and compare. Of a release the part that was
-    exchanged is named. Raises as `digest_of_model`, and DigestMismatch for other bytes."""
+    """Verify the digest of a file with its external data and parts.
+
+    Raises DigestMismatch, which names the changed part of a release, and the exceptions of
+    `digest_of_model`."""
     subject = evidence.subject
     try:
         actual = digest_of_model(path, external_data=subject.external_data)
@@ -31,25 +33,25 @@ def verify_files(path: Path, evidence: Evidence) -> None:
 
 
 def verify_parts(path: Path, evidence: Evidence) -> None:
-    """The same of each part of a release by itself."""
+    """Verify the digest of each part of a release. Raises the exceptions of `verify_files`."""
     for name, part in evidence.subject.parts.items():
         measured = evidence.parts.get(name)
         if measured is None or wrong_name(part.file):
-            continue  # which `verify_description` says
+            continue  # `verify_description` reports this
         file = path.parent / part.file
         what = f"the part {name} ({file})"
         if not file.is_file():
-            raise DigestMismatch(f"{what} is missing. Bring it, or measure anew.")
+            raise DigestMismatch(f"{what} is missing. Restore it, or measure the release again.")
         files = measured.subject.external_data
         part.sha256.verify(digest_of_model(file, external_data=files), what=what)
 
 
 def verify_description(path: Path, evidence: Evidence, limits: SandboxLimits | None) -> None:
-    """Verify that the subject (its external data, its parts) is the file's own, because the upload
-    follows it. The inputs and outputs of a chain are not verified, since only a run of it shows
-    them. `limits`: of the child that reads the files; None: the files are trusted. Raises
-    EvidenceError, and as `subject_within`."""
+    """Verify that the evidence's subject describes the file, because the upload relies on it.
 
+    The inputs and outputs of a chain are not verified, because that needs a run of it. limits:
+    limits of the child process that reads the files; None: the files are trusted. Raises
+    EvidenceError, and the exceptions of `read_subject_in_sandbox`."""
     described = evidence.subject
     if not described.parts and not is_release_file(path):
         _verify_described(described, read_subject_in_sandbox(path, limits), path)
@@ -61,59 +63,65 @@ def verify_description(path: Path, evidence: Evidence, limits: SandboxLimits | N
         measured = evidence.parts.get(name)
         if measured is None:
             raise EvidenceError(
-                f"the evidence says nothing of the part {name} of {path}. It was edited: measure "
-                "and decide again."
+                f"the evidence does not contain the part {name} of {path}. The evidence was "
+                "edited. Measure and decide again."
             )
         _verify_described(measured.subject, part.subject, part.path)
 
 
-def _verify_described(described: Subject, found: Subject, path: Path) -> None:
-    stated, file = described.to_plain(), found.to_plain()
-    other = sorted(field for field in {**file, **stated} if file.get(field) != stated.get(field))
-    if other:
+def _verify_described(described: Subject, actual: Subject, path: Path) -> None:
+    stated, read = described.to_plain(), actual.to_plain()
+    wrong = sorted(field for field in {**read, **stated} if read.get(field) != stated.get(field))
+    if wrong:
         raise EvidenceError(
-            f"the evidence describes {path} otherwise than it is: "
-            f"{', '.join(f'{name} {stated.get(name)}, not {file.get(name)}' for name in other)}. "
-            "It was edited, or made by another version of the gate: measure and decide again."
+            f"the evidence does not describe {path}: "
+            f"{', '.join(f'{name} {stated.get(name)}, not {read.get(name)}' for name in wrong)}. "
+            "The evidence was edited or made by another version of the gate. Measure and decide "
+            "again."
         )
 
 
 def digest_of_model(path: Path, *, external_data: Sequence[str]) -> Digest:
-    """Digest of a model as evidence counts it: of the file, or of file and external data.
+    """Return the digest of a model as in the evidence: of the file, or of file and external data.
 
-    The names come from the evidence, so that no byte of the file is parsed. Raises StorageError if
-    the file can't be read, EvidenceError for names that lead elsewhere, DigestMismatch where data
-    is missing, or the file is a text.
+    external_data: names from the evidence, so that the file is not parsed. Raises StorageError if
+    the file can't be read, EvidenceError for names outside of the folder, DigestMismatch if data is
+    missing or the file is a text.
     """
     for name in external_data:
         if wrong_name(name):
             raise EvidenceError(
                 f"the evidence names the data file {name[:300]!r}, expected one inside of the "
-                "model's folder. It was edited: measure and decide again."
+                "model's folder. The evidence was edited. Measure and decide again."
             )
         if not (path.parent / name).is_file():
-            raise DigestMismatch(f"{path} has no data file {name}. Bring it, or promote it anew.")
+            raise DigestMismatch(
+                f"{path}: the data file {name} is missing. Restore it, or promote the file again."
+            )
     if external_data:
         return Digest.of_manifest(path.parent, (path.name, *external_data))
     digest = Digest.of_file(path)
     if _is_text(path):
-        raise DigestMismatch(f"{path} is a text, no ONNX model. It was exchanged.")
+        raise DigestMismatch(f"{path} is a text, not an ONNX model. It was replaced.")
     return digest
 
 
 def _is_text(path: Path) -> bool:
-    """True for JSON: the digest of a model with external data is that of such a text, and no
-    protobuf begins so."""
+    """Return whether a file starts like JSON.
+
+    The digest of a model with external data is that of a JSON manifest, so a file with the text of
+    that manifest would have the same digest. No protobuf starts like JSON."""
     with path.open("rb") as stream:
         return stream.read(1) == b"{"
 
 
-# A file of 20 MB can hold ten million empty nodes, which take 3.5 GB once they are parsed.
+# A file of 20 MB can contain ten million empty nodes, which take 3.5 GB once they are parsed.
 def read_subject_in_sandbox(path: Path, limits: SandboxLimits | None) -> Subject:
-    """Run `read_subject`, or `ReleaseFiles.subject` for a release, in a child; None: the file is
-    trusted, and is read in this process. Names and bytes that the child reports are verified
-    here. Raises LimitExceeded and EvidenceError besides, StorageError; PolicyError for an
-    invalid release file."""
+    """Run `read_subject`, or `ReleaseFiles.subject` for a release, in a child process.
+
+    limits: None means that the file is trusted and read in this process. The names and digests that
+    the child reports are verified here. Raises the exceptions of `read_subject`, LimitExceeded,
+    EvidenceError, StorageError, and PolicyError for an invalid release file."""
     if is_release_file(path):
         return release_within(path, limits).subject()
     if limits is None:
@@ -123,32 +131,36 @@ def read_subject_in_sandbox(path: Path, limits: SandboxLimits | None) -> Subject
     files = subject.external_data
     wrong = [name for name in files if wrong_name(name)]
     if wrong:
-        raise OnnxFileError(f"{path}: {wrong[0]!r} can't be a data file's name. Do not trust it.")
+        raise OnnxFileError(
+            f"{path}: {wrong[0]!r} is not a valid name of a data file. Do not trust this file."
+        )
     hashed = Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_file(path)
     subject.sha256.verify(hashed, what=str(path))
     return subject
 
 
 def release_within(path: Path, limits: SandboxLimits | None) -> ReleaseFiles:
-    """The files that a release file names, each read as by `subject_within`; raises as that. The
-    release file itself is a short list of names, and no child reads it."""
+    """Return the files of a release, each read with `read_subject_in_sandbox`.
+
+    The release file itself is small and is read in this process. Raises the exceptions of
+    `read_subject_in_sandbox`."""
     file = ReleaseFile.load(path)
     parts = {}
     for name, part in file.parts.items():
-        place = path.parent / part.file
-        if is_release_file(place):
+        part_path = path.parent / part.file
+        if is_release_file(part_path):
             raise OnnxFileError(
-                f"{path}: the part {name} is {part.file}, expected an ONNX file: a release is made "
-                "of files, not of releases."
+                f"{path}: the part {name} is {part.file}, expected an ONNX file: a release can't "
+                "contain releases."
             )
-        parts[name] = TestedFile(place, read_subject_in_sandbox(place, limits))
+        parts[name] = TestedFile(part_path, read_subject_in_sandbox(part_path, limits))
     return ReleaseFiles(path, file, parts)
 
 
 def origin_within(path: Path, limits: SandboxLimits | None) -> str | None:
-    """Run `quantized_from` in a child; None: the file is trusted, and is read in this process.
+    """Run `quantized_from` in a child process; without limits, in this process.
 
-    Raises LimitExceeded and EvidenceError besides.
+    Raises the exceptions of `quantized_from`, LimitExceeded and EvidenceError.
     """
     if limits is None:
         return quantized_from(path)
@@ -157,27 +169,26 @@ def origin_within(path: Path, limits: SandboxLimits | None) -> str | None:
 
 
 def check_size(path: Path, limits: SandboxLimits) -> None:
-    """Raise LimitExceeded for a file that fills the memory before it is parsed. OnnxFileError where
-    there is none."""
+    """Raise LimitExceeded for a file larger than the memory limit, OnnxFileError if unreadable."""
     try:
         size = path.stat().st_size
     except OSError as error:
         raise OnnxFileError(f"cannot read {path}: {error.strerror}. Name an ONNX file.") from error
     if size > limits.memory_bytes:
         raise LimitExceeded(
-            f"{path} has {memory_text(size)}, and whoever reads it may take "
-            f"{memory_text(limits.memory_bytes)} of memory. It was not read. If it is trusted, "
-            "allow more with --memory-limit."
+            f"{path} has {memory_text(size)}, but the process that reads it may use only "
+            f"{memory_text(limits.memory_bytes)} of memory. It was not read. If the file is "
+            "trusted, allow more with --memory-limit."
         )
 
 
 def described(path: str) -> dict[str, Any]:
-    """The child's side of `subject_within`."""
+    """Child side of `read_subject_in_sandbox`."""
     return read_subject(Path(path)).to_plain()
 
 
 def origin(path: str) -> str | None:
-    """The child's side of `origin_within`."""
+    """Child side of `origin_within`."""
     return quantized_from(Path(path))
 
 

@@ -32,17 +32,18 @@ if TYPE_CHECKING:
 
     from gate.onnx_file.reading import WithData
 
-_ONE = threading.RLock()
-"""The descriptor is the whole process's: of two that took it at once, the one that ends last would
-leave it on the other's file, which is gone."""
+_STDERR_LOCK = threading.RLock()
+"""File descriptor 2 is shared by all threads. If two threads redirected it at once, the last one to
+restore it could leave it on a deleted file."""
 
 
 @contextlib.contextmanager
 def captured_stderr(lines: list[str] | None = None) -> Iterator[list[str]]:
-    """Collect what is written to file descriptor 2, by any thread; the list of lines is filled at
-    the end, also where it ends with an error. Another thread that comes here waits."""
+    """Collect the lines that any thread writes to file descriptor 2.
+
+    The list is filled at the end, also after an exception. Other calls wait."""
     lines = [] if lines is None else lines
-    with _ONE, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+    with _STDERR_LOCK, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         _flush()
         saved = os.dup(2)
         os.dup2(log.fileno(), 2)
@@ -57,33 +58,33 @@ def captured_stderr(lines: list[str] | None = None) -> Iterator[list[str]]:
 
 
 def _flush() -> None:
-    if sys.stderr is not None:  # as in a process without a console
+    if sys.stderr is not None:  # None in a process without a console
         sys.stderr.flush()
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Nodes that ran, counted per provider, and the compute nodes among those on the CPU.
+    """The number of nodes that ran on each provider, and the compute nodes on the CPU.
 
-    From the profile: the active providers of a session are only those that were allowed.
+    The numbers come from a profile, because the providers of a session are only those allowed.
     """
 
     nodes_per_provider: dict[str, int]
     cpu_nodes: tuple[CpuNode, ...]
     cpu_time_share: float | None
-    """Of the time of all nodes, that of those on the CPU."""
+    """Share of the nodes' total time that the CPU took."""
 
     @property
     def cpu_compute_nodes(self) -> tuple[str, ...]:
-        """`op_type:node_name`."""
+        """Return the names `op_type:node_name`."""
         return tuple(node.name for node in self.cpu_nodes)
 
 
 def read_placement(profile: Path, graph: Callable[[], onnx.ModelProto] | None = None) -> Placement:
-    """Read the JSON that ONNX Runtime's profiler wrote.
+    """Read the JSON file of ONNX Runtime's profiler.
 
-    `graph`: the graph that ran, to tell shape nodes from compute nodes. None: every node on the CPU
-    counts as a compute node. Raises EvidenceError.
+    graph: returns the graph that ran, to distinguish shape nodes from compute nodes. None: every
+    node on the CPU counts as a compute node. Raises EvidenceError.
     """
     try:
         events = json.loads(profile.read_text(encoding="utf-8"))
@@ -97,9 +98,9 @@ def read_placement(profile: Path, graph: Callable[[], onnx.ModelProto] | None = 
                 times[provider] += event.get("dur", 0)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise EvidenceError(
-            f"ONNX Runtime's profile can't be read ({type(error).__name__}: {error}), so it is "
-            "not known which provider ran the nodes. Free space in the temporary folder; "
-            "otherwise this version of ONNX Runtime writes another format."
+            f"ONNX Runtime's profile can't be read ({type(error).__name__}: {error}), so the "
+            "providers of the nodes are unknown. Free space in the temporary folder, or use a "
+            "version of ONNX Runtime with the expected profile format."
         ) from error
     counts = Counter(provider for _, _, provider in nodes)
     on_cpu = [
@@ -117,8 +118,9 @@ def read_placement(profile: Path, graph: Callable[[], onnx.ModelProto] | None = 
 def compute_nodes(
     on_cpu: Sequence[tuple[str, Mapping[str, Any]]], graph: onnx.ModelProto | None
 ) -> tuple[CpuNode, ...]:
-    """Return those of the nodes on the CPU that are no shape nodes, each with what the profile says
-    of it. The names are `op_type:node_name`."""
+    """Return the nodes on the CPU that are not shape nodes.
+
+    on_cpu: names `op_type:node_name` with the arguments from the profile."""
     from gate.onnx_file.shape_nodes import NodeTypes, is_shape_node, shape_nodes
 
     if graph is None:
@@ -132,14 +134,14 @@ def compute_nodes(
 
 
 NO_SPINNING = ("session.intra_op.allow_spinning", "0")
-"""Threads that spin between two runs take the cores from the next runtime and from torch: with
-it, resnet18 at batch 8 on 2 cores took 45 ms in torch instead of 19. The numbers are the same."""
+"""Threads that spin between two runs slow down the next runtime and torch: with spinning, resnet18
+at batch 8 on 2 cores took 45 ms in torch instead of 19. The outputs do not change."""
 
 _FATAL_ONLY = 4
-"""`log_severity_level` of ONNX Runtime: warnings about graph clean-ups help nobody here, and
-errors come as exceptions too."""
+"""`log_severity_level` of ONNX Runtime. Warnings about graph cleanups are noise here, and errors
+are also raised as exceptions."""
 
-_EVERYTHING = 0
+_VERBOSE = 0
 
 _OUT_OF_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation")
 
@@ -153,10 +155,10 @@ def create_session(
     options: Any = None,
     disabled_optimizers: Sequence[str] = (),
 ) -> Any:
-    """The one place that makes a session, of a model's bytes or path. Raises PackageBroken
-    where ONNX Runtime does not load, and whatever it raises."""
-    onnxruntime = onnx_runtime()
+    """Open a session of a model's bytes or path. All sessions are opened here.
 
+    Raises PackageBroken if ONNX Runtime can't be imported, and the exceptions of ONNX Runtime."""
+    onnxruntime = onnx_runtime()
     without = {"disabled_optimizers": list(disabled_optimizers)} if disabled_optimizers else {}
     session = onnxruntime.InferenceSession(model, options, providers=list(providers), **without)
     values = (*session.get_inputs(), *session.get_outputs())
@@ -166,8 +168,9 @@ def create_session(
 
 
 def open_in_child(path: Path, disabled_optimizers: Sequence[str], *, limits: SandboxLimits) -> None:
-    """Open a file with all optimizations in a process of its own, for files at which ONNX Runtime
-    may crash. Raises LimitExceeded where it crashes; the next session raises other errors."""
+    """Open a file with all optimizations in a child process, because ONNX Runtime may crash.
+
+    Raises LimitExceeded if it crashes. Other errors are ignored: the next session raises them."""
     run_in_sandbox(
         f"{__name__}:_try_to_open",
         {"path": str(path), "disabled": list(disabled_optimizers)},
@@ -177,18 +180,19 @@ def open_in_child(path: Path, disabled_optimizers: Sequence[str], *, limits: San
 
 
 def _try_to_open(path: str, disabled: list[str]) -> None:
-    """The child's side of `open_in_child`."""
+    """Child side of `open_in_child`."""
     with contextlib.suppress(Exception):
         create_session(path, providers=[CPU_PROVIDER], disabled_optimizers=disabled)
 
 
 _MAPS = "seq(map("
-"""Begins the type of a list of maps, one a sample, as ZipMap makes them."""
+"""Prefix of the type of a list of maps, which ZipMap returns with one map for each sample."""
 
 
 class _MapSession:
-    """A session with outputs that are lists of maps. It returns each of them as two tensors of
-    shape (samples, keys): the values, by their sorted keys, and the keys."""
+    """A session with outputs that are lists of maps.
+
+    It returns each of them as two tensors of shape (samples, keys): values and sorted keys."""
 
     def __init__(self, session: Any) -> None:
         from gate.onnx_file.reading import keys_name
@@ -196,7 +200,7 @@ class _MapSession:
         self._session = session
         self._outputs: list[Any] = []
         self._maps: dict[str, str] = {}
-        """Names of the two tensors to that of the output."""
+        """Name of the output for the names of both tensors."""
         for value in session.get_outputs():
             if not value.type.startswith(_MAPS):
                 self._outputs.append(value)
@@ -220,8 +224,8 @@ class _MapSession:
         """Run the session, like InferenceSession.run."""
         names = outputs or [value.name for value in self._outputs]
         computed = list(dict.fromkeys(self._maps.get(name, name) for name in names))
-        found = dict(zip(computed, self._session.run(computed, feed, options), strict=True))
-        return [self._tensor(name, found[self._maps.get(name, name)]) for name in names]
+        values = dict(zip(computed, self._session.run(computed, feed, options), strict=True))
+        return [self._tensor(name, values[self._maps.get(name, name)]) for name in names]
 
     def _tensor(self, name: str, value: Any) -> Any:
         if name not in self._maps:
@@ -234,8 +238,9 @@ class _MapSession:
 
 
 class _BfloatSession:
-    """A session with inputs or outputs in bfloat16, which ONNX Runtime's `run` does not convert
-    from and to NumPy. It returns those outputs in float32."""
+    """A session with inputs or outputs in bfloat16; it returns these outputs in float32.
+
+    ONNX Runtime's `run` does not convert bfloat16 from and to NumPy."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -264,61 +269,60 @@ _BFLOAT16 = 16
 def _array(value: Any) -> Any:
     if value.data_type() != "tensor(bfloat16)":
         return value.numpy()
-    shape, address = tuple(value.shape()), value.data_ptr()  # NumPy reads no bfloat16, by DLPack
+    shape, address = tuple(value.shape()), value.data_ptr()  # DLPack: NumPy can't read bfloat16
     bits = np.array((ctypes.c_uint16 * math.prod(shape)).from_address(address), np.uint32)
     return (bits << 16).view(np.float32).reshape(shape)
 
 
 def quiet_options() -> Any:
-    """Return the options of every session: no output, no spinning threads, bytes are ONNX whatever
-    they look like."""
+    """Return the options of every session: no log, no spinning threads, ONNX format."""
     onnxruntime = onnx_runtime()
-
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _FATAL_ONLY
     options.add_session_config_entry(*NO_SPINNING)
-    # Whatever its name or its first bytes look like.
+    # Otherwise ONNX Runtime guesses the format from the file name or the first bytes.
     options.add_session_config_entry("session.load_model_format", "ONNX")
     return options
 
 
 def tell_all(options: Any) -> None:
-    """Let a session log all that it does, for `open_session` to keep. Run it by `quiet_run`."""
-    options.log_severity_level = _EVERYTHING
+    """Enable the verbose log of a session for `open_session`. Use `quiet_run` for its runs."""
+    options.log_severity_level = _VERBOSE
 
 
 def quiet_run() -> Any:
-    """Options of a run that prints nothing, however much its session logs."""
+    """Return the options of a run that logs nothing, whatever the level of its session."""
     onnxruntime = onnx_runtime()
-
     options = onnxruntime.RunOptions()
     options.log_severity_level = _FATAL_ONLY
     return options
 
 
 def open_on_cpu(model: bytes | Path) -> Any:
-    """A session as a consumer opens it: on the CPU, all optimizations on. A path where the file
-    has external data. Raises whatever ONNX Runtime raises."""
-    given = model if isinstance(model, bytes) else str(model)
-    return create_session(given, providers=[CPU_PROVIDER], options=quiet_options())
+    """Open a session on the CPU with all optimizations, as consumers do.
+
+    model: bytes, or the path of a file with external data. Raises the exceptions of ONNX
+    Runtime."""
+    source = model if isinstance(model, bytes) else str(model)
+    return create_session(source, providers=[CPU_PROVIDER], options=quiet_options())
 
 
 def refuse_out_of_memory(error: Exception, *, what: str) -> None:
-    """Raise LimitExceeded where this is ONNX Runtime's way to say that memory ran out: that says
-    something of this machine, too, so that it is no verdict on the file."""
+    """Raise LimitExceeded if an error of ONNX Runtime means that memory ran out.
+
+    That also depends on this machine, so it must not become a verdict on the file."""
     text = str(error)
     if isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_MEMORY):
         raise LimitExceeded(
-            f"{what} takes more memory than there is: {first_line(error)[-300:]}. Nothing was "
-            "decided. If the file is trusted, allow more with --memory-limit on a machine that "
-            "has it."
+            f"{what} needs more memory than available: {first_line(error)[-300:]}. There is no "
+            "verdict. If the file is trusted, allow more with --memory-limit, or use a machine "
+            "with more memory."
         ) from error
 
 
 def session_options(setup: OrtSetup, *, threads: int, deterministic: bool) -> Any:
-    """The options of a session; `threads` where the setup has no number of its own."""
+    """Return the options of a session. threads: used if the setup does not set a number."""
     onnxruntime = onnx_runtime()
-
     options = quiet_options()
     options.graph_optimization_level = getattr(
         onnxruntime.GraphOptimizationLevel, setup.optimization
@@ -333,10 +337,10 @@ def session_options(setup: OrtSetup, *, threads: int, deterministic: bool) -> An
 def open_session(
     model: bytes | str | WithData, options: Any, setup: OrtSetup, *, log: list[str] | None = None
 ) -> Any:
-    """A session of the bytes or path `model` with the providers that the setup lists. `log`: gets
-    the lines that ONNX Runtime logs meanwhile, whether it opens or not.
+    """Open a session of a model with the providers of a setup.
 
-    Raises RuntimeUnusable where the first of them doesn't load, and whatever ONNX Runtime raises.
+    log: receives the lines that ONNX Runtime logs, also if it fails. Raises RuntimeUnusable if the
+    first provider can't be loaded, and the exceptions of ONNX Runtime.
     """
     from gate.onnx_file.reading import WithData
 
@@ -344,7 +348,7 @@ def open_session(
         names, data = list(model.data), list(model.data.values())
         options.add_external_initializers_from_files_in_memory(names, data, list(map(len, data)))
         session = open_session(model.model, options, setup, log=log)
-        session.gate_data = model  # the session reads it as long as it lives
+        session.gate_data = model  # keeps the data alive, because the session reads it
         return session
     disabled = setup.settings.disabled_optimizers
     if setup.on_cpu:
@@ -359,7 +363,7 @@ def open_session(
         for provider in setup.providers
         if provider != CPU_PROVIDER
     ]
-    # Asking for CUDA where it can't load only warns; here it is an error.
+    # If CUDA can't be loaded, ONNX Runtime only warns. Here it is an error.
     with captured_stderr(log) as lines, contextlib.redirect_stdout(None):
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
@@ -372,7 +376,7 @@ def open_session(
     active = session.get_providers()
     if active[0] != setup.provider:
         raise RuntimeUnusable(
-            f"ONNX Runtime could not load {setup.provider} and offered {active[0]}: "
+            f"ONNX Runtime could not load {setup.provider} and used {active[0]} instead: "
             f"{_logged_reason(lines)} {_remedy(setup)}"
         )
     return session
@@ -381,16 +385,16 @@ def open_session(
 def _remedy(setup: OrtSetup) -> str:
     if setup.cuda:
         return (
-            "Install onnxruntime-gpu[cuda,cudnn] for this CUDA version; gate doctor says what is "
-            "missing."
+            "Install onnxruntime-gpu[cuda,cudnn] for this CUDA version. To see what is missing, "
+            "run gate doctor."
         )
-    return "Install the libraries that it needs; gate runtimes says what is there."
+    return "Install the libraries that it needs. To see what is installed, run gate runtimes."
 
 
 def _logged_reason(lines: list[str]) -> str:
-    """The first error or warning that ONNX Runtime logged, without colors and source place."""
+    """Return the first error or warning in ONNX Runtime's log, without colors and location."""
     for line in lines:
-        found = _LOG_LINE.search(re.sub(r"\x1b\[[0-9;]*m", "", line))
-        if found:
-            return f"{found.group(1).strip().rstrip('.')}."
+        match = _LOG_LINE.search(re.sub(r"\x1b\[[0-9;]*m", "", line))
+        if match:
+            return f"{match.group(1).strip().rstrip('.')}."
     return "it gave no reason."

@@ -72,51 +72,49 @@ _PARAMETERS: Mapping[str, Iterable[int]] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), (4,)),
     "MelWeightMatrix": (0, 1, 2, 3, 4),
 }
-"""Inputs of operators of ONNX, by position, that are a shape, an index, an axis, a count or a
-limit."""
+"""Positions of the inputs of ONNX operators that are a shape, index, axis, count or limit."""
 
-_OF_SHAPES = ("Shape", "Size")
+_SHAPE_OPERATORS = ("Shape", "Size")
 
 _COPIES = ("MemcpyFromHost", "MemcpyToHost")
-"""What ONNX Runtime puts between two devices."""
+"""Operators that ONNX Runtime inserts between two devices."""
 
 _STANDARD = ("", "ai.onnx")
 
 
 @dataclass
 class _Values:
-    """The values of a graph and its subgraphs that can be computed, by name."""
+    """The names of the values of a graph and its subgraphs, by their properties."""
 
     data: set[str] = field(default_factory=set)
-    """An output of the graph depends on their elements."""
+    """Values on whose elements an output of the graph depends."""
     varying: set[str] = field(default_factory=set)
-    """They depend on the elements of an input of the graph."""
+    """Values that depend on the elements of an input of the graph."""
     single: set[str] = field(default_factory=set)
-    """They have one element."""
+    """Values with one element."""
     whole: set[str] = field(default_factory=set)
-    """They are integers or bools."""
+    """Values of integers or bools."""
 
     def is_activation(self, name: str) -> bool:
-        """Whether these may be activations: they depend on an input, and may be floats."""
+        """Return whether a value may be an activation: it depends on an input and may be float."""
         return name in self.varying and name not in self.single and name not in self.whole
 
     def is_fixed(self, name: str) -> bool:
-        """Whether these follow from shapes and constants, and are a number or integers."""
+        """Return whether a value follows from shapes and constants, and is a number or integers."""
         return name not in self.varying and (name in self.single or name in self.whole)
 
 
 def shape_nodes(model: onnx.ModelProto) -> frozenset[str]:
     """Return the nodes whose outputs reach only shapes, indices, axes or other parameters.
 
-    They are named `op_type:node_name`, as ONNX Runtime's profile has it, which computes such nodes
-    on the CPU on purpose. They are found by data flow: a value is data if a graph output depends on
-    its elements. A value that is only read as a shape, an index, an axis or a count is a parameter,
-    however many elements it has.
+    ONNX Runtime deliberately computes such nodes on the CPU. They are named `op_type:node_name`, as
+    in its profile. They are found by data flow: a value is data if a graph output depends on its
+    elements. A value that is only read as a shape, index, axis or count is a parameter, whatever
+    its size.
 
-    Integers that follow from shapes and constants alone are shapes wherever they go, and so is a
-    single number (the scale of an attention). A node that computes with activations is none,
-    although its result may be an index. A name that several nodes have counts only if all of them
-    are such nodes.
+    Integers that follow from shapes and constants alone are always shapes, and so are single
+    numbers (the scale of an attention). A node that computes with activations is not a shape node,
+    even if its result is an index. If several nodes share a name, all of them must be shape nodes.
     """
     graph = _inferred(model).graph
     values = _Values(data={output.name for output in graph.output})
@@ -128,28 +126,29 @@ def shape_nodes(model: onnx.ModelProto) -> frozenset[str]:
     by_name: dict[str, bool] = {}
     unnamed: set[str] = set()
     for node in _all_nodes(graph):
-        of_shapes = _is_of_shapes(node, values)
+        is_shape = _computes_shapes(node, values)
         key = f"{node.op_type}:{node.name}"
-        by_name[key] = by_name.get(key, True) and of_shapes
-        if not node.name and not of_shapes:
+        by_name[key] = by_name.get(key, True) and is_shape
+        if not node.name and not is_shape:
             unnamed.add(node.op_type)
     return frozenset(
-        key for key, of_shapes in by_name.items() if of_shapes and not _may_be(key, unnamed)
+        key for key, is_shape in by_name.items() if is_shape and not _is_ambiguous(key, unnamed)
     )
 
 
-def _is_of_shapes(node: onnx.NodeProto, values: _Values) -> bool:
+def _computes_shapes(node: onnx.NodeProto, values: _Values) -> bool:
     if HEAVY.search(node.op_type):
         return False
     if not values.data.isdisjoint(node.output):
         return all(values.is_fixed(name) for name in node.output if name)
-    read = () if node.op_type in _OF_SHAPES else tuple(node.input)
+    read = () if node.op_type in _SHAPE_OPERATORS else tuple(node.input)
     return not any(values.is_activation(name) for name in (*read, *node.output))
 
 
 def is_shape_node(key: str, nodes: frozenset[str]) -> bool:
-    """Whether the profile's `op_type:node_name` is one of `shape_nodes`. A node without a name has
-    its number there: `Concat_17`."""
+    """Return whether a name `op_type:node_name` in a profile is one of `shape_nodes`.
+
+    The profile names nodes without a name by their number: `Concat_17`."""
     operator, _, name = key.partition(":")
     return key in nodes or (_is_numbered(operator, name) and f"{operator}:" in nodes)
 
@@ -164,8 +163,7 @@ class NodeTypes:
             self._nodes.setdefault(f"{node.op_type}:{node.name}", []).append(node)
 
     def describe(self, name: str, inputs: Any) -> CpuNode:
-        """The node of this name. `inputs`: of the profile, `[{"int64": [2, 9]}]`, one for each
-        tensor that it was given."""
+        """Describe a node. inputs: its tensors in the profile, such as `[{"int64": [2, 9]}]`."""
         operator, _, label = name.partition(":")
         unnamed = _is_numbered(operator, label) and name not in self._nodes
         nodes = self._nodes.get(f"{operator}:" if unnamed else name, [])
@@ -185,7 +183,7 @@ class NodeTypes:
 
         version = self._versions.get(domain)
         if domain == _MICROSOFT:
-            return 1  # all of its operators have one version only
+            return 1  # each operator of this domain has only one version
         if version is None:
             return None
         try:
@@ -198,20 +196,19 @@ _MICROSOFT = "com.microsoft"
 
 
 def _types(names: Sequence[str], profiled: Any) -> tuple[str, ...]:
-    """The types in the profile, one for each input of the node. Nothing where it is not sure which
-    is which."""
+    """Return the types in the profile for each input of the node; empty if they are ambiguous."""
     try:
         kinds = [next(iter(each)) for each in profiled]
     except (TypeError, StopIteration):
         return ()
     if len(kinds) != len([name for name in names if name]):
         return ()
-    left = iter(kinds)
-    return tuple(str(next(left)) if name else "" for name in names)
+    remaining = iter(kinds)
+    return tuple(str(next(remaining)) if name else "" for name in names)
 
 
-def _may_be(key: str, unnamed: set[str]) -> bool:
-    """Whether the profile may call a node without a name so, which computes data."""
+def _is_ambiguous(key: str, unnamed: set[str]) -> bool:
+    """Return whether the profile may use this name for an unnamed node that computes data."""
     operator, _, name = key.partition(":")
     return operator in unnamed and _is_numbered(operator, name)
 
@@ -231,7 +228,7 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
 
 
 def reads_double(model: onnx.ModelProto, operator: str, name: str) -> bool:
-    """Whether a node of this operator and name computes with float64."""
+    """Return whether a node with this operator and name computes with float64."""
     from onnx import TensorProto
 
     graph = _inferred(model).graph
@@ -247,18 +244,17 @@ def reads_double(model: onnx.ModelProto, operator: str, name: str) -> bool:
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the shapes of its values, as far as they are known: ONNX Runtime writes none
-    into the graph that it optimized."""
+    """Return the model with inferred shapes, which ONNX Runtime's optimized graphs do not have."""
     from onnx import shape_inference
 
     try:
         return shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # of a graph that onnx does not understand: fewer shapes are known
+    except Exception:  # onnx can't infer shapes of some graphs; then fewer shapes are known
         return model
 
 
 def _sizes(graph: onnx.GraphProto, values: _Values) -> None:
-    """Note which values have one element, and which are no floats, as far as the file has it."""
+    """Add the values with one element and the values of integers or bools."""
     from gate.onnx_file.reading import constant_tensor
 
     for tensor in graph.initializer:
@@ -271,8 +267,8 @@ def _sizes(graph: onnx.GraphProto, values: _Values) -> None:
         if kind.HasField("shape") and all(d.dim_value == 1 for d in kind.shape.dim):
             values.single.add(value.name)
     for node in graph.node:
-        made = constant_tensor(node)
-        if made is not None and all(size == 1 for size in made.dims):
+        constant = constant_tensor(node)
+        if constant is not None and all(size == 1 for size in constant.dims):
             values.single.update(node.output)
 
 
@@ -283,17 +279,17 @@ def _whole_types() -> tuple[int, ...]:
 
 
 def _forward(graph: onnx.GraphProto, values: _Values) -> None:
-    """Follow what depends on the elements of an input."""
+    """Add the values that depend on the elements of an input."""
     from gate.onnx_file.reading import subgraphs
 
     for node in graph.node:
         inner = list(subgraphs(node))
         for body in inner:
-            # What is passed to the body by position is not followed: it may be anything.
+            # Values passed to the body by position are not traced, so they count as varying.
             values.varying.update(value.name for value in body.input)
             _sizes(body, values)
             _forward(body, values)
-        read = node.input if node.op_type not in _OF_SHAPES else ()
+        read = node.input if node.op_type not in _SHAPE_OPERATORS else ()
         unknown = inner or node.domain not in _STANDARD or node.op_type.startswith("Random")
         if unknown or not values.varying.isdisjoint(read):
             values.varying.update(node.output)
@@ -303,7 +299,7 @@ def _forward(graph: onnx.GraphProto, values: _Values) -> None:
 
 
 def _backward(graph: onnx.GraphProto, values: _Values) -> None:
-    """Follow what an output depends on, from the last node to the first."""
+    """Add the values on which an output depends, from the last node to the first."""
     from gate.onnx_file.reading import subgraphs
 
     for node in reversed(graph.node):
@@ -311,13 +307,13 @@ def _backward(graph: onnx.GraphProto, values: _Values) -> None:
             continue
         standard = node.domain in _STANDARD
         parameters = set(_PARAMETERS.get(node.op_type, ()) if standard else ())
-        for place, name in enumerate(node.input):
-            if name and place not in parameters:
+        for index, name in enumerate(node.input):
+            if name and index not in parameters:
                 values.data.add(name)
         for body in subgraphs(node):
             outputs = [output.name for output in body.output]
             values.data.update(outputs[1:] if node.op_type == "Loop" else outputs)
             _backward(body, values)
-            # A value that one iteration hands to the next.
+            # A value that one iteration passes to the next.
             if values.data & {value.name for value in body.input}:
                 _backward(body, values)

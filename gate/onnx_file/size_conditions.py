@@ -1,4 +1,4 @@
-"""Conditions in an ONNX file that depend on the sizes of its inputs alone."""
+"""Conditions in an ONNX file that depend only on the sizes of its inputs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gate.onnx_file.tested_file import EditableFile, TestedFile
 from gate.storage.arrays import OutputArray
 
 Feed = Mapping[str, OutputArray]
-"""Arrays by the names of the file's inputs."""
+"""Arrays by input name."""
 
 State = tuple[tuple[bool, bool], ...]
-"""Of each condition, whether it holds anywhere and everywhere."""
+"""For each condition, whether it holds for any element and for all elements."""
 
 _BOOLEAN = {
     "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor",
 }  # fmt: skip
 
 _PIECEWISE = {"Min", "Max", "Clip", "Relu", "Abs"}
-"""Operators that return their first input, or something else: a condition without a comparison."""
+"""Operators that return their first input or another value: conditions without a comparison."""
 
 _RANDOM = ("Random", "Bernoulli", "Multinomial")
 
@@ -34,11 +34,11 @@ _LARGEST_CONSTANT = 2**31
 
 
 class SizeConditions:
-    """The conditions of one file, and what decides them.
+    """The conditions of one file, and their values at any input size.
 
-    Shapes of intermediate tensors are measured at a few sizes and extended linearly; conditions on
-    shapes that do not grow so are left out. Inside a loop, conditions are those of its last counter
-    and of the tensors that it begins with. Raises whatever onnx raises.
+    Shapes of intermediate tensors are measured at a few sizes and extrapolated linearly; conditions
+    on other shapes are ignored. Conditions inside a loop are evaluated at the last iteration's
+    counter and the initial tensors. Raises the exceptions of onnx.
     """
 
     def __init__(self, candidate: TestedFile) -> None:
@@ -57,29 +57,29 @@ class SizeConditions:
 
     @cached_property
     def constants(self) -> list[int]:
-        """The positive integers that conditions are computed with, in order."""
+        """The sorted positive integers from which conditions are computed."""
         nodes, initializers = self._flat.needed(name for name, _ in self._conditions)
         tensors = [
             *initializers,
             *(t for node in nodes if (t := constant_tensor(node)) is not None),
         ]
-        found: set[int] = set()
+        constants: set[int] = set()
         for tensor in tensors:
             if tensor.data_type != TensorProto.STRING:
-                array = numpy_helper.to_array(tensor).ravel()[:_MOST_VALUES].astype(np.float64)
+                array = numpy_helper.to_array(tensor).ravel()[:_MAX_VALUES].astype(np.float64)
                 whole = array[
                     (array == np.round(array)) & (array > 0) & (array < _LARGEST_CONSTANT)
                 ]
-                found |= set(whole.astype(np.int64).tolist())
-        return sorted(found)
+                constants |= set(whole.astype(np.int64).tolist())
+        return sorted(constants)
 
     def along(
         self, build: Callable[[int], Feed], shapes: Callable[[int], Feed], here: int
     ) -> Callable[[int], State] | None:
-        """Return what decides the conditions at each size of one axis; None if nothing can.
+        """Return a function from the size of one axis to the conditions, or None without any.
 
-        `build`: inputs with values, which are computed near `here`. `shapes`: inputs of which only
-        the shapes are read.
+        build: returns inputs of a size near `here`, on which the file is run. shapes: returns
+        inputs of which only the shapes are read.
         """
         lines = self._lines(build, here)
         conditions = [
@@ -103,7 +103,7 @@ class SizeConditions:
             return dict(zip(wanted, session.run(wanted, feed), strict=True))
 
         arrays = computed(self._session(conditions), _names(conditions), here)
-        conditions = [pair for pair in conditions if arrays[pair[0]].size <= _MOST_ELEMENTS]
+        conditions = [pair for pair in conditions if arrays[pair[0]].size <= _MAX_ELEMENTS]
         if not conditions:
             return None
         opened, names = self._session(conditions), _names(conditions)
@@ -120,13 +120,13 @@ class SizeConditions:
         return node.input[0] in self._inputs
 
     def _sources(self, name: str) -> list[NodeProto]:
-        """The Shape and Size nodes that a tensor is computed from."""
+        """Return the Shape and Size nodes from which a tensor is computed."""
         return [n for n in self._flat.needed([name])[0] if n.op_type in ("Shape", "Size")]
 
     def _lines(
         self, build: Callable[[int], Feed], here: int
     ) -> dict[str, Callable[[int], OutputArray]]:
-        """How each intermediate shape grows with the size, where that is linear."""
+        """Return the intermediate shapes that are linear in the size, as functions of it."""
         names = dict.fromkeys(
             node.output[0]
             for name, _ in self._conditions
@@ -166,9 +166,9 @@ class SizeConditions:
             initializer=initializers,
         )
         model = self._file.model
-        made = helper.make_model(graph, opset_imports=model.opset_import)
-        made.ir_version = model.ir_version
-        return open_on_cpu(made.SerializeToString()), sources
+        conditions_model = helper.make_model(graph, opset_imports=model.opset_import)
+        conditions_model.ir_version = model.ir_version
+        return open_on_cpu(conditions_model.SerializeToString()), sources
 
 
 def _names(conditions: Sequence[tuple[str, str | None]]) -> list[str]:
@@ -176,11 +176,11 @@ def _names(conditions: Sequence[tuple[str, str | None]]) -> list[str]:
     return list(dict.fromkeys(n for pair in conditions for n in pair if n is not None))
 
 
-_MOST_ELEMENTS = 1024
-"""Of a condition at the samples' size; a mask of attention grows with the square of its length."""
+_MAX_ELEMENTS = 1024
+"""Maximum size of a condition for the samples; attention masks grow with the square of a length."""
 
-_MOST_VALUES = 64
-"""Of one constant; a longer one is a table."""
+_MAX_VALUES = 64
+"""Maximum number of values that are read from one constant; longer constants are tables."""
 
 
 def _to_bool(node: NodeProto) -> bool:
@@ -206,19 +206,19 @@ def _holds(value: OutputArray, first: OutputArray | None) -> tuple[bool, bool]:
 
 
 class _Flattened:
-    """The nodes of a graph and of its branches in one list. Each tensor has a unique name."""
+    """The nodes of a graph and its subgraphs in one list, with unique tensor names."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.initializers: dict[str, TensorProto] = {}
         self._taken = {value.name for value in model.graph.input}
         self._unbound: set[str] = set()
-        """What loops give their nodes, and nothing before them has."""
+        """Tensors that exist only inside of a loop."""
         self.nodes = list(self._flat(model.graph, {}, depth=0))
         self._producers = {
-            name: at for at, node in enumerate(self.nodes) for name in node.output if name
+            name: index for index, node in enumerate(self.nodes) for name in node.output if name
         }
         self.sized: set[str] = set()
-        """Tensors that depend on sizes and constants alone."""
+        """Tensors that depend only on sizes and constants."""
         constant = set(self.initializers)
         for node in self.nodes:
             inputs = [name for name in node.input if name]
@@ -233,23 +233,23 @@ class _Flattened:
 
     def needed(self, names: Any) -> tuple[list[NodeProto], list[TensorProto]]:
         """Return the nodes and initializers that compute tensors from sizes."""
-        left, visited, places = list(names), set[str](), set[int]()
-        while left:
-            name = left.pop()
+        pending, visited, indices = list(names), set[str](), set[int]()
+        while pending:
+            name = pending.pop()
             if name in visited or not name:
                 continue
             visited.add(name)
-            at = self._producers.get(name)
-            if at is None:
+            index = self._producers.get(name)
+            if index is None:
                 continue
-            places.add(at)
-            if self.nodes[at].op_type not in ("Shape", "Size"):
-                left += self.nodes[at].input
-        nodes = [self.nodes[at] for at in sorted(places)]
+            indices.add(index)
+            if self.nodes[index].op_type not in ("Shape", "Size"):
+                pending += self.nodes[index].input
+        nodes = [self.nodes[index] for index in sorted(indices)]
         return nodes, [tensor for name, tensor in self.initializers.items() if name in visited]
 
     def is_unbound(self, name: str) -> bool:
-        """Return True if a tensor depends on what only the inside of a loop has."""
+        """Return whether a tensor depends on tensors that exist only inside of a loop."""
         return name in self._inside
 
     @cached_property
@@ -262,77 +262,77 @@ class _Flattened:
 
     def model(self, model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
         """Return the flat graph with these tensors as its only outputs."""
-        made = onnx.ModelProto()
-        made.CopyFrom(model)
+        flat = onnx.ModelProto()
+        flat.CopyFrom(model)
         for field in ("node", "output", "value_info"):
-            made.graph.ClearField(field)
-        made.graph.node.extend(
+            flat.graph.ClearField(field)
+        flat.graph.node.extend(
             node for node in self.nodes if not self._inside.intersection(node.input)
         )
-        stated = {tensor.name for tensor in model.graph.initializer}
-        made.graph.initializer.extend(t for n, t in self.initializers.items() if n not in stated)
-        made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-        return made
+        present = {tensor.name for tensor in model.graph.initializer}
+        flat.graph.initializer.extend(t for n, t in self.initializers.items() if n not in present)
+        flat.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+        return flat
 
     def _flat(
         self, graph: onnx.GraphProto, names: Mapping[str, str], *, depth: int
     ) -> Iterator[NodeProto]:
-        """`names`: those of the scopes around."""
+        """Yield renamed copies of the nodes. names: new names of tensors in the outer scopes."""
         names = dict(names)
         for tensor in graph.initializer:
             names[tensor.name] = self._unique_name(tensor.name, depth)
-            own = TensorProto()
-            own.CopyFrom(tensor)
-            own.name = names[tensor.name]
+            renamed = TensorProto()
+            renamed.CopyFrom(tensor)
+            renamed.name = names[tensor.name]
             if tensor.data_location != TensorProto.EXTERNAL:
-                self.initializers[own.name] = own
+                self.initializers[renamed.name] = renamed
         for node in graph.node:
             for inner in subgraphs(node):
-                given = {
+                arguments = {
                     value.name: self._unique_name(value.name, depth + 1) for value in inner.input
                 }
-                yield from self._loop_inputs(node, list(given.values()), names)
-                yield from self._flat(inner, {**names, **given}, depth=depth + 1)
-            own_node = NodeProto()
-            own_node.CopyFrom(node)
-            _rename_captured(own_node, names)
-            own_node.input[:] = [names.get(name, name) for name in node.input]
+                yield from self._loop_inputs(node, list(arguments.values()), names)
+                yield from self._flat(inner, {**names, **arguments}, depth=depth + 1)
+            copy = NodeProto()
+            copy.CopyFrom(node)
+            _rename_captured(copy, names)
+            copy.input[:] = [names.get(name, name) for name in node.input]
             for name in filter(None, node.output):
                 names[name] = self._unique_name(name, depth)
-            own_node.output[:] = [names.get(name, name) for name in node.output]
-            yield own_node
+            copy.output[:] = [names.get(name, name) for name in node.output]
+            yield copy
 
     def _loop_inputs(
-        self, node: NodeProto, given: Sequence[str], names: Mapping[str, str]
+        self, node: NodeProto, arguments: Sequence[str], names: Mapping[str, str]
     ) -> Iterator[NodeProto]:
-        """Yield nodes that make what a loop gives its body: the last counter, and the tensors that
-        the loop begins with."""
+        """Yield nodes that compute the inputs of a loop's body: the last counter and the initial
+        tensors of the loop."""
         sources = [names.get(name, name) for name in node.input]
         if node.op_type == "Scan":
             sources = sources[: len(sources) - attributes(node)["num_scan_inputs"]]
-        for place, own in enumerate(given):
-            source = sources[place] if place < len(sources) else ""
+        for index, argument in enumerate(arguments):
+            source = sources[index] if index < len(sources) else ""
             if not source:
-                self._unbound.add(own)
-            elif node.op_type == "Loop" and place == 0:
+                self._unbound.add(argument)
+            elif node.op_type == "Loop" and index == 0:
                 one = numpy_helper.from_array(np.asarray(1), "one of loops")
                 self.initializers[one.name] = one
-                yield helper.make_node("Sub", [source, one.name], [own])
+                yield helper.make_node("Sub", [source, one.name], [argument])
             else:
-                yield helper.make_node("Identity", [source], [own])
+                yield helper.make_node("Identity", [source], [argument])
 
     def _unique_name(self, name: str, depth: int) -> str:
-        """A name that no other scope has; those of the main graph stay."""
+        """Return a name that no other scope has; names in the main graph do not change."""
         if not depth:
             self._taken.add(name)
             return name
-        own = f"{name}@{len(self._taken)}"
-        self._taken.add(own)
-        return own
+        unique = f"{name}@{len(self._taken)}"
+        self._taken.add(unique)
+        return unique
 
 
 def _rename_captured(node: NodeProto, names: Mapping[str, str]) -> None:
-    """Rename what the subgraphs of a node take from the scopes around."""
+    """Rename the outer tensors that the subgraphs of a node read."""
     for graph in subgraphs(node):
         for inner in graph.node:
             inner.input[:] = [names.get(name, name) for name in inner.input]

@@ -21,14 +21,15 @@ from gate.storage.record import Record, Sha256
 
 @dataclass(frozen=True)
 class TestedFile:
-    """The file that is measured, and what was read from it."""
+    """The ONNX file under test, with its subject."""
 
     path: Path
     subject: Subject
 
     def verified(self) -> bytes | str:
-        """Return what ONNX Runtime loads: the very bytes that have the digest, so that a file that
-        is exchanged for a moment is detected; with external data only the path. Raises
+        """Return the verified bytes for ONNX Runtime; with external data, the path.
+
+        Loading the verified bytes detects a file that is replaced during the measurement. Raises
         DigestMismatch."""
         if self.subject.external_data:
             self.verify()
@@ -41,22 +42,24 @@ class TestedFile:
         return data
 
     def loadable(self) -> bytes | str | WithData:
-        """The same, but for data behind links, as the caches of model hubs have it: ONNX Runtime
-        refuses links that leave the folder, so all of it is read here. Raises DigestMismatch."""
+        """Return the verified bytes, the path, or model and data in memory if data files are links.
+
+        Caches of model hubs link data files, and ONNX Runtime refuses links that leave the folder.
+        Raises DigestMismatch."""
         files = self.subject.external_data
         if not any((self.path.parent / name).is_symlink() for name in files):
             return self.verified()
         names = (self.path.name, *files)
         try:
-            read = {name: (self.path.parent / name).read_bytes() for name in names}
+            contents = {name: (self.path.parent / name).read_bytes() for name in names}
         except (OSError, MemoryError) as error:
             raise StorageError(f"cannot read {self.path} to measure it: {error}") from error
-        actual = Digest.of_json({name: Digest.of_bytes(data).hex for name, data in read.items()})
-        self.subject.sha256.verify(actual, what=self.path.name)
-        return WithData(read[self.path.name], {name: read[name] for name in files})
+        digests = {name: Digest.of_bytes(data).hex for name, data in contents.items()}
+        self.subject.sha256.verify(Digest.of_json(digests), what=self.path.name)
+        return WithData(contents[self.path.name], {name: contents[name] for name in files})
 
     def verify(self) -> None:
-        """Hash the file (with external data: all its files) again. Raises DigestMismatch."""
+        """Hash the file and its external data again. Raises DigestMismatch."""
         if self.subject.external_data:
             files = [self.path.name, *self.subject.external_data]
             actual = Digest.of_manifest(self.path.parent, files)
@@ -65,11 +68,12 @@ class TestedFile:
         self.subject.sha256.verify(actual, what=self.path.name)
 
     def is_copy_of(self, other: TestedFile) -> bool:
-        """Return True if both have the same bytes, under whatever name, and the same external
-        data. Raises StorageError."""
+        """Return whether both files have the same bytes and external data; their names may differ.
+
+        Raises StorageError."""
         if self.subject.sha256 == other.subject.sha256:
             return True
-        names = self.subject.external_data  # the digest of such a file is also over its name
+        names = self.subject.external_data  # with external data the digest includes the file name
         return (
             bool(names)
             and names == other.subject.external_data
@@ -100,47 +104,48 @@ class EditableFile:
     def session(
         self, edited: onnx.ModelProto, options: Any = None, setup: OrtSetup | None = None
     ) -> Any:
-        """Open a session of an edited graph with the data of the file. The default is the CPU
-        without optimizations. Raises what ONNX Runtime raises."""
+        """Open a session of an edited graph with the external data of the file.
+
+        setup: by default the CPU without optimizations. Raises the exceptions of ONNX Runtime."""
         setup = setup or plain_setup("ort-cpu")
         options = options or session_options(setup, threads=1, deterministic=False)
         loaded, data = self._loaded, edited.SerializeToString()
         if isinstance(loaded, str):
             options.add_session_config_entry(_DATA_FOLDER, str(Path(loaded).parent))
-        whole = WithData(data, loaded.data) if isinstance(loaded, WithData) else data
-        return open_session(whole, options, setup)
+        source = WithData(data, loaded.data) if isinstance(loaded, WithData) else data
+        return open_session(source, options, setup)
 
 
 class ExportNote(Record):
-    """The record of an export and the file that it is about."""
+    """The record of an export, bound to the digest of the exported file."""
 
     subject_sha256: Sha256
-    """Of the file with its external data, as in `Subject`."""
+    """Digest of the file with its external data, as in `Subject`."""
     record: ExportRecord
 
     @classmethod
     def from_record(cls, subject: Subject, record: ExportRecord) -> Self:
-        """The note on a file that was exported."""
+        """Create the note of an exported file."""
         return cls(subject_sha256=subject.sha256, record=record)
 
     def verify(self, subject: Subject, *, path: Path) -> None:
-        """Raise DigestMismatch unless the note is about this file, which is at `path`."""
+        """Raise DigestMismatch unless the note is about the file at `path`."""
         if subject.sha256 != self.subject_sha256:
             raise DigestMismatch(
-                f"{path} has digest {subject.sha256}, the record of the export is about "
-                f"{self.subject_sha256}. Give the record that was written beside this very file "
+                f"{path} has digest {subject.sha256}, but the export record is about "
+                f"{self.subject_sha256}. Use the record that was written next to this file "
                 f"({note_path(path).name}), or export again."
             )
 
 
 def load_note(model: Path) -> ExportNote | None:
-    """Read the note on a file, if there is one. Raises EvidenceError, StorageError."""
+    """Read the export note of a file, if there is one. Raises EvidenceError, StorageError."""
     path = note_path(model)
     return ExportNote.load(path) if path.is_file() else None
 
 
 def note_path(model: Path) -> Path:
-    """Return the path of the note on a file: `model.onnx.export.json`."""
+    """Return the path of a file's export note: `model.onnx.export.json`."""
     return model.with_name(f"{model.name}.export.json")
 
 
@@ -156,7 +161,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 def described(
     *, strategy: str, opset_asked: int | str, rungs: Iterable[str], source: Source | None
 ) -> dict[str, str]:
-    """The metadata of a file. What is not known is left out."""
+    """Return the metadata of a file. Unknown values are omitted."""
     facts = {
         "strategy": strategy,
         "opset_asked": str(opset_asked),
@@ -169,15 +174,15 @@ def described(
 
 
 def impersonal(text: str) -> str:
-    """`text` in one line, without folders and memory addresses: the same on every machine."""
+    """Return a text on one line without folders and memory addresses, which vary by machine."""
     return _ADDRESS.sub("0x", _FOLDERS.sub("", " ".join(text.split())))
 
 
 def stamp(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
-    """Give `model` the metadata, and take from it what names files of this machine."""
-    kept = [(p.key, p.value) for p in model.metadata_props if not p.key.startswith(PREFIX)]
+    """Set the metadata of a model, and remove strings that name files of this machine."""
+    others = [(p.key, p.value) for p in model.metadata_props if not p.key.startswith(PREFIX)]
     del model.metadata_props[:]
-    for key, value in (*kept, *metadata.items()):
+    for key, value in (*others, *metadata.items()):
         model.metadata_props.add(key=key, value=value)
     for node in nodes_of(model):
         node.ClearField("doc_string")
@@ -188,24 +193,24 @@ def stamp(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
 
 
 def stamp_file(path: Path, metadata: dict[str, str]) -> None:
-    """The same for the single file `path`, in place. Raises OSError."""
+    """Set the metadata of a file in place. Raises OSError."""
     model = onnx.ModelProto.FromString(path.read_bytes())
     stamp(model, metadata)
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
 QUANTIZED_FROM = "parity_gate.quantized_from"
-"""Key in the file's metadata: digest of the exact file."""
+"""Metadata key with the digest of the exact file."""
 
 
 def quantized_from(path: Path) -> str | None:
-    """The digest of the exact file, `sha256:…`; None where the file names none.
+    """Return the digest of the exact file, `sha256:…`, or None if the metadata has none.
 
-    Raises OnnxFileError for a file that is no ONNX model.
+    Raises OnnxFileError if the file is not an ONNX model.
     """
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's DecodeError, OSError
         raise OnnxFileError(f"{path} can't be read as an ONNX model: {error}.") from error
-    found = [entry.value for entry in model.metadata_props if entry.key == QUANTIZED_FROM]
-    return found[0] if len(found) == 1 else None
+    digests = [entry.value for entry in model.metadata_props if entry.key == QUANTIZED_FROM]
+    return digests[0] if len(digests) == 1 else None

@@ -1,4 +1,4 @@
-"""Values inside an ONNX file: a NaN that a runtime loses, and results that ONNX leaves open."""
+"""Trace values inside an ONNX file: NaNs that a runtime loses, and undefined results of Cast."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _LOSING = {
     "LogSoftmax", "Max", "MaxPool", "Min", "Mish", "PRelu", "ReduceMax", "ReduceMin", "Relu",
     "Selu", "Sigmoid", "Softmax", "Softplus", "Tanh", "TopK",
 }  # fmt: skip
-"""Operators that may return a number for NaN, because they compare or clamp in their kernel."""
+"""Operators that may return a number for NaN, because their kernels compare or clamp."""
 
 _SOFTMAX = {"Softmax", "LogSoftmax"}
 
 _RECURRENT = {"GRU", "LSTM", "RNN"}
-"""Operators of several steps: infinities in their input become NaN in a product inside."""
+"""Operators of several steps, which turn infinite inputs into NaN in an inner product."""
 
 
 class _Traced:
-    """A session that returns what goes into some nodes of the main graph, and what comes out."""
+    """A session that returns the inputs and outputs of some nodes of the main graph."""
 
     def __init__(self, file: EditableFile, nodes: list[NodeProto]) -> None:
         self.nodes = nodes
@@ -53,7 +53,7 @@ class _Traced:
         self._session = file.session(edited)
 
     def run(self, feed: Feed) -> dict[str, OutputArray]:
-        """Return the tensors by name. Raises what ONNX Runtime raises."""
+        """Return the tensors by name. Raises the exceptions of ONNX Runtime."""
         if self._session is None:
             return {}
         arrays = self._session.run(self._names, dict(feed))
@@ -61,109 +61,112 @@ class _Traced:
 
 
 class NanTrace:
-    """Tells whether a runtime loses a NaN that the file computes. Raises what onnx raises."""
+    """Detects NaNs that a runtime loses. Raises the exceptions of onnx."""
 
     def __init__(self, candidate: TestedFile) -> None:
         file, losing = EditableFile(candidate), _LOSING | _RECURRENT
         self._traced = _Traced(file, [n for n in file.model.graph.node if n.op_type in losing])
 
     def loses_nan(self, feed: Feed) -> bool:
-        """Return True if an operator returns numbers where its input makes NaN: a NaN, an infinity
-        in a softmax or recurrent operator, or nothing but -inf in a softmax.
+        """Return whether an operator returns a number where its input should result in NaN.
 
-        Raises what ONNX Runtime raises.
+        Such inputs are NaN, infinities in a softmax or recurrent operator, and rows of -inf in a
+        softmax. Raises the exceptions of ONNX Runtime.
         """
         arrays = self._traced.run(feed)
         return any(_loses(node, arrays) for node in self._traced.nodes if arrays)
 
 
 def _loses(node: NodeProto, arrays: Mapping[str, OutputArray]) -> bool:
-    given, returned = arrays.get(node.input[0]), arrays.get(node.output[0])
-    if given is None or returned is None or given.dtype.kind != "f" or returned.dtype.kind != "f":
+    x, y = arrays.get(node.input[0]), arrays.get(node.output[0])
+    if x is None or y is None or x.dtype.kind != "f" or y.dtype.kind != "f":
         return False
     if node.op_type in _RECURRENT:
-        return not np.isfinite(given).all() and not np.isnan(returned).any()
-    if given.shape != returned.shape:
-        return bool(np.isnan(given).any() and not np.isnan(returned).any())
-    lost = np.isnan(given)
-    if node.op_type in _SOFTMAX and given.ndim:
+        return not np.isfinite(x).all() and not np.isnan(y).any()
+    if x.shape != y.shape:
+        return bool(np.isnan(x).any() and not np.isnan(y).any())
+    expected = np.isnan(x)
+    if node.op_type in _SOFTMAX and x.ndim:
         axis = attributes(node).get("axis", -1)
-        lost = lost | (given == -np.inf).all(axis=axis, keepdims=True)
-        lost = lost | (given == np.inf).any(axis=axis, keepdims=True)
-    return bool((lost & ~np.isnan(returned)).any())
+        expected = expected | (x == -np.inf).all(axis=axis, keepdims=True)
+        expected = expected | (x == np.inf).any(axis=axis, keepdims=True)
+    return bool((expected & ~np.isnan(y)).any())
 
 
 @dataclass(frozen=True)
 class OpenCast:
-    """A conversion of floats that the integer type does not hold: ONNX leaves its result open."""
+    """A Cast of floats outside of the range of the integer type, whose result ONNX leaves open."""
 
     node: str
     dtype: np.dtype[Any]
     open: NDArray[np.bool_]
-    """Which elements."""
+    """Mask of the elements with an undefined result."""
 
 
 _VARIANTS = 6
-"""Results that are tried in the place of those that ONNX leaves open."""
+"""Number of runs with other values in the place of undefined results."""
 
 
 class OpenCasts:
-    """Finds the conversions whose result ONNX leaves open, and what depends on it."""
+    """Finds the Cast nodes with undefined results, and the outputs that depend on them."""
 
     def __init__(self, candidate: TestedFile) -> None:
-        """Raises what onnx raises."""
+        """Raises the exceptions of onnx."""
         self._file = EditableFile(candidate)
         nodes = [n for n in self._file.model.graph.node if n.op_type == "Cast" and _target(n)]
         self._traced = _Traced(self._file, nodes)
 
     @property
     def exist(self) -> bool:
-        """Return True if the main graph converts anything to an integer type."""
+        """Return whether the main graph has a Cast to an integer type."""
         return bool(self._traced.nodes)
 
     def on(self, feed: Feed) -> list[OpenCast]:
-        """Return the conversions with such elements. Raises what ONNX Runtime raises."""
+        """Return the casts with undefined results. Raises the exceptions of ONNX Runtime."""
         arrays = self._traced.run(feed)
         return [cast for node in self._traced.nodes if arrays for cast in _open(node, arrays)]
 
     def variants(self, feed: Feed, casts: list[OpenCast], *, seed: int) -> list[list[OutputArray]]:
-        """Return the outputs of the file with other results of these conversions, drawn for each
-        element. Raises what ONNX Runtime raises."""
+        """Return the outputs of the file for several random results of these casts.
+
+        Raises the exceptions of ONNX Runtime."""
         edited = onnx.ModelProto()
         edited.CopyFrom(self._file.model)
         arrays = self._traced.run(feed)
-        nodes, of_casts = list(edited.graph.node), {cast.node: cast for cast in casts}
-        made: list[NodeProto] = []
+        nodes, casts_by_name = list(edited.graph.node), {cast.node: cast for cast in casts}
+        edited_nodes: list[NodeProto] = []
         for node in nodes:
-            cast = of_casts.get(node.output[0])
+            cast = casts_by_name.get(node.output[0])
             if cast is not None and node.op_type == "Cast":
-                mask, value, mended = (f"{node.output[0]}@{part}" for part in ("o", "v", "m"))
+                mask, value, replaced = (f"{node.output[0]}@{part}" for part in ("o", "v", "m"))
                 floats = helper.np_dtype_to_tensor_dtype(arrays[node.input[0]].dtype)
                 edited.graph.input.extend([
                     helper.make_tensor_value_info(mask, TensorProto.BOOL, cast.open.shape),
                     helper.make_tensor_value_info(value, floats, cast.open.shape),
                 ])  # fmt: skip
-                made.append(helper.make_node("Where", [mask, value, node.input[0]], [mended]))
-                node.input[0] = mended
-            made.append(node)
+                edited_nodes.append(
+                    helper.make_node("Where", [mask, value, node.input[0]], [replaced])
+                )
+                node.input[0] = replaced
+            edited_nodes.append(node)
         edited.graph.ClearField("node")
-        edited.graph.node.extend(made)
+        edited.graph.node.extend(edited_nodes)
         inputs = {node.output[0]: node.input[0] for node in self._traced.nodes}
         session = self._file.session(edited)
         runs = []
         for number in range(_VARIANTS):
             random = np.random.default_rng([seed, number])
-            given = dict(feed)
-            for name, cast in of_casts.items():
+            variant = dict(feed)
+            for name, cast in casts_by_name.items():
                 dtype = arrays[inputs[name]].dtype
-                given[f"{name}@o"] = cast.open
-                given[f"{name}@v"] = _values(number, cast, random).astype(dtype)
-            runs.append(session.run(None, given))
+                variant[f"{name}@o"] = cast.open
+                variant[f"{name}@v"] = _values(number, cast, random).astype(dtype)
+            runs.append(session.run(None, variant))
         return runs
 
 
 def _values(number: int, cast: OpenCast, random: np.random.Generator) -> NDArray[np.float64]:
-    """Zeros, ones, then any numbers that the integer type holds."""
+    """Return zeros for run 0, ones for run 1, then random numbers in the integer's range."""
     if number < 2:
         return np.full(cast.open.shape, float(number))
     limits = np.iinfo(cast.dtype)
@@ -171,7 +174,7 @@ def _values(number: int, cast: OpenCast, random: np.random.Generator) -> NDArray
 
 
 def _target(node: NodeProto) -> np.dtype[Any] | None:
-    """The integer type that a Cast returns; None of others."""
+    """Return the integer type of a Cast; None for other types."""
     to = attributes(node).get("to", TensorProto.UNDEFINED)
     if to in (TensorProto.UNDEFINED, TensorProto.STRING):
         return None
@@ -180,19 +183,19 @@ def _target(node: NodeProto) -> np.dtype[Any] | None:
 
 
 def _open(node: NodeProto, arrays: Mapping[str, OutputArray]) -> Iterator[OpenCast]:
-    given, dtype = arrays.get(node.input[0]), _target(node)
-    if given is not None and dtype is not None and given.dtype.kind == "f":
-        beyond = not_held(given, dtype)
-        if beyond.any():
-            yield OpenCast(node.output[0], dtype, beyond)
+    x, dtype = arrays.get(node.input[0]), _target(node)
+    if x is not None and dtype is not None and x.dtype.kind == "f":
+        mask = not_held(x, dtype)
+        if mask.any():
+            yield OpenCast(node.output[0], dtype, mask)
 
 
 def not_held(
     values: OutputArray, dtype: np.dtype[Any], *, margin: float = 0.0
 ) -> NDArray[np.bool_]:
-    """Return which floats an integer type does not hold after truncation; NaN among them.
+    """Return the mask of floats that an integer type can't represent after truncation, or NaN.
 
-    `margin`: share of a float by which it may be larger or smaller.
+    margin: relative amount by which a float may be larger or smaller.
     """
     limits = np.iinfo(dtype)
     with np.errstate(invalid="ignore"):

@@ -57,7 +57,7 @@ def test_a_device_that_is_there_and_can_not_be_used_is_a_failure(
     assert ("CUDA_VISIBLE_DEVICES is" in by_torch.failure) is (visible is not None)
     for runtime in by_ort:
         assert runtime.absent_reason is None
-        assert f"could not load {CUDA} and offered {CPU}" in runtime.failure
+        assert f"could not load {CUDA} and used {CPU}" in runtime.failure
         assert "no reason" not in runtime.failure
         assert "\x1b" not in runtime.failure
     assert "onnxruntime" not in capfd.readouterr().err

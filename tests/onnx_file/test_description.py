@@ -35,7 +35,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no weights": (
         lambda path: (path.parent / "sub" / "weights.data").unlink(),
-        "head.onnx has no data file weights.data",
+        "head.onnx: the data file weights.data is missing",
     ),
     "file": (
         lambda path: releases.onnx_file(path.parent / "encoder.onnx", seed=3),
@@ -60,7 +60,7 @@ def test_what_was_exchanged_is_named(
 
 def test_evidence_of_one_file_is_not_of_a_release(release: Path) -> None:
     single = releases.evidence(release.parent / "encoder.onnx")
-    with pytest.raises(EvidenceError, match="otherwise than it is"):
+    with pytest.raises(EvidenceError, match="the evidence does not describe"):
         verify_description(release, single, None)
 
 

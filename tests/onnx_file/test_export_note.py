@@ -21,7 +21,7 @@ def test_it_holds_for_its_file_and_for_no_other(tmp_path: Path) -> None:
     note = ExportNote.from_record(subject, record)
     note.verify(subject, path=path)
     other = subject.model_copy(update={"sha256": builders.digest("another")})
-    with pytest.raises(DigestMismatch, match=r"Give the record .*model\.onnx\.export\.json"):
+    with pytest.raises(DigestMismatch, match=r"Use the record .*model\.onnx\.export\.json"):
         note.verify(other, path=path)
 
 

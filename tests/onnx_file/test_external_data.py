@@ -88,7 +88,7 @@ def test_data_behind_a_link_is_read(path: Path, link: str) -> None:
     (blobs / "w.bin-0123").write_bytes(b"\1" * 16)
     assert read_subject(path).sha256 != plain.sha256
     (blobs / "w.bin-0123").write_bytes(b"\1" * 15)
-    with pytest.raises(OnnxFileError, match="has 15 bytes, the tensor w needs 16"):
+    with pytest.raises(OnnxFileError, match="has 15 bytes, but the tensor w needs 16"):
         read_subject(path)
 
 
@@ -142,10 +142,10 @@ def test_missing_data_is_refused(path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
-        ({}, "has 15 bytes, the tensor w needs 16"),
+        ({}, "has 15 bytes, but the tensor w needs 16"),
         ({"offset": "8", "length": "16"}, "needs 24"),
         ({"offset": "-8"}, "negative"),
-        ({"length": "many"}, "describes its external data wrongly"),
+        ({"length": "many"}, "invalid description of its external data"),
     ],
 )
 def test_data_that_is_too_short_is_refused(path: Path, entries: dict[str, str], says: str) -> None:

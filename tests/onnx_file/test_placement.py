@@ -99,12 +99,12 @@ def test_a_node_that_the_graph_does_not_have_counts(tmp_path):
 def test_a_profile_that_can_not_be_read_is_an_error(tmp_path, text):
     profile = tmp_path / "profile.json"
     profile.write_text(text)
-    with pytest.raises(EvidenceError, match="not known which provider"):
+    with pytest.raises(EvidenceError, match="providers of the nodes are unknown"):
         read_placement(profile)
 
 
 def test_a_missing_profile_is_an_error(tmp_path):
-    with pytest.raises(EvidenceError, match="not known which provider"):
+    with pytest.raises(EvidenceError, match="providers of the nodes are unknown"):
         read_placement(tmp_path / "none.json")
 
 

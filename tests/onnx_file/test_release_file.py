@@ -41,8 +41,8 @@ def test_parts_are_read_in_their_order(folder: Path) -> None:
     ("text", "wanted"),
     [
         ("chain: a.b:run\nparts: {a: {file: none.onnx}}\n", "the part a is missing"),
-        ("chain: a.b:run\nparts: {a: {file: ../a.onnx}}\n", "expected one in the folder"),
-        ("chain: a.b:run\nparts: {a: {file: /etc/passwd}}\n", "expected one in the folder"),
+        ("chain: a.b:run\nparts: {a: {file: ../a.onnx}}\n", "expected a file in the folder"),
+        ("chain: a.b:run\nparts: {a: {file: /etc/passwd}}\n", "expected a file in the folder"),
         ("chain: a.b:run\nparts: {}\n", "release.yaml:2: parts"),
         ("chain: run\nparts: {a: {file: a.onnx}}\n", "release.yaml:1: chain"),
         ("parts: {a: {file: a.onnx}}\n", "chain"),
@@ -58,7 +58,7 @@ def test_what_is_none_is_refused(folder: Path, text: str, wanted: str) -> None:
 
 def test_links_that_lead_to_one_another_lead_nowhere(folder: Path) -> None:
     (folder / "loop").symlink_to(folder / "loop")
-    with pytest.raises(OnnxFileError, match="expected one in the folder"):
+    with pytest.raises(OnnxFileError, match="expected a file in the folder"):
         ReleaseFile.load(written(folder, "chain: a.b:run\nparts: {a: {file: loop/a.onnx}}\n"))
 
 

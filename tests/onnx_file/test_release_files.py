@@ -90,7 +90,7 @@ def test_a_release_holds_no_release(tmp_path: Path) -> None:
     (tmp_path / "inner.yml").write_text(path.read_text())
     path.write_text(path.read_text().replace("head.onnx", "inner.yml"))
     assert is_release_file(tmp_path / "inner.yml")
-    with pytest.raises(OnnxFileError, match="a release is made of files, not of releases"):
+    with pytest.raises(OnnxFileError, match="a release can't contain releases"):
         read_subject_in_sandbox(path, None)
 
 

@@ -53,5 +53,5 @@ def test_options_are_the_runtime_s(name, level) -> None:
 @NO_DEVICE
 def test_a_provider_that_does_not_load_is_an_error_with_its_reason(tmp_path: Path) -> None:
     model = put(adder(), tmp_path / "model.onnx").read_bytes()
-    with pytest.raises(EvidenceError, match="could not load CUDAExecutionProvider and offered CPU"):
+    with pytest.raises(EvidenceError, match="could not load CUDAExecutionProvider and used CPU"):
         open_session(model, quiet_options(), plain_setup("ort-cuda"))

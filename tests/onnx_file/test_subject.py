@@ -112,7 +112,7 @@ def sequence_input(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (no_graph, "holds no graph"),
+        (no_graph, "contains no graph"),
         (no_opset, "opset_import"),
         (foreign_opset, "names no opset of the ONNX domain"),
         (no_ir_version, "ir_version"),
@@ -140,9 +140,9 @@ def test_refuses_a_model_that_is_not_valid(
     [
         (b"", "is empty"),
         (b"this is text", "not an ONNX model"),
-        (b"\x89PNG\r\n\x1a\n" + b"\0" * 100, "not an ONNX model|holds no graph"),
-        (b"PK\x03\x04" + b"\0" * 100, "not an ONNX model|holds no graph"),
-        (b"\0" * 100, "not an ONNX model|holds no graph"),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 100, "not an ONNX model|contains no graph"),
+        (b"PK\x03\x04" + b"\0" * 100, "not an ONNX model|contains no graph"),
+        (b"\0" * 100, "not an ONNX model|contains no graph"),
         (b'{"irVersion": "8"}', "not an ONNX model"),
     ],
 )

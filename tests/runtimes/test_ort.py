@@ -150,7 +150,7 @@ def test_one_that_does_not_load_is_absent_without_a_device_and_an_error_with_one
     assert "no CUDA device" in record.absent_reason
     monkeypatch.setattr(ort, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
     record, _, verdict = judged(model, good, wanted, "trt")
-    assert f"could not load {TENSORRT} and offered {CPU_PROVIDER}" in record.failure
+    assert f"could not load {TENSORRT} and used {CPU_PROVIDER}" in record.failure
     assert record.unusable
     assert verdict is Verdict.ERROR
 
