@@ -13,37 +13,37 @@ from gate.records.metrics import ChampionMetric, MetricValue
 from gate.records.outputs import largest
 from gate.storage.record import Count, Measured, Record, Sha256, added_field
 
-# Both files compute on the same samples in one process, or their evidence has what each computed
-# on them; `champion_…` is of the version that serves, what has no such name is of the new file.
+# Both files are run on the same samples in one process, or their evidence is compared. Fields
+# `champion_…` are about the serving version, the others about the new file.
 
 
 IncumbentState = Literal["compared", "first", "unvouched", "unrecorded", "incomparable"]
-"""`first`: no version serves; `unvouched`: no line of the ledger says that the gate passed what
-serves; `unrecorded`: it has no evidence; `incomparable`: it can't be run on these samples."""
+"""`first`: no version serves; `unvouched`: the ledger has no entry that the champion passed;
+`unrecorded`: the champion has no evidence; `incomparable`: it can't run on these samples."""
 
 
 class ChampionAnswers(Record):
-    """One output of classes, of both files."""
+    """The comparison of one classification output of both files."""
 
     name: str
     samples: Count
-    """Those without NaN in the same places on both sides."""
+    """Number of samples, without those with NaN in the same places on both sides."""
     disagreements: Count | None
-    """Samples that the two put into different classes. None: the two were not run."""
+    """Number of samples that the files classify differently. None: the files were not run."""
     champion_accuracy: Measured | None = None
-    """Top-1 on labels. None: there are none."""
+    """Top-1 accuracy. None without labels."""
     accuracy: Measured | None = None
 
     @property
     def agreement(self) -> float | None:
-        """The share of samples with the same answer; NaN without samples; None: not compared."""
+        """Return the share of equal answers; NaN without samples, None if not compared."""
         if self.disagreements is None:
             return None
         return 1.0 - self.disagreements / self.samples if self.samples else math.nan
 
     @property
     def accuracy_drop(self) -> float | None:
-        """`champion_accuracy` - `accuracy`; None without labels, NaN for what is no share."""
+        """Return `champion_accuracy` - `accuracy`; None without labels, NaN for invalid shares."""
         if self.champion_accuracy is None or self.accuracy is None:
             return None
         both = (self.champion_accuracy, self.accuracy)
@@ -57,47 +57,49 @@ class ChampionComparison(Record):
 
     state: IncumbentState
     absent: str | None = None
-    """Why nothing was compared; None: it was."""
+    """Why nothing was compared; None if the files were compared."""
     version: str | None = None
-    """Its number in the registry."""
+    """Number of the champion in the registry."""
     sha256: Sha256 | None = None
-    """Of its file, by the ledger."""
+    """Digest of the champion's file in the ledger."""
     evidence_sha256: Sha256 | None = None
-    """Of its evidence, by the ledger."""
+    """Digest of the champion's evidence in the ledger."""
     subject_sha256: Sha256
-    """Of the new file."""
+    """Digest of the new file."""
     data_sha256: Sha256
-    """Of the samples."""
+    """Digest of the samples."""
     samples: Count = 0
     outputs: tuple[ChampionAnswers, ...] = ()
     champion_latency: Latency | None = None
-    """Batches of the two in turns, on the CPU, optimized as they are served."""
+    """Latency of alternating batches of both files, on the CPU with optimizations."""
     latency: Latency | None = None
     metrics: tuple[ChampionMetric, ...] = added_field(())
     """Metrics of the policy that are bounded against the champion."""
     champion_noise_ratio: Measured | None = None
-    """By its own evidence, on its own data."""
+    """Noise ratio in the champion's own evidence, on its own data."""
     noise_ratio: Measured | None = None
 
     @property
     def is_same_file(self) -> bool:
-        """Return whether the new file is the one that serves."""
+        """Return whether the new file is the champion's file."""
         return self.sha256 == self.subject_sha256
 
     @property
     def latency_ratio(self) -> float | None:
-        """Median time of a batch, new by old; None: not timed, NaN for what is no time."""
+        """Return the ratio of median batch times, new to old; None if not measured, NaN if
+        invalid."""
         if self.latency is None or self.champion_latency is None:
             return None
         new, old = self.latency.median_ms, self.champion_latency.median_ms
         return new / old if new > 0.0 and 0.0 < old < math.inf else math.nan
 
     def answers(self, output: str) -> ChampionAnswers | None:
-        """Return the answers of an output, by its name."""
+        """Return the answers of an output by its name, or None."""
         return next((answers for answers in self.outputs if answers.name == output), None)
 
 
-# A registry shows no number across versions. It is there to be looked at: nothing is decided by it.
+# The trend is for display, because registries do not plot numbers across versions. No decision uses
+# it.
 
 
 MOST_ROWS = 20
@@ -106,23 +108,23 @@ _SERVED_AS = ("ort-cpu-optimized", "ort-cpu")
 
 
 class TrendRow(Record):
-    """One release, by the evidence on it. None: not measured."""
+    """Numbers from the evidence of one release. None: not measured."""
 
     sha256: Sha256
     measured_at: str
     noise_ratio: Measured | None = None
-    """The worst of its outputs."""
+    """Largest noise ratio of the outputs."""
     agreement: Measured | None = None
-    """Top-1, of the file with its own model."""
+    """Top-1 agreement of the file with its model."""
     accuracy: Measured | None = None
     metrics: dict[str, MetricValue] = added_field({})
     """Metrics of the policy on all samples, by name."""
     latency_ms: Measured | None = None
-    """Median of a batch. Another machine, or another batch, has another one."""
+    """Median latency of a batch, which depends on machine and batch size."""
 
     @classmethod
     def from_evidence(cls, evidence: Evidence) -> TrendRow:
-        """Return the row of optimized ONNX Runtime on the CPU, which serves, else the first."""
+        """Create the row from optimized ONNX Runtime on the CPU, or else the first runtime."""
         runtime = _runtime(evidence)
         outputs = () if runtime is None else runtime.outputs
         classes = [output.classification for output in outputs if output.classification]
@@ -138,7 +140,7 @@ class TrendRow(Record):
 
 
 class Trend(Record):
-    """Releases, the oldest first."""
+    """Rows of releases, the oldest first."""
 
     schema_version: Literal[1] = 1
     rows: Annotated[tuple[TrendRow, ...], Field(max_length=MOST_ROWS)] = ()
@@ -166,6 +168,6 @@ def _runtime(evidence: Evidence) -> RuntimeEvidence | None:
 
 
 def _least(values: Iterable[float]) -> float | None:
-    """The smallest, where NaN is smaller than all."""
+    """Return the smallest value; NaN counts as smallest."""
     worst = largest(-value for value in values)
     return None if worst is None else -worst

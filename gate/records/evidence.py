@@ -24,15 +24,14 @@ from gate.storage.record import Count, Measured, Prose, Record, Sha256, added_fi
 
 
 class Latency(Record):
-    """Wall-clock milliseconds of one run of a batch, device transfers included."""
+    """Wall-clock milliseconds of one run of a batch, including device transfers."""
 
     batch_size: Count
     batches: Count
     median_ms: Measured
     p95_ms: Measured
     cold: bool = added_field(False)
-    """The only batch was the first one, which pays for what later ones find ready. Records of
-    before don't say it."""
+    """True if the only batch was the first one, which includes warm-up; False in older records."""
 
 
 class Cost(Record):
@@ -42,25 +41,25 @@ class Cost(Record):
     """
 
     open_ms: Measured | None = None
-    """From the bytes of the file to a session that can run, without the import of the library. The
-    reference has none: its factory builds it."""
+    """Time from file bytes to session, without the import of the library. None for
+    the reference, which its factory builds."""
     first_ms: Measured | None = None
     """The first run of the session, of `first_batch_size` samples."""
     first_batch_size: Count | None = None
     single: Latency | None = None
-    """Batches of one sample, in turns with the reference."""
+    """Latency of batches of one sample, alternating with the reference."""
     single_unmeasured: str | None = None
-    """Why there are none: the file has a fixed batch."""
+    """Why `single` was not measured: the file has a fixed batch."""
     peak_bytes: Count | None = None
-    """Largest resident memory of the process in which it ran, while it opened the file and computed
-    its first batches; of a process of its own, all batches. What else is in that process counts:
-    PyTorch, the samples, other runtimes."""
+    """Peak resident memory of the process while the runtime opened the file and computed the first
+    batches; in a separate process, all batches. It includes PyTorch, samples and other runtimes in
+    the same process."""
     cuda_bytes: Count | None = None
-    """By how much the used memory of the first CUDA device grew meanwhile, by any process."""
+    """Growth of the used memory of the first CUDA device meanwhile, by any process."""
 
 
 class Determinism(Record):
-    """Switches in force during the measurement, read back after they were set."""
+    """The switches during the measurement, read back after they were set."""
 
     tf32_matmul: bool
     tf32_cudnn: bool
@@ -69,26 +68,26 @@ class Determinism(Record):
     grad: bool
     seed: int
     threads: Count
-    """Of PyTorch, and of each session of ONNX Runtime."""
+    """Threads of PyTorch, and of each session of ONNX Runtime."""
     algorithms: bool = added_field(False)
     """`torch.use_deterministic_algorithms`."""
 
 
 class Environment(Record):
-    """The machine and the libraries. None: not there."""
+    """The machine and the libraries. None: not present."""
 
     versions: dict[str, str]
     """Distribution name to version: python, torch, torchvision, onnx, onnxruntime, numpy."""
     cpu: str
     cpu_flags: tuple[str, ...] | None = added_field(None)
-    """Instruction sets that change which kernels run, as the kernel reports them: avx2, avx512*,
-    amx*, *vnni; on ARM asimd*, sve*, i8mm, bf16. None: unknown, or of before they were recorded."""
+    """Instruction sets that select kernels, as the operating system reports them: avx2, avx512*,
+    amx*, *vnni; on ARM asimd*, sve*, i8mm, bf16. None: unknown, or an older record."""
     cores: Count | None = added_field(None)
-    """Logical ones that the process may use."""
+    """Logical cores that the process may use."""
     os: str | None = added_field(None)
-    """Name and version of the distribution."""
+    """Name and version of the operating system's distribution."""
     kernel: str | None = added_field(None)
-    """Its name, release and architecture."""
+    """Name, release and architecture of the kernel."""
     cuda: str | None = None
     cudnn: str | None = None
     gpu: str | None = None
@@ -97,34 +96,36 @@ class Environment(Record):
 
 
 class WorkerPoolRecord(Record):
-    """The division of the samples among workers. The numbers do not depend on it."""
+    """The distribution of the samples among workers, which does not affect the numbers."""
 
     engine: Literal["processes", "parts", "ray"]
     workers: Annotated[int, Field(ge=1)]
-    """Processes that were asked for; of parts, those that were merged."""
+    """Number of requested processes, or of merged parts."""
     earlier: Count = added_field(0)
-    """Units that an earlier check had measured, which was broken off: the reference answered the
-    same again, to the last bit."""
+    """Number of units that were reused from an earlier, interrupted check, for which the reference
+    returned identical outputs."""
     environments: tuple[Environment, ...] = ()
-    """Machines and libraries of workers, where they are not those of the evidence."""
+    """Environments of workers that differ from that of the evidence."""
 
 
 class ModelCode(Record):
-    """The code of a model, by names of modules.
+    """The source code of a model, by module name.
 
-    It has no paths, so that it is the same on every machine. `digest()` identifies all of it.
+    It contains no paths, so that it is the same on every machine. `digest()` identifies all of it.
     """
 
     files: dict[str, Sha256]
-    """Module (`mypackage.models`) to the digest of its source file: the model's own modules, which
-    are neither of Python nor of an installed distribution, with all that they import."""
+    """Module (`mypackage.models`) to the digest of its source file: the model's modules and their
+    imports that are not part of Python or an installed distribution."""
     packages: dict[str, str]
-    """Distribution to version: those that define a class of the model, or that the files import."""
+    """Version of each distribution that defines a class of the model or is imported by `files`."""
     unread: dict[str, str] = added_field({})
-    """Module to the reason why its source can't be read: compiled, typed in, generated."""
+    """Module to the reason why its source can't be read: compiled, interactive, generated."""
 
     def changes_since(self, earlier: ModelCode) -> tuple[str, ...]:
-        """Return what changed, is new or is gone: `mypackage.models`, `torch 2.9.0 -> 2.10.0`."""
+        """Return the changed, new and removed modules and packages.
+
+        For example `mypackage.models` or `torch 2.9.0 -> 2.10.0`."""
         changes = [f"{name}{how}" for name, how in _differing(earlier.files, self.files)]
         for name, _ in _differing(earlier.packages, self.packages):
             before, now = earlier.packages.get(name, "none"), self.packages.get(name, "none")
@@ -145,11 +146,11 @@ def _differing(
             yield name, ""
 
 
-# How far each output is off stands in `gate.records.outputs`.
+# `gate.records.outputs` defines the differences of each output.
 
 
 class TensorSpec(Record):
-    """Name, dtype (`float32`) and shape of an input or output; a text is a dynamic axis."""
+    """Name, dtype (`float32`) and shape of an input or output; a string is a dynamic axis."""
 
     name: str
     dtype: str
@@ -157,16 +158,16 @@ class TensorSpec(Record):
 
 
 class SubjectPart(Record):
-    """One ONNX file of several that are promoted as one."""
+    """One ONNX file of a release of several files."""
 
     file: str
-    """Relative to the release file's folder."""
+    """Path relative to the release file's folder."""
     sha256: Sha256
-    """As `Subject.sha256` of that file."""
+    """`Subject.sha256` of the part's file."""
 
 
 class Subject(Record):
-    """The file that is judged; or several as one, whose own file names them."""
+    """The evaluated file, or a release of several files."""
 
     sha256: Sha256
     """Digest of the file; with external data, of the manifest of all files."""
@@ -176,62 +177,61 @@ class Subject(Record):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     external_data: tuple[str, ...] = ()
-    """All files except the first one; the ONNX files of parts are included."""
+    """All files except the main one, including the ONNX files of parts."""
     checker: Prose | None = added_field(None)
-    """Why onnx's checker rejects the file, which ONNX Runtime runs; None: it accepts it."""
+    """Error of onnx's checker for a file that ONNX Runtime can run; None if there is none."""
     parts: dict[str, SubjectPart] = added_field({})
-    """By name; empty: one ONNX file."""
+    """Parts by name; empty for a single ONNX file."""
 
     @property
     def has_bfloat16(self) -> bool:
-        """True if an input or output is in bfloat16."""
+        """Return whether an input or output is in bfloat16."""
         return any(spec.dtype == "bfloat16" for spec in (*self.inputs, *self.outputs))
 
 
 class Source(Record):
-    """The origin of the reference model. None: there is none (built by code alone)."""
+    """The origin of the reference model. None: not used."""
 
     factory: str
     checkpoint_sha256: Sha256 | None = None
     preprocess_sha256: Sha256 | None = None
     labels_sha256: Sha256 | None = None
     slices_sha256: Sha256 | None = added_field(None)
-    """Of the file with the columns of the slices of metrics; None: no metric has slices."""
+    """Digest of the file with the slice columns; None: no metric has slices."""
     code: ModelCode | None = added_field(None)
-    """The source files that define the model. None: of before they were recorded."""
+    """Source files that define the model. None: an older record."""
     onnx_sha256: Sha256 | None = added_field(None)
-    """Of the ONNX file that is the reference, with its external data; None: it is a model of
-    PyTorch."""
+    """Digest of the reference ONNX file with its external data; None: a PyTorch model."""
 
     @property
     def is_onnx(self) -> bool:
-        """True if the reference is an ONNX file."""
+        """Return whether the reference is an ONNX file."""
         return self.onnx_sha256 is not None
 
 
 class BatchAxes(Record):
-    """The batch axis of each input and output of a file. None: it has no batch axis.
+    """The batch axis of each input and output of a file. None: no batch axis.
 
-    Where no input has one, each sample is one call of the file.
+    If no input has a batch axis, each sample is one call of the file.
     """
 
     inputs: dict[str, int | None]
-    """By name of the file's input, then by name of what only the model takes."""
+    """Axes by name, first of the file's inputs, then of inputs that only the model has."""
     outputs: dict[str, int | None]
 
     @property
     def is_unbatched(self) -> bool:
-        """True if one sample is one call."""
+        """Return whether each sample is one call."""
         return all(axis is None for axis in self.inputs.values())
 
     @property
     def listed(self) -> list[str]:
-        """Name and axis of each input and output: `image 0`."""
+        """Return name and axis of each input and output: `image 0`."""
         axes = {**self.inputs, **self.outputs}
         return [f"{name} {'none' if axis is None else axis}" for name, axis in axes.items()]
 
     def canonical(self, spec: TensorSpec) -> TensorSpec:
-        """An input of the file with the samples on axis 0, as the gate has it."""
+        """Return an input of the file with the batch axis moved to axis 0."""
         axis = self.inputs[spec.name]
         shape = list(spec.shape)
         first = "samples" if axis is None else shape.pop(axis)
@@ -239,49 +239,49 @@ class BatchAxes(Record):
 
 
 def batch_sizes(specs: Iterable[TensorSpec], axes: BatchAxes | None) -> dict[str, int | str | None]:
-    """Return the size of the batch axis that a file declares for each input or output, by name.
+    """Return the declared size of the batch axis of each input or output, by name.
 
-    None: there is no such axis.
+    None: no batch axis.
     """
     if axes is None:
         return {spec.name: spec.shape[0] if spec.shape else None for spec in specs}
-    places = {**axes.outputs, **axes.inputs}
-    found = ((spec, places.get(spec.name)) for spec in specs)
-    return {spec.name: None if axis is None else spec.shape[axis] for spec, axis in found}
+    by_name = {**axes.outputs, **axes.inputs}
+    pairs = ((spec, by_name.get(spec.name)) for spec in specs)
+    return {spec.name: None if axis is None else spec.shape[axis] for spec, axis in pairs}
 
 
 class Dataset(Record):
-    """The samples that both sides computed on."""
+    """The samples on which both sides were run."""
 
     sha256: Sha256
     samples: Count
     labelled: bool
     model_only: tuple[str, ...] = added_field(())
-    """Inputs that the model takes and the file does not."""
+    """Inputs of the model that the file does not have."""
     batch_axes: BatchAxes | None = added_field(None)
     """None: axis 0 of every input."""
     left_out: Count = added_field(0)
-    """Of a part of a release: calls of the chain with inputs of other sizes than its first one, on
-    which the part was judged in the chain alone."""
+    """For a part of a release: number of calls by the chain with other input sizes than the first
+    call. On these the part was measured only within the chain."""
 
 
 class ExportRecord(Record):
-    """The settings of the export, each as it was used."""
+    """The settings that the export used."""
 
     strategy: str
     settings: dict[str, bool | int | float | str | None]
     tracer_warnings: tuple[str, ...] = ()
     hazards: tuple[str, ...] = ()
     rungs: tuple[str, ...] = added_field(())
-    """Why earlier strategies of a ladder did not carry, one line each."""
+    """Why earlier strategies of the ladder failed, one line each."""
     lint: tuple[LintFinding, ...] = added_field(())
-    """What the trace-safety rules found in the model's source, suppressed findings too."""
+    """Findings of the trace-safety rules in the model's source, including suppressed ones."""
     lint_unread: tuple[str, ...] = added_field(())
-    """Code that the model reaches and that the rules could not read: `name: reason`."""
+    """Code of the model that the rules could not read: `name: reason`."""
     notices: tuple[str, ...] = added_field(())
-    """What is neither asked for nor wrong: axes that have no fixed size in the file."""
+    """Harmless facts that were not requested: axes that are dynamic in the file."""
     code: ModelCode | None = added_field(None)
-    """The model's source files when it was exported."""
+    """Source files of the model at the time of the export."""
 
 
 FailureCode = Literal[
@@ -291,69 +291,69 @@ FailureCode = Literal[
 
 
 class RuntimeEvidence(Record):
-    """One runtime: what was requested, what is proven to have run, and how far it is off.
+    """The measurement of one runtime.
 
-    Either `absent_reason` (the device is not on this machine), or `failure` (it is, or should be,
-    and the measurement broke), or `outputs`.
+    It has either `absent_reason` (the device is missing on this machine), or `failure` (the
+    measurement failed), or `outputs`.
     """
 
     runtime: RuntimeName
     provider_requested: str
     providers_active: tuple[str, ...] = ()
-    """In the order of the session; for torch the provider of the device of its outputs."""
+    """Providers of the session in order; for torch, the provider of the outputs' device."""
     nodes_per_provider: dict[str, Count] = Field(default_factory=dict)
-    """From the profile of a run of the same session options; empty for torch."""
+    """Number of nodes by provider in a profile with the same session options; empty for torch."""
     fallback_nodes: tuple[str, ...] = ()
-    """`op_type:node_name` of compute nodes that ran on the CPU although CUDA was asked for."""
+    """`op_type:node_name` of compute nodes that ran on the CPU although CUDA was requested."""
     cpu_nodes: tuple[CpuNode, ...] = added_field(())
-    """More about the fallback nodes. Empty: of before it was recorded."""
+    """Details of the fallback nodes. Empty in older records."""
     cpu_time_share: Measured | None = added_field(None)
-    """Of the time of all nodes in the profiled run, that of the nodes on the CPU. Information: it
-    differs from run to run. None: not measured."""
+    """Share of the nodes' total time that the CPU took in the profiled run. It varies between runs
+    and is not judged. None: not measured."""
     session_options: dict[str, str] = Field(default_factory=dict)
     outputs: tuple[OutputParity, ...] = ()
     latency: Latency | None = None
-    """Of the batches of the measurement."""
+    """Latency of the measured batches."""
     memory_bytes: Count | None = added_field(None)
-    """By how much the resident memory of its process grew at its peak (of a browser: at the end)
-    while the runtime opened the file and computed its first batches; roughly. None: not measured.
-    Without `cost` it is by another definition."""
+    """Approximate growth of the process's resident memory, at its peak (for a browser: at the end),
+    while the runtime opened the file and computed its first batches. None: not measured. Records
+    without `cost` use another definition."""
     cost: Cost | None = added_field(None)
-    """None: of before it was measured, or a recording."""
+    """None: an older record, or recorded outputs."""
     probes: tuple[ProbeResult, ...] = added_field(())
     unprobed: tuple[str, ...] = added_field(())
-    """Probes that could not be asked of it: a recording has no outputs for them."""
+    """Probes that were not run, because recorded outputs do not contain them."""
     unexamined: Count = added_field(0)
-    """Samples that call for a second look under random rounding and got none, because other
+    """Number of suspicious samples that were not repeated under random rounding, because other
     numbers refuse the runtime anyway."""
     second_looks: Count = added_field(0)
-    """Samples that got such a look."""
+    """Number of samples that were repeated under random rounding."""
     look_draws: Count = added_field(0)
-    """Runs under random rounding of single samples that these looks took, all together."""
+    """Total number of these runs under random rounding."""
     concurrency: tuple[ConcurrentLoad, ...] = added_field(())
-    """Of a server. Empty: of other runtimes, or not measured."""
+    """Load tests of a server. Empty for other runtimes, or if not measured."""
     identity: RuntimeIdentity | None = added_field(None)
-    """None: the name alone says what it is, and nothing was set."""
+    """None: the runtime is defined by its name and has no options."""
     absent_reason: str | None = None
     failure: str | None = None
     failure_code: FailureCode | None = added_field(None)
-    """The kind of `failure`. None: none of these, or of before it was recorded."""
+    """The kind of `failure`. None: another kind, or an older record."""
     failure_params: dict[str, JsonValue] = added_field({})
-    """The parameters of its text, such as the `batch_sizes` that it computes."""
+    """Parameters of the failure's text, such as the supported `batch_sizes`."""
     plain_failure: str | None = added_field(None)
-    """Why ONNX Runtime does not open the file with optimizations off, which this runtime promises.
-    With `outputs` it was measured with ORT_ENABLE_BASIC instead."""
+    """Error of ONNX Runtime without optimizations, which this runtime should use. If there are
+    `outputs`, it was measured with ORT_ENABLE_BASIC instead."""
     unusable: bool = added_field(False)
-    """With `failure`: it is the library's, or the device's, which could run no file at all."""
+    """True if `failure` is one of the library or the device, which can't run any file."""
 
     @property
     def measured(self) -> bool:
-        """True if it has outputs, and neither a failure nor a reason for its absence."""
+        """Return whether there are outputs, no failure, and no reason for absence."""
         return bool(self.outputs) and not (self.failure or self.absent_reason)
 
 
 class Evidence(Record):
-    """The whole measurement of one file."""
+    """The complete measurement of one file."""
 
     schema_version: Literal[1] = 1
     subject: Subject
@@ -365,51 +365,49 @@ class Evidence(Record):
     reference_latency: Latency | None = None
     reference_cost: Cost | None = added_field(None)
     reference_spread: Measured | None = added_field(None)
-    """max|a - b| / max|a| of two runs a, b of the reference on the same samples; the worst over the
-    outputs. None: of before it was measured."""
+    """max|a - b| / max|a| of two runs a, b of the reference on the same samples; the largest over
+    the outputs. None: an older record."""
     state_spread: dict[str, Measured] = added_field({})
     """Parameters and buffers that the reference's forward changes. They are restored before each
-    run. The number: as `reference_spread`, where run b begins with what run a left in the
-    tensor."""
+    run. The number is `reference_spread` of run b that starts with the tensor changed by run a."""
     sample_bytes: Count | None = added_field(None)
-    """Bytes that a sample adds to the largest tensor of the reference's forward. Where that is
-    much, probes of many samples and of large sizes are made smaller, so that memory holds them.
-    0: it could not be measured; None: there are no probes, or the evidence is older."""
+    """Bytes that a sample adds to the largest tensor of the reference's forward. Large probes are
+    reduced to fit into memory. 0: it could not be measured; None: no probes, or an older record."""
     graph: GraphReport | None = added_field(None)
     graph_unread: str | None = added_field(None)
     """Why the graph could not be read."""
     trace_search: TraceSearch | None = added_field(None)
     noise_unmeasured: str | None = added_field(None)
-    """Why there is no noise floor: the model can't run in float64, or the policy asks for none."""
+    """Why there is no noise floor: the model can't run in float64, or the policy disables it."""
     validity: ReferenceValidity | None = added_field(None)
-    """None: nothing differs, or of before it was measured."""
+    """None: nothing differs, or an older record."""
     float64_differences: dict[str, Measured] = added_field({})
-    """By output whose noise floor exceeds 1e-3 of its spread: the rms difference of the file and
-    the model where both compute in float64, as a share of the spread of the output or of the size
-    of a channel or column, whichever is largest. An output that is missing was not measured."""
+    """For each output whose noise floor exceeds 1e-3 of its spread: the rms difference of file and
+    model if both compute in float64, relative to the spread of the output or the size of a channel
+    or column, whichever is largest. Outputs without an entry were not measured."""
     undefined: tuple[UndefinedCast, ...] = added_field(())
-    """Conversions of the first samples to integers that do not hold them."""
+    """Out-of-range conversions to integers on the first samples."""
     preprocessing: PreprocessingParity | None = added_field(None)
-    """Consumers of the preprocessing spec `source.preprocess_sha256`."""
+    """Comparison of the consumers of the preprocessing spec `source.preprocess_sha256`."""
     crew: WorkerPoolRecord | None = added_field(None)
-    """Who measured; None: one process alone."""
+    """Workers that measured; None: a single process."""
     metrics: tuple[MetricEvidence, ...] = added_field(())
     """Metrics of the policy."""
     parts: dict[str, Evidence] = added_field({})
-    """Of each part of `subject.parts`, on the inputs that the chain gives it; the rest of this
-    record is about the chain, from its first input to its last output."""
+    """Evidence of each part of `subject.parts`, on the inputs that the chain passes. The rest of
+    this record is about the chain, from its first input to its last output."""
     measured_at: str
     """UTC, ISO 8601."""
 
     @property
     def has_fixed_batch(self) -> bool:
-        """True if the file takes batches of one size only, by its own inputs."""
+        """Return whether the file accepts only one batch size according to its inputs."""
         axes = self.dataset.batch_axes
         sizes = batch_sizes(self.subject.inputs, axes).values()
         return any(isinstance(size, int) for size in sizes) or bool(axes and axes.is_unbatched)
 
     def runtime(self, name: RuntimeName) -> RuntimeEvidence | None:
-        """The evidence of one runtime, or None."""
+        """Return the evidence of one runtime, or None."""
         return next((r for r in self.runtimes if r.runtime == name), None)
 
 
@@ -417,7 +415,7 @@ _NONE = "none"
 
 
 class Difference(NamedTuple):
-    """One field in which two environments differ, with both values."""
+    """A field in which two environments differ, with both values."""
 
     name: str
     before: str
@@ -427,7 +425,7 @@ class Difference(NamedTuple):
 def fields_of(environment: Environment) -> dict[str, str | None]:
     """Return the recorded fields of an environment, by name.
 
-    None: unknown, or the record is older than the field.
+    None: unknown, or an older record.
     """
     flags, cores = environment.cpu_flags, environment.cores
     return {
@@ -446,23 +444,25 @@ def fields_of(environment: Environment) -> dict[str, str | None]:
 
 
 def differences(old: Environment, new: Environment) -> Iterator[Difference]:
-    """Yield the fields that differ. What only one of them records is no difference, but for a
-    library that only one of them has; of instruction sets those that only one has."""
-    before, now = fields_of(old), fields_of(new)
-    for name in dict.fromkeys((*now, *before)):
-        one, other = before.get(name), now.get(name)
+    """Yield the fields that differ.
+
+    Fields that only one environment records do not count, except libraries that only one has. Of
+    instruction sets only those that differ are listed."""
+    old_fields, new_fields = fields_of(old), fields_of(new)
+    for name in dict.fromkeys((*new_fields, *old_fields)):
+        before, now = old_fields.get(name), new_fields.get(name)
         if name.startswith("version of "):
-            one, other = one or _NONE, other or _NONE
-        if one is None or other is None or one == other:
+            before, now = before or _NONE, now or _NONE
+        if before is None or now is None or before == now:
             continue
         if name == "instruction sets":
-            one, other = _flags(old, new), _flags(new, old)
-        yield Difference(name, one, other)
+            before, now = _flags(old, new), _flags(new, old)
+        yield Difference(name, before, now)
 
 
-def _flags(one: Environment, other: Environment) -> str:
-    """Return the instruction sets that only `one` has, then those that it lacks."""
-    mine, others = set(one.cpu_flags or ()), set(other.cpu_flags or ())
-    lacking = sorted(others - mine)
-    parts = [*sorted(mine - others), *([f"no {', '.join(lacking)}"] if lacking else [])]
+def _flags(environment: Environment, other: Environment) -> str:
+    """Return the instruction sets that only `environment` has, then those that it lacks."""
+    flags, others = set(environment.cpu_flags or ()), set(other.cpu_flags or ())
+    lacking = sorted(others - flags)
+    parts = [*sorted(flags - others), *([f"no {', '.join(lacking)}"] if lacking else [])]
     return ", ".join(parts)

@@ -12,53 +12,53 @@ from gate.records.runtime import RuntimeName
 from gate.storage.record import Count, Measured, Record, Sha256, added_field
 
 LintLevel = Literal["error", "warning", "note"]
-"""`error`: the file computes something else for inputs that the model takes. `warning`: it does
-where an axis is dynamic, or a caller does otherwise. `note`: worth knowing."""
+"""`error`: the file computes something else for valid inputs of the model. `warning`: it may do so
+for dynamic axes or other callers. `note`: information."""
 
 LEVELS: tuple[LintLevel, ...] = ("error", "warning", "note")
-"""The worst first."""
+"""Levels in descending order of severity."""
 
 
 class LintFinding(Record):
-    """One place in the model's source that an export gets wrong."""
+    """A location in the model's source that an export translates incorrectly."""
 
     code: Annotated[str, StringConstraints(pattern=r"^TRC\d{3}$")]
     level: LintLevel
     path: str
-    """Below the import path, so the same on every machine: `mypackage/models.py`."""
+    """Path relative to the import path, which is independent of the machine."""
     line: Annotated[int, Field(ge=1)]
     module: str
-    """Dotted path of the first module that reaches it; empty: the model itself."""
+    """Dotted path of the first module that reaches the code; empty for the model itself."""
     expression: str
-    """The offending source, in one line."""
+    """The source expression on one line."""
     message: str
     rewrite: str
-    """What to write instead."""
+    """Suggested replacement."""
     suppressed: bool = added_field(False)
-    """The line says `# noqa: TRC…`: kept and shown, refuses nothing."""
+    """True for a line with `# noqa: TRC…`. Suppressed findings are shown but have no effect."""
 
     @property
     def page(self) -> str:
-        """Path of the rule's page, from the root of the project."""
+        """Return the path of the rule's page, relative to the root of the project."""
         return f"docs/lint/{self.code}.md"
 
     @property
     def location(self) -> str:
-        """`path:line`."""
+        """Return `path:line`."""
         return f"{self.path}:{self.line}"
 
 
 def at_least(level: LintLevel) -> tuple[LintLevel, ...]:
-    """The levels that are as bad as this one, or worse."""
+    """Return the levels that are at least as severe as this one."""
     return LEVELS[: LEVELS.index(level) + 1]
 
 
 TensorName = Annotated[str, StringConstraints(pattern=r"^\S+$", max_length=200)]
-"""The name of an input or output: not empty, no white space."""
+"""Name of an input or output, without white space."""
 
 
 Labels = dict[Annotated[int, Field(ge=0)], TensorName]
-"""Axis to the name of its size."""
+"""Names of dynamic axes by axis number."""
 
 
 Names = Annotated[tuple[TensorName, ...], Field(min_length=1)]
@@ -70,7 +70,7 @@ module itself. scripted: `torch.jit.script`, then that exporter. dynamo: `torch.
 
 
 Domain = Annotated[str, StringConstraints(pattern=r"^[\w-]+(\.[\w-]+)*$", max_length=200)]
-"""Of operators: words with dots, as ONNX writes them."""
+"""Domain of ONNX operators: words separated by dots."""
 
 
 ClassName = Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
@@ -86,10 +86,10 @@ OperatorExportType = Literal["ONNX", "ONNX_ATEN", "ONNX_ATEN_FALLBACK", "ONNX_FA
 LOWEST_OPSET, LOWEST_AUTO = 9, 13
 
 LOWEST_WITH_FUNCTIONS = 15
-"""Functions came into ONNX's files with IR version 8, which PyTorch ties to this opset."""
+"""Functions need IR version 8, which PyTorch's exporter writes from this opset on."""
 
 HIGHEST_OPSET: dict[Strategy, int] = {"traced": 20, "direct": 20, "scripted": 20, "dynamo": 23}
-"""What PyTorch's exporters write at most."""
+"""Highest opset that PyTorch's exporters support."""
 
 
 def _opset(value: Any) -> Any:
@@ -104,10 +104,10 @@ Opset = Annotated[int | Literal["auto"], PlainValidator(_opset)]
 
 
 class ExportSettings(Record):
-    """Every choice of the export, none left to the exporter's defaults.
+    """All settings of an export; none is left to the exporter's defaults.
 
-    Raises pydantic's ValidationError for an opset that no exporter writes, names that are empty or
-    not unique, a ladder without rungs or with one twice, and a batch below 1.
+    Raises pydantic's ValidationError for an unsupported opset, empty or repeated names, an empty
+    ladder or repeated rungs, and a batch size below 1.
     """
 
     strategy: Strategy | Literal["ladder"] = "ladder"
@@ -193,7 +193,7 @@ class ExportSettings(Record):
         return self
 
     def _contradictions(self) -> Iterator[str]:
-        """Switches that an exporter would leave out in silence, or that undo each other."""
+        """Yield settings that an exporter silently ignores or that contradict each other."""
         rungs = ", ".join(self.rungs)
         if self.keep_initializers_as_inputs and not self.export_params:
             yield (
@@ -203,31 +203,32 @@ class ExportSettings(Record):
         for field in self._legacy_only():
             if "dynamo" in self.rungs:
                 yield (
-                    f"{field} belongs to the TorchScript-based exporter, and dynamo leaves it out "
-                    "in silence; set strategy: direct, or a ladder without dynamo"
+                    f"{field} is an option of the TorchScript-based exporter, and dynamo silently "
+                    "ignores it; set strategy: direct, or a ladder without dynamo"
                 )
         if _ONNX in self.custom_opsets:
-            yield f"custom_opsets names {_ONNX}, ONNX's own domain; set opset, its version"
+            yield f"custom_opsets names {_ONNX}, the standard domain; set its version with opset"
         if self.export_modules_as_functions and self.rungs != ("direct",):
             yield (
-                f"export_modules_as_functions works with direct alone, asked for {rungs}: a trace "
-                "has no modules any more, TorchScript's can't be watched, and dynamo leaves the "
-                "switch out in silence; set strategy: direct"
+                f"export_modules_as_functions works only with strategy direct, not with {rungs}: a "
+                "trace contains no modules, those of TorchScript can't be hooked, and dynamo "
+                "silently ignores the option; set strategy: direct"
             )
         opset = LOWEST_WITH_FUNCTIONS if self.opset == "auto" else self.opset
         if self.export_modules_as_functions and opset < LOWEST_WITH_FUNCTIONS:
             yield (
                 f"export_modules_as_functions needs opset {LOWEST_WITH_FUNCTIONS} or more, "
-                f"asked for {opset}; set opset: auto"
+                f"not {opset}; set opset: auto"
             )
         if self.operator_export_type != "ONNX" and self.strategy == "ladder":
             yield (
-                f"operator_export_type {self.operator_export_type} with strategy: ladder, which "
-                "runs each file, and no runtime may run this one; set strategy: direct"
+                f"operator_export_type {self.operator_export_type} does not work with strategy: "
+                "ladder, which runs each file, because runtimes may not support the operators; set "
+                "strategy: direct"
             )
 
     def _legacy_only(self) -> Iterator[str]:
-        """The fields that are set and that only the TorchScript-based exporter has."""
+        """Yield the fields that are set and that only the TorchScript-based exporter supports."""
         for field in ("custom_opsets", "autograd_inlining", "operator_export_type"):
             if getattr(self, field) != ExportSettings.model_fields[field].default:
                 yield field
@@ -237,10 +238,10 @@ TrialVerdict = Literal["PASS", "FAIL", "ERROR", "not exported"]
 
 
 class TrialParity(Record):
-    """The result of one runtime with the file of one trial; the worst over the outputs.
+    """The result of one runtime on the file of one trial; the worst over the outputs.
 
-    Definitions: `gate.records.evidence`. None: not known (no logits, no floats, the runtime
-    failed).
+    `gate.records.evidence` has the definitions. None: not measured (no logits, no floats, or the
+    runtime failed).
     """
 
     runtime: RuntimeName
@@ -251,7 +252,7 @@ class TrialParity(Record):
     noise_ratio: Measured | None = None
     top1_agreement: Measured | None = None
     latency_ms: Measured | None = None
-    """Median of one batch."""
+    """Median latency of one batch."""
     failure: str | None = None
 
 
@@ -262,29 +263,29 @@ class ExportTrialRecord(Record):
     opset_asked: Count
     constant_folding: bool
     seconds: Measured
-    """Of the export alone, wall clock."""
+    """Wall-clock time of the export in seconds."""
     failure: str | None = None
     """Why there is no file."""
     sha256: Sha256 | None = None
     opset: Count | None = None
-    """In the file."""
+    """Opset of the file."""
     nodes: Count | None = None
     size_bytes: Count | None = None
     same_as: str | None = None
-    """Title of an earlier trial whose graph and weights are the same: measured there."""
+    """Title of an earlier trial with the same graph and weights, which was measured instead."""
     warnings: tuple[str, ...] = ()
-    """Of tracer and exporter."""
+    """Warnings of tracer and exporter."""
     parities: tuple[TrialParity, ...] = ()
 
     @property
     def title(self) -> str:
-        """`traced, opset 13, folded`."""
+        """Return a title such as `traced, opset 13, folded`."""
         folding = "folded" if self.constant_folding else "not folded"
         return f"{self.strategy}, opset {self.opset_asked}, {folding}"
 
     @property
     def verdict(self) -> TrialVerdict:
-        """The worst over the runtimes."""
+        """Return the worst verdict of the runtimes."""
         order: tuple[TrialVerdict, ...] = ("not exported", "ERROR", "FAIL", "PASS")
         if self.failure is not None or not self.parities:
             return "not exported"
@@ -299,5 +300,5 @@ class Trials(Record):
     samples: Count
     batch_size: Count
     bound: Measured
-    """On `noise_ratio`: above it a runtime's row is a FAIL."""
+    """Upper bound of `noise_ratio` for a PASS."""
     trials: tuple[ExportTrialRecord, ...]

@@ -7,16 +7,13 @@ from pydantic import Field, NonNegativeInt
 from gate.errors import TooLarge
 from gate.storage.record import Record
 
-# Apart, so that who promotes and who deploys look for it in one place.
-
-
 PREPROCESSING = "preprocessing"
-"""The folder of the spec, next to the ONNX file."""
+"""Folder of the preprocessing spec, next to the ONNX file."""
 
 SPEC = "spec.json"
 
 _LIMIT = 1 << 16
-"""Bytes of a spec at most; a whole one has some 400."""
+"""Maximum size of a spec in bytes; a usual one has about 400."""
 
 
 EVIDENCE = "evidence.json"
@@ -26,17 +23,17 @@ DECISION = "decision.json"
 POLICY = "policy.json"
 
 EVIDENCE_STATEMENT = "evidence.dsse.json"
-"""Signed: what was measured."""
+"""Signed statement about the evidence."""
 
 DECISION_STATEMENT = "decision.dsse.json"
-"""Signed: what was decided."""
+"""Signed statement about the decision."""
 
 TREND = "trend.json"
 
 EXPLANATION = "explanation.json"
 
 CHANGE = "change.json"
-"""Against the version that served."""
+"""Changes since the version that served."""
 
 LOCALISATION = "localisation.json"
 
@@ -49,19 +46,19 @@ PLOTS = "plots"
 SAMPLES = "samples.csv"
 
 METRICS = "metrics.safetensors"
-"""Values per sample of the metrics."""
+"""Values of the metrics for each sample."""
 
 PICTURES = "pictures"
-"""The folder of the worst samples as pictures."""
+"""Folder with pictures of the worst samples."""
 
 GOLDEN = "golden"
-"""The folder of golden vectors."""
+"""Folder of the golden vectors."""
 
 RUN = "run.json"
-"""Names the run of MLflow with the same record."""
+"""ID of the MLflow run with the same record."""
 
 ARGUMENTS = "arguments.json"
-"""Names the files of the check."""
+"""Arguments of the check."""
 
 OF_REPORTS = (
     EVIDENCE,
@@ -83,39 +80,40 @@ OF_REPORTS = (
     RUN,
     ARGUMENTS,
 )
-"""All that a report may hold: files and folders."""
+"""All files and folders of a report."""
 
 
-# They prove nothing by themselves, since every user who may write to the registry may write them.
-# The ledger holds the digests that they must have.
+# The records alone prove nothing, since every writer to the registry can change them. The ledger
+# contains their expected digests.
 
 
 RECORDS = "gate"
-"""The folder of the records, next to the ONNX file."""
+"""Folder of the records, next to the ONNX file."""
 
 
-# quantized/model.onnx           the file (of any name), with its external data; of a release
-#                                of several files its release file, with the parts
-# quantized/gate/…               its own evidence and decision
-# quantized/golden/…             its own golden vectors
+# quantized/model.onnx           the ONNX file (of any name) with its external data, or the release
+#                                file with its parts
+# quantized/gate/…               the twin's evidence and decision
+# quantized/golden/…             the twin's golden vectors
 
 
 QUANTIZED = "quantized"
-"""The folder next to the exact file; a deployed release has a slot of this name, too."""
+"""Folder of the quantized twin, next to the exact file; also a slot of a deployed release."""
 
 
 MAX_BYTES = 8 << 30
-"""Size of a model with all other files of its folder."""
+"""Maximum size of a version with all files."""
 
 _MAX_FILES = 10_000
 
 _MORE_BYTES, _MORE_FILES = 64 << 20, 100
-"""Files that registries and reviewers may add to a version."""
+"""Size and number of files that registries and reviewers may add to a version."""
 
 
 class CheckArguments(Record):
-    """The arguments of `gate check` by which `gate reproduce` finds its files again; paths are as
-    they were given, without passwords."""
+    """The arguments of `gate check` by which `gate reproduce` finds the files again.
+
+    Paths are those of the command line, without passwords."""
 
     model: str
     inputs: str
@@ -132,11 +130,11 @@ class VersionSize(Record):
 
     @property
     def most_bytes(self) -> int:
-        """Return the largest size that the version may have now."""
+        """Return the maximum size of the version in bytes."""
         return self.size_bytes + _MORE_BYTES
 
     def check(self, size_bytes: int, files: int) -> None:
-        """Raise TooLarge where there is far more now than this."""
+        """Raise TooLarge if a version is now much larger than this."""
         if size_bytes > self.most_bytes:
             raise TooLarge(f"there are {size_bytes} bytes or more, expected {self.size_bytes}")
         if files > self.files + _MORE_FILES:
@@ -144,4 +142,4 @@ class VersionSize(Record):
 
 
 MAX_EXTENT = VersionSize(size_bytes=MAX_BYTES, files=_MAX_FILES)
-"""Of what was promoted by a version of the gate that did not write it down."""
+"""Default for versions without a recorded size."""

@@ -11,28 +11,28 @@ from gate.storage.record import Count, Measured, Prose, Record, Sha256, added_fi
 
 
 class MetricValue(Record):
-    """The metric of one side on the samples of a group."""
+    """The value of a metric for one side on the samples of a group."""
 
     value: Measured
     low: Measured
-    """One-sided lower limit at the policy's confidence; NaN where there is none."""
+    """One-sided lower confidence limit at the policy's confidence; NaN if undefined."""
     high: Measured
-    """One-sided upper limit."""
+    """One-sided upper confidence limit."""
 
 
 class MetricDrop(Record):
     """The drop of a metric from one side to another, on the samples of a group."""
 
     drop: Measured
-    """Positive: worse. In units of the metric."""
+    """Drop in units of the metric; positive means worse."""
     changed: Count | None
-    """Samples whose value or state differs; None: the two were measured on different samples."""
+    """Number of samples whose value or state differs; None for different samples."""
     method: Literal["exact", "bca", "rule_of_three", "unpaired"]
     bounds: tuple[Measured, ...]
-    """One-sided upper bounds of the drop at 1 - alpha / r, r = 1, 2, ... up to the number of groups
-    of this kind, for Holm's correction; of all samples one."""
+    """One-sided upper bounds of the drop at 1 - alpha / r for Holm's correction, r = 1, 2, ... up
+    to the number of groups of this kind; a single bound for all samples."""
     scale: Measured
-    """The largest drop that a sample can have: the rule of three is in units of it."""
+    """Largest possible drop of one sample, the unit of the rule of three."""
 
 
 class MetricSide(MetricValue):
@@ -42,16 +42,16 @@ class MetricSide(MetricValue):
 
 
 class SampleGroup(Record):
-    """All samples, or those with one value in one column."""
+    """All samples, or the samples with one value in a column."""
 
     column: str | None = None
     label: Prose | None = None
-    """The value in the column. None: all samples."""
+    """Value in the column. None: all samples."""
     samples: Count
 
     @property
     def title(self) -> str | None:
-        """`camera=front`; None: all samples."""
+        """Return the group as `camera=front`; None for all samples."""
         return None if self.column is None else f"{self.column}={self.label}"
 
 
@@ -63,20 +63,20 @@ class MetricGroup(SampleGroup):
 
 
 class MetricEvidence(Record):
-    """One metric of the policy, as it was measured. `groups` is empty where `failure` says why."""
+    """The measurement of one metric of the policy; `groups` is empty if there is a `failure`."""
 
     name: str
     definition_sha256: Sha256
-    """As `gate.policy.metrics.MetricPolicy.definition`."""
+    """Digest of the metric's definition (`gate.policy.metrics.MetricPolicy.definition`)."""
     source: dict[str, Sha256] = added_field({})
-    """Source files of the function by module, its imports included; empty of a built-in metric."""
+    """Source files of the function and its imports by module; empty for built-in metrics."""
     higher_is_better: bool
     failure: Prose | None = None
     """Why it was not measured: an exception with sample and line, NaN, a limit."""
     groups: tuple[MetricGroup, ...] = ()
-    """All samples first."""
+    """Groups of samples; the first one contains all samples."""
     values_sha256: Sha256 | None = None
-    """Digest of its values per sample in the file `metrics.safetensors` of the report."""
+    """Digest of the metric's values for each sample in the report's `metrics.safetensors`."""
 
 
 class ChampionMetricGroup(SampleGroup):
@@ -88,12 +88,12 @@ class ChampionMetricGroup(SampleGroup):
 
 
 class ChampionMetric(Record):
-    """One metric of the champion and of the new file, both as they are served."""
+    """One metric of the champion and of the new file, on the runtime that serves."""
 
     name: str
     definition_sha256: Sha256
     source: dict[str, Sha256] = added_field({})
     paired: bool
-    """On the same samples. False: by the champion's own evidence, on its own samples."""
+    """True for the same samples; False for the champion's own evidence on its own samples."""
     failure: Prose | None = None
     groups: tuple[ChampionMetricGroup, ...] = ()

@@ -9,15 +9,14 @@ from gate.records.instruments import NoiseParity, StabilityParity
 from gate.storage.record import Count, Measured, Record, added_field
 
 LISTED = 100
-"""Samples of a kind that are kept one by one; all are counted."""
+"""Maximum number of samples of a kind that are listed individually; all are counted."""
 
 PER_OCTAVE = 4
-"""Bins of a histogram from a number to its double: a value is recorded within a factor of
-2^(1/4), 19 %."""
+"""Histogram bins per factor of 2, for a resolution of 2^(1/4), 19 %."""
 
 EDGES = (1.0, 1.1875, 1.40625, 1.6875)
-"""1, 2^(1/4), 2^(2/4), 2^(3/4), cut to 5 bits of the mantissa, so that the bin of a float64 can be
-read from its leading bits: within 0.6 %."""
+"""1, 2^(1/4), 2^(2/4), 2^(3/4), truncated to 5 bits of the mantissa (within 0.6 %), so that the bin
+of a float64 follows from its leading bits."""
 
 
 def largest(numbers: Iterable[float]) -> float | None:
@@ -27,27 +26,26 @@ def largest(numbers: Iterable[float]) -> float | None:
 
 
 class Histogram(Record):
-    """Sizes of differences, counted in bins of equal ratio: exact counts, whatever the order.
+    """A logarithmic histogram of absolute differences, independent of the order of the samples.
 
-    The bin at place `i` of `counts` holds sizes from 2^((first + i) / 4) up to, without it,
-    2^((first + i + 1) / 4), with the edges as `EDGES` has them; sizes below 2^-1022 are in the bin
-    that begins there.
+    `counts[i]` is the number of values in [2^((first + i) / 4), 2^((first + i + 1) / 4)), with the
+    rounded edges `EDGES`. Values below 2^-1022 are in the bin that begins there.
     """
 
     zeros: Count
     first: int = 0
     counts: tuple[Count, ...] = ()
     nonfinite: Count = added_field(0)
-    """NaN and infinite ones."""
+    """Number of NaN and infinite values."""
 
 
 class SideAnswer(Record):
-    """The answer of one side to one sample."""
+    """The prediction of one side for one sample."""
 
     top1: Count
-    """Index of the class; of equals the lowest."""
+    """Index of the predicted class; for ties the lowest index."""
     probability: Measured
-    """Its softmax; of the role `probabilities` the value itself."""
+    """Softmax of that class; for the role `probabilities` the value itself."""
     margin: Measured
     """Largest minus second largest value of the output."""
 
@@ -58,9 +56,9 @@ class WorstSample(Record):
     sample: Count
     max_abs_diff: Measured
     label: Count | None = None
-    """The class that is right, where there are labels."""
+    """True class; None without labels."""
     reference: SideAnswer | None = None
-    """None: no output of classes."""
+    """None: not a classification output."""
     candidate: SideAnswer | None = None
 
 
@@ -69,16 +67,16 @@ class Crossing(Record):
 
     threshold: Measured
     label: Count | None = None
-    """The predicted class that this point is for; None: all."""
+    """Predicted class to which this point applies; None: all classes."""
     samples: Count
-    """How many were compared: all with an answer; of a point for a class, those that one of both
-    sides puts into it. Without near-ties that cross."""
+    """Number of compared samples: all with a prediction; for a class, those that one of the sides
+    assigns to it. Near-ties that cross are excluded."""
     reference_above: Count
     candidate_above: Count
     crossed: Count
-    """Above on one side only, or above on both with another class, or NaN."""
+    """Number of samples above on one side only, above on both with different classes, or NaN."""
     crossing: tuple[Count, ...] = ()
-    """The first hundred of them, by sample."""
+    """Indices of the first 100 of these samples."""
 
 
 # Notation, as in docs/metrics.md: `r` is the output of the PyTorch model in float32 on CPU (the
@@ -95,14 +93,14 @@ class Disagreement(Record):
 
 
 class ConfidenceOfClass(Record):
-    """abs(max softmax(c) - max softmax(r)) over the samples that the reference puts in a class."""
+    """abs(max softmax(c) - max softmax(r)) for samples that the reference assigns to a class."""
 
     label: Count
     samples: Count
     mean: Measured
     max: Measured
     signed_mean: Measured | None = added_field(None)
-    """Mean of max softmax(c) - max softmax(r), with its sign. None: of before it was measured."""
+    """Mean of max softmax(c) - max softmax(r). None: an older record."""
     reference_mean: Measured | None = added_field(None)
     """Mean of max softmax(r)."""
     candidate_mean: Measured | None = added_field(None)
@@ -123,7 +121,7 @@ class Confidence(Record):
 
 
 class Accuracy(Record):
-    """Top-1 on labels, both sides. `drop` = reference - candidate."""
+    """Top-1 accuracy of both sides. `drop` = reference - candidate."""
 
     reference: Measured
     candidate: Measured
@@ -137,42 +135,44 @@ class ClassParity(Record):
     predicted_classes: Count
     """Number of different classes that the reference predicts."""
     top1_agreement: Measured
-    """Of the samples without a tie."""
+    """Share of equal predictions among the samples without a tie."""
     top1_disagreements: Count
     top1_ties: Count = added_field(0)
-    """Samples whose largest elements are equal up to rounding, and whose argmax differs: neither
-    agreement nor disagreement."""
+    """Number of samples whose argmax differs although the largest elements are equal up to
+    rounding. They count neither as agreement nor as disagreement."""
     unsure: Count = added_field(0)
-    """Samples with a float64 truth whose argmax PyTorch's own rounding to float32 changes."""
+    """Number of samples whose argmax differs between PyTorch in float32 and in float64."""
     sure: Count = added_field(0)
-    """The others of them."""
+    """Number of samples whose argmax is equal in float32 and float64."""
     top5_agreement: Measured
     """Share of samples with equal sets of the min(5, classes) largest logits."""
     disagreeing: tuple[Disagreement, ...]
-    """The first hundred, by sample."""
+    """The first 100 samples that disagree."""
     l2_probabilities_mean: Measured
     l2_probabilities_max: Measured
     confidence: Confidence
     accuracy: Accuracy | None = None
     nan_rows: Count = added_field(0)
-    """Samples with NaN on both sides in the same places: in none of the numbers above."""
+    """Number of samples with NaN in the same positions on both sides, which are excluded above."""
     normalised: bool = added_field(False)
-    """The values are probabilities as they are, by the role `probabilities`: no softmax was taken.
-    Records without it took one of them, too."""
+    """True if the values already are probabilities (role `probabilities`), so that no softmax was
+    applied. Older records always applied it."""
     crossings: tuple[Crossing, ...] = added_field(())
     """One for each operating point of the policy."""
 
 
 class RowParity(Record):
-    """Each sample's row of floats as one vector, and as probabilities as they are, without a
-    softmax. The worst over the samples; rows with NaN in the same places on both sides left out."""
+    """Differences of each sample's row of floats as a vector and as probabilities without softmax.
+
+    The numbers are the worst over the samples. Rows with NaN in the same positions on both sides
+    are excluded."""
 
     cosine_distance: Measured
     """1 - cos(r, c)."""
     confidence_diff: Measured
     """abs(max(c) - max(r))."""
     bands: tuple[Measured, Measured, Measured, Measured]
-    """Shares of samples by that, as in `Confidence`."""
+    """Shares of samples by `confidence_diff`, as in `Confidence`."""
     sum_diff: Measured
     """abs(sum(c) - sum(r))."""
     sum_error: Measured
@@ -182,8 +182,8 @@ class RowParity(Record):
 class OutputParity(Record):
     """Parity of one output between the reference and one runtime, over `samples` samples.
 
-    Without elements, and without finite ones where only those count, a number is 0: `elements` and
-    `nonfinite_reference` show that nothing was measured. Older records have NaN there.
+    If no elements count, the numbers are 0: `elements` and `nonfinite_reference` show that nothing
+    was measured. Older records have NaN instead.
     """
 
     name: str
@@ -191,39 +191,39 @@ class OutputParity(Record):
     samples: Count
     elements: Count
     nonfinite_reference: Count
-    """Elements of r that are NaN or infinite."""
+    """Number of NaN or infinite elements of r."""
     nonfinite_mismatched: Count
-    """Elements that are NaN on one side only, or infinite on one side only, or with other sign:
-    their difference is infinite. Records without `nonfinite_same` count NaN on both sides here."""
+    """Number of elements that are NaN or infinite on one side only, or infinite with another sign.
+    Their difference is infinite. Records without `nonfinite_same` also count NaN on both sides."""
     nonfinite_same: Count = added_field(0)
-    """Elements that are NaN on both sides; their difference counts as 0. Whether that is parity,
-    the policy says."""
+    """Number of elements that are NaN on both sides. Their difference is 0; the policy defines
+    whether they are parity."""
     near_ties: Count = added_field(0)
-    """Elements of integers and bools that differ, and that rounding alone moves to what the runtime
-    says: they are in none of the numbers here."""
+    """Number of integers and bools that differ, but that rounding alone may change to the runtime's
+    value. They are excluded from all numbers here."""
     unequal: Count | None = added_field(None)
-    """Elements of integers and bools that differ. None: floats, or of before it was counted."""
+    """Number of integers and bools that differ. None: floats, or an older record."""
     reference_constant: bool
     """True if all samples have the same reference output."""
     reference_abs_max: Measured
-    """Over the finite elements of r."""
+    """Maximum of |r| over its finite elements."""
     reference_std: Measured
-    """Standard deviation over the finite elements of r (population)."""
+    """Population standard deviation of the finite elements of r."""
     max_abs_diff: Measured
     max_abs_diff_sample: Count | None
     mean_abs_diff: Measured
     scaled_diff: Measured
-    """max_abs_diff / reference_std; of integers and bools max_abs_diff itself, because a class or
-    token next to the right one is wrong however many there are."""
+    """max_abs_diff / reference_std; for integers and bools max_abs_diff, because a neighboring
+    class or token is wrong whatever their number."""
     l2_mean: Measured
     l2_max: Measured
     classification: ClassParity | None = None
     rows: RowParity | None = added_field(None)
-    """None: no floats of 2 to 65 536 elements a sample, or of before it was measured."""
+    """None: not floats with 2 to 65 536 elements per sample, or an older record."""
     noise: NoiseParity | None = added_field(None)
-    """None: not measured, for the reason `Evidence.noise_unmeasured`, or no floats."""
+    """None: not floats, or not measured because of `Evidence.noise_unmeasured`."""
     stability: StabilityParity | None = added_field(None)
     differences: Histogram | None = added_field(None)
-    """Of abs(c - r) over all elements. None: of before it was measured."""
+    """Histogram of abs(c - r) over all elements. None: an older record."""
     worst: tuple[WorstSample, ...] = added_field(())
-    """Up to eight samples, the largest difference first."""
+    """Up to eight samples, in descending order of difference."""

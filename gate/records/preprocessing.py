@@ -10,9 +10,9 @@ from pydantic import Field
 
 from gate.storage.record import Measured, Record, Sha256, added_field
 
-# A *consumer* makes the model's input from a picture: an implementation that the gate includes
-# (`pillow`, `canvas`, ...), or one of the user's own, represented by the tensors that it dumped. A
-# *step* is 1/255 of the value range before normalization: one gray level of the picture.
+# A *consumer* computes the model's input from a picture: an implementation in the gate (`pillow`,
+# `canvas`, ...), or the user's own, represented by the tensors that it dumped. A *step* is 1/255 of
+# the value range before normalization: one gray level of the picture.
 
 
 ImplementationName = Literal[
@@ -32,23 +32,23 @@ IMPLEMENTATIONS: tuple[ImplementationName, ...] = get_args(ImplementationName)
 CONSUMER_NAME = r"^[a-z0-9][a-z0-9.-]{0,63}$"
 
 ConsumerName = Annotated[str, Field(pattern=CONSUMER_NAME)]
-"""Of an implementation, or the user's own name for a consumer whose tensors are given."""
+"""Name of an implementation, or the user's name for a consumer with dumped tensors."""
 
 
 _Count = Annotated[int, Field(ge=0)]
 
 
 class PictureTensor(Record):
-    """The tensor that a spec makes from one picture."""
+    """The tensor that a spec computes from one picture."""
 
     dtype: str
     shape: tuple[int | None, ...]
-    """Without the batch axis; None: it follows the picture's size."""
+    """Shape without the batch axis; None for sizes that depend on the picture."""
 
     def fits(self, dtype: str, shape: Sequence[int | str]) -> bool:
-        """True if an input of this dtype and shape takes it, with a batch axis in front.
+        """Return whether an input of this dtype and shape accepts the tensor as a batch.
 
-        A text is a dynamic axis, as in a `TensorSpec`.
+        A string in `shape` is a dynamic axis, as in a `TensorSpec`.
         """
         axes = (None, *self.shape)
         return (
@@ -61,13 +61,13 @@ class PictureTensor(Record):
         )
 
     def misfit(self, inputs: Iterable[tuple[str, Sequence[int | str]]]) -> str | None:
-        """Return why none of a file's inputs, each of dtype and shape, takes it; None: one does."""
-        offered = tuple(inputs)
-        if any(self.fits(dtype, shape) for dtype, shape in offered):
+        """Return why none of a file's inputs (dtype, shape) accepts the tensor, or None."""
+        accepted = tuple(inputs)
+        if any(self.fits(dtype, shape) for dtype, shape in accepted):
             return None
-        taken = " and ".join(f"{dtype} {_axes(shape)}" for dtype, shape in offered) or "nothing"
-        made = _axes(("batch", *("any" if axis is None else axis for axis in self.shape)))
-        return f"the spec makes {self.dtype} {made}, the file takes {taken}"
+        specs = " and ".join(f"{dtype} {_axes(shape)}" for dtype, shape in accepted) or "nothing"
+        shape = _axes(("batch", *("any" if axis is None else axis for axis in self.shape)))
+        return f"the spec makes {self.dtype} {shape}, the file takes {specs}"
 
 
 class ChannelDifference(Record):
@@ -78,13 +78,13 @@ class ChannelDifference(Record):
 
 
 class TensorSummary(Record):
-    """A side's tensors, in its own units."""
+    """Statistics of one side's tensors, in the tensors' own units."""
 
     min: Measured
     max: Measured
     mean: Measured
     first: tuple[Measured, ...] = ()
-    """The first sixteen values of the first picture, in the order of memory."""
+    """The first 16 values of the first picture, in memory order."""
 
 
 class Decisions(Record):
@@ -92,62 +92,62 @@ class Decisions(Record):
 
     images: _Count
     flips: _Count
-    """Pictures whose top-1 class differs."""
+    """Number of pictures whose top-1 class differs."""
     flipped: tuple[str, ...] = ()
-    """Names of the first hundred."""
+    """Names of the first 100 of these pictures."""
     confidence_diff_max: Measured
     """abs(max softmax(consumer) - max softmax(reference)), largest and mean over the pictures."""
     confidence_diff_mean: Measured
 
 
 class ConsumerParity(Record):
-    """One consumer against the reference. Either numbers, or why there are none."""
+    """The comparison of one consumer with the reference: numbers, or why there are none."""
 
     consumer: ConsumerName
     images: _Count = 0
-    """Pictures whose tensor had the reference's shape and dtype, and was compared."""
+    """Number of compared pictures, whose tensors had the reference's shape and dtype."""
     mismatched: tuple[str, ...] = ()
-    """`picture: what differs` for the first hundred with another shape or dtype."""
+    """`picture: difference` for the first 100 pictures with another shape or dtype."""
     nonfinite: _Count = 0
-    """Values that are NaN or infinite on either side."""
+    """Number of values that are NaN or infinite on either side."""
     shape: tuple[int, ...] = ()
-    """Of the first picture's tensor."""
+    """Shape of the first picture's tensor."""
     values: TensorSummary | None = None
     max_diff: Measured | None = None
-    """Largest abs(consumer - reference), in steps; None: nothing to compare."""
+    """Largest abs(consumer - reference) in steps; None if nothing was compared."""
     mean_diff: Measured | None = None
     over_one_step: Measured | None = None
-    """Share of values that are more than one step off."""
+    """Share of values that differ by more than one step."""
     max_diff_output: Measured | None = None
-    """The same in the tensor's own units."""
+    """`max_diff` in the tensor's own units."""
     mean_diff_output: Measured | None = None
     channels: tuple[ChannelDifference, ...] = ()
-    """In the order of the spec's channels."""
+    """Differences in the order of the spec's channels."""
     worst: str | None = None
     """Name of the picture with the largest mean difference."""
     causes: tuple[str, ...] = ()
-    """Known causes which explain the difference on that picture."""
+    """Known causes that explain the difference on that picture."""
     explained: Measured | None = None
-    """Share of the mean difference that vanishes once the causes are applied to the reference."""
+    """Share of the mean difference that disappears if the causes are applied to the reference."""
     decisions: Decisions | None = None
-    """None: no model was given."""
+    """None without a model."""
     unavailable: str | None = None
-    """What it needs and is not on this machine: on another one it runs."""
+    """Requirement of the consumer that is missing on this machine."""
     failure: str | None = None
-    """What broke while it ran."""
+    """Error while the consumer ran."""
     incapable: str | None = added_field(None)
-    """Why it can't do the spec, wherever it runs."""
+    """Why the consumer can't implement the spec on any machine."""
 
     @property
     def not_measured(self) -> str | None:
-        """Return why it never ran, or None if it did."""
+        """Return why the consumer did not run, or None if it did."""
         return self.incapable or self.unavailable
 
     def within(self, bound: float) -> bool:
-        """True only if every picture was compared and no value is more than `bound` steps off."""
-        whole = self.images > 0 and not (self.mismatched or self.nonfinite or self.failure)
+        """Return whether all pictures were compared and all values differ by `bound` at most."""
+        complete = self.images > 0 and not (self.mismatched or self.nonfinite or self.failure)
         finite = self.max_diff is not None and math.isfinite(self.max_diff)
-        return whole and finite and 0.0 <= (self.max_diff or 0.0) <= bound
+        return complete and finite and 0.0 <= (self.max_diff or 0.0) <= bound
 
 
 class PreprocessingParity(Record):
@@ -159,13 +159,13 @@ class PreprocessingParity(Record):
     reference_values: TensorSummary
     images: _Count
     images_sha256: Sha256
-    """Of names and decoded pixels."""
+    """Digest of names and decoded pixels."""
     tensor: PictureTensor | None = added_field(None)
-    """What the spec makes, which the file must take."""
+    """The tensor that the spec computes and the file must accept."""
     distinct: _Count = added_field(0)
-    """How many there are if copies, pixel by pixel, count once."""
+    """Number of pictures with different pixels."""
     model_sha256: Sha256 | None = None
-    """The model of `decisions`."""
+    """Digest of the model of `decisions`."""
     versions: dict[str, str] = Field(default_factory=dict)
     consumers: tuple[ConsumerParity, ...]
 

@@ -10,21 +10,19 @@ from pydantic import Field, JsonValue, StringConstraints
 
 from gate.storage.record import Count, Record, added_field
 
-# The decision checks that a measurement kept the promise of its name. What it takes for a promise
-# of the gate's own names stands here and in no evidence.
-
-
+# The decision checks that a measurement has the properties that the runtime's name guarantees. For
+# built-in names they are defined here, so that evidence can't redefine them.
 _NAME, _LONGEST = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", 64
 
 RuntimeName = Annotated[str, StringConstraints(pattern=f"^{_NAME}$", max_length=_LONGEST)]
-"""Lower-case letters, digits, dashes and dots. The registry (`gate.runtimes.selection`) checks that
-there is such a runtime: a reader of evidence need not have it."""
+"""Lower-case letters, digits, dashes and dots. Only `gate.runtimes.selection` checks that the
+runtime exists, because a reader of evidence may not have it installed."""
 
 Engine = Literal["torch", "onnxruntime", "other"]
 
 BoundsKind = Literal["cpu", "cuda", "device"]
-"""Which of the built-in bounds fit: those of a CPU, those of ONNX Runtime on CUDA, or those of
-another device, whose algorithms may round more. Evidence of before has `cuda` for both."""
+"""The applicable built-in bounds: for a CPU, for ONNX Runtime on CUDA, or for another device, whose
+algorithms may round more. Older evidence has `cuda` for both devices."""
 
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -32,10 +30,10 @@ CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
 
 ORT = "ort"
-"""ONNX Runtime with the providers that the options name."""
+"""ONNX Runtime with the providers in its options."""
 
 RECORDED = "recorded"
-"""Outputs that were computed elsewhere."""
+"""Recorded outputs that were computed elsewhere."""
 
 SERVER = "server"
 """A live model server."""
@@ -48,11 +46,11 @@ class RuntimeTraits:
     engine: Engine
     provider: str
     optimization: str | None
-    """`graph_optimization_level` of ONNX Runtime; None for others."""
+    """`graph_optimization_level` of ONNX Runtime; None for other engines."""
 
     @property
     def cuda(self) -> bool:
-        """True if the runtime needs a CUDA device."""
+        """Return whether the runtime needs a CUDA device."""
         return self.provider == CUDA_PROVIDER
 
 
@@ -63,7 +61,7 @@ RUNTIMES: dict[RuntimeName, RuntimeTraits] = {
     "ort-cuda": RuntimeTraits("onnxruntime", CUDA_PROVIDER, "ORT_DISABLE_ALL"),
     "ort-cuda-optimized": RuntimeTraits("onnxruntime", CUDA_PROVIDER, "ORT_ENABLE_ALL"),
 }
-"""Those whose name is the whole promise."""
+"""Runtimes that are fully defined by their names."""
 
 PROVIDERS: dict[RuntimeName, str] = {
     "browser-wasm": "wasm",
@@ -73,11 +71,11 @@ PROVIDERS: dict[RuntimeName, str] = {
     SERVER: SERVER,
     "tract": "tract cpu",
 }
-"""What the gate's other kinds promise to run on, but for `ort`. Of the kinds of packages only their
-evidence says it."""
+"""Providers of the other built-in kinds except `ort`. For kinds from plug-in packages only the
+evidence has the provider."""
 
 OWN = frozenset({*RUNTIMES, *PROVIDERS, ORT})
-"""All names of the gate's own: nothing else measures under one of them."""
+"""All built-in names, which plug-ins can't use."""
 
 _OTHER = RuntimeTraits("other", "", None)
 
@@ -93,36 +91,36 @@ def traits_of(name: RuntimeName) -> RuntimeTraits:
 
 
 HEAVY = re.compile(r"Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN")
-"""Operators, of any domain, that do the work of a model. On the CPU they are always a fallback."""
+"""Compute-intensive operators of any domain. On the CPU they always count as a fallback."""
 
 
 class CpuNode(Record):
-    """A node that ran on the CPU although another provider was requested, and computes no shape."""
+    """A compute node that ran on the CPU although another provider was requested."""
 
     name: str
     """`op_type:node_name`, as in `RuntimeEvidence.fallback_nodes`."""
     operator: str
     """`domain::op_type`; `op_type` in the standard domain."""
     since_version: Count | None = None
-    """The version of the operator in the opset of the file. None: unknown."""
+    """Version of the operator in the file's opset. None: unknown."""
     inputs: tuple[str, ...] = ()
-    """Their types: `float`, `int64`; empty where unknown."""
+    """Types of the inputs: `float`, `int64`; empty if unknown."""
 
 
 class RuntimeIdentity(Record):
-    """The identity of a runtime that its name does not define, or that has its own options."""
+    """The identity of a runtime that is not defined by its name, or that has options."""
 
     kind: RuntimeName
-    """Its name in the registry; `ort` for ONNX Runtime by its options."""
+    """Name of the runtime's kind; `ort` for ONNX Runtime with options."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """As the policy has them: other options are another runtime."""
+    """Options in the policy. Different options make a different runtime."""
     package: str = ""
-    """Distribution and version that it comes with; empty: the gate itself."""
+    """Distribution and version of the plug-in; empty for built-in kinds."""
     provider: str = ""
-    """What it promises to run on."""
+    """Provider on which the runtime claims to run."""
     bounds: BoundsKind = "cpu"
     versions: dict[str, str] = added_field({})
-    """Of the libraries that compute, by name."""
+    """Versions of the libraries that compute, by name."""
     device: str | None = added_field(None)
     precision: str | None = added_field(None)
-    """In which it computed, proven: `float32`. None: not proven."""
+    """Verified precision of the computation: `float32`. None: not verified."""

@@ -12,23 +12,24 @@ _WORDS = ["NaN", "Infinity", "-Infinity"]
 
 
 class _RecordSchema(GenerateJsonSchema):
-    """A schema generator for records, in which NaN and infinite numbers are written as words."""
+    """A schema generator for records, in which NaN and infinite numbers are strings."""
 
     def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
-        """Return the schema of a number or such a word."""
+        """Return the schema of a number or such a string."""
         return {"anyOf": [super().float_schema(schema), {"enum": _WORDS}]}
 
 
 def record_schema(record: type[BaseModel], *, title: str) -> dict[str, Any]:
-    """Return the schema of a record as it is written in JSON."""
+    """Return the schema of a record's JSON."""
     return _titled(record.model_json_schema(schema_generator=_RecordSchema), title)
 
 
 def settings_schema(
     settings: type[BaseModel], *, title: str, section: str | None = None
 ) -> dict[str, Any]:
-    """Return the schema of a YAML file of settings. `section`: the file may have the settings below
-    this key, beside other keys. No setting is required there: what is left out has a default."""
+    """Return the schema of a YAML file of settings.
+
+    section: a key below which the file may have the settings. All settings there have defaults."""
     schema = settings.model_json_schema()
     if section is None:
         return _titled(schema, title)
