@@ -106,12 +106,32 @@ class Ranked(nn.Module):
         return y.argmax(1)
 
 
+class Rounds(nn.Module):
+    """Near ties of a comparison and of an argmax, and clear ones, in each round of a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 12)
+        self.register_buffer("gap", torch.arange(2.0).repeat_interleave(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        larger = torch.zeros_like(x[:, :12])
+        best = torch.zeros_like(x[:, :1])
+        for _ in range(x.size(1) // 20):
+            y = self.layer(x)
+            twin = nn.functional.linear(x.flip(1), self.layer.weight.flip(1), self.layer.bias)
+            larger = 2.0 * larger + (y > twin + self.gap).float()
+            best = 2.0 * best + torch.cat([y, twin], 1).argmax(1, keepdim=True).float()
+            x = 1.25 * x
+        return torch.cat([larger, best], 1)
+
+
 def judged(model, path, arrays, *, of_file=None, edit=None):
     model.eval()
     example = {name: array[:2] for name, array in arrays.items()}
-    candidate = tiny.export(
-        of_file or model, path / "m.onnx", example=example, outputs=("y",), opset=17
-    )
+    exported = torch.jit.script(model) if isinstance(model, Rounds) else of_file or model
+    candidate = tiny.export(exported, path / "m.onnx", example=example, outputs=("y",), opset=17)
     if edit is not None:
         candidate = tiny.edit(candidate, path / "edited.onnx", edit)
     samples = SampleSet.from_arrays(dict(arrays))

@@ -46,7 +46,10 @@ def test_the_defaults_are_the_documented_export() -> None:
         ({"dynamo": True}, "Extra inputs"),
         ({"keep_initializers_as_inputs": True, "export_params": False}, "they are inputs already"),
         ({"custom_opsets": {"mine": 2}}, "silently ignores it; set strategy: direct"),
-        ({"autograd_inlining": False, "strategy": "dynamo"}, "autograd_inlining is an option of the"),
+        (
+            {"autograd_inlining": False, "strategy": "dynamo"},
+            "autograd_inlining is an option of the",
+        ),
         ({"operator_export_type": "ONNX_ATEN", "strategy": "dynamo"}, "silently ignores it"),
         (
             {"export_modules_as_functions": True, "strategy": "dynamo"},

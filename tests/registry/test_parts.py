@@ -110,21 +110,25 @@ def _vectors_of_one(release: Release) -> Release:
     return dataclasses.replace(release, golden=GoldenFolder.open(release.golden.path))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "wanted"),
-    [
-        (_exchanged, r"the part head \(.*head.onnx\) has digest"),
-        (_swapped, r"the part encoder \(.*encoder.onnx\) has digest"),
-        (_missing, "the part head .*is missing"),
-        (_another, "release.yaml has digest"),
-        (_unmeasured, "the evidence does not contain the part head"),
-        (_elsewhere, "does not describe .*: parts .*../head.onnx"),
-        (_renamed, "parts .*encoder_2.*, not .*encoder"),
-        (_other_shapes, "does not describe .*head.onnx: inputs"),
-        (_vectors_of_one, "computed with other parts than the release has: head"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
+SPOILED: dict[str, tuple[Spoil, str]] = {
+    "exchanged": (
+        _after(lambda path: releases.onnx_file(path.with_name("head.onnx"), seed=9)),
+        r"the part head \(.*head.onnx\) has digest"),
+    "swapped": (_swapped, r"the part encoder \(.*encoder.onnx\) has digest"),
+    "missing": (
+        _after(lambda path: path.with_name("head.onnx").unlink()), "the part head .*is missing"),
+    "another": (
+        _after(lambda path: path.write_text(f"{path.read_text()}  neck: {{file: head.onnx}}\n")),
+        "release.yaml has digest"),
+    "unmeasured": (_unmeasured, "the evidence says nothing of the part head"),
+    "elsewhere": (_elsewhere, "otherwise than it is: parts .*../head.onnx"),
+    "renamed": (_renamed, "parts .*encoder_2.*, not .*encoder"),
+    "other shapes": (_other_shapes, "describes .*head.onnx otherwise than it is: inputs"),
+    "vectors of one": (_vectors_of_one, "are of other parts than the release: head"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "wanted"), SPOILED.values(), ids=SPOILED)
 def test_what_does_not_belong_together_is_no_version(
     release: Release, ledger: Ledger, spoil: Spoil, wanted: str
 ) -> None:

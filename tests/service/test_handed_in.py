@@ -273,76 +273,77 @@ TWIN = Resource.from_digest(builders.digest("twin"), name="quantized/model.onnx"
 POLICY_DIGEST = ("predicate", "policy", "digest")
 BOTH = ("gate/evidence.dsse.json", "gate/decision.dsse.json")
 
-
-def a_bad_digest(plain: dict[str, Any]) -> None:
-    plain["subject"][-1]["digest"]["sha256"] = "x"
-
-
-def a_twin_that_is_not_there(plain: dict[str, Any]) -> None:
-    of = Resource.from_digest(builders.digest("twin"), name="quantized/model.onnx")
-    plain["subject"].append(of.to_plain())
-
-
-def another_policy(plain: dict[str, Any]) -> None:
-    plain["predicate"]["policy"]["digest"]["sha256"] = "0" * 64
-
-
-def another_algorithm(plain: dict[str, Any]) -> None:
-    plain["predicate"]["policy"]["digest"] = {"sha512": "0" * 128}
-
-
-def another_result(plain: dict[str, Any]) -> None:
-    plain["predicate"]["verificationResult"] = "FAILED"
-
-
-def two_pieces_of_evidence(plain: dict[str, Any]) -> None:
-    plain["predicate"]["inputAttestations"] *= 2
-
-
-FORGERIES: dict[Forge, str] = {
-    restated(another_file): "file",
-    restated(a_bad_digest): "no SHA-256 digest of the preprocessing",
-    restated(a_twin_that_is_not_there): "the quantized twin: there are no statements",
-    restated(another_policy): "is about decision",
-    restated(another_algorithm): "no SHA-256 digest of the policy",
-    restated(another_result): "FAILED",
-    restated(two_pieces_of_evidence): "2 pieces of evidence",
-    unsigned: "there are no statements beside the file",
-    under_a_trusted_id: "is signed by 0",
-    by_a_reviewer: "is signed by 0",
-    by_a_key_of_last_year: "was valid until",
-    for_no_registry: "sqlite:",
-    without_spec: "preprocessing",
-    one_key_under_two_names: "is signed by 1 of",
-    unknown_key: "is signed by 0 of the keys that are trusted",
-    of_another_model: "letters",
-    of_another_registry: "this registry, declare that when you start the service: gate serve "
-    "--same-registry https://elsewhere",
-    of_another_file: "has digest",
-    with_the_evidence_of_another: "has digest",
-    statement_on_other_evidence: "is about evidence",
-    edited_evidence: "has digest",
-    edited_decision: "is about decision",
-    other_bytes: "has digest",
-    exchanged_golden: "golden vectors",
-    exchanged_spec: "preprocessing",
-    without_golden: "golden vectors",
-    stripped: "signatures",
-    of_another_type: "its payloadType is",
-    another_payload: "is signed by 0",
-    half_a_word: "evidence.dsse.json",
-    expired: "days old",
-    of_the_future: "is dated in the future",
-    old_evidence: "its evidence is 91.0 days old",
-    revoked: "is revoked",
-    too_few_signatures: "is signed by 1 of the keys",
-    one_key_twice: "statement",
-    weaker_policy: "it was judged by another policy",
-    no_pass: "its decision is FAIL",
-    rolled_back_bytes: "these bytes were rolled back as version 2",
-    rejected_bytes: "a reviewer rejected these bytes as version 2",
-    replayed: "version 1 was promoted with the same verdict before",
-}
+FORGERIES: dict[str, tuple[Forge, str]] = {
+    "states another file": (restated("subject", 0, "digest", "sha256", to="0" * 64), "file"),
+    "states a bad digest": (
+        restated("subject", -1, "digest", "sha256", to="x"),
+        "no SHA-256 digest of the preprocessing"),
+    "states a twin that is not there": (
+        restated("subject", to=lambda all_: [*all_, TWIN]),
+        "the quantized twin: there are no statements"),
+    "states another policy": (restated(*POLICY_DIGEST, "sha256", to="0" * 64), "is about decision"),
+    "states another algorithm": (
+        restated(*POLICY_DIGEST, to={"sha512": "0" * 128}), "no SHA-256 digest of the policy"),
+    "states another result": (
+        restated("predicate", "verificationResult", to="FAILED"), "FAILED"),
+    "states two pieces of evidence": (
+        restated("predicate", "inputAttestations", to=lambda all_: all_ * 2),
+        "2 pieces of evidence"),
+    "unsigned": (
+        lambda w: w.put(replace(w.release(2), statements=None)),
+        "there are no statements beside the file"),
+    "unknown key": (by_stranger, "is signed by 0 of the keys that are trusted"),
+    "unknown key under a trusted id": (
+        spoiled(*BOTH, by=under_a_trusted_id, send=by_stranger), "is signed by 0"),
+    "reviewer's key": (by_a_reviewer, "is signed by 0"),
+    "key of last year": (by_a_key_of_last_year, "was valid until"),
+    "revoked key": (
+        trusting(sent(), revoked=lambda w: (w.ci.public.key_id,)), "is revoked"),
+    "too few signatures": (
+        trusting(sent(), threshold=lambda _: 2), "is signed by 1 of the keys"),
+    "one key twice": (
+        trusting(spoiled(BOTH[1], by=signed_twice(False)), threshold=lambda _: 2), "statement"),
+    "one key under two names": (
+        trusting(spoiled(*BOTH, by=signed_twice(True)), threshold=lambda _: 2),
+        "is signed by 1 of"),
+    "expired": (sent(at=days_ago(91)), "days old"),
+    "of the future": (sent(at=days_ago(-1)), "is of the future"),
+    "old evidence": (old_evidence, "its evidence is 91.0 days old"),
+    "of another model": (sent(model="letters"), "letters"),
+    "of another registry": (
+        sent(registry="https://elsewhere"),
+        "this registry, whoever runs the service says so: gate serve "
+        "--same-registry https://elsewhere"),
+    "for no registry": (sent(registry="sqlite:///m.db"), "sqlite:"),
+    "of another file": (mixed(lambda _, other: {"statements": other.statements}), "has digest"),
+    "with the evidence of another": (
+        mixed(lambda _, other: {"evidence": other.evidence}), "has digest"),
+    "statement on other evidence": (mixed(on_other_evidence), "is about evidence"),
+    "edited evidence": (
+        spoiled("gate/evidence.json", by=field("measured_at", "2026-11-22T00:00:00+00:00")),
+        "has digest"),
+    "edited decision": (
+        spoiled("gate/decision.json", by=field("runtimes", ["ort-cpu"])), "is about decision"),
+    "other bytes": (other_bytes, "has digest"),
+    "exchanged golden vectors": (
+        spoiled("golden/golden.json", by=lambda _, data: data + b" ", make=World.with_golden),
+        "golden vectors"),
+    "without golden vectors": (spoiled("golden", make=World.with_golden), "golden vectors"),
+    "exchanged spec": (
+        spoiled("prep", by=lambda _, data: data.replace(b"0.485", b"0.486"), make=World.with_spec),
+        "preprocessing"),
+    "without spec": (spoiled("prep", make=World.with_spec), "preprocessing"),
+    "stripped": (spoiled(BOTH[1], by=field("signatures", [])), "signatures"),
+    "of another type": (
+        spoiled(BOTH[1], by=field("payloadType", "application/json")), "its payload is"),
+    "another payload": (spoiled(BOTH[1], by=another_payload), "is signed by 0"),
+    "half a word": (spoiled(BOTH[0]), "evidence.dsse.json"),
+    "weaker policy": (weaker_policy, "it was judged by another policy"),
+    "no pass": (no_pass, "its decision is FAIL"),
+    "rolled-back bytes": (rolled_back_bytes, "these bytes were rolled back as version 2"),
+    "rejected bytes": (rejected_bytes, "a reviewer rejected these bytes as version 2"),
+    "replayed": (replayed, "its verdict brought version 1 into service before"),
+}  # fmt: skip
 
 
 def assert_page_says_refused(world: World, number: str) -> None:
@@ -392,7 +393,7 @@ def test_the_twin_of_another_file_with_true_statements(tmp_path) -> None:
     one, other = world.release(1), world.release(2)
     number = world.put(replace(one, twin=other.twin))
     assert world.look() == [("hand_in", "refused", number)]
-    assert "does not name the quantized twin" in world.refusal(number)
+    assert "names no quantized twin" in world.refusal(number)
 
 
 def with_twin_vectors(world: World, torch: str) -> Release:
@@ -451,7 +452,7 @@ def test_a_twin_that_nobody_signed(tmp_path) -> None:
     assert one.twin is not None
     number = world.put(replace(one, twin=replace(one.twin, statements=None)))
     assert world.look() == [("hand_in", "refused", number)]
-    assert "the quantized twin: the file has no signed statements" in world.refusal(number)
+    assert "the quantized twin: there are no statements" in world.refusal(number)
 
 
 def test_what_was_refused_by_a_stricter_policy_of_its_own_is_decided_anew(world: World) -> None:
