@@ -20,7 +20,7 @@ HEAVY = ("torch", "numpy", "onnx", "onnxruntime", "mlflow", "pydantic", "gate.sa
 WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "file": (("check", "modl.onnx", *CHECK[2:]), "OnnxFileError", "Did you mean model.onnx?"),
     "file is a folder": (("check", "report", *CHECK[2:]), "OnnxFileError", "is a folder"),
-    "inputs": ((*CHECK, "--inputs", "far/x.npy"), "DataError", "no folder far"),
+    "inputs": ((*CHECK, "--inputs", "far/x.npy"), "DataError", "folder far does not exist"),
     "a data set": ((*CHECK, "--inputs", "nine:data"), "DataError",
                    "--inputs: no module named 'nine'"),
     "fields": ((*CHECK, "--inputs", "x.parquet#inputs=a&inputs=b"), "DataError", "each once"),

@@ -206,7 +206,7 @@ def test_what_a_checkpoint_saw_is_missed(
     assert audited.verify()[0] == 0  # the chain alone can't see it
     code, plain = audited.verify("--checkpoint", "checkpoint.json")
     assert (code, plain["holds"]) == (1, False)
-    assert "with 3 lines" in plain["problem"]
+    assert "had 3 entries" in plain["problem"]
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def test_what_is_accepted_leaves_a_line_and_goes_on(
 ) -> None:
     spoil(kept_ledger.state)
     lost = accept_rewrite(Ledger(Path(kept_ledger.location)), file, reason="the disk died")
-    assert "the store saw 3 lines" in lost[0]
+    assert "the store recorded 3 entries" in lost[0]
     line = kept_ledger.entries()[-1]
     assert (line.action, line.actor) == ("ledger_accepted", actor())
     assert "the disk died" in line.reason

@@ -238,8 +238,8 @@ def test_a_ledger_that_only_grew_is_the_one_it_was(both: Ledger, kept: bytes, wr
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
-        (lambda found: found[:1], "ends at line 1: lines were removed"),
-        (lambda found: [], "ends at line 0: lines were removed"),
+        (lambda found: found[:1], "ends at entry 1: entries were removed"),
+        (lambda found: [], "ends at entry 0: entries were removed"),
         (lambda found: chained([found[1], found[2]]), "rewritten or removed"),
         (lambda found: chained([found[1], found[0], found[2]]), "rewritten or removed"),
         (lambda found: chained([found[0]._replace(line=found[0].line.replace(b"one", b"ONE")),
@@ -252,7 +252,7 @@ def test_another_past_is_seen(both: Ledger, kept: bytes, spoil, what: str) -> No
     put(both.state, spoil(rows(both.state)))
     with pytest.raises(PastChanged, match=what) as caught:
         Checkpoint.from_statement(SignedStatement.from_bytes(kept)).verify(both)
-    assert "with 2 lines" in str(caught.value)
+    assert "had 2 entries" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_whose_word_it_is_must_be_a_trusted_writer_s(kept: bytes, writers, trust
 
 
 def test_an_empty_ledger_has_none(both: Ledger) -> None:
-    with pytest.raises(EvidenceError, match="there is no line"):
+    with pytest.raises(EvidenceError, match="is empty"):
         Checkpoint.from_ledger(both)
 
 
@@ -313,7 +313,7 @@ def test_a_signature_that_was_lost_inside_is_seen_and_can_be_accepted(
     first, second, third = rows(signed.state)
     put(signed.state, [first, second._replace(signature=spoiled), third])
     assert len(signed.entries()) == 3  # the last signature vouches for what it says
-    with pytest.raises(Untrusted, match=r":2: this line has .*signature"):
+    with pytest.raises(Untrusted, match=r":2: this entry has .*signature"):
         audit_ledger(signed)
     signed.append(entry("looked at", action="ledger_accepted"))
     assert audit_ledger(signed).accepted == (2,)
@@ -345,7 +345,7 @@ def test_who_is_not_trusted_accepts_nothing(
 ) -> None:
     trust = writers.trusting(("ci", "new"), revoked=("ci",))
     for key in (None, writers.key("ci"), writers.key("stranger")):
-        with pytest.raises(Untrusted, match="nothing is written"):
+        with pytest.raises(Untrusted, match="no entry can be added"):
             accept_rewrite(Ledger(signed.state, key=key, trust=trust), store, reason="never mind")
     assert len(rows(signed.state)) == 3
 

@@ -220,7 +220,7 @@ def test_an_approval_is_used_once(
     closed = None if closed_at is None else closed_at.isoformat(timespec="seconds")
     ballot = poll(keys, closed_at=closed).count(said(keys["alice"]), OF)
     assert ballot.is_approved == counts
-    assert ("sign it again" in str(ballot)) != counts
+    assert ("sign again" in str(ballot)) != counts
 
 
 def test_a_rejection_stands_above_approvals(keys: dict[str, SigningKey]) -> None:

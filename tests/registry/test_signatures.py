@@ -115,7 +115,7 @@ def test_data_beside_the_file_is_vouched_for_by_its_name(world: World) -> None:
     with pytest.raises(DigestMismatch, match="bytes changed since they were measured"):
         verify_release(of, policy=policy, **here)
     (path.parent / data).unlink()
-    with pytest.raises(DigestMismatch, match="has no file"):
+    with pytest.raises(DigestMismatch, match="needs the data file"):
         verify_release(of, policy=policy, **here)
 
 
@@ -172,9 +172,9 @@ def without_statement_of_the_twin(world: World) -> Release:
 
 
 SPOILED: dict[str, tuple[Callable[[World], Release], str]] = {
-    "no statement": (lambda w: w.release, "there are no statements"),
+    "no statement": (lambda w: w.release, "the file has no signed statements"),
     "no statement of the twin": (
-        without_statement_of_the_twin, "the quantized twin: there are no statements"),
+        without_statement_of_the_twin, "the quantized twin: the file has no signed statements"),
     "edited evidence": (edited_evidence, "The evidence was edited"),
     "edited evidence of the twin": (
         lambda w: edited_evidence(w, of_the_twin=True),
@@ -183,11 +183,11 @@ SPOILED: dict[str, tuple[Callable[[World], Release], str]] = {
     "edited golden vectors": (edited_golden, "names golden/golden.json with digest"),
     "golden vectors left out": (
         lambda w: replace(w.signed(), golden=None),
-        "names golden/golden.json, which was not handed in"),
+        "names golden/golden.json, which was not submitted"),
     "another twin": (another_twin, "The twin was exchanged"),
     "twin left out": (
         lambda w: replace(w.signed(), twin=None),
-        "names quantized/model.int8.onnx, which was not handed in"),
+        "names quantized/model.int8.onnx, which was not submitted"),
     "another file": (of_another_file, "The evidence was edited, or is another's"),
     "another name": (
         lambda w: w.signed(model="letters"),

@@ -280,7 +280,7 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
         "no SHA-256 digest of the preprocessing"),
     "states a twin that is not there": (
         restated("subject", to=lambda all_: [*all_, TWIN]),
-        "the quantized twin: there are no statements"),
+        "the quantized twin: the file has no signed statements"),
     "states another policy": (restated(*POLICY_DIGEST, "sha256", to="0" * 64), "is about decision"),
     "states another algorithm": (
         restated(*POLICY_DIGEST, to={"sha512": "0" * 128}), "no SHA-256 digest of the policy"),
@@ -288,10 +288,10 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
         restated("predicate", "verificationResult", to="FAILED"), "FAILED"),
     "states two pieces of evidence": (
         restated("predicate", "inputAttestations", to=lambda all_: all_ * 2),
-        "2 pieces of evidence"),
+        "2 evidence records"),
     "unsigned": (
         lambda w: w.put(replace(w.release(2), statements=None)),
-        "there are no statements beside the file"),
+        "the file has no signed statements"),
     "unknown key": (by_stranger, "is signed by 0 of the keys that are trusted"),
     "unknown key under a trusted id": (
         spoiled(*BOTH, by=under_a_trusted_id, send=by_stranger), "is signed by 0"),
@@ -307,13 +307,12 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
         trusting(spoiled(*BOTH, by=signed_twice(True)), threshold=lambda _: 2),
         "is signed by 1 of"),
     "expired": (sent(at=days_ago(91)), "days old"),
-    "of the future": (sent(at=days_ago(-1)), "is of the future"),
+    "of the future": (sent(at=days_ago(-1)), "is dated in the future"),
     "old evidence": (old_evidence, "its evidence is 91.0 days old"),
     "of another model": (sent(model="letters"), "letters"),
     "of another registry": (
         sent(registry="https://elsewhere"),
-        "this registry, whoever runs the service says so: gate serve "
-        "--same-registry https://elsewhere"),
+        "start the service: gate serve --same-registry https://elsewhere"),
     "for no registry": (sent(registry="sqlite:///m.db"), "sqlite:"),
     "of another file": (mixed(lambda _, other: {"statements": other.statements}), "has digest"),
     "with the evidence of another": (
@@ -335,14 +334,14 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "without spec": (spoiled("prep", make=World.with_spec), "preprocessing"),
     "stripped": (spoiled(BOTH[1], by=field("signatures", [])), "signatures"),
     "of another type": (
-        spoiled(BOTH[1], by=field("payloadType", "application/json")), "its payload is"),
+        spoiled(BOTH[1], by=field("payloadType", "application/json")), "its payloadType is"),
     "another payload": (spoiled(BOTH[1], by=another_payload), "is signed by 0"),
     "half a word": (spoiled(BOTH[0]), "evidence.dsse.json"),
     "weaker policy": (weaker_policy, "it was judged by another policy"),
     "no pass": (no_pass, "its decision is FAIL"),
     "rolled-back bytes": (rolled_back_bytes, "these bytes were rolled back as version 2"),
     "rejected bytes": (rejected_bytes, "a reviewer rejected these bytes as version 2"),
-    "replayed": (replayed, "its verdict brought version 1 into service before"),
+    "replayed": (replayed, "version 1 was promoted with the same verdict before"),
 }  # fmt: skip
 
 
@@ -393,7 +392,7 @@ def test_the_twin_of_another_file_with_true_statements(tmp_path) -> None:
     one, other = world.release(1), world.release(2)
     number = world.put(replace(one, twin=other.twin))
     assert world.look() == [("hand_in", "refused", number)]
-    assert "names no quantized twin" in world.refusal(number)
+    assert "does not name the quantized twin" in world.refusal(number)
 
 
 def with_twin_vectors(world: World, torch: str) -> Release:
@@ -452,7 +451,7 @@ def test_a_twin_that_nobody_signed(tmp_path) -> None:
     assert one.twin is not None
     number = world.put(replace(one, twin=replace(one.twin, statements=None)))
     assert world.look() == [("hand_in", "refused", number)]
-    assert "the quantized twin: there are no statements" in world.refusal(number)
+    assert "the quantized twin: the file has no signed statements" in world.refusal(number)
 
 
 def test_what_was_refused_by_a_stricter_policy_of_its_own_is_decided_anew(world: World) -> None:
