@@ -32,7 +32,7 @@ def test_the_default_places_are_those_of_the_service(ledger: Ledger, capsys) -> 
         ledger.verify()
     assert cli.main(["accept-ledger", "--reason", "the disk died"]) == 0
     shown = capsys.readouterr().out
-    assert "the store .gate/store saw 2 lines" in shown
+    assert "the store .gate/store recorded 2 entries" in shown
     assert "accepted" in shown
     assert [e.action for e in ledger.entries()] == ["conflict", "ledger_accepted"]
     assert cli.main(["accept-ledger", "--reason", "again"]) == 0
