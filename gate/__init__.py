@@ -1,7 +1,7 @@
 """parity-gate: the gate between an ONNX export and the model registry.
 
-What stands in `__all__` is the public API; all else is private and may change without notice.
-Nothing is imported before it is used, so that `import gate` costs nothing.
+`__all__` is the public API; everything else is private and may change without notice. Names are
+imported on first use, so that `import gate` is fast.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ _MODULES = {name: module for module, names in _WHERE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from its module."""
+    """Import a public name on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module 'gate' has no public name {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Return the public names."""
     return sorted([*__all__, "__version__"])

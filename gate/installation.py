@@ -22,20 +22,20 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 _ANSWER_S = 10.0
-"""For its version; a snap that starts for the first time takes seconds."""
+"""Time limit for printing the version; the first start of a snap takes seconds."""
 
 
 def chromium_path() -> str | None:
-    """The program; None: there is none that runs."""
-    found = filter(None, map(shutil.which, _NAMES))
-    return next((path for path in found if _runs(path)), None)
+    """Return the path of a working Chromium, or None."""
+    paths = filter(None, map(shutil.which, _NAMES))
+    return next((path for path in paths if _runs(path)), None)
 
 
 @functools.cache
 def _runs(path: str) -> bool:
-    """Whether it says its version: Ubuntu's package of this name may be a hint at a snap."""
+    """Return whether the program prints its version: on Ubuntu it may be a stub for a snap."""
     try:
-        answer = subprocess.run(
+        process = subprocess.run(
             [path, "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -45,12 +45,12 @@ def _runs(path: str) -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return answer.returncode == 0
+    return process.returncode == 0
 
 
 def chromium_missing(extra: str) -> str | None:
-    """What is missing to drive it, and what to install; `extra`: of the project, that has
-    Playwright."""
+    """Return what is missing to run Chromium and how to install it, or None. `extra`: the extra
+    that includes Playwright."""
     if find_spec("playwright") is None:
         return f"Playwright is not installed: pip install 'parity-gate[{extra}]'"
     if chromium_path() is None:
@@ -58,22 +58,24 @@ def chromium_missing(extra: str) -> str | None:
     return None
 
 
-# Set before torch is imported, because OpenMP reads it then. By default OpenMP threads spin for
-# milliseconds: on cores that ONNX Runtime's threads use too, two threads are then several times
-# slower than one. If they sleep at once, every operator has to wake them: a network of many small
-# operators takes several times as long as with one thread. So they spin for the few microseconds
+# Set before torch is imported, because OpenMP reads it then. By default, OpenMP threads spin for
+# milliseconds; on cores shared with ONNX Runtime, two threads are then several times slower than
+# one. If they sleep immediately, each operator must wake them, so that a network of many small
+# operators is several times slower than with one thread. So they spin for the few microseconds
 # between two operators. The results are the same.
 
 
 _SPINS = 300
-"""Measured, two threads on two cores, in units of such that sleep at once: mobilenet_v3_small in
-float64 takes 0.24 times the time, with another process beside it up to 1.6 times, and with 1 000
-it would be 3 times."""
+"""Measured with two threads on two cores, relative to threads that sleep immediately:
+mobilenet_v3_small in float64 takes 0.24 times as long; with another running process up to 1.6
+times, and with 1 000 spins it would be 3 times."""
 
 
 def wait_asleep() -> None:
-    """Let threads of OpenMP spin shortly and then sleep, in this process, if torch is not loaded
-    yet, and in those that it starts; nothing if the environment says how they wait."""
+    """Make OpenMP threads spin briefly and then sleep, in this process and its children.
+
+    It has no effect if torch is already loaded, or if the environment configures this.
+    """
     if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ["GOMP_SPINCOUNT"] = str(_SPINS)  # GNU's, which PyTorch brings, reads it first
@@ -92,22 +94,22 @@ _KEPT_BLOCKS = {
 
 
 def keep_freed_memory() -> None:
-    """Let processes that this one starts use freed memory again instead of returning it to the
-    kernel; nothing if the environment says how memory is allocated."""
+    """Make child processes reuse freed memory instead of returning it to the kernel, unless the
+    environment configures memory allocation."""
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "THP_MEM_")) for name in os.environ):
         os.environ.update(_KEPT_BLOCKS)
 
 
-# Importing this module loads nothing: packages are looked for, not imported.
+# This module only searches for packages and does not import them.
 
 
 TORCH, ONNX_RUNTIME, WHOLE_MLFLOW = "torch", "onnxruntime", "alembic"
-"""No extra brings the first, one of two the second. The third is the module by which MLflow opens a
-database; mlflow-skinny, its client, is without it."""
+"""No extra installs torch; two extras install ONNX Runtime. MLflow needs alembic to open a
+database; mlflow-skinny does not include it."""
 
 
 ONNX_RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-openvino")
-"""All packages that bring the module of this name."""
+"""All packages that install the module onnxruntime."""
 
 EXTRAS = {
     "charts": ("matplotlib",),
@@ -118,11 +120,10 @@ EXTRAS = {
     "registry": ("mlflow", "sqlalchemy"),
     "service": ("uvicorn", "starlette", "mlflow", "sqlalchemy"),
 }
-"""The modules without which a command that needs the extra can do nothing. The extras of a single
-runtime and of a source of samples speak for themselves."""
+"""Required modules of each extra. Extras for a single runtime or sample source are not listed."""
 
 _FURTHER = {"pandas": "registry", "anyio": "service", "sklearn": "pipeline"}
-"""Modules that only some of what an extra is for needs."""
+"""Modules that only some features of an extra need."""
 
 
 COMMANDS = {
@@ -156,7 +157,7 @@ COMMANDS = {
     "webhooks register": ("registry",),
     "webhooks test": ("registry",),
 }
-"""What a command can do nothing without, whatever its options are."""
+"""Modules and extras that a command always needs."""
 
 
 _REMEDY = {
@@ -169,15 +170,15 @@ _REMEDY = {
 
 
 OLDEST = {"torch": "2.9", "onnx": "1.18", "onnxruntime": "1.22", "mlflow": "3.10"}
-"""The oldest supported version of each package, by its module. pyproject.toml says the same."""
+"""The oldest supported version of each package, by module, as in pyproject.toml."""
 
 
 def require(command: str) -> None:
-    """Raise PackageMissing where `command` ("serve", "history export") can't work here."""
+    """Raise PackageMissing if a package for `command` ("serve", "history export") is missing."""
     names = COMMANDS.get(command, ())
-    lacks = [name for name in names if not all(map(is_installed, EXTRAS.get(name, (name,))))]
-    if lacks:
-        raise PackageMissing("; it ".join(dict.fromkeys(map(remedy, lacks))))
+    absent = [name for name in names if not all(map(is_installed, EXTRAS.get(name, (name,))))]
+    if absent:
+        raise PackageMissing("; it ".join(dict.fromkeys(map(remedy, absent))))
     modules = dict.fromkeys(module for name in names for module in EXTRAS.get(name, (name,)))
     for module in (*modules, "onnx"):
         too_old = outdated(module)
@@ -186,8 +187,10 @@ def require(command: str) -> None:
 
 
 def outdated(module: str) -> str | None:
-    """Say that the installed version of a package is too old, as the rest of a sentence about who
-    needs it. None if it is new enough, or its version is unknown."""
+    """Return the rest of a sentence which states that the installed version is too old.
+
+    None if the version is new enough or unknown.
+    """
     if module not in OLDEST or not is_installed(module):
         return None
     try:
@@ -204,12 +207,12 @@ def outdated(module: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """`2.9.1+cu128` as numbers; what follows the release does not count."""
+    """Return the numbers of a release, for example (2, 9, 1) for `2.9.1+cu128`."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
 
 
 def _distribution_of(module: str) -> str:
-    """Return pip's name of the package that installs a module. MLflow's client has its own."""
+    """Return the name of the distribution of a module, which may be mlflow-skinny for mlflow."""
     if module != "mlflow":
         return distribution(module)
     try:
@@ -220,14 +223,14 @@ def _distribution_of(module: str) -> str:
 
 
 def require_module(module: str) -> None:
-    """Raise PackageMissing where a module that an extra brings is not here."""
+    """Raise PackageMissing if a module of an extra is not installed."""
     if not is_installed(module):
         raise PackageMissing(remedy(extra_of(ModuleNotFoundError(name=module)) or module))
 
 
 def remedy(name: str) -> str:
-    """What to do without an extra, TORCH, ONNX_RUNTIME or WHOLE_MLFLOW: the rest of a sentence
-    about who needs it."""
+    """Return the rest of a sentence which tells how to install an extra, TORCH, ONNX_RUNTIME or
+    WHOLE_MLFLOW."""
     if name in _REMEDY:
         return _REMEDY[name]
     name = _FURTHER.get(name, name)
@@ -235,14 +238,14 @@ def remedy(name: str) -> str:
 
 
 def missing(error: Exception) -> PackageMissing | None:
-    """What to raise in its place where an extra brings the module that Python did not find."""
+    """Return the exception to raise instead, if an extra includes the missing module."""
     name = extra_of(error) if isinstance(error, ModuleNotFoundError) else None
     return None if name is None else PackageMissing(remedy(name))
 
 
 def extra_of(error: ModuleNotFoundError) -> str | None:
-    """The extra that brings what was not found, or another name that `remedy` takes; None: it is
-    none of ours."""
+    """Return the extra with the missing module, or another argument for `remedy`; None if the
+    module belongs to no extra."""
     module = (error.name or "").partition(".")[0]
     if module in _REMEDY:
         return module
@@ -252,34 +255,36 @@ def extra_of(error: ModuleNotFoundError) -> str | None:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a package of this name would be found. An empty folder is none: pip leaves one where
-    both packages of ONNX Runtime were uninstalled."""
+    """Return whether a package of this name exists.
+
+    An empty folder does not count: pip leaves one after both ONNX Runtime packages are uninstalled.
+    """
     try:
         spec = find_spec(module)
-    except ImportError:  # of a finder that keeps others from finding it
+    except ImportError:  # from a finder that blocks the module
         return False
-    except ValueError:  # it is loaded, and has no spec
+    except ValueError:  # the module is loaded and has no spec
         return True
     return spec is not None and spec.origin is not None
 
 
 def onnx_runtimes() -> dict[str, str]:
-    """Versions of the packages of ONNX Runtime that are installed, by name."""
-    from importlib import metadata  # a third of what --help imports
+    """Return the versions of the installed ONNX Runtime packages, by name."""
+    from importlib import metadata  # slow: a third of the imports of --help
 
-    found = {}
+    versions = {}
     for name in ONNX_RUNTIMES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def distribution(module: str) -> str:
-    """What brings a module that is installed, as pip calls it."""
+    """Return the name of the distribution that installs a module."""
     return module if module != ONNX_RUNTIME else next(iter(onnx_runtimes()), module)
 
 
-# A shared library may be missing or cut, an upgrade broken off, half of a package removed.
+# A shared library may be missing or truncated, an upgrade interrupted, a package partly removed.
 
 
 _TITLES = {TORCH: "PyTorch", ONNX_RUNTIME: "ONNX Runtime"}
@@ -288,19 +293,19 @@ _WHOLE = {
     TORCH: ("__version__", "Tensor", "nn"),
     ONNX_RUNTIME: ("__version__", "SessionOptions", "InferenceSession"),
 }
-"""Without these, half of a package was removed: what is left of it may load."""
+"""Attributes that are missing in a partly removed package, which may still import."""
 
 _LIMIT_S = 120.0
-"""To load one in another process: PyTorch takes some seconds, half a minute from a cold disk."""
+"""Time limit for importing a package: PyTorch takes seconds, or half a minute from a cold disk."""
 
 
 def onnx_runtime() -> Any:
-    """The module. Raises PackageMissing, PackageBroken."""
+    """Return the module onnxruntime. Raises PackageMissing, PackageBroken."""
     return _loaded(ONNX_RUNTIME)
 
 
 def find_broken(command: str) -> PackageBroken | None:
-    """The first of the large packages that `command` needs, is installed and does not load."""
+    """Return an error if PyTorch or ONNX Runtime is needed by `command` but does not load."""
     for name in COMMANDS.get(command, ()):
         try:
             if name in _TITLES:
@@ -313,10 +318,12 @@ def find_broken(command: str) -> PackageBroken | None:
 
 
 def deaths() -> dict[str, str]:
-    """Of PyTorch and ONNX Runtime those whose import kills a process, and how: a library that was
-    cut short does, and would take with it whoever only wants to say so."""
-    found = {name: _death(name) for name in _TITLES if is_installed(name)}
-    return {name: how for name, how in found.items() if how}
+    """Return which of PyTorch and ONNX Runtime crash a process on import, with the reason.
+
+    A truncated library does so. The imports are tested in other processes.
+    """
+    reasons = {name: _death(name) for name in _TITLES if is_installed(name)}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 @functools.cache
@@ -361,7 +368,7 @@ def _signal(number: int) -> str:
 
 
 COMMIT_FILE = "commit.txt"
-"""In the package's folder in a wheel and an sdist: setup.py writes it."""
+"""A file in the package's folder, which setup.py writes into wheels and sdists."""
 
 _HERE = next(folder for folder in Path(__file__).parents if folder.name == "gate")
 
@@ -369,23 +376,25 @@ _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
 def package_folder() -> Path:
-    """The folder of the package."""
+    """Return the folder of the package."""
     return _HERE
 
 
 def version_text() -> str:
-    """`0.1.0`, or `0.1.0, commit 1a2b3c4d5e6f`."""
+    """Return the version, for example `0.1.0` or `0.1.0, commit 1a2b3c4d5e6f`."""
     version = metadata.version("parity-gate")
     commit = _read_commit(_HERE / COMMIT_FILE) or commit_of(_HERE.parent) or _installed_from()
     return version if commit is None else f"{version}, commit {commit[:12]}"
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit that is checked out in `folder`, read from git's files: starting git would take
-    longer than all else. None: no checkout, or one that git packed in a way not read here."""
+    """Return the commit that is checked out in `folder`, or None if unknown.
+
+    It is read from git's files, because starting git is slow.
+    """
     git = folder / ".git"
     try:
-        if git.is_file():  # of a worktree or a submodule: "gitdir: PATH"
+        if git.is_file():  # in a worktree or submodule: "gitdir: PATH"
             git = folder / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
         head = (git / "HEAD").read_text(encoding="utf-8").strip()
         if not head.startswith("ref:"):
@@ -407,7 +416,7 @@ def _packed(git: Path, name: str) -> str | None:
 
 
 def _installed_from() -> str | None:
-    """The commit of `pip install git+…`, which pip writes down (PEP 610)."""
+    """Return the commit of `pip install git+…`, which pip records (PEP 610)."""
     try:
         written = metadata.distribution("parity-gate").read_text("direct_url.json")
         return _checked(str(json.loads(written or "{}")["vcs_info"]["commit_id"]))

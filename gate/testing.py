@@ -34,11 +34,11 @@ def assert_parity(
     samples: Any,
     policy: Policy | Path | str | None = None,
 ) -> EvaluationResult:
-    """Judge the ONNX file against the reference, and return the result of one that passes.
+    """Check the ONNX file against the reference, and return the result if it passes.
 
     The arguments are those of `gate.check`. Raises ParityError, an AssertionError, unless every
-    check of the policy passes; also where the policy asks for what could not be measured. Raises
-    GateError where nothing can be measured: a missing file, samples that don't fit.
+    check of the policy passes, including checks that could not be measured. Raises GateError if
+    nothing can be measured, for example for a missing file or samples that don't fit.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     from gate.api import check

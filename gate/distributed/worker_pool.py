@@ -302,17 +302,17 @@ class RayPool(WorkerPool):
     def __init__(self, cluster: Cluster, count: int, *, is_local: bool) -> None:
         super().__init__(count)
         self.cluster, self.is_local = cluster, is_local
-        """Whether the cluster is ours, and has this machine alone."""
+        """Whether this process started the cluster, which then has only this machine."""
         self._running: set[Any] = set()
         self._tasks: dict[Callable[..., Any], Any] = {}
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, cluster: Cluster) -> Iterator[RayPool]:
-        """Join the cluster, or start one of this machine that ends with the pool.
+        """Join the cluster, or start a local one that ends with the pool.
 
-        Raises PolicyError where Ray is not installed or the cluster has no room for a task,
-        StorageError where it can't be reached or does not start.
+        Raises PolicyError if Ray is not installed or no machine has room for a task, StorageError
+        if the cluster can't be reached or started.
         """
         set_switches()
         try:
@@ -323,11 +323,11 @@ class RayPool(WorkerPool):
                 "--jobs N measures in N processes of this machine."
             ) from error
         address = cluster.address or os.environ.get("RAY_ADDRESS")
-        theirs = ray.is_initialized()  # by who calls this as a library: it is theirs to end
-        is_local = address is None and not theirs
+        is_joined = ray.is_initialized()  # by the calling program, which also ends it
+        is_local = address is None and not is_joined
         if is_local:
             require_room(cluster, [{"CPU": _cpus(cluster)}] if not cluster.gpus else [])
-        with contextlib.nullcontext() if theirs else _joined(address, cluster):
+        with contextlib.nullcontext() if is_joined else _joined(address, cluster):
             machines = _machines()
             require_room(cluster, machines)
             count = cluster.workers or sum(map(cluster.room, machines))
@@ -361,7 +361,7 @@ class RayPool(WorkerPool):
 
         if function not in self._tasks:
             needs = {"num_cpus": self.cluster.cpus, "num_gpus": self.cluster.gpus}
-            # max_calls: by default Ray ends the process of each task that has a GPU.
+            # max_calls=0: by default Ray ends the process after each task with a GPU.
             remote: Any = ray.remote
             self._tasks[function] = remote(**needs, max_retries=0, max_calls=0)(function)
         return self._tasks[function]
@@ -375,23 +375,23 @@ class RayPool(WorkerPool):
 
 
 def require_room(cluster: Cluster, machines: Sequence[dict[str, float]]) -> None:
-    """Raise PolicyError for a task that fits on no machine: it would be waited for in vain.
-    `machines`: what each has."""
+    """Raise PolicyError if a task fits on no machine, because it would never start. `machines`: the
+    resources of each machine."""
     if machines and not any(map(cluster.room, machines)):
         largest = max((of.get("CPU", 0), of.get("GPU", 0)) for of in machines)
         raise PolicyError(
             f"no machine of the cluster has {cluster.cpus} CPUs and {cluster.gpus:g} GPUs for a "
-            f"worker, the largest has {largest[0]:g} and {largest[1]:g}. Give fewer: "
-            "--cpus-per-worker, --gpus-per-worker."
+            f"worker, the largest has {largest[0]:g} and {largest[1]:g}. Reduce "
+            "--cpus-per-worker or --gpus-per-worker."
         )
 
 
 @contextlib.contextmanager
 def _joined(address: str | None, cluster: Cluster) -> Iterator[None]:
-    """Inside, this process is in the cluster.
+    """Connect this process to the cluster for the duration of the context.
 
-    Ray is called in a thread of its own: in the main thread it would take the signal handlers of
-    this process. The servers that it starts end with that thread.
+    Ray is called in a separate thread, because in the main thread it would replace the signal
+    handlers of this process. The servers that it starts end with that thread.
     """
     import ray
 
@@ -418,8 +418,8 @@ def _joined(address: str | None, cluster: Cluster) -> Iterator[None]:
 
 
 def _require_listener(address: str) -> None:
-    """Raise StorageError where nothing listens at HOST:PORT: Ray would wait for minutes, and then
-    end this process."""
+    """Raise StorageError if nothing listens at HOST:PORT. Ray would wait for minutes and then end
+    this process."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return
@@ -429,12 +429,11 @@ def _require_listener(address: str) -> None:
         raise _unreachable(address, error) from error
 
 
-def _unreachable(place: str, error: Exception) -> StorageError:
+def _unreachable(address: str, error: Exception) -> StorageError:
     return StorageError(
-        f"cannot start or reach the Ray cluster {place}: {first_line(error)}. Look whether "
-        "it runs, has the same versions of Python and Ray, and which token it asks for "
-        "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); give HOST:PORT or auto from one of its "
-        "machines."
+        f"cannot start or reach the Ray cluster {address}: {first_line(error)}. Check that it "
+        "runs, has the same versions of Python and Ray, and which token it requires "
+        "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH). Use HOST:PORT, or auto on one of its machines."
     )
 
 
@@ -450,24 +449,24 @@ def _machines() -> list[dict[str, float]]:
 
 
 _TRIES = 3
-"""Workers that may end over one unit."""
+"""Number of lost workers after which a unit is given up."""
 
 
 @dataclass
 class Workers:
-    """The units of one check, measured in a pool. As `gate.measure.work_units.UnitWorkers`."""
+    """A `gate.measure.work_units.UnitWorkers` that measures the units of one check in a pool."""
 
     pool: WorkerPool
     spec: JobSpec
     threads: int
-    """Of each worker."""
+    """Threads of each worker."""
     delivery: Delivery | None = None
-    """Files and samples for workers that can't read those of this machine; None: they can."""
+    """Files and samples for workers that can't read those of this machine."""
     _running: dict[Future[bytes], WorkUnit | None] = field(default_factory=dict)
     _lead: str = ""
 
     def __enter__(self) -> Self:
-        """Let all workers open model and file, while the first unit is measured here."""
+        """Make all workers open model and file, while this process measures the first unit."""
         from gate.distributed.worker import open_job
 
         self._text = self.spec.to_json()
@@ -512,14 +511,14 @@ class Workers:
                 try:
                     answer = self._answer(future, unit, losses)
                 except GateError as error:
-                    # What a worker can't open, none can: that is the error of the check.
+                    # An error of opening the job affects all workers, so it comes first.
                     index = -1 if unit is None else unit.index
                     if failed is None or index < failed[0]:
                         failed = index, error
                     continue
                 if answer is not None:
                     yield answer
-            if failed is not None:  # units before it may fail, too, and the first error counts
+            if failed is not None:  # earlier units may also fail, and the first error is raised
                 self._drop_after(failed[0])
         if failed is not None:
             raise failed[1]
@@ -527,14 +526,16 @@ class Workers:
     def _answer(
         self, future: Future[bytes], unit: WorkUnit | None, losses: Counter[WorkUnit]
     ) -> UnitResult | None:
-        """Read what a worker gave; None: it opened the job, or its unit is measured again. Raises
-        the GateError of the worker."""
+        """Return the result of a worker; None if it only opened the job, or the unit is retried.
+
+        Raises the GateError of the worker.
+        """
         from gate.distributed.worker import read_answer
 
         try:
             return read_answer(future.result())
         except WorkerLost as why:
-            if unit is None:  # the worker that took its place opens the job with its first unit
+            if unit is None:  # the replacement opens the job with its first unit
                 return None
             losses[unit] += 1
             if losses[unit] < _TRIES:
@@ -542,8 +543,8 @@ class Workers:
                 return None
             raise EvidenceError(
                 f"unit {unit.index} (samples {unit.start} to {unit.stop - 1}) ended {_TRIES} "
-                f"workers, the last with {why}. Look at the memory and the logs of the machines "
-                "where they run, or measure with one job."
+                f"workers, the last with {why}. Check the memory and the logs of their machines, "
+                "or measure with one job."
             ) from why
 
     def _drop_after(self, index: int) -> None:
@@ -554,22 +555,22 @@ class Workers:
 
 
 _WORTH_S = 20.0
-"""Of computing in one process: a process takes seconds to start."""
+"""Minimum time in one process for which more processes, which take seconds to start, pay off."""
 
 _LEAST_BATCHES = 100
-"""From here on a trial of a few batches costs little."""
+"""Minimum number of batches for which a trial of a few batches is cheap."""
 
 _TENSORS = 9
-"""Tensors as large as the largest one that a process holds of a batch: PyTorch and two sessions of
-ONNX Runtime about three each."""
+"""Number of tensors of the largest size in a process: about three each in PyTorch and two ONNX
+Runtime sessions."""
 
 _FASTER = 0.85
-"""Of the time with all threads in one process: else it stays with that."""
+"""More processes are used only below this fraction of the time in one process."""
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """Processes, and threads of each; None: as PyTorch has them."""
+    """The number of processes, and the threads of each; None: PyTorch's default."""
 
     count: int
     threads: int | None
@@ -577,7 +578,7 @@ class Jobs:
 
 
 def requested_jobs(count: int, case: MeasurementJob) -> Jobs:
-    """Return how many processes were requested, as far as the free memory holds them."""
+    """Return the requested processes, limited by the free memory."""
     threads = case.policy.determinism.threads
     if count == 1:
         return Jobs(1, threads, "one process was asked for")
@@ -588,11 +589,11 @@ def requested_jobs(count: int, case: MeasurementJob) -> Jobs:
 
 
 def chosen(case: MeasurementJob) -> Jobs:
-    """Return one process for each physical core, with one thread each, where that is faster than
-    one with all threads; where the policy says how many threads, as many processes as leave them
-    cores.
+    """Return the fastest number of processes.
 
-    Raises what opening a pass raises.
+    It is one process per physical core with one thread each, if this is faster than one process
+    with all threads. If the policy sets the number of threads, there are as many processes as the
+    cores allow. Raises the exceptions of `MeasurementRun.open`.
     """
     threads = case.policy.determinism.threads
     one = Jobs(1, threads, "one process is fast enough")
@@ -616,7 +617,7 @@ def chosen(case: MeasurementJob) -> Jobs:
 
 
 def worth_a_trial(samples: SampleSet, batch_size: int) -> bool:
-    """Return True if there are enough batches, and cores for them."""
+    """Return whether there are enough batches and cores for several processes."""
     return cores() > 1 and _batches(samples, batch_size) >= _LEAST_BATCHES
 
 
@@ -625,8 +626,7 @@ def _batches(samples: SampleSet, batch_size: int) -> int:
 
 
 def _room(case: MeasurementJob) -> int:
-    """Return how many processes fit into the free memory, each with the activations of a
-    batch."""
+    """Return how many processes with the activations of a batch fit into the free memory."""
     from gate.measure.run import MeasurementRun
 
     activations = 0
@@ -652,12 +652,12 @@ def _on_the_cpu(case: MeasurementJob) -> bool:
         try:
             here = [runtime for runtime in runtimes if runtime.absent_reason() is None]
             return all(runtime.promises.provider == CPU_PROVIDER for runtime in here)
-        except Exception:  # its own failure, when it is measured
+        except Exception:  # the measurement reports the failure
             return False
 
 
 def _trial(case: MeasurementJob, threads: tuple[int, int]) -> list[float]:
-    """Seconds of a batch of the reference with either number of threads, once it is warm."""
+    """Return the seconds of a warm batch of the reference, for each number of threads."""
     from gate.measure.run import MeasurementRun
     from gate.reference.environment import threads_set
 
@@ -675,7 +675,7 @@ def _trial(case: MeasurementJob, threads: tuple[int, int]) -> list[float]:
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """A check that is going to be made."""
+    """The arguments of a check."""
 
     onnx: Path
     reference: Reference
@@ -686,11 +686,12 @@ class CheckedFile:
     def by_processes(
         self, jobs: int | None, *, pool: ProcessPool | None = None
     ) -> Iterator[EvaluationData]:
-        """Yield the data with its crew, if it has one.
+        """Yield the data, with worker processes if there are any.
 
-        `jobs`: processes; None: as many as pay. `pool`: processes that have started already.
-        Inside, PyTorch has as many threads here as in each of them. Raises PolicyError where
-        several are requested and are not possible, and any error of opening the files.
+        `jobs`: number of processes; None: choose. `pool`: already started processes. In the
+        context, PyTorch uses as many threads in this process as in each worker. Raises PolicyError
+        if several processes are requested but not possible, and the exceptions of opening the
+        files.
         """
         samples = self.data.samples if self.data.samples.count else self._case().samples
         few = not samples.count or not worth_a_trial(samples, self.data.batch_size)
@@ -717,9 +718,10 @@ class CheckedFile:
 
     @contextlib.contextmanager
     def by_cluster(self, pool: RayPool) -> Iterator[EvaluationData]:
-        """The data with a Ray cluster for its crew.
+        """Yield the data with the workers of a Ray cluster.
 
-        Inside, PyTorch has as many threads here as in each of its tasks. Raises as `by_processes`.
+        In the context, PyTorch uses as many threads in this process as in each task. Raises the
+        exceptions of `by_processes`.
         """
         from gate.distributed.worker import Delivery
 
@@ -733,9 +735,9 @@ class CheckedFile:
 
     @contextlib.contextmanager
     def as_planned(self, plan: MeasurementPlan) -> Iterator[None]:
-        """Run PyTorch with the plan's threads inside.
+        """Use the plan's number of threads in the context.
 
-        Raises DigestMismatch where file, model, labels or slices are not those of the plan.
+        Raises DigestMismatch if file, model, labels or slices differ from the plan.
         """
         from gate.reference.environment import threads_set
 

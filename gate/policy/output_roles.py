@@ -10,11 +10,11 @@ from gate.records.outputs import ClassParity, OutputParity
 
 
 def class_metrics_for(policy: Policy, output: OutputParity) -> ClassParity | None:
-    """Return the class metrics by which the output is judged; None: it is judged by numbers alone.
+    """Return the class metrics for judging the output; None if only its numbers are judged.
 
-    For an inferred role (task `auto`, an output without a role) agreement is claimed where the
-    samples can prove it: where the reference gives at least two classes. A constant output has no
-    class unless the policy says so.
+    For an inferred role (task `auto`, no role in the policy), agreement is judged only if the
+    samples can prove it: the reference must predict at least two classes. A constant output has no
+    classes unless the policy states them.
     """
     classes = output.classification
     if classes is None or not policy.counts_classes(output.name):
@@ -25,7 +25,7 @@ def class_metrics_for(policy: Policy, output: OutputParity) -> ClassParity | Non
 
 
 def infer_role(policy: Policy, output: OutputParity) -> bool:
-    """Return True if nothing but the output's shape says that it might be one of classes."""
+    """Return whether the role of the output is inferred from its shape."""
     return policy.task == "auto" and policy.role_for(output.name) is None
 
 
@@ -38,13 +38,15 @@ def unclaimed(policy: Policy, output: OutputParity) -> str | None:
 
 
 def most_ties(total: int) -> int:
-    """How many of so many answers or integers may be near-ties: 1 %, or one."""
+    """Return the maximum number of near-ties among `total` answers or integers: 1 %, or one."""
     return max(1, math.ceil(0.01 * total))
 
 
 def is_unsure(classes: ClassParity) -> bool:
-    """Return True if PyTorch's own rounding changes a tenth of the answers or more: disagreement
-    then says nothing."""
+    """Return whether PyTorch's rounding changes at least a tenth of the top-1 answers.
+
+    Then a disagreement proves nothing.
+    """
     return classes.unsure >= max(2.0, 0.1 * (classes.unsure + classes.sure))
 
 
@@ -59,8 +61,7 @@ def _why_unprovable(classes: ClassParity, output: OutputParity) -> str | None:
 
 
 def proven_constant(output: OutputParity) -> bool:
-    """Return True for an output that is the same for every sample, and equal on both sides bit for
-    bit."""
+    """Return whether the output is the same for every sample, and bit-identical on both sides."""
     return (
         output.reference_constant
         and output.elements > 0
@@ -70,10 +71,7 @@ def proven_constant(output: OutputParity) -> bool:
 
 
 def unmeasurable(output: OutputParity) -> Literal["empty", "nonfinite"] | None:
-    """Return why the output can't be compared, or None if it can.
-
-    It has no element in any sample, or no finite one.
-    """
+    """Return why the output can't be compared (no elements or no finite ones), or None."""
     if output.elements == 0:
         return "empty"
     return "nonfinite" if output.nonfinite_reference >= output.elements else None

@@ -383,10 +383,10 @@ class Policy(PolicyRecord):
         return self.task != "tensors" and not self.logits
 
     def with_answers(self, *, outputs: Mapping[str, Role], task: Task | None = None) -> Self:
-        """The same policy with these roles and this task. Raises PolicyError."""
-        given = {"outputs": {**self.outputs, **outputs}} | ({"task": task} if task else {})
+        """Return the policy with these roles and this task. Raises PolicyError."""
+        changes = {"outputs": {**self.outputs, **outputs}} | ({"task": task} if task else {})
         try:
-            return type(self).model_validate_json(json.dumps(self.to_plain() | given))
+            return type(self).model_validate_json(json.dumps(self.to_plain() | changes))
         except ValidationError as error:
             raise PolicyError(
                 f"the policy with the roles and the task beside it: {first_problem(error)}"
@@ -395,12 +395,10 @@ class Policy(PolicyRecord):
     def of_part(self, outputs: Sequence[str]) -> Self:
         """Return the policy for a part of a release with these outputs.
 
-        It is the policy of the whole without the settings for other outputs, pictures and the
-        champion.
-
-        Quantized values between parts are not answers: the numbers of a quantized part's output are
-        judged only where the policy names that output (`judges`), and no class scores are inferred.
-        The effect of the part's rounding is judged at the outputs of the chain.
+        It has no settings for other outputs, pictures or the champion. Quantized values between
+        parts are not final results: the numbers of a quantized part's output are judged only if the
+        policy names that output (`judges`), and no class scores are inferred. The effect of the
+        part's rounding is judged at the outputs of the chain.
         """
         quantized = self.precision == "quantized"
         update = {
@@ -419,8 +417,8 @@ class Policy(PolicyRecord):
         return part
 
     def judges(self, name: str) -> bool:
-        """Return whether the numbers of an output of this name are bounded by this policy; False:
-        by that of the whole, in the chain (`of_part`)."""
+        """Return whether this policy bounds the numbers of an output, rather than the policy of the
+        chain (`of_part`)."""
         return not self._judged_in_chain or self.role_for(name) is not None
 
     def bounds_for(self, runtime: RuntimeName, output: str) -> Bounds:
@@ -429,26 +427,28 @@ class Policy(PolicyRecord):
 
     @classmethod
     def default(cls, *, task: Task = "auto") -> Self:
-        """The built-in policy: exact float32, CPU always, CUDA when present, all instruments on."""
+        """Return the built-in policy: exact float32, CPU, CUDA if available, all instruments."""
         return cls(task=task, runtimes=exact_runtimes(classes=task != "tensors"))
 
     @classmethod
     def reduced(cls, *, task: Task = "auto") -> Self:
-        """The built-in policy of a file in float16 or TF32 on purpose. Nobody guesses classes:
-        answers that are close are others in 16 bits."""
+        """Return the built-in policy for intentional float16 or TF32.
+
+        Classes are not inferred, because near-ties change in 16 bits.
+        """
         runtimes = reduced_runtimes(top1_agreement=0.95 if task == "classification" else None)
         return cls(task=task, precision="reduced", instruments=REDUCED, runtimes=runtimes)
 
     @classmethod
     def built_in(cls, precision: Precision = "exact", *, task: Task | None = None) -> Self:
-        """That of a precision. Of a quantized file only that of a classifier is built in."""
+        """Return the built-in policy of a precision; for quantized files that of classifiers."""
         if precision == "quantized":
             return cls.quantized()
         return {"exact": cls.default, "reduced": cls.reduced}[precision](task=task or "auto")
 
     def for_file(self, subject: Subject) -> Self:
-        """The policy as it bounds this file. In bfloat16 what is bounded as the built-in policy
-        bounds float16 is bounded as bfloat16."""
+        """Return the policy with the bounds for this file: for bfloat16, built-in float16 bounds
+        are replaced by those of bfloat16."""
         if self.precision != "reduced" or not subject.has_bfloat16:
             return self
         runtimes = {
@@ -463,7 +463,7 @@ class Policy(PolicyRecord):
 
     @classmethod
     def quantized(cls) -> Self:
-        """The built-in policy of a quantized twin of a classifier: it must answer alike."""
+        """Return the built-in policy of a quantized classifier, which bounds top-1 agreement."""
         return cls(precision="quantized", instruments=ANSWERS_ONLY, runtimes=quantized_runtimes())
 
 

@@ -17,16 +17,15 @@ from gate.sandbox.worker_process import Remedies, WorkerProcess
 from gate.storage.arrays import Batch, RuntimeArray
 
 _LOOK_S = 120.0
-"""To import what a runtime needs, and to say whether it can run: some libraries take half a
-minute."""
+"""Time limit for importing a runtime and describing it: some libraries take half a minute."""
 
 _TAIL = 4000
 
 _NOT_LOADED = ("ImportError", "ModuleNotFoundError")
-"""What a library raises that is broken, whatever the file is."""
+"""Exceptions of broken libraries, which are not caused by the file."""
 
 _WORKER = "gate.runtimes.isolated_worker:serve_runtime"
-"""Named by a string: the worker imports what opens a runtime."""
+"""Imported only in the worker."""
 
 _REMEDIES = Remedies(
     slow="Give it less, or a larger limit_s of its class.",
@@ -41,9 +40,10 @@ class PlainOptions(BaseModel):
 
 
 class IsolatedRuntime(Runtime):
-    """Stands for a runtime in another process, which is started when it is first asked, and ended
-    where it takes longer than the runtime's own limit. It is no sandbox: installing a package lets
-    its code run."""
+    """A runtime in another process, started on first use and ended after the runtime's time limit.
+
+    It is not a sandbox: the code of an installed package is trusted.
+    """
 
     options = PlainOptions
 
@@ -62,10 +62,9 @@ class IsolatedRuntime(Runtime):
         return None if reason is None else str(reason)
 
     def promised(self, options: Any) -> Promises:
-        """Return the claims of the runtime, as `absent_reason` its reason.
+        """Return the claims of the runtime. Raises the exceptions of `absent_reason`.
 
-        A package that promises the bounds of `cuda` means a device, as before ONNX Runtime on CUDA
-        had bounds of its own.
+        `cuda` bounds of another package mean `device`, for compatibility with older versions.
         """
         promises = Promises(**self._describe(options)["promises"])
         return replace(promises, bounds="device") if promises.bounds == "cuda" else promises
@@ -77,7 +76,7 @@ class IsolatedRuntime(Runtime):
     def open(
         self, file: RunnableFile, *, options: Any, conditions: Conditions, example: Batch
     ) -> Session:
-        """Raises what the runtime raises, as an error of the gate."""
+        """Open the file in the process. Raises the runtime's exceptions as GateErrors."""
         limit = self._limit_s or float(self._describe(options)["limit_s"])
         header = {
             "verb": "open",
@@ -88,7 +87,7 @@ class IsolatedRuntime(Runtime):
         }
         process = self._started()
         value, _ = process.question(header, example, limit_s=limit)
-        self._process = None  # the session's from here on
+        self._process = None  # the session now owns the process
         session = IsolatedSession(process, limit_s=limit, open_seconds=float(value["seconds"]))
         session.connections, session.rate = tuple(value["connections"]), value["rate"]
         return session
@@ -108,7 +107,7 @@ class IsolatedRuntime(Runtime):
                 self._looks[key], _ = self._started().question(header, limit_s=_LOOK_S)
             except PolicyError:
                 raise
-            except GateError as error:  # there is no file yet that could be to blame
+            except GateError as error:  # not caused by a file, because none is open
                 raise RuntimeUnusable(str(error)) from error
         return self._looks[key]
 
@@ -119,7 +118,7 @@ class IsolatedRuntime(Runtime):
 
 
 class IsolatedSession(Session):
-    """A file that is open in the other process."""
+    """A file that is open in the process."""
 
     def __init__(self, process: _Process, *, limit_s: float, open_seconds: float) -> None:
         self._process = process
@@ -127,7 +126,7 @@ class IsolatedSession(Session):
         self.open_seconds = open_seconds
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
-        """Run one batch in the process. Raises what the runtime raised there."""
+        """Run one batch in the process. Raises the runtime's exceptions as GateErrors."""
         value, arrays = self._process.question({"verb": "run"}, batch, limit_s=self._limit_s)
         self.seconds = float(value["seconds"])
         return arrays
@@ -135,7 +134,7 @@ class IsolatedSession(Session):
     def run_at_once(
         self, batches: Sequence[Batch], connections: int, rate: float | None = None
     ) -> tuple[list[list[RuntimeArray]], list[float], float]:
-        """Run the batches from so many clients of the process. Raises what was raised there."""
+        """Run the batches from `connections` clients in the process. Raises as `run`."""
         header = {
             "verb": "run_at_once",
             "batches": len(batches),
@@ -143,7 +142,7 @@ class IsolatedSession(Session):
             "rate": rate,
         }
         arrays = {f"{n}/{name}": a for n, batch in enumerate(batches) for name, a in batch.items()}
-        # Each client asks one batch after the other.
+        # Each client sends its batches sequentially.
         limit = self._limit_s * math.ceil(len(batches) / connections)
         limit += len(batches) / rate if rate else 0.0
         value, numbers = self._process.question(header, arrays, limit_s=limit)
@@ -152,7 +151,7 @@ class IsolatedSession(Session):
         return outputs, [float(each) for each in value["seconds"]], float(value["whole"])
 
     def proof(self) -> Proof:
-        """Return the proof that the process read back."""
+        """Return the proof from the process."""
         value, _ = self._process.question({"verb": "proof"}, limit_s=self._limit_s)
         for name in ("providers_active", "fallback_nodes"):
             value[name] = tuple(value[name])
@@ -172,7 +171,7 @@ class _Process(WorkerProcess):
     def question(
         self, header: Mapping[str, Any], arrays: Batch | None = None, *, limit_s: float
     ) -> tuple[dict[str, Any], list[RuntimeArray]]:
-        """Return value and arrays of the answer. Raises as `ask`, and what the runtime raised."""
+        """Return value and arrays of the answer. Raises as `ask`, and the runtime's exceptions."""
         answer, numbers = self.ask(header, arrays, limit_s=limit_s)
         if "error" in answer:
             raise _raised(answer["error"])

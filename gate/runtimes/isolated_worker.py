@@ -40,8 +40,8 @@ Answer = tuple[Header, dict[str, RuntimeArray]]
 
 
 def serve_runtime(descriptor: int) -> None:
-    """Answer the other side until it closes the connection. What the runtime raises goes back as
-    its name and message."""
+    """Answer messages until the connection is closed. Exceptions of the runtime are sent back with
+    class name and message."""
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     hello, _ = receive(connection)
@@ -62,7 +62,7 @@ def serve_runtime(descriptor: int) -> None:
 
 
 class _Worker:
-    """One runtime, and the file that it opened."""
+    """A runtime and its open file."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -130,21 +130,21 @@ class _Worker:
         return {"seconds": seconds_of(session.seconds) or seconds}, _numbers(outputs, subject)
 
     def _run_at_once(self, header: Header, arrays: dict[str, RuntimeArray]) -> Answer:
-        """Run several batches at once; arrays and outputs are named `<place of batch>/<name>`."""
+        """Run several batches concurrently; arrays and outputs are named `<batch index>/<name>`."""
         session, subject = self._opened()
         batches: list[dict[str, RuntimeArray]] = [{} for _ in range(header["batches"])]
         for key, array in arrays.items():
-            place, _, name = key.partition("/")
-            batches[int(place)][name] = array
-        outputs, seconds, whole = session.run_at_once(
+            index, _, name = key.partition("/")
+            batches[int(index)][name] = array
+        outputs, seconds, total = session.run_at_once(
             batches, header["connections"], header["rate"]
         )
         numbers = {
-            f"{place}/{name}": array
-            for place, output in enumerate(outputs)
+            f"{index}/{name}": array
+            for index, output in enumerate(outputs)
             for name, array in _numbers(output, subject).items()
         }
-        return {"seconds": seconds, "whole": whole, "outputs": [*map(len, outputs)]}, numbers
+        return {"seconds": seconds, "whole": total, "outputs": [*map(len, outputs)]}, numbers
 
     def _proof(self, _: Header, __: dict[str, RuntimeArray]) -> Answer:
         session, _subject = self._opened()
@@ -152,7 +152,7 @@ class _Worker:
         if not isinstance(proof, Proof):
             raise EvidenceError(f"proof() gave {type(proof).__name__}, expected a Proof")
         plain = asdict(proof)
-        del plain["cpu_nodes"]  # of ONNX Runtime in the gate's own process alone
+        del plain["cpu_nodes"]  # only for ONNX Runtime in the gate's process
         plain["versions"] = {**self._loaded().versions(), **proof.versions}
         if proof.memory_bytes is None and not proof.own_process:
             self._memory.end()
@@ -168,41 +168,41 @@ class _Worker:
 
 
 def _check_live(session: Session) -> None:
-    """Raise EvidenceError for a session that answers from a recording: what it overrides for that
-    is not asked for across processes."""
-    own = [
+    """Raise EvidenceError for a session that overrides attributes of recordings, which are not
+    supported in another process."""
+    overridden = [
         name
         for name in _OF_RECORDINGS
         if getattr(type(session), name, None) is not getattr(Session, name)
     ]
-    if own or not session.live:
+    if overridden or not session.live:
         raise EvidenceError(
-            f"the session overrides {', '.join(own) or 'live'}, which only recordings do. "
-            "Compute each batch in run; give outputs that were computed elsewhere to kind: "
-            "recorded (docs/recorded.md)."
+            f"the session overrides {', '.join(overridden) or 'live'}, which only recordings may "
+            "do. Compute each batch in run; for outputs of another machine use kind: recorded "
+            "(docs/recorded.md)."
         )
 
 
 def _options(runtime: Runtime, plain: Header) -> BaseModel:
-    """Raises PolicyError for options that the runtime does not take."""
+    """Validate the options. Raises PolicyError."""
     try:
         return runtime.options.model_validate(plain)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "options"
-        raise PolicyError(f"options: {place}: {first['msg']}") from error
+        name = ".".join(map(str, first["loc"])) or "options"
+        raise PolicyError(f"options: {name}: {first['msg']}") from error
 
 
 def _numbers(outputs: Sequence[Any], subject: Subject) -> dict[str, RuntimeArray]:
-    """Return the outputs by position, because a runtime may return too few, or too many."""
-    found = {}
-    for place, output in enumerate(outputs):
+    """Return the outputs by position, because a runtime may return too few or too many."""
+    arrays = {}
+    for index, output in enumerate(outputs):
         array = np.asarray(output)
         if array.dtype.kind not in "biuf":
             names = [spec.name for spec in subject.outputs]
             raise OutputMismatch(
-                f"output {place} of {names} is {type(output).__name__} of {array.dtype}, expected "
+                f"output {index} of {names} is {type(output).__name__} of {array.dtype}, expected "
                 "an array of numbers. Return numpy arrays, in the file's order."
             )
-        found[str(place)] = array
-    return found
+        arrays[str(index)] = array
+    return arrays

@@ -13,59 +13,57 @@ import psutil
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 _NEW_PEAK = "5"
-"""The value that restarts the peak (proc(5), `/proc/pid/clear_refs`)."""
+"""The value that resets the peak (proc(5), `/proc/pid/clear_refs`)."""
 
 
 class PeakMemory:
-    """The peak memory of one runtime from `begin` to `end`, over several such spans, in bytes of
-    the host.
+    """The peak host memory of one runtime in bytes, over several spans from `begin` to `end`.
 
-    Linux keeps the peak since the process began, and restarts it by `/proc/self/clear_refs`.
-    Elsewhere, and where that is refused, memory is read between the runs only. What allocators hold
-    for later use is given back once, before the file is opened: without that, a resnet18 seemed to
-    take a third of its memory. Runtimes in one process share libraries, so that the figure compares
-    runtimes and releases roughly.
+    Linux records the peak of a process and resets it with `/proc/self/clear_refs`. On other
+    systems, or if this is refused, memory is only read between runs. Memory that allocators cache
+    is released once before the file is opened: otherwise a resnet18 seemed to use a third of its
+    memory. Runtimes in one process share libraries, so the numbers are only roughly comparable.
     """
 
     def __init__(self) -> None:
         self.grown: int | None = None
-        """By how much it grew at its peak; what shrinks counts as nothing. None: it was not
-        measured, or could not be once."""
+        """Growth at the peak; a decrease counts as 0. None if a measurement is missing or failed.
+        """
         self.peak: int | None = None
-        """The largest resident memory, everything else in the process included."""
-        self._kept = self._before = 0
+        """The largest resident memory of the whole process."""
+        self._accumulated = self._before = 0
         self._is_exact = self._is_broken = False
 
     def begin(self) -> None:
-        """Attribute memory to the runtime from here on."""
+        """Start a span that counts for the runtime."""
         with self._unless_broken():
             if self.grown is None:
-                _give_back()
+                _release_cached()
             self._is_exact = _restart_peak()
             self._before = _resident()
 
     def end(self) -> None:
-        """Up to here it was."""
+        """End the span."""
         with self._unless_broken():
             now = _resident()
             peak = max(now, _highest() if self._is_exact else 0)
-            grown = self._kept + max(0, peak - self._before)
-            self._kept, self._before = self._kept + max(0, now - self._before), now
+            grown = self._accumulated + max(0, peak - self._before)
+            self._accumulated += max(0, now - self._before)
+            self._before = now
             if not self._is_broken:
                 self.grown = max(self.grown or 0, grown)
                 self.peak = max(self.peak or 0, peak)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """`begin` and `end`; what fails is not counted."""
+        """Measure a span with `begin` and `end`; a failing block is not counted."""
         self.begin()
         yield
         self.end()
 
     @contextlib.contextmanager
     def _unless_broken(self) -> Iterator[None]:
-        """A part of the figure would be too little, so that what breaks once leaves none. It is no
-        fault of the runtime's."""
+        """Discard the measurement after an error, because a partial number would be too small."""
         try:
             yield
         except Exception:
@@ -74,8 +72,10 @@ class PeakMemory:
 
 
 def _resident() -> int:
-    """Return the resident size by `/proc/self`, which is this process even if its number belongs to
-    another process in `/proc`, which psutil would read."""
+    """Return the resident size from `/proc/self`.
+
+    psutil reads `/proc/<pid>`, which may be another process in a container.
+    """
     if sys.platform == "linux":
         return _status("VmRSS:")
     return int(psutil.Process().memory_info().rss)
@@ -91,7 +91,7 @@ def _status(name: str) -> int:
 
 
 def _restart_peak() -> bool:
-    """Whether the peak is counted from now on."""
+    """Reset the peak; return whether this is supported."""
     try:
         _CLEAR.write_text(_NEW_PEAK)
         return _highest() > 0
@@ -99,7 +99,7 @@ def _restart_peak() -> bool:
         return False
 
 
-def _give_back() -> None:
+def _release_cached() -> None:
     """Return free memory to the system. Only glibc has this call."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -41,8 +41,7 @@ from gate.storage.arrays import STRING, Batch
 from gate.storage.yaml_section import first_problem
 
 GROUP = "parity_gate.runtimes"
-"""The group of entry points in which a package names its runtimes. One that takes a name of the
-gate's, or of another package, is refused."""
+"""The entry point group for runtimes of other packages. Duplicate names are refused."""
 
 BUILTIN: dict[RuntimeName, str] = {
     "torch-cuda": "gate.runtimes.torch_cuda:TorchCudaRuntime",
@@ -58,32 +57,34 @@ BUILTIN: dict[RuntimeName, str] = {
     "recorded": "gate.runtimes.recorded:RecordedRuntime",
     "server": "gate.runtimes.server:ServerRuntime",
 }
-"""The gate's own, also where the package's metadata is older than the code."""
+"""The built-in runtimes, independent of the installed package metadata."""
 
 _OURS = "parity-gate"
 
 
 @dataclass(frozen=True)
 class RuntimeEntry:
-    """One runtime that is installed."""
+    """An installed runtime."""
 
     name: RuntimeName
     place: str
     """`module:class`."""
     package: str = ""
-    """Distribution and version; empty: the gate itself."""
+    """Distribution and version; empty for built-in runtimes."""
 
     @property
     def builtin(self) -> bool:
-        """True if it is the gate's own."""
+        """Whether the runtime is built in."""
         return not self.package
 
 
 def entries() -> dict[RuntimeName, tuple[RuntimeEntry, ...]]:
-    """All that are installed, by name, the gate's own first, then by package. More than one of a
-    name is a conflict, which `find` refuses."""
-    found = {name: [RuntimeEntry(name, place)] for name, place in BUILTIN.items()}
-    packages: dict[int, str] = {}  # by id: each look at a name parses the metadata anew
+    """Return all installed runtimes by name, built-in ones first, then sorted by package.
+
+    `find_runtime` refuses a name with more than one entry.
+    """
+    by_name = {name: [RuntimeEntry(name, place)] for name, place in BUILTIN.items()}
+    packages: dict[int, str] = {}  # cached by id, because reading `dist.name` parses the metadata
     for point in metadata.entry_points(group=GROUP):
         dist = point.dist
         if id(dist) not in packages:
@@ -92,19 +93,18 @@ def entries() -> dict[RuntimeName, tuple[RuntimeEntry, ...]]:
         if package.partition(" ")[0] == _OURS and BUILTIN.get(point.name) == point.value:
             continue
         entry = RuntimeEntry(point.name, point.value, package or "an unnamed package")
-        if entry not in found.setdefault(point.name, []):
-            found[point.name].append(entry)
+        if entry not in by_name.setdefault(point.name, []):
+            by_name[point.name].append(entry)
     return {
         name: tuple(sorted(rivals, key=lambda entry: entry.package))
-        for name, rivals in found.items()
+        for name, rivals in by_name.items()
     }
 
 
 def find_runtime(
     kind: RuntimeName, installed: Mapping[RuntimeName, tuple[RuntimeEntry, ...]]
 ) -> RuntimeEntry:
-    """The runtime of this name among the `entries`. Raises PolicyError where there is none, or
-    more than one."""
+    """Return the runtime with this name. Raises PolicyError unless there is exactly one."""
     rivals = installed.get(kind, ())
     if len(rivals) == 1:
         return rivals[0]
@@ -125,34 +125,36 @@ def conflict(rivals: tuple[RuntimeEntry, ...]) -> str:
         f"{entry.place} of {entry.package or 'the gate itself'}" for entry in rivals
     )
     return (
-        f"two runtimes are named '{rivals[0].name}': {names}. Nobody can say which of them "
-        f"measured: uninstall {rivals[-1].package.partition(' ')[0]}, or let it take another name."
+        f"two runtimes are named '{rivals[0].name}': {names}. The evidence would not show which "
+        f"one ran: uninstall {rivals[-1].package.partition(' ')[0]} or rename its runtime."
     )
 
 
 def load_entry(entry: RuntimeEntry) -> Runtime:
-    """The runtime: in this process if it is the gate's own and says so, else apart. Starts
-    nothing."""
+    """Return the runtime, isolated unless it is a built-in one with `apart = False`.
+
+    No process is started yet.
+    """
     from gate.runtimes.isolated import IsolatedRuntime
 
     if not entry.builtin:
         return IsolatedRuntime(entry.place)
-    own = load_runtime(entry.place)  # imports nothing heavy
-    return IsolatedRuntime(entry.place, limit_s=own.limit_s) if own.apart else own
+    builtin = load_runtime(entry.place)
+    return IsolatedRuntime(entry.place, limit_s=builtin.limit_s) if builtin.apart else builtin
 
 
 Installed = Mapping[RuntimeName, tuple[RuntimeEntry, ...]]
 
 
 class SelectedRuntime:
-    """One runtime under the name that a policy gives it."""
+    """A runtime with the name and options of a policy."""
 
     def __init__(
         self, name: RuntimeName, wanted: RuntimePolicy, installed: Installed | None = None
     ) -> None:
-        """`installed`: the entries of the registry, where they were read before.
+        """`installed`: the result of `entries`, if already known.
 
-        Raises PolicyError where there is no such runtime, or it does not take these options.
+        Raises PolicyError if there is no such runtime, or it does not accept these options.
         """
         self.name = name
         self._kind = wanted.kind or name
@@ -164,12 +166,12 @@ class SelectedRuntime:
 
     @property
     def package(self) -> str:
-        """That it comes with; empty: the gate itself."""
+        """The package of the runtime; empty if built in."""
         return self._entry.package
 
     @property
     def promises(self) -> Promises:
-        """Return the claims of a runtime; empty if it cannot be asked."""
+        """The claims of the runtime; empty if unknown."""
         if self._promises is None:
             if isinstance(self.runtime, IsolatedRuntime):
                 return Promises("")
@@ -178,33 +180,33 @@ class SelectedRuntime:
 
     @property
     def takes_cuda(self) -> bool:
-        """Whether it is to compute on a CUDA device, from this process."""
+        """Whether it runs on a CUDA device from this process."""
         return not isinstance(self.runtime, IsolatedRuntime) and self.promises.provider in ON_CUDA
 
     def absent_reason(self) -> str | None:
-        """Why it can't run on this machine. Raises PolicyError for options that it does not take,
-        and whatever it raises."""
+        """Return why it can't run on this machine, or None. Raises PolicyError for invalid options,
+        and the exceptions of the runtime."""
         reason = self.runtime.absent_reason(self._options)
         self._promises = self.runtime.promised(self._options)
         return reason
 
     def take(self, recording: Path) -> None:
-        """Give it what it answers from. Raises PolicyError where it computes by itself."""
+        """Set the recording. Raises PolicyError unless the runtime is of kind recorded."""
         if not isinstance(self.runtime, RecordedRuntime):
             raise PolicyError(
-                f"'{self.name}' is a runtime that computes here, and a recording was given for it. "
-                "Give the recording another name, or say kind: recorded in the policy."
+                f"'{self.name}' is a live runtime, so it can't use a recording. Use another name "
+                "for the recording, or set kind: recorded in the policy."
             )
         self.runtime.recording = recording
 
     def open(self, file: RunnableFile, *, conditions: Conditions, example: Batch) -> Session:
-        """Raises RuntimeUnusable for a file with texts as inputs where the runtime gets numbers
-        only, and whatever the runtime raises."""
+        """Open the file. Raises RuntimeUnusable for string inputs if the runtime is isolated, and
+        the exceptions of the runtime."""
         texts = [spec.name for spec in file.subject.inputs if spec.dtype == STRING]
         if texts and isinstance(self.runtime, IsolatedRuntime):
             raise RuntimeUnusable(
-                f"the gate gives {self.name} numbers only, and the file takes texts as '{texts[0]}'"
-                ". Measure this file in ONNX Runtime; set the runtime to required: never."
+                f"{self.name} supports only numeric inputs, but '{texts[0]}' of the file is a "
+                "string. Measure this file in ONNX Runtime; set the runtime to required: never."
             )
         return self.runtime.open(
             file, options=self._options, conditions=conditions, example=example
@@ -217,12 +219,12 @@ class SelectedRuntime:
         return self.runtime.versions()
 
     def close(self) -> None:
-        """End the process that it may have started."""
+        """End the process of the runtime, if any."""
         if isinstance(self.runtime, IsolatedRuntime):
             self.runtime.close()
 
     def identity(self, proof: Proof | None = None) -> RuntimeIdentity | None:
-        """Return the identity of the runtime for the evidence; None if its name says everything."""
+        """Return the identity of the runtime for the evidence; None if the name is sufficient."""
         if self.name in RUNTIMES and not self._plain:
             return None
         proof = proof or Proof()
@@ -241,9 +243,9 @@ class SelectedRuntime:
 def chosen_of(
     policy: Policy, recordings: Mapping[RuntimeName, Path] | None = None
 ) -> list[SelectedRuntime]:
-    """All that the policy asks for, in its order. `recordings`: a folder or zip by name.
+    """Return the runtimes of the policy, in order. `recordings`: a folder or zip by name.
 
-    Raises PolicyError, before anything is measured."""
+    Raises PolicyError for unknown runtimes and recordings."""
     installed, left = entries(), dict(recordings or {})
     chosen = [
         SelectedRuntime(name, wanted, installed)
@@ -255,18 +257,17 @@ def chosen_of(
             runtime.take(left.pop(runtime.name))
     if left:
         raise PolicyError(
-            f"a recording was given for {', '.join(left)}, which the policy does not ask for. Add "
-            "an entry of kind: recorded, or use gate check --recorded."
+            f"there is a recording for {', '.join(left)}, which is not in the policy. Add an entry "
+            "of kind: recorded, or use gate check --recorded."
         )
     return chosen
 
 
 def with_runtime(policy: Policy, name: RuntimeName) -> Policy:
-    """The same policy, which asks for this runtime too: always, and within the built-in bounds that
-    it promises to fit, where the policy has none for it.
+    """Return the policy with this runtime required always.
 
-    Raises PolicyError where there is no such runtime, and what it raises where it can't say what
-    it is.
+    Without bounds in the policy, the built-in bounds of the runtime's kind apply. Raises
+    PolicyError if there is no such runtime, and the exceptions of the runtime.
     """
     wanted = policy.runtimes.get(name, RuntimePolicy(required="never"))
     chosen = SelectedRuntime(name, wanted)
@@ -299,19 +300,18 @@ State = Literal["ok", "absent", "broken", "by options"]
 
 @dataclass(frozen=True)
 class Listed:
-    """One runtime on this machine."""
+    """The state of a runtime on this machine."""
 
     name: RuntimeName
     kind: RuntimeName
     state: State
-    """`broken`: it is installed and can't say whether it runs. `by options`: it runs by options
-    that only a policy has, or by a recording."""
+    """`broken`: installed, but fails. `by options`: needs options of a policy, or a recording."""
     provider: str = ""
     package: str = ""
-    """Empty: the gate itself."""
+    """Empty for built-in runtimes."""
     versions: dict[str, str] = field(default_factory=dict)
     reason: str | None = None
-    """Why it is not `ok`."""
+    """The reason for a state other than `ok`."""
 
     def to_plain(self) -> dict[str, Any]:
         """JSON-compatible dict."""
@@ -319,7 +319,7 @@ class Listed:
 
 
 def listed(policy: Policy | None = None) -> tuple[Listed, ...]:
-    """All that are installed, without options; with a policy those that it names, with theirs."""
+    """Return all installed runtimes, or those of a policy with its options."""
     if policy is not None:
         return tuple(_row(name, wanted) for name, wanted in policy.runtimes.items())
     return tuple(_installed())

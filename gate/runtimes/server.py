@@ -1,4 +1,4 @@
-"""A live model server, asked over the Open Inference Protocol V2 (HTTP or gRPC)."""
+"""Measure a live model server over the Open Inference Protocol V2 (HTTP or gRPC)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from gate.storage.safe_text import make_printable
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
 
 _DIGEST_KEYS = ("sha256", "model_sha256", "content_sha256")
-"""Parameters of a model's metadata that may hold the digest of its file."""
+"""Parameters of a model's metadata that may contain the digest of its file."""
 
 _LONGEST_NAME = 200
-"""Characters of what a server states about itself that are kept."""
+"""Maximum length of names and versions from a server."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class ServedFile:
     """None: axis 0 of all inputs and outputs."""
 
     def parts(self, batch: Batch, most: int) -> list[Batch]:
-        """Split a batch into parts of at most `most` samples; a call that has no batch axis, or
-        gives an output without one, stays whole."""
+        """Split a batch into parts of at most `most` samples; not if an input or output has no
+        batch axis."""
         axes = {name: self._axis("inputs", name) for name in batch}
         if any(axis is not None and batch[name].ndim <= axis for name, axis in axes.items()):
             return [batch]
@@ -84,8 +84,8 @@ class ServerSession(Session):
     """One model of one server."""
 
     def __init__(self, file: ServedFile, options: ServerOptions, example: Batch) -> None:
-        """Raises DigestMismatch if the server has another file, RuntimeUnusable if it can't be
-        asked or does not prove which file it has."""
+        """Raises DigestMismatch if the server has another file, RuntimeUnusable if it does not
+        answer or does not prove which file it has."""
         self._options, self._file = options, file
         self.connections = options.connections
         self.rate = options.rate
@@ -106,8 +106,8 @@ class ServerSession(Session):
             raise
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
-        """Raises EvidenceError for a request that the server refuses, RuntimeUnusable for an
-        answer that is missing, incomplete, or not of this protocol."""
+        """Run a batch. Raises EvidenceError if the server refuses the request, RuntimeUnusable for
+        an answer that is missing, incomplete, or invalid."""
         most = self._options.max_batch_size
         parts = [batch] if most is None else self._file.parts(batch, most)
         outputs = [self._infer(part) for part in parts]
@@ -116,11 +116,11 @@ class ServerSession(Session):
     def run_at_once(
         self, batches: Sequence[Batch], connections: int, rate: float | None = None
     ) -> tuple[list[list[RuntimeArray]], list[float], float]:
-        """Run each batch as one request from so many clients: outputs in the order of `batches`,
-        seconds by request, and seconds of all together.
+        """Send each batch as one request from `connections` concurrent clients.
 
-        `rate`: requests per second at which they are sent, whether earlier ones were answered or
-        not; a request that waits for a client is timed from when it was due.
+        Return the outputs in the order of `batches`, the seconds of each request, and the total
+        seconds. `rate`: requests per second of an open loop, which does not wait for answers; each
+        request is timed from its scheduled time.
         """
         with ThreadPoolExecutor(connections) as pool:
             list(pool.map(lambda _: self.run(self._example), range(connections)))  # warm-up
@@ -137,7 +137,7 @@ class ServerSession(Session):
         return [outputs for outputs, _ in found], [seconds for _, seconds in found], whole
 
     def proof(self) -> Proof:
-        """Return what the server states about itself and its model."""
+        """Return the proof from the metadata of the server and its model."""
         name, version, platform = (
             make_printable(str(each or ""))[:_LONGEST_NAME]
             for each in (
@@ -174,7 +174,7 @@ class ServerSession(Session):
                 )
 
     def _check_inputs(self) -> None:
-        """Compare names and datatypes that the server states with those of the file."""
+        """Compare names and datatypes in the server's metadata with those of the file."""
         for kind, wanted in (("inputs", self._file.inputs), ("outputs", self._file.outputs)):
             stated = self._metadata.get(kind) or []
             try:
@@ -192,7 +192,7 @@ class ServerSession(Session):
                 )
 
     def _verify_digest(self) -> str:
-        """Return what proves that the server has this file; empty: nothing, which is allowed."""
+        """Return the proof that the server has this file; empty if unproven files are allowed."""
         wanted = self._file.sha256.hex
         sources: list[str] = []
         for source, stated in self._reported_digests():
@@ -227,8 +227,7 @@ class ServerSession(Session):
                 yield "the digest URL", digest
 
     def _check_strictness(self) -> None:
-        """Send a request of a wrong shape, which a server must refuse. A model that has no input
-        with axes can't be asked so."""
+        """Record whether the server refuses a request of a wrong shape, as it should."""
         self._strict = True
         batch = {name: array[..., np.newaxis, np.newaxis] for name, array in self._example.items()}
         try:
@@ -297,7 +296,7 @@ def _connected(options: ServerOptions, outputs: Sequence[str]) -> Client:
 
 
 class ServerRuntime(Runtime):
-    """A model server that runs elsewhere."""
+    """A running model server."""
 
     name: ClassVar[RuntimeName] = SERVER
     promises = Promises(SERVER, "device")
@@ -305,11 +304,11 @@ class ServerRuntime(Runtime):
     limit_s: ClassVar[float] = 600.0
 
     def absent_reason(self, options: Any) -> str | None:
-        """Return that a client is missing, or None: the server is asked at `open`."""
-        wanted = [("httpx", "server")]
+        """Return that a client package is missing, or None. `open` contacts the server."""
+        needed = [("httpx", "server")]
         if options.is_grpc:
-            wanted.append(("tritonclient", "server-grpc"))
-        for package, extra in wanted:
+            needed.append(("tritonclient", "server-grpc"))
+        for package, extra in needed:
             if find_spec(package) is None:
                 return (
                     f"the package {package} is not installed: pip install 'parity-gate[{extra}]'."
@@ -330,15 +329,18 @@ class ServerRuntime(Runtime):
         conditions: Conditions,
         example: Batch,
     ) -> Session:
-        """Raises DigestMismatch, EvidenceError, RuntimeUnusable, as `ServerSession`."""
+        """Open a session. Raises DigestMismatch, EvidenceError, RuntimeUnusable."""
         subject = file.subject
         served = ServedFile(subject.sha256, subject.inputs, subject.outputs, conditions.batch_axes)
         return ServerSession(served, options, example)
 
 
 def with_server(policy: Policy, url: str) -> Policy:
-    """Return the policy with the server at this URL, by the built-in bounds of devices, if the
-    policy has no entry for it. Raises PolicyError for another URL than the policy's."""
+    """Return the policy with the server at this URL.
+
+    Without an entry in the policy, the built-in device bounds apply. Raises PolicyError if the
+    policy has another URL.
+    """
     plain = policy.to_plain()
     stated = policy.runtimes.get(SERVER)
     if stated is None:

@@ -15,11 +15,11 @@ _CPU_ALONE = re.compile(
     r"|\(torch\.[A-Za-z]+Tensor\)"  # a weight of a convolution; on CUDA torch.cuda.FloatTensor
     r"|can't convert cuda"  # to numpy
 )
-"""Words of PyTorch where a model was written for the CPU."""
+"""Parts of PyTorch's messages for models that only support the CPU."""
 
 
 class TorchCudaRuntime(Runtime):
-    """Runs the model, not the file."""
+    """Runs the PyTorch model on CUDA instead of the file."""
 
     name: ClassVar[RuntimeName] = "torch-cuda"
     promises = Promises(CUDA_PROVIDER, "cuda")
@@ -27,7 +27,7 @@ class TorchCudaRuntime(Runtime):
     apart: ClassVar[bool] = False
 
     def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - it takes none
-        """Without a device."""
+        """Return why there is no CUDA device, or None."""
         from gate.runtimes.ort import cuda_absent_reason
 
         return cuda_absent_reason()
@@ -46,8 +46,8 @@ class TorchCudaRuntime(Runtime):
         conditions: Conditions,  # noqa: ARG002 - PyTorch's own switches
         example: Batch,
     ) -> Session:
-        """Raises RuntimeUnusable where PyTorch can't use the device that is there, RuntimeAbsent
-        where the model can't be moved to it."""
+        """Open a session. Raises RuntimeUnusable if PyTorch can't use the device, RuntimeAbsent if
+        the model can't be moved to it."""
         from gate.runtimes.ort import cuda_unusable_reason
 
         unusable = cuda_unusable_reason()
@@ -67,5 +67,5 @@ class TorchCudaRuntime(Runtime):
                     "the model runs on the CPU alone, because it makes or keeps tensors there: "
                     f"{first_line(error)}"
                 ) from error
-            # What else fails may fail on this small batch only: the samples say it.
+            # Other errors may be specific to this small batch; the samples will show them.
         return session

@@ -101,7 +101,7 @@ def test_one_that_breaks_fails_alone(judged, name, words):
     ("name", "words"),
     [
         ("RaisesInLook", "it raised OSError: a driver is broken"),
-        ("Nothing", "is no runtime: it is a Nothing"),
+        ("Nothing", "is not a runtime: it is a Nothing"),
         ("LacksLibrary", "it raised ImportError: libacme.so.1: cannot open"),
     ],
 )

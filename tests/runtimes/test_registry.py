@@ -82,7 +82,7 @@ def test_a_name_that_nobody_has_is_answered_with_the_nearest(site):
 
 
 def test_a_class_that_is_no_runtime_is_refused():
-    with pytest.raises(EvidenceError, match="is no runtime: it is a Nothing"):
+    with pytest.raises(EvidenceError, match="is not a runtime: it is a Nothing"):
         selection.load_runtime("tests.runtimes.acme:Nothing")
 
 
