@@ -312,7 +312,7 @@ def test_an_approval_of_before_a_rollback_brings_nothing_back(place: Reviewing) 
     place.stored("2").tags.pop(Tag.ROLLED_BACK)
     assert place.promote(2).outcome == "passed"
     assert place.look() == []
-    assert "sign it again" in place.result("2")
+    assert "sign again" in place.result("2")
     place.state_only("bob", "approved", number="2", at=datetime.now(UTC) + timedelta(seconds=2))
     assert place.look() == [("promoted", "2")]
 

@@ -17,7 +17,8 @@ import mlflow
 import pytest
 from ruamel.yaml import YAML
 
-from gate.errors import ArtifactMissing, (
+from gate.errors import (
+    ArtifactMissing,
     DigestMismatch,
     PromotionConflict,
     RegistryDenied,
