@@ -225,10 +225,8 @@ def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision
 def _measure_champion(
     case: MeasurementJob, evidence: Evidence, champion: Champion | None
 ) -> Champion | None:
-    """Return the serving version, with the result of running it and the file on the same samples.
-
-    If the policy does not require it, an error is recorded in the result.
-    """
+    """Return the serving version, with the result of running it and the file on the same samples;
+    an error is only recorded, unless the policy requires the comparison."""
     if champion is None:
         return None
     compared = Compared(

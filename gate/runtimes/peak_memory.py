@@ -27,8 +27,7 @@ class PeakMemory:
 
     def __init__(self) -> None:
         self.grown: int | None = None
-        """Growth at the peak; a decrease counts as 0. None if a measurement is missing or failed.
-        """
+        """Growth at the peak; a decrease counts as 0. None if not measured."""
         self.peak: int | None = None
         """The largest resident memory of the whole process."""
         self._accumulated = self._before = 0
@@ -72,10 +71,7 @@ class PeakMemory:
 
 
 def _resident() -> int:
-    """Return the resident size from `/proc/self`.
-
-    psutil reads `/proc/<pid>`, which may be another process in a container.
-    """
+    """Return the resident size, from `/proc/self` because a PID may differ in a container."""
     if sys.platform == "linux":
         return _status("VmRSS:")
     return int(psutil.Process().memory_info().rss)

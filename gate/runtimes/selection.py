@@ -131,10 +131,7 @@ def conflict(rivals: tuple[RuntimeEntry, ...]) -> str:
 
 
 def load_entry(entry: RuntimeEntry) -> Runtime:
-    """Return the runtime, isolated unless it is a built-in one with `apart = False`.
-
-    No process is started yet.
-    """
+    """Return the runtime, isolated unless it is built in with `apart = False`; start no process."""
     from gate.runtimes.isolated import IsolatedRuntime
 
     if not entry.builtin:
