@@ -50,8 +50,8 @@ _MALFORMED_WORDS = ("disk image is malformed", "file is not a database")
 
 
 WAIT = (
-    "Another process has locked it; nothing is damaged. Do not remove the file or its -wal, -shm "
-    "and -journal files. Retry when that process is done, or end it (fuser -v FILE shows it)."
+    "Another process has locked it; nothing is damaged. Leave the file and its -wal, -shm and "
+    "-journal files in place. Retry when that process is done, or end it (fuser -v FILE shows it)."
 )
 """What to do about a database that is locked."""
 

@@ -155,11 +155,11 @@ def wider(report: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (without("evidence.dsse.json"), "there is no statement evidence.dsse.json"),
+        (without("evidence.dsse.json"), "the verdict has no statement evidence.dsse.json"),
         (rewritten("evidence.json", '"samples": 64', '"samples": 65'), "evidence was edited"),
         (rewritten("decision.json", '"WAIVED"', '"PASS"'), "decision was edited"),
         (wider, "names golden/golden.json with digest"),
-        (without("golden/golden.json"), "names golden/golden.json, which was not handed in"),
+        (without("golden/golden.json"), "names golden/golden.json, which was not submitted"),
     ],
 )
 def test_a_spoiled_report_is_refused_with_its_reason(
@@ -209,7 +209,7 @@ def test_a_measurers_key_signs_the_verdict_anew_for_another_model(
     for spoil, reason in (
         (wider, "are not those that were signed"),
         (signed_by_nothing("decision.dsse.json"), "the statement on the decision is signed by 0"),
-        (without("decision.dsse.json"), "there is no statement decision.dsse.json"),
+        (without("decision.dsse.json"), "the verdict has no statement decision.dsse.json"),
     ):
         spoil(report)
         assert place.promote(report, "--name", "letters") == 1
@@ -311,4 +311,4 @@ def test_without_a_report_there_is_nothing_to_sign(
     project = made()
     command = ["check", str(project / "good.onnx"), "--reference", "small_models:build"]
     assert cli.main([*command, "--inputs", str(project / "images.npy"), *option]) == 2
-    assert "are for what --report writes" in capsys.readouterr().err
+    assert "apply to a report" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def _no_list(path: Path) -> None:
         (_exchanged, "has digest"),
         (_swapped, "has digest"),
         (_linked, "is a link, expected a file"),
-        (_above, "expected one in the folder"),
+        (_above, "expected a file in the folder"),
         (_nested, "expected an ONNX file"),
         (_no_list, "release.yaml"),
     ],

@@ -120,10 +120,10 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "another": (
         _after(lambda path: path.write_text(f"{path.read_text()}  neck: {{file: head.onnx}}\n")),
         "release.yaml has digest"),
-    "unmeasured": (_unmeasured, "the evidence says nothing of the part head"),
-    "elsewhere": (_elsewhere, "otherwise than it is: parts .*../head.onnx"),
+    "unmeasured": (_unmeasured, "the evidence does not contain the part head"),
+    "elsewhere": (_elsewhere, "does not describe .*: parts .*../head.onnx"),
     "renamed": (_renamed, "parts .*encoder_2.*, not .*encoder"),
-    "other shapes": (_other_shapes, "describes .*head.onnx otherwise than it is: inputs"),
+    "other shapes": (_other_shapes, "does not describe .*head.onnx: inputs"),
     "vectors of one": (_vectors_of_one, "are of other parts than the release: head"),
 }  # fmt: skip
 

@@ -80,7 +80,7 @@ SPOILED = {
     "rolled back": (rolled_back, "rolled back"),
     "not in the ledger": (
         lambda place: put(place.ledger.state, rows(place.ledger.state)[:2]),
-        "no line of the ledger"),
+        "the ledger has no entry"),
 }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_a_version_that_can_not_be_read_is_taken_back(place, monkeypatch, error)
     assert error.__name__ in place.ledger.entries()[-1].reason
 
 
-AGES = {"too old": (91, "91.0 days old"), "of the future": (-30, "dated in the future")}
+AGES = {"too old": (91, "91.0 days old"), "of the future": (-30, "from the future")}
 
 
 @pytest.mark.parametrize(("days", "words"), AGES.values(), ids=list(AGES))

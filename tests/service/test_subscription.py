@@ -169,7 +169,7 @@ def test_a_rotation_that_the_service_refuses_leaves_both_secrets(
 
 
 def test_a_database_sends_no_webhooks() -> None:
-    with pytest.raises(RegistryError, match="sent by a server only"):
+    with pytest.raises(RegistryError, match="only an MLflow server sends webhooks"):
         WebhookSubscription("sqlite:///mlflow.db")
 
 

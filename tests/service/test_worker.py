@@ -122,7 +122,7 @@ def test_what_is_gone_is_written_off(
 
     recorder = Recorder(effect)
     with working(recorder) as worker:
-        until(lambda: "written off" in caplog.text)
+        until(lambda: "no retry" in caplog.text)
         worker.wake("another")  # a round in which it would be tried again
         time.sleep(0.1)
         assert worker.registry_silence_s() is not None

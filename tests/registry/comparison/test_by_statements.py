@@ -80,7 +80,7 @@ def of_another_model(world: World) -> Trust:
 
 
 MISSING: dict[str, tuple[Callable[[World], Trust | None], str]] = {
-    "nobody is trusted": (lambda _world: None, "no line of the ledger"),
+    "nobody is trusted": (lambda _world: None, "has no entry"),
     "unknown key": (lambda world: trust_in(world.stranger), "is signed by 0 of the keys"),
     "revoked": (
         lambda world: trust_in(world.ci, revoked=(world.ci.public.key_id,)), "is revoked"

@@ -173,7 +173,7 @@ def test_a_version_is_decided_anew_with_the_comparison_that_the_ledger_notes(
     edited = decide(POLICY, second.evidence, incumbent=forged, decided_at=DECIDED_AT)
     registry.versions[1].beside[f"{RECORDS}/{DECISION}"] = edited.to_json().encode()
     for policy in (POLICY, strict):
-        assert "the ledger notes one" in problem(policy)
+        assert "the ledger has one" in problem(policy)
 
 
 def test_an_approval_counts_only_against_what_serves_now(

@@ -97,7 +97,7 @@ class TestLocked:
             usable(f"sqlite:///{path}")
         said = str(caught.value)
         assert "database is locked" in said
-        assert "nothing is damaged. Do not remove the file" in said
+        assert "nothing is damaged. Leave the file" in said
         assert not [word for word in self.DANGEROUS if word in said]
         assert caplog.messages == [f"waiting for the lock of {path}"]
         assert path.read_bytes() == before
