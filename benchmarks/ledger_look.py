@@ -87,7 +87,7 @@ class Bench:
 
 def fill(ledger: Ledger, lines: int) -> None:
     """So many lines about versions from 1000 on."""
-    digest, parent, rows = Digest.of_bytes(b"file"), None, []
+    digest, parent, rows = Digest.from_bytes(b"file"), None, []
     for number in range(lines):
         entry = LedgerEntry.model_validate(
             {
@@ -103,7 +103,7 @@ def fill(ledger: Ledger, lines: int) -> None:
             }
         )
         line = canonical_json(entry.to_plain())
-        parent = Digest.of_bytes(line)
+        parent = Digest.from_bytes(line)
         rows.append(Row(number + 1, line, sign(line, ledger.key)))
     with ledger.state.writing() as connection:
         ledger.state.make_tables(connection)

@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pictures = pictures_in(write_images(Path(folder) / "pictures", asked.images))
         path = _resnet18(Path(folder) / "resnet18.onnx")
-        model = ModelFile(path, Digest.of_file(path))
+        model = ModelFile(path, Digest.from_file(path))
         sections = []
         for title, spec in SPECS.items():
             asks = model if spec.size == (224, 224) else None

@@ -91,7 +91,7 @@ def measured(model: nn.Module, arrays: Mapping[str, Any]) -> dict[str, Any]:
     ]
     binding = bind_inputs(inputs, samples.specs, count=len(samples), batch_size=SAMPLES)
     subject = Subject(
-        sha256=Digest.of_bytes(b""), size_bytes=0, opset=18, producer="", inputs=(), outputs=()
+        sha256=Digest.from_bytes(b""), size_bytes=0, opset=18, producer="", inputs=(), outputs=()
     )
     own = TorchReference(model).copy()
     stand = MeasurementContext(
@@ -111,13 +111,13 @@ def measured(model: nn.Module, arrays: Mapping[str, Any]) -> dict[str, Any]:
         assessment = ReferenceAssessment()
         assessment.update(reference, truth, SAMPLES)
         draws = draw_rounding(stand, [batch], draws=DRAWS)
-        kinds = [q for i, e in assessment.errors.items() for q in e.ratios(draws.of(i))]
+        kinds = [q for i, e in assessment.errors.items() for q in e.ratios(draws.for_output(i))]
         wide = any(errors.is_wide for errors in assessment.errors.values())
         first = {n: a[:8] for n, a in batch.items()}
         one = draw_rounding(stand, [first])
         few = ReferenceAssessment()
         few.update(stand.reference.run(first), stand.truth.aside(first), 8)
-        early = [q for i, e in few.errors.items() for q in e.ratios(one.of(i))]
+        early = [q for i, e in few.errors.items() for q in e.ratios(one.for_output(i))]
         validity = assessment.result(stand)
     ratios = np.concatenate([q.ravel() for q in kinds] or [np.zeros(0)])
     return {

@@ -172,15 +172,15 @@ def tell(environment: Mapping[str, str], result: Mapping[str, Any], code: int) -
 
 def annotations(result: Mapping[str, Any], code: int) -> Iterator[str]:
     """Commands of a workflow: the cause first, then the other findings."""
-    story = _story(result)
-    sentence = story.get("headline", {}).get("sentence")
+    summary = _story(result)
+    sentence = summary.get("headline", {}).get("sentence")
     if sentence is None:
         sentence = result.get("error", {}).get("message", "could not judge")
     if code == 0:
         yield _annotation("notice", "parity-gate", sentence)
         return
     yield _annotation("error", "parity-gate", sentence)
-    others = [each for each in story.get("findings", ()) if each["sentence"] != sentence]
+    others = [each for each in summary.get("findings", ()) if each["sentence"] != sentence]
     for finding in others[: _MOST_ANNOTATIONS - 1]:
         level = "notice" if finding["verdict"] == "WAIVED" else "warning"
         yield _annotation(level, finding["title"], finding["sentence"])
@@ -196,8 +196,8 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def _story(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    story: Mapping[str, Any] = result.get("story") or {}
-    return story
+    summary: Mapping[str, Any] = result.get("story") or {}
+    return summary
 
 
 def _input(environment: Mapping[str, str], name: str) -> str:

@@ -99,7 +99,7 @@ class EvaluationResult:
             explanation=self.explanation,
             change=self.change,
         )
-        return inputs.story.with_files({"MODEL.onnx": str(self.job.candidate.path)})
+        return inputs.summary.with_files({"MODEL.onnx": str(self.job.candidate.path)})
 
     def to_frame(self) -> DataFrame:
         """Return one row per check, with the columns part, runtime, output, check, observed,
@@ -137,7 +137,7 @@ class EvaluationResult:
             folder,
             self.decision,
             self.evidence,
-            story=self.summary,
+            summary=self.summary,
             explanation=self.explanation,
         )
 
@@ -160,7 +160,11 @@ def check(
     during the check or the export record is about another file, EvidenceError if the model's source
     files change. On Linux, the peak memory of this process (`VmHWM`, `ru_maxrss`) is reset.
     """
-    onnx, reference, data = Path(onnx), Reference.of(reference), EvaluationData.of(data)
+    onnx, reference, data = (
+        Path(onnx),
+        Reference.from_model(reference),
+        EvaluationData.from_data(data),
+    )
     policy = _policy(policy)
     if data.recordings:
         policy = with_recordings(policy, data.recordings)
@@ -268,8 +272,8 @@ def collect_evidence(
     """
     return measure_files(
         Path(onnx),
-        reference=Reference.of(reference),
-        data=EvaluationData.of(data),
+        reference=Reference.from_model(reference),
+        data=EvaluationData.from_data(data),
         policy=_policy(policy),
         progress=progress,
     )[0]

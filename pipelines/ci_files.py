@@ -23,7 +23,7 @@ _WRITERS = {
 }
 
 
-def write(story: Summary, report: PromotionReport) -> None:
+def write(summary: Summary, report: PromotionReport) -> None:
     """Write them of a verdict and of what came of it. Raises StorageError."""
     _write(
         CiResult(
@@ -32,7 +32,7 @@ def write(story: Summary, report: PromotionReport) -> None:
             exit_code=ExitCode.from_promotion(report.outcome, report.verdict.value),
             model=report.model_name,
             sentence=report.sentence(),
-            story=story,
+            summary=summary,
         )
     )
 

@@ -76,7 +76,7 @@ def _source(params: ModelParams, checkpoint: Digest) -> Source:
         factory=params.name,
         checkpoint_sha256=checkpoint,
         preprocess_sha256=_preprocessing_digest(),
-        labels_sha256=Digest.of_file(paths.EVAL_LABELS),
+        labels_sha256=Digest.from_file(paths.EVAL_LABELS),
     )
 
 

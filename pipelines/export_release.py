@@ -51,15 +51,15 @@ def export_release(
         try:
             exported = export_model(
                 chain.parts[name],
-                calls.of(name).named_example,
+                calls.for_part(name).named_example,
                 settings=part.settings(settings),
                 output=staged / _file(name),
                 source=source,
             )
-            checked = self_check(chain.parts[name], exported, calls.of(name).named_example)
+            checked = self_check(chain.parts[name], exported, calls.for_part(name).named_example)
         except GateError as error:
             raise type(error)(f"the part {name}: {error}") from error
-        parts[name] = PartReport.of(exported, checked)
+        parts[name] = PartReport.from_export(exported, checked)
         logs.append(exported.log)
     file = staged / params.path.name
     entries = {

@@ -20,7 +20,7 @@ class PartReport(Record):
     """`max_abs_diff_export_batch` and, for a dynamic batch, `max_abs_diff_other_batch`."""
 
     @classmethod
-    def of(cls, exported: Exported, checked: dict[str, float]) -> PartReport:
+    def from_export(cls, exported: Exported, checked: dict[str, float]) -> PartReport:
         """`checked`: as `self_check` gave it."""
         return cls(subject=exported.subject, record=exported.record, self_check=checked)
 

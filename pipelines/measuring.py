@@ -130,4 +130,4 @@ def write_golden(folder: Path, case: MeasurementJob, evidence: Evidence) -> Dige
 
 
 def _digest(golden: GoldenManifest) -> Digest:
-    return Digest.of_bytes(golden.file_bytes())
+    return Digest.from_bytes(golden.file_bytes())

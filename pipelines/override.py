@@ -52,7 +52,7 @@ def exchanged(text: str, key: str, value: str) -> str:
 
     Raises PolicyError.
     """
-    place, wanted = _Place.of(text, key), _parsed(key, value)
+    place, wanted = _Place.from_text(text, key), _parsed(key, value)
     document = _loaded(text)
     old = _set(document, key, wanted)
     if _same(old, wanted):
@@ -78,7 +78,7 @@ class _Place:
     quote: str
 
     @classmethod
-    def of(cls, text: str, key: str) -> _Place:
+    def from_text(cls, text: str, key: str) -> _Place:
         from ruamel.yaml import YAML
         from ruamel.yaml.nodes import MappingNode, ScalarNode
 

@@ -15,7 +15,7 @@ from gate.api import explain_failure
 from gate.commands.result import ExitCode
 from gate.decision.decide import decide
 from gate.measure.job import MeasurementJob
-from gate.mlflow_client.log_evaluation import of_outputs, runtime_state, switches
+from gate.mlflow_client.log_evaluation import named_outputs, runtime_state, switches
 from gate.mlflow_client.runs import RunLogger
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence, Subject
@@ -100,7 +100,7 @@ def _write_numbers(evidence: Evidence) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["runtime", "label", "mean", "max"])
-    for place, output in of_outputs(evidence):
+    for place, output in named_outputs(evidence):
         logits = output.classification
         for entry in logits.confidence.per_class if logits else ():
             writer.writerow([place, entry.label, entry.mean, entry.max])

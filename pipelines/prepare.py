@@ -148,7 +148,7 @@ def _write_manifest(params: PrepareParams, source: Source, *, train: int, evalua
         "classes": list(source.classes),
         "counts": {"train": train, "eval": evaluation},
         "preprocessing": params.preprocessing.to_plain(),
-        "sha256": {file.name: str(Digest.of_file(file)) for file in files},
+        "sha256": {file.name: str(Digest.from_file(file)) for file in files},
     }
     atomic.write_text(paths.MANIFEST, json.dumps(manifest, indent=2) + "\n")
 

@@ -82,7 +82,7 @@ def main() -> int:
             twin=judged_twin(policy, folder / "twin", decided_at=decision.decided_at),
             trend=champion.trend,
         )
-        verdict = SignedVerdict.of(release, policy, model)
+        verdict = SignedVerdict.from_release(release, policy, model)
         judgment = SummaryInputs(
             decision=decision,
             evidence=evidence,
@@ -95,7 +95,7 @@ def main() -> int:
         )
         twin = _judged(release.twin, policy.twin)
         drawn = Report(
-            judgment.story,
+            judgment.summary,
             evidence,
             decision,
             explanation=explanation,
@@ -108,8 +108,8 @@ def main() -> int:
                 page.bytes(chart.file(), f"plots/{chart.name}.svg")
             if twin is not None:
                 write_twin(page, twin, exact=decision)
-            beside = "" if twin is None else markdown.describe_twin(twin.story)
-            described = markdown.summary_markdown(judgment.story, pages.links(page))
+            beside = "" if twin is None else markdown.describe_twin(twin.summary)
+            described = markdown.summary_markdown(judgment.summary, pages.links(page))
             promotion = verdict.promote(
                 run_id=page.run_id,
                 description=cut(described, BODY_LIMIT - len(beside)) + beside,
@@ -126,12 +126,12 @@ def main() -> int:
                 experiment_id=page.experiment_id,
                 signed_by=verdict.word,
             )
-            note = markdown.summary_markdown(judgment.story, pages.links(page, report)) + beside
+            note = markdown.summary_markdown(judgment.summary, pages.links(page, report)) + beside
             note = f"{note}\n{report.sentence()}\n"
             write_promotion(page, promotion, model_name=release.model_name, note=note)
             report.save(paths.PROMOTION)
-            ci_files.write(judgment.story, report)
-    _tell(judgment.story, report)
+            ci_files.write(judgment.summary, report)
+    _tell(judgment.summary, report)
     if twin is not None:
         _tell_twin(twin.decision)
     # An experiment is there to be compared, whatever came out; what is not signed can't be.
@@ -162,8 +162,8 @@ def _steps(decision: Decision) -> tuple[Step, ...]:
     return (look, Step(label="Judge it again, when the cause is fixed", command="make repro"))
 
 
-def _tell(story: Summary, report: PromotionReport) -> None:
-    print_summary(story, console(sys.stdout))
+def _tell(summary: Summary, report: PromotionReport) -> None:
+    print_summary(summary, console(sys.stdout))
     print(report.sentence())
     if report.signed_by is not None:
         print(make_printable(report.signed_by[:1].upper() + report.signed_by[1:]))

@@ -20,7 +20,7 @@ class RunWatch:
 
     def __init__(self, folder: Path, *, uri: str) -> None:
         self._folder = folder
-        self._server = Digest.of_bytes(uri.encode()).short
+        self._server = Digest.from_bytes(uri.encode()).short
 
     @contextlib.contextmanager
     def alive(self, run_id: str) -> Iterator[None]:

@@ -32,11 +32,11 @@ class ServiceTrust:
     """In the key of this project as a measurer."""
 
     @classmethod
-    def of_project(cls) -> ServiceTrust:
+    def from_project(cls) -> ServiceTrust:
         """Those of this project; what is missing is made. A trust that the environment names
         (GATE_TRUST) counts instead. Raises KeyUnusable, PolicyError, StorageError."""
         key = paths.state() / "keys" / "service.pem"
-        own = SigningKey.of_file(key) if key.exists() else SigningKey.make(key)
+        own = SigningKey.from_file(key) if key.exists() else SigningKey.make(key)
         named = os.environ.get(TRUST_VARIABLE)
         trust = Path(named) if named else paths.state() / "service-trust.yaml"
         if not named and not trust.exists():

@@ -33,7 +33,9 @@ class SignedVerdict:
     """The same in a sentence, with what the project's own key is worth."""
 
     @classmethod
-    def of(cls, release: Release, policy: Policy, model: RegisteredModel) -> SignedVerdict:
+    def from_release(
+        cls, release: Release, policy: Policy, model: RegisteredModel
+    ) -> SignedVerdict:
         """Sign the verdict, for this model in its registry, and write reports/decision.dsse.json;
         nothing where trusted keys do not vouch for what was measured. Raises KeyUnusable,
         StorageError."""

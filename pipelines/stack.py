@@ -72,7 +72,7 @@ def run(port: int, service_port: int, *, model: str) -> None:
             "on the database here. Unset it; for a server of yours see docs/production.md."
         )
     registry, service = f"http://{HOST}:{port}", f"http://{HOST}:{service_port}"
-    secret_file, trust = paths.state() / "webhook-secrets", ServiceTrust.of_project()
+    secret_file, trust = paths.state() / "webhook-secrets", ServiceTrust.from_project()
     _say(f"Starting MLflow at {registry} …")
     with started("mlflow", mlflow_command(port, database), mlflow_environment()) as mlflow:
         wait_for(f"{registry}/health", mlflow)

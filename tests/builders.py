@@ -49,7 +49,7 @@ SAMPLES = 400
 
 def digest(text: str) -> Digest:
     """A digest that stands for `text`."""
-    return Digest.of_bytes(text.encode())
+    return Digest.from_bytes(text.encode())
 
 
 def policy(**overrides: Any) -> Policy:

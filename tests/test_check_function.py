@@ -64,7 +64,7 @@ SAMPLES: dict[str, Callable[[Images], Any]] = {
 @pytest.mark.parametrize("samples", SAMPLES)
 def test_samples(project: Path, samples: str) -> None:
     images = np.load("images.npy")
-    data = gate.EvaluationData.of(SAMPLES[samples](images))
+    data = gate.EvaluationData.from_data(SAMPLES[samples](images))
     whole = {"input": images}
     assert data.samples.digest() == gate.SampleSet.from_arrays(whole).digest()
     assert (data.labels is not None) == (samples == "loader with labels")

@@ -65,11 +65,11 @@ def test_a_right_file_passes_and_everything_is_bound(project: Path) -> None:
     evidence, decision = verdicted.evidence, verdicted.decision
     assert decision.verdict is Verdict.PASS
     assert decision.runtimes == ("ort-cpu", "ort-cpu-optimized")
-    assert decision.subject_sha256 == Digest.of_file(project / "good.onnx")
+    assert decision.subject_sha256 == Digest.from_file(project / "good.onnx")
     assert decision.evidence_sha256 == evidence.digest()
     assert decision.policy_sha256 == verdicted.policy.digest()
-    assert evidence.source.checkpoint_sha256 == Digest.of_file(project / "weights.safetensors")
-    assert evidence.source.labels_sha256 == Digest.of_file(project / "labels.npy")
+    assert evidence.source.checkpoint_sha256 == Digest.from_file(project / "weights.safetensors")
+    assert evidence.source.labels_sha256 == Digest.from_file(project / "labels.npy")
     assert evidence.dataset.labelled
     done, total = seen[-1]
     assert done == total > SAMPLES
@@ -125,7 +125,7 @@ def test_a_champion_that_can_not_be_run_stops_only_a_policy_that_asks(project: P
     reference = Reference.from_factory("small_models:build")
     workload = EvaluationData.open(project / "images.npy")
     plain = check_(project / "good.onnx", reference=reference, data=workload)
-    subject = plain.evidence.subject.model_copy(update={"sha256": Digest.of_bytes(b"another")})
+    subject = plain.evidence.subject.model_copy(update={"sha256": Digest.from_bytes(b"another")})
     lost = Champion(
         state="proven", version="1", sha256=subject.sha256, onnx_path=project / "lost.onnx",
         evidence=plain.evidence.model_copy(update={"subject": subject}),
@@ -399,7 +399,7 @@ def test_the_evidence_and_the_export_name_the_model_s_code(project: Path, tmp_pa
     evidence = Evidence.load(tmp_path / "report/evidence.json")
     code = evidence.source.code
     assert code is not None
-    assert code.files == {"small_models": Digest.of_file(project / "small_models.py")}
+    assert code.files == {"small_models": Digest.from_file(project / "small_models.py")}
     assert set(code.packages) == {"torch"}
     assert evidence.export is not None
     assert evidence.export.code == code
@@ -408,7 +408,7 @@ def test_the_evidence_and_the_export_name_the_model_s_code(project: Path, tmp_pa
 
     note_at = tmp_path / "model.onnx.export.json"
     note = ExportNote.load(note_at)
-    old = code.model_copy(update={"files": {"small_models": Digest.of_bytes(b"old")}})
+    old = code.model_copy(update={"files": {"small_models": Digest.from_bytes(b"old")}})
     record = note.record.model_copy(update={"code": old})
     note.model_copy(update={"record": record}).save(note_at)
     assert cli.main(arguments) == 0  # the measurement decides

@@ -58,7 +58,7 @@ def judged(
     if asked.distribution:
         print_distribution(outcomes, console)
     report(outcomes, console)
-    rates = Rates.of(outcomes)
+    rates = Rates.from_outcomes(outcomes)
     if asked.json:
         told = {"sentence": sentence(rates), "outcomes": [one.plain() for one in outcomes]}
         files.write_text(asked.json, json.dumps(told, indent=1) + "\n")

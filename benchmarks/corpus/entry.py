@@ -37,7 +37,7 @@ class Entry:
     title: str
     architecture: Architecture
     recipe: Recipe
-    story: str
+    summary: str
     make: Callable[[Bench, Path], Pair]
     """Writes the file at the path. Raises ExportRefused."""
     layer: str | None = None
@@ -80,8 +80,8 @@ def in_layer(kind: str, *places: tuple[str, str, Recipe]) -> Callable[[ModelEdit
 
             title = f"{edit.__name__}-{name}-{layer}"
             make = exported_with(whole, architecture, recipe)
-            story = story_of(edit)
-            FAULTS.append(Entry(kind, title, architecture, recipe, story, make, layer))
+            summary = story_of(edit)
+            FAULTS.append(Entry(kind, title, architecture, recipe, summary, make, layer))
         return edit
 
     return register
@@ -145,8 +145,8 @@ def as_exported(
     for architecture, recipe in places:
         make = file_of(lambda *_: None, architecture, recipe, batch_size=batch_size)
         title = architecture.name
-        story = story_of(architecture.make)
-        FAULTS.append(Entry(kind, title, architecture, recipe, story, make))
+        summary = story_of(architecture.make)
+        FAULTS.append(Entry(kind, title, architecture, recipe, summary, make))
 
 
 def exported_with(

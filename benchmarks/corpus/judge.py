@@ -53,7 +53,7 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
     problems = verdicted.decision.problems
     explanation = verdicted.explanation
     found = explanation.localisation
-    story = summarize(verdicted.decision, verdicted.evidence, explanation=explanation)
+    summary = summarize(verdicted.decision, verdicted.evidence, explanation=explanation)
     return Ruling(
         passed=verdicted.decision.passed,
         caught_by=tuple(dict.fromkeys(check.name for check in problems)),
@@ -65,7 +65,7 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
             f"{check.title}: {check.verdict}, {check.observed!r} {check.relation} {check.bound!r}"
             for check in problems
         ),
-        cause=story.findings[0].title if problems else "",
+        cause=summary.findings[0].title if problems else "",
     )
 
 
@@ -81,13 +81,13 @@ def judge(entry: Entry, bench: Bench, *, gate: Gate = parity_gate) -> Outcome:
         top1 = top1_alone(pair) if entry.architecture.classes else "silent"
         ruling = gate(pair)
     except ExportRefused as refused:
-        return Outcome.of(entry, refused=str(refused))
+        return Outcome.from_entry(entry, refused=str(refused))
     finally:
         shutil.rmtree(folder)
     right = None
     if entry.layer is not None and not ruling.passed:
         right = ruling.located == entry.layer
-    return Outcome.of(
+    return Outcome.from_entry(
         entry,
         ruling=ruling,
         top1=top1,

@@ -43,7 +43,7 @@ class Outcome:
     faulty: bool
     architecture: str
     recipe: str
-    story: str
+    summary: str
     refused: str | None = None
     """Why the exporter wrote no file; then nothing was judged."""
     ruling: Ruling | None = None
@@ -59,7 +59,7 @@ class Outcome:
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, entry: Entry, **seen: Any) -> Outcome:
+    def from_entry(cls, entry: Entry, **seen: Any) -> Outcome:
         """The outcome of an entry."""
         return cls(
             name=entry.name,
@@ -67,7 +67,7 @@ class Outcome:
             faulty=entry.faulty,
             architecture=entry.architecture.name,
             recipe=entry.recipe.name,
-            story=entry.story,
+            summary=entry.summary,
             layer=entry.layer,
             **seen,
         )
@@ -106,7 +106,7 @@ class Rates:
     located: int
 
     @classmethod
-    def of(cls, outcomes: Iterable[Outcome]) -> Rates:
+    def from_outcomes(cls, outcomes: Iterable[Outcome]) -> Rates:
         """Count."""
         seen = list(outcomes)
         judged = [one for one in seen if one.ruling is not None]

@@ -31,7 +31,7 @@ def report(outcomes: Sequence[Outcome], console: Console) -> None:
     _refusals(outcomes, console)
     for one in outcomes:
         _wrong(one, console)
-    rates = Rates.of(outcomes)
+    rates = Rates.from_outcomes(outcomes)
     console.print(Text(sentence(rates), "bold green" if rates.green else "bold red"))
 
 
@@ -64,7 +64,7 @@ def _by_class(outcomes: Iterable[Outcome]) -> Table:
 
 
 def _row(kind: str, group: list[Outcome]) -> list[Text]:
-    rates = Rates.of(group)
+    rates = Rates.from_outcomes(group)
     layer = f"{rates.located}/{rates.layers}" if rates.layers else ""
     caught = Counter(
         family
@@ -98,7 +98,7 @@ def _by_exporter(outcomes: Iterable[Outcome]) -> Table:
     for recipe, group in [*recipes.items(), ("all", [o for g in recipes.values() for o in g])]:
         if recipe == "all":
             table.add_section()
-        rates = Rates.of(group)
+        rates = Rates.from_outcomes(group)
         table.add_row(
             recipe,
             str(rates.correct),
@@ -126,7 +126,7 @@ def _wrong(one: Outcome, console: Console) -> None:
     if one.escaped:
         effect = "" if one.effect is None else f" It moves the outputs by {one.effect:.3g} units "
         effect += "of rounding." if effect else ""
-        console.print(Text(f"escaped  {one.name}: {one.story}{effect}", "bold red"))
+        console.print(Text(f"escaped  {one.name}: {one.summary}{effect}", "bold red"))
     if one.blocked:
         checks = ", ".join(ruling.caught_by)
         console.print(Text(f"blocked  {one.name}: {checks}: {ruling.told}", "bold red"))

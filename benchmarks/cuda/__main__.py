@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    plan = Plan.of(asked.only, quick=asked.quick)
+    plan = Plan.from_names(asked.only, quick=asked.quick)
     if not plan.cells and not plan.tests:
         print(f"no cell matches {asked.only}; names look like matrix/digits/tf32/ort-cuda",
               file=sys.stderr)  # fmt: skip

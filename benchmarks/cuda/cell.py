@@ -67,8 +67,8 @@ class Job:
         return asdict(self)
 
     @classmethod
-    def of_plain(cls, plain: Mapping[str, Any]) -> Job:
-        """The law: `Job.of_plain(json of job.plain()) == job`."""
+    def from_plain(cls, plain: Mapping[str, Any]) -> Job:
+        """The law: `Job.from_plain(json of job.plain()) == job`."""
         return cls(plain["part"], tuple(plain["subjects"]), plain["setting"], tuple(plain["roles"]))
 
 
@@ -81,4 +81,4 @@ def key_of(name: str, setting: Mapping[str, Any], identity: Mapping[str, Any]) -
     """Under which name of a file a cell is kept: another model, setting, version, device or code
     has another one."""
     whole = {"cell": name, "setting": setting, "identity": identity}
-    return Digest.of_bytes(json.dumps(whole, sort_keys=True).encode()).hex[:32]
+    return Digest.from_bytes(json.dumps(whole, sort_keys=True).encode()).hex[:32]

@@ -52,7 +52,7 @@ class Plan:
         return [cell for phase in self.phases for cell in phase.cells]
 
     @classmethod
-    def of(cls, only: Sequence[str] = (), *, quick: bool = False) -> Plan:
+    def from_names(cls, only: Sequence[str] = (), *, quick: bool = False) -> Plan:
         """`only`: cells by name, as patterns of the shell; `quick`: the smallest model and a few
         files of the corpus."""
         phases = [

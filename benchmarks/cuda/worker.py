@@ -32,7 +32,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         measurer = Measurer(device, store, Path(folder))
         for line in sys.stdin:
-            job = Job.of_plain(json.loads(line))
+            job = Job.from_plain(json.loads(line))
             for subject in measurer.run(job):
                 _say(answers, {"subject": subject})
                 if any(_failed(store, job, subject)):

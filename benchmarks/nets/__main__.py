@@ -63,7 +63,7 @@ def sentence(found: Iterable[Outcome], *, faulty: bool) -> str:
 
 def _line(one: Outcome) -> str:
     """Of what was judged wrongly, or not at all."""
-    place = f"{one.seed} {one.story}"
+    place = f"{one.seed} {one.summary}"
     if one.fault:
         place += f" [{one.fault}]"
     if one.inapplicable:

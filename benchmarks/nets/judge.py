@@ -42,7 +42,7 @@ class Outcome:
     """One seed, judged."""
 
     seed: int
-    story: str
+    summary: str
     fault: str = ""
     inapplicable: str = ""
     """Why nothing was judged: no export, a wrong one, or a fault that shows nowhere."""
@@ -100,7 +100,7 @@ def judge(seed: int, *, faulty: bool = False, gate: Gate = parity_gate) -> Outco
     fault = draw_fault(drawn) if faulty else None
     if fault is not None:
         drawn = fault.drawn
-    outcome = Outcome(seed, drawn.story, fault=fault.name if fault else "")
+    outcome = Outcome(seed, drawn.summary, fault=fault.name if fault else "")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         try:

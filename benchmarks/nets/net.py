@@ -59,7 +59,7 @@ class Drawn:
     batch_size: int
 
     @property
-    def story(self) -> str:
+    def summary(self) -> str:
         """`image 312 traced-13 tensors: logits, sums`."""
         count = len(next(iter(self.samples.values())))
         first = next(iter(self.samples))

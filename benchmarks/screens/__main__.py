@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.screens import scene
 from benchmarks.screens.camera import LAPTOP, SCREEN, TELEPHONE, Camera, camera
-from benchmarks.screens.scene import MODEL, Pages, Scene
+from benchmarks.screens.scene import MODEL, ExplanationInputs, Pages
 from benchmarks.screens.sheet import write_sheet, write_small
 from benchmarks.screens.workbench import lay_out
 from gate.commands.result import ExitCode
@@ -43,7 +43,7 @@ def main() -> int:
         lay_out(place / "files")
         _say("Starting MLflow")
         with serving(place / "server") as server, camera(folder) as taking:
-            _act(Scene(place / "files", server.uri), taking)
+            _act(ExplanationInputs(place / "files", server.uri), taking)
     sheet = write_sheet(folder, taking.taken)
     if asked.docs:
         write_small(folder, scene.ROOT / "docs")
@@ -51,7 +51,7 @@ def main() -> int:
     return ExitCode.DONE
 
 
-def _act(acted: Scene, taking: Camera) -> None:
+def _act(acted: ExplanationInputs, taking: Camera) -> None:
     """The story of a model, with a picture of each of its states."""
     seen: dict[str, Pages] = {}
     _judge(acted, scene.FIRST, seen)
@@ -76,12 +76,14 @@ def _act(acted: Scene, taking: Camera) -> None:
     _runs(acted, taking, seen)
 
 
-def _judge(acted: Scene, judged: scene.Judged, seen: dict[str, Pages]) -> None:
+def _judge(acted: ExplanationInputs, judged: scene.Judged, seen: dict[str, Pages]) -> None:
     _say(f"gate check: {judged.name}")
     seen[judged.name] = acted.judge(judged)
 
 
-def _version(acted: Scene, taking: Camera, name: str, version: str, *, shows: str) -> None:
+def _version(
+    acted: ExplanationInputs, taking: Camera, name: str, version: str, *, shows: str
+) -> None:
     address = f"{acted.uri}/#/models/{MODEL}/versions/{version}"
     for size in (LAPTOP, SCREEN):
         taking.server(name, address, shows=shows, size=size)
@@ -99,7 +101,7 @@ def _reports(taking: Camera, seen: Mapping[str, Pages]) -> None:
     taking.print("rejected by layer", seen["rejected by layer"].report)
 
 
-def _runs(acted: Scene, taking: Camera, seen: Mapping[str, Pages]) -> None:
+def _runs(acted: ExplanationInputs, taking: Camera, seen: Mapping[str, Pages]) -> None:
     run = seen["rejected by layer"].run
     experiment = run.split("/experiments/")[1].split("/")[0]
     plain = f"{acted.uri}/#/experiments/{experiment}/runs"

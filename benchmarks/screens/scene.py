@@ -66,7 +66,7 @@ REJECTED = (
 )  # fmt: skip
 
 
-class Scene:
+class ExplanationInputs:
     """A folder with the files, and the server."""
 
     def __init__(self, folder: Path, uri: str) -> None:

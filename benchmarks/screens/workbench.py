@@ -74,7 +74,7 @@ def _save(
     save_checkpoint(model, checkpoint)
     source = Source(
         factory=factory,
-        checkpoint_sha256=Digest.of_file(checkpoint),
+        checkpoint_sha256=Digest.from_file(checkpoint),
         preprocess_sha256=SPEC.digest(),
     )
     settings = ExportSettings()

@@ -40,8 +40,8 @@ def entry_of(architecture: Architecture, recipe: Recipe) -> Entry:
     def make(bench: Bench, path: Path) -> Pair:
         return bench.pair(architecture, recipe, path)
 
-    story = f"{architecture.name} as {recipe.exporter} writes it at opset {recipe.opset}."
-    return Entry(CORRECT, architecture.name, architecture, recipe, story, make)
+    summary = f"{architecture.name} as {recipe.exporter} writes it at opset {recipe.opset}."
+    return Entry(CORRECT, architecture.name, architecture, recipe, summary, make)
 
 
 CORRECT_PAIRS: list[Entry] = [

@@ -58,11 +58,11 @@ def spoils(
     return register
 
 
-def as_exported(kind: str, name: str, recipe: Recipe, story: str) -> None:
+def as_exported(kind: str, name: str, recipe: Recipe, summary: str) -> None:
     """What an exporter gets wrong by itself."""
     architecture = ARCHITECTURES[name]
     make = file_of(lambda *_: None, architecture, recipe)
-    FAULTS.append(Entry(kind, name, architecture, recipe, story, make))
+    FAULTS.append(Entry(kind, name, architecture, recipe, summary, make))
 
 
 def _unpacked(place: Place) -> tuple[str, str, Recipe]:

@@ -307,7 +307,7 @@ def _result(ending: Ending) -> CiResult:
         exit_code=outcome.status,
         model=model,
         sentence=outcome.sentence,
-        story=outcome.record if isinstance(outcome.record, Summary) else None,
+        summary=outcome.record if isinstance(outcome.record, Summary) else None,
         links=_links(outcome.plain),
     )
 

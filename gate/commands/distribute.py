@@ -121,7 +121,7 @@ def merge_command(
     from gate.distributed.plan import MeasurementPlan, MergedParts
 
     planned = MeasurementPlan.open(plan)
-    crew = MergedParts.of(planned, parts)
+    crew = MergedParts.from_files(planned, parts)
 
     @contextlib.contextmanager
     def merged(checked: CheckedFile) -> Iterator[EvaluationData]:
@@ -194,7 +194,7 @@ def plan_command(output: Path, units: int | None, threads: int, **options: Any) 
         data = request.open_data(policy)
         case = case_of(request.model, reference=reference, data=data, policy=policy)
         case = replace(case, units=MOST if units is None else units - 1)
-        plan = MeasurementPlan.of(case, reference, data, threads=threads)
+        plan = MeasurementPlan.from_job(case, reference, data, threads=threads)
     plan.save(output)
     return CommandResult(
         ExitCode.DONE,

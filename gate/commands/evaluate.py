@@ -102,11 +102,11 @@ _UNPROVEN = (
     "over 2 GB, or the factory works only once). If weights are random, pass --checkpoint FILE."
 )
 
-SharedOut = Callable[["CheckedFile"], AbstractContextManager["EvaluationData"]]
+OpenData = Callable[["CheckedFile"], AbstractContextManager["EvaluationData"]]
 """Returns the data of a check with the workers that measure it."""
 
 
-def measured_by(request: CheckRequest) -> AbstractContextManager[SharedOut]:
+def measured_by(request: CheckRequest) -> AbstractContextManager[OpenData]:
     """Return how `evaluate` distributes the samples.
 
     The workers start on entering, up to the requested number. Raises UsageError for options of the
@@ -124,7 +124,7 @@ def measured_by(request: CheckRequest) -> AbstractContextManager[SharedOut]:
 
 
 @contextlib.contextmanager
-def _by_processes(jobs: int | None) -> Iterator[SharedOut]:
+def _by_processes(jobs: int | None) -> Iterator[OpenData]:
     if jobs in (None, 1):
         yield lambda checked: checked.by_processes(jobs)
         return
@@ -138,7 +138,7 @@ def _by_processes(jobs: int | None) -> Iterator[SharedOut]:
 
 
 @contextlib.contextmanager
-def _by_cluster(request: CheckRequest) -> Iterator[SharedOut]:
+def _by_cluster(request: CheckRequest) -> Iterator[OpenData]:
     from gate.distributed.worker_pool import Cluster, RayPool
 
     cluster = Cluster(
@@ -151,7 +151,7 @@ def _by_cluster(request: CheckRequest) -> Iterator[SharedOut]:
         yield lambda checked: checked.by_cluster(pool)
 
 
-def addressed(story: Summary, request: CheckRequest, *, policy: Policy) -> Summary:
+def addressed(summary: Summary, request: CheckRequest, *, policy: Policy) -> Summary:
     """Return the summary with the file names of this request filled into its commands.
 
     The `gate check` command of the summary becomes this command line. Passwords are removed,
@@ -167,19 +167,23 @@ def addressed(story: Summary, request: CheckRequest, *, policy: Policy) -> Summa
         "PICTURES": next(iter(request.pictures), None),
         "NAME": name and ModelKey(current_workspace(), name),
     }
-    story = story.with_files({word: str(name) for word, name in named.items() if name is not None})
-    line, first = click.get_current_context().obj, story.steps[0].command or ""
+    summary = summary.with_files(
+        {word: str(name) for word, name in named.items() if name is not None}
+    )
+    line, first = click.get_current_context().obj, summary.steps[0].command or ""
     if first.startswith("gate promote ") and "--twin" not in first:  # with --twin it has --policy
-        story = story.with_command("gate promote ", " ".join([first, *_promote_options(request)]))
-    commands = [step.command for step in story.steps if step.command]
+        summary = summary.with_command(
+            "gate promote ", " ".join([first, *_promote_options(request)])
+        )
+    commands = [step.command for step in summary.steps if step.command]
     locate = [command for command in commands if command.startswith("gate locate ")]
     if locate:
         extended = " ".join([locate[0], *_locate_options(request, policy)])
-        story = story.with_command("gate locate ", extended)
+        summary = summary.with_command("gate locate ", extended)
     again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
-    if story.headline.verdict == "PASS":  # a PASS is only checked again without trial settings
+    if summary.headline.verdict == "PASS":  # a PASS is only checked again without trial settings
         again = _without_settings(again)
-    return story.with_command("gate check ", shlex.join(["gate", *again])) if again else story
+    return summary.with_command("gate check ", shlex.join(["gate", *again])) if again else summary
 
 
 def _without_settings(words: list[str]) -> list[str]:
@@ -221,7 +225,7 @@ def _save_report(
     request: CheckRequest,
     verdicted: EvaluationResult,
     *,
-    story: Summary,
+    summary: Summary,
     spec: PreprocessSpec | None,
     signing: Signing | None,
     opened: ExitStack | None,
@@ -235,12 +239,12 @@ def _save_report(
         with report_folder(request.report) as folder:
             if signing is not None:
                 _write_signed(folder, verdicted, signing, compared=request.against is not None)
-            _write_report(folder, request, verdicted, story=story, spec=spec)
+            _write_report(folder, request, verdicted, summary=summary, spec=spec)
         return request.report
     if opened is None:
         return None
     folder = opened.enter_context(temporary_folder())
-    _write_report(folder, request, verdicted, story=story, spec=spec)
+    _write_report(folder, request, verdicted, summary=summary, spec=spec)
     return folder
 
 
@@ -249,7 +253,7 @@ def _write_report(
     request: CheckRequest,
     verdicted: EvaluationResult,
     *,
-    story: Summary,
+    summary: Summary,
     spec: PreprocessSpec | None,
 ) -> None:
     """Write the records, the page, the table of samples, pictures of the worst samples, and the
@@ -285,7 +289,7 @@ def _write_report(
         folder,
         verdicted.decision,
         verdicted.evidence,
-        story=story,
+        summary=summary,
         explanation=verdicted.explanation,
     )
 
@@ -306,7 +310,7 @@ def _write_signed(
     evidence, job, golden = verdicted.evidence, verdicted.job, None
     if verdicted.decision.passed and has_golden(job):
         vectors = write_golden_of(folder / GOLDEN, job, evidence=evidence)
-        golden = Digest.of_bytes(vectors.file_bytes())
+        golden = Digest.from_bytes(vectors.file_bytes())
     signing.statements(
         evidence,
         verdicted.decision,
@@ -448,13 +452,13 @@ def _show(
     console: Console,
     request: CheckRequest,
     policy: Policy,
-    story: Summary,
+    summary: Summary,
     run: TrackedRun | None,
 ) -> None:
     from gate.report.terminal import print_summary
 
-    print_summary(story, console, verbose=request.verbose)
-    subject, named, folder = story.subject, request.policy, request.report
+    print_summary(summary, console, verbose=request.verbose)
+    subject, named, folder = summary.subject, request.policy, request.report
     origin = f"of {named}" if named else "built in"
     stated = "".join(f", {name} is {role}" for name, role in policy.outputs.items())
     console.print(
@@ -475,7 +479,7 @@ def _show(
 def evaluate(
     request: CheckRequest,
     policy: Policy,
-    measured_by: AbstractContextManager[SharedOut],
+    measured_by: AbstractContextManager[OpenData],
 ) -> CommandResult:
     """Measure, decide, and write the requested files.
 
@@ -488,7 +492,7 @@ def evaluate(
 def _evaluated(
     request: CheckRequest,
     policy: Policy,
-    measured_by: AbstractContextManager[SharedOut],
+    measured_by: AbstractContextManager[OpenData],
     opened: ExitStack,
 ) -> CommandResult:
     """Implement `evaluate`. `opened` ends the run, unless the returned result does so."""
@@ -559,12 +563,12 @@ def _evaluated(
         model_name=request.name,
         signed_by=None if signing is None else signing.label,
     )
-    addressed_story = addressed(judgment.story, request, policy=verdicted.policy)
+    addressed_story = addressed(judgment.summary, request, policy=verdicted.policy)
     judgment = replace(judgment, steps=addressed_story.steps)
     folder = _save_report(
         request,
         verdicted,
-        story=judgment.story,
+        summary=judgment.summary,
         spec=reference.spec,
         signing=signing,
         opened=opened if runs is not None else None,
@@ -584,7 +588,7 @@ def _evaluated(
 
     from gate.summary.render import with_texts
 
-    story, is_onnx = judgment.story, evidence.source.is_onnx
+    summary, is_onnx = judgment.summary, evidence.source.is_onnx
     result = CommandResult(
         ExitCode.from_verdict(decision.verdict.value),
         {
@@ -593,12 +597,12 @@ def _evaluated(
             "decision": with_texts(decision, onnx_reference=is_onnx),
             "evidence": with_texts(evidence),
             "explanation": verdicted.explanation.to_plain(),
-            "story": with_texts(story, onnx_reference=is_onnx),
+            "story": with_texts(summary, onnx_reference=is_onnx),
             **_source_of(verdicted),
             **({"run": run.plain} if run is not None else {}),
         },
-        lambda console: _show(console, request, verdicted.policy, story, run),
-        record=story,
+        lambda console: _show(console, request, verdicted.policy, summary, run),
+        record=summary,
         finish=run.finish if run is not None else str,
     )
     if run is not None:

@@ -232,7 +232,7 @@ class _StrategyComparison:
 
         proto = onnx.load(str(exported.path), load_external_data=False)
         del proto.metadata_props[:]
-        graph = Digest.of_bytes(proto.SerializeToString(deterministic=True))
+        graph = Digest.from_bytes(proto.SerializeToString(deterministic=True))
         subject, record = exported.subject, exported.record
         trial = trial.model_copy(
             update={

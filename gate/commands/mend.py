@@ -180,7 +180,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         "batch_size": request.batch_size,
         "versions": versions(),
     }
-    log = TrialLog.open(request.output / _LOG, Digest.of_json(identity))
+    log = TrialLog.open(request.output / _LOG, Digest.from_json(identity))
     count = _CANDIDATES if policy.precision == "exact" else _CONVERTED
     budget = request.budget or count * len(samples[0].samples) + len(samples[1].samples)
     search = Search(

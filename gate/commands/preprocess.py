@@ -146,7 +146,7 @@ def _prepend(model: Path, spec: Path | None, output: Path) -> CommandResult:
 
     preprocess_spec = _spec(spec)
     prepend_graph(preprocess_spec, model, output)
-    sha256 = str(Digest.of_file(output))
+    sha256 = str(Digest.from_file(output))
     return CommandResult(
         ExitCode.DONE,
         {

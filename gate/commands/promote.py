@@ -161,7 +161,7 @@ class ReleasePage:
                         folder,
                         decision,
                         evidence,
-                        story=judgment.story,
+                        summary=judgment.summary,
                         explanation=judgment.explanation,
                         report=self.report,
                     )
@@ -184,7 +184,7 @@ class ReleasePage:
 
         is_named = self.run_id is not None
         targets = {"MLflow run": page.address} if is_named else links(page, version=version)
-        return cut(summary_markdown(judgment.story, targets), BODY_LIMIT)
+        return cut(summary_markdown(judgment.summary, targets), BODY_LIMIT)
 
     def write_outcome(
         self, page: RunLogger, promotion: PromotionResult, judgment: SummaryInputs
@@ -370,7 +370,7 @@ def command(
         verdict=decision.verdict.value,
         signed_by=loaders.signer_texts(signers),
     )
-    return replace(outcome, record=judgment.story)
+    return replace(outcome, record=judgment.summary)
 
 
 def _verify(
@@ -471,7 +471,7 @@ def rollback_command(
             )
         click.confirm(f"Restore the previous champion of '{model}'?", abort=True, err=True)
     uri, written = uri_of(tracking_uri), loaders.written_ledger(place)
-    rule = None if policy is None else ReviewSettings.of(Policy.from_file(policy))
+    rule = None if policy is None else ReviewSettings.from_policy(Policy.from_file(policy))
     check_server(uri)
     with spinner("rolling back"):
         registry = MlflowRegistry(uri)

@@ -88,21 +88,21 @@ def command(
             "verdict": report.decision.verdict.value,
             "output": str(path),
             "story": with_texts(
-                report.story, onnx_reference=report.story.subject.is_onnx_reference
+                report.summary, onnx_reference=report.summary.subject.is_onnx_reference
             ),
         },
-        lambda console: _show(report.story, path, console, compared=other is not None),
+        lambda console: _show(report.summary, path, console, compared=other is not None),
     )
 
 
-def _show(story: Summary, output: Path, console: Console, *, compared: bool) -> None:
+def _show(summary: Summary, output: Path, console: Console, *, compared: bool) -> None:
     from rich.text import Text
 
     from gate.report.terminal import print_table
 
-    console.print(Text(f"{story.headline.verdict}  {story.headline.sentence}"))
+    console.print(Text(f"{summary.headline.verdict}  {summary.headline.sentence}"))
     if compared:
-        rows = story.change.rows
+        rows = summary.change.rows
         changed = [row for row in rows if row.changed]
         if changed:
             cells = [(row.name, row.before, row.now, row.sense or "") for row in changed]

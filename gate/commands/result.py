@@ -273,7 +273,7 @@ def limit_options(usual_s: float) -> Callable[[_Command], _Command]:
     def decorate(command: _Command) -> _Command:
         @functools.wraps(command)
         def limited(time_limit: float | None, memory_limit: int | None, **options: Any) -> Any:
-            limits = SandboxLimits.of_command(time_limit, memory_limit, usual_s=usual_s)
+            limits = SandboxLimits.for_command(time_limit, memory_limit, usual_s=usual_s)
             return command(limits=limits, **options)
 
         return time_limit(memory_limit(limited))

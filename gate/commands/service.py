@@ -76,7 +76,7 @@ def reconcile_command(**places: Any) -> CommandResult:
 
     places["tracking_uri"] = uri = tracking_uri(places["tracking_uri"])
     places["state"], places["key"] = named_state(places["state"]), key_uri(places["key"])
-    settings = ServiceSettings.of(**places, writers=folder_trust())
+    settings = ServiceSettings.from_options(**places, writers=folder_trust())
     check_server(uri)
     reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
     with spinner("reconciling"):
@@ -211,7 +211,7 @@ def serve_command(**options: Any) -> CommandResult:
     given = {name: value for name, value in options.items() if value not in (None, ())}
     given["tracking_uri"] = tracking_uri(options["tracking_uri"])
     given["state"], given["key"] = named_state(options["state"]), key_uri(options["key"])
-    settings = ServiceSettings.of(**given, writers=folder_trust())
+    settings = ServiceSettings.from_options(**given, writers=folder_trust())
     settings.keyring()  # fail before slow imports
     _refuse_mistyped(settings.tracking_uri)
 
@@ -433,9 +433,9 @@ def secret_for(path: Path | None, *, variable: str) -> tuple[str, bool]:
     from gate.service.settings import WebhookSecrets
 
     if path is None:
-        return WebhookSecrets.of_environment(variable).secrets[0], False
+        return WebhookSecrets.from_environment(variable).secrets[0], False
     if path.exists():
-        return WebhookSecrets.of_file(path).secrets[0], False
+        return WebhookSecrets.from_file(path).secrets[0], False
     made = secrets.token_hex(_SECRET_BYTES)
     settings.write(path, [made])
     return made, True
@@ -459,7 +459,7 @@ def rotate(
     from gate.service import settings
     from gate.service.settings import WebhookSecrets
 
-    old = WebhookSecrets.of_file(path).secrets
+    old = WebhookSecrets.from_file(path).secrets
     new = secrets.token_hex(_SECRET_BYTES)
     settings.write(path, [new, *old])
     subscriptions.set_secret(webhook, new)

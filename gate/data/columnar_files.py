@@ -315,7 +315,7 @@ class ColumnReader(SampleReader):
             raise DataError(
                 f"{self.origin} has two columns with the same name: {names}. Rename one."
             )
-        self._inputs, self._label = fields.of(names)
+        self._inputs, self._label = fields.select(names)
         if self._label is not None and not pa.types.is_integer(schema.field(self._label).type):
             if fields.label is not None:
                 raise DataError(

@@ -196,7 +196,7 @@ class ItemConverter:
 
     def _of_fields(self, item: Mapping[Any, Any], index: int, label: int | None) -> Sample:
         names = [str(name) for name in item]
-        inputs, field = self._fields.of(names)
+        inputs, field = self._fields.select(names)
         if field is not None and label is None:
             if _is_index(item[field]):
                 label = self._label(item[field], index)

@@ -221,7 +221,7 @@ class Fields:
     label: str | None = None
     """The label. Empty: no label. None: the field `label`, if it is not an input and an integer."""
 
-    def of(self, names: list[str]) -> tuple[tuple[str, ...], str | None]:
+    def select(self, names: list[str]) -> tuple[tuple[str, ...], str | None]:
         """Return the inputs and the label among these names. Raises DataError if one is absent."""
         label = LABEL if self.label is None and LABEL in names else self.label or None
         if self.inputs is not None and self.label is None and LABEL in self.inputs:

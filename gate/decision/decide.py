@@ -78,7 +78,7 @@ def _part_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
         measured = evidence.parts.get(name)
         yield evidence_rules.whole(part, measured, name)
         if measured is not None:
-            own = policy.of_part([spec.name for spec in measured.subject.outputs])
+            own = policy.for_part([spec.name for spec in measured.subject.outputs])
             for check in iter_checks(own, measured):
                 yield check.model_copy(update={"part": name})
 

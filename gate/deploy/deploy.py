@@ -228,7 +228,7 @@ def prove(store: ModelStore, slot: Slot) -> str | None:
     try:
         for entry in slot.files:
             with store.open(store.file(slot.sha256, entry)) as stream:
-                entry.sha256.verify(Digest.of_stream(stream), what=entry.name)
+                entry.sha256.verify(Digest.from_stream(stream), what=entry.name)
         if slot.golden_sha256 is not None:
             read_golden(store.content(slot.golden_sha256), sha256=slot.golden_sha256)
     except Exception as error:
@@ -298,7 +298,7 @@ def _computed(path: Path, source: SlotSource, *, golden: Path | None) -> Digest 
             "again, or deploy its file by hand"
         )
     _run(path, golden, source.limits)
-    return Digest.of_file(golden / GOLDEN_JSON) if golden is not None else None
+    return Digest.from_file(golden / GOLDEN_JSON) if golden is not None else None
 
 
 def _run(path: Path, golden: Path | None, limits: SandboxLimits | None) -> None:
@@ -329,7 +329,7 @@ def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
     path = folder / name
     return StoredFile(
         name=name,
-        sha256=Digest.of_file(path),
+        sha256=Digest.from_file(path),
         size_bytes=path.stat().st_size,
         url=url_of(within, name),
     )
@@ -350,7 +350,7 @@ def _put(store: ModelStore, folder: Path, digest: Digest) -> None:
             if stored.is_symlink():
                 stored.unlink()
             stored.mkdir(exist_ok=True)
-        elif not _has_digest(store, stored, Digest.of_file(path)):
+        elif not _has_digest(store, stored, Digest.from_file(path)):
             path.replace(stored)
             sync(stored.parent)
     shutil.rmtree(folder, ignore_errors=True)
@@ -359,7 +359,7 @@ def _put(store: ModelStore, folder: Path, digest: Digest) -> None:
 def _has_digest(store: ModelStore, path: Path, digest: Digest) -> bool:
     try:
         with store.open(path) as stream:
-            return Digest.of_stream(stream) == digest
+            return Digest.from_stream(stream) == digest
     except OSError:
         return False
 

@@ -215,7 +215,7 @@ class _Identity(NamedTuple):
     changed_ns: int
 
     @classmethod
-    def of(cls, stream: FileIO) -> _Identity:
+    def from_stream(cls, stream: FileIO) -> _Identity:
         stat = os.fstat(stream.fileno())
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
@@ -232,7 +232,7 @@ class OpenFile:
     def __init__(self, stream: FileIO, threads: CapacityLimiter) -> None:
         self._stream = stream
         self._threads = threads
-        self.identity = _Identity.of(stream)
+        self.identity = _Identity.from_stream(stream)
 
     @property
     def size(self) -> int:
@@ -245,7 +245,7 @@ class OpenFile:
 
     def _read(self, size: int, offset: int) -> bytes:
         data = os.pread(self._stream.fileno(), size, offset)
-        if len(data) < size or _Identity.of(self._stream) != self.identity:
+        if len(data) < size or _Identity.from_stream(self._stream) != self.identity:
             raise Changed(f"the file changed before byte {offset + size} of it was sent")
         return data
 
@@ -317,11 +317,11 @@ class VerifiedFiles:
 
     def _hashed(self, path: Path, digest: Digest) -> _Proof:
         with self._store.open(path) as stream:
-            identity = _Identity.of(stream)
+            identity = _Identity.from_stream(stream)
             if abs(time.time_ns() - identity.changed_ns) < _TICK_NS:
                 time.sleep(_TICK_NS / 1e9)  # A change in the same tick would not be detected.
-            good = Digest.of_stream(stream) == digest
-            return _Proof(identity, good and _Identity.of(stream) == identity)
+            good = Digest.from_stream(stream) == digest
+            return _Proof(identity, good and _Identity.from_stream(stream) == identity)
 
     def mark_readable(self, path: Path) -> None:
         """Note that a file was read, so that the next failure is reported again."""
@@ -469,7 +469,7 @@ def _manifest(store: ModelStore, params: _PathParams) -> StoredFileResponse | No
         raise ReleaseDamaged(
             f"{folder} differs from the live manifest. Deploy {params['name']} again."
         )
-    return StoredFileResponse(data, Digest.of_bytes(data), NO_CACHE, _JSON)
+    return StoredFileResponse(data, Digest.from_bytes(data), NO_CACHE, _JSON)
 
 
 def _stable(store: ModelStore, params: _PathParams) -> StoredFileResponse | None:

@@ -346,7 +346,7 @@ def _saved(room: Path, file: str, name: str, array: RuntimeArray) -> RecordedArr
         dtype=array.dtype.name,
         shape=array.shape,
         file=file,
-        sha256=Digest.of_file(room / file),
+        sha256=Digest.from_file(room / file),
     )
 
 
@@ -457,7 +457,7 @@ class Sending:
         if isinstance(context, MeasurementContext):
             yield from ProbeInstrument(context).everything()
             return
-        axes = DynamicAxes.of(context, SampleProfile.of(context), subject.inputs)
+        axes = DynamicAxes.from_inputs(context, SampleProfile.from_source(context), subject.inputs)
         yield from basic_probes(context, axes, sha256=subject.sha256)
 
 

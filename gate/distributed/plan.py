@@ -43,7 +43,7 @@ class UnitFile(Record):
     body: UnitResult | FirstUnitState
 
     @classmethod
-    def of_lead(cls, plan: MeasurementPlan, lead: FirstUnitState) -> Self:
+    def from_lead(cls, plan: MeasurementPlan, lead: FirstUnitState) -> Self:
         """Return the file of unit 0."""
         return cls(
             unit=0,
@@ -54,7 +54,7 @@ class UnitFile(Record):
         )
 
     @classmethod
-    def of_unit(cls, plan: MeasurementPlan, lead: FirstUnitState, part: UnitResult) -> Self:
+    def from_unit(cls, plan: MeasurementPlan, lead: FirstUnitState, part: UnitResult) -> Self:
         """Return the file of another unit."""
         return cls(
             unit=part.index,
@@ -146,7 +146,7 @@ class MeasurementPlan(Record):
     units: tuple[PlannedUnit, ...]
 
     @classmethod
-    def of(
+    def from_job(
         cls, case: MeasurementJob, reference: Reference, workload: EvaluationData, *, threads: int
     ) -> Self:
         """Split the case into at most `case.units` units in addition to the lead.
@@ -247,12 +247,12 @@ def measure_unit(plan: MeasurementPlan, index: int, *, lead: Path | None = None)
         state = measured or _lead(run)
         plan.verify(0, samples=state.samples_sha256, labels=state.labels_sha256)
         if index == 0:
-            return UnitFile.of_lead(plan, state)
+            return UnitFile.from_lead(plan, state)
         if measured is not None:
             run.judge_by(measured)
         part = run.measure_for(unit)
     plan.verify(index, samples=part.samples_sha256, labels=part.labels_sha256)
-    return UnitFile.of_unit(plan, state, part)
+    return UnitFile.from_unit(plan, state, part)
 
 
 def _lead(run: MeasurementRun) -> FirstUnitState:
@@ -274,7 +274,7 @@ class MergedParts:
     _units: Sequence[WorkUnit] = field(default=())
 
     @classmethod
-    def of(cls, plan: MeasurementPlan, paths: Sequence[Path]) -> MergedParts:
+    def from_files(cls, plan: MeasurementPlan, paths: Sequence[Path]) -> MergedParts:
         """Verify all files.
 
         Raises EvidenceError if one is damaged, missing, belongs to another plan, or has the same
@@ -352,4 +352,4 @@ def _untimed(part: UnitFile) -> Digest:
     plain.pop("environment", None)
     for runtime in plain.get("runtimes", {}).values():
         runtime.pop("seconds", None)
-    return Digest.of_json(plain)
+    return Digest.from_json(plain)

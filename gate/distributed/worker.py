@@ -46,7 +46,7 @@ def package_digest() -> Digest:
     """Return the SHA-256 of the names and contents of the gate's source files."""
     root = package_folder()
     names = sorted(str(path.relative_to(root)) for path in root.rglob("*.py"))
-    return Digest.of_manifest(root, names)
+    return Digest.from_manifest(root, names)
 
 
 ONE_FILE = (
@@ -208,7 +208,7 @@ class WorkerFailure(Record):
     message: Prose
 
     @classmethod
-    def of(cls, error: Exception) -> WorkerFailure:
+    def from_error(cls, error: Exception) -> WorkerFailure:
         """Describe an error; one that is not a `GateError` becomes an EvidenceError."""
         if isinstance(error, GateError):
             return cls(kind=type(error).__name__, message=str(error))
@@ -237,7 +237,7 @@ def open_job(spec: str, threads: int, delivery: Delivery | None) -> bytes:
     try:
         _opened_once(spec, threads, delivery)
     except Exception as error:
-        return b"F" + WorkerFailure.of(error).to_json().encode()
+        return b"F" + WorkerFailure.from_error(error).to_json().encode()
     return b""
 
 
@@ -250,7 +250,7 @@ def measure(spec: str, threads: int, delivery: Delivery | None, lead: str, unit:
             _held.lead = lead
         return b"P" + run.measure_for(unit).to_json().encode()
     except Exception as error:
-        return b"F" + WorkerFailure.of(error).to_json().encode()
+        return b"F" + WorkerFailure.from_error(error).to_json().encode()
 
 
 @dataclass
@@ -311,7 +311,7 @@ class Delivery:
     """The identifier of this machine in Ray."""
 
     @classmethod
-    def of(cls, spec: JobSpec) -> Delivery:
+    def from_spec(cls, spec: JobSpec) -> Delivery:
         """Put all files of the job into the object store. Raises StorageError and OnnxFileError."""
         import ray
 
@@ -439,7 +439,7 @@ def read_source(source: Opening, places: Sequence[int] | None) -> Any:
             return rows.origin, rows.specs, len(rows), rows.labelled
         block = rows.read(places)
     except GateError as error:
-        return WorkerFailure.of(error)
+        return WorkerFailure.from_error(error)
     return block.arrays, block.labels
 
 

@@ -729,7 +729,7 @@ class CheckedFile:
         spec = self._spec(case)
         _steps.debug("measure by %d tasks of Ray", pool.count)
         threads = self.policy.determinism.threads or pool.cluster.cpus
-        delivery = None if pool.is_local else Delivery.of(spec)
+        delivery = None if pool.is_local else Delivery.from_spec(spec)
         with self._shared(Workers(pool, spec, threads, delivery), case) as data:
             yield data
 

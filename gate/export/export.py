@@ -209,7 +209,7 @@ class StrategyRunner:
             return AllStrategiesFailed(refusal, ())
         cause, _ = failure_texts("no_strategy")
         tried = self._request.settings.rungs
-        return AllStrategiesFailed(refusal.of_all(tried, cause=cause), self.rungs)
+        return AllStrategiesFailed(refusal.for_all(tried, cause=cause), self.rungs)
 
     def _lowest(self, strategy: Strategy) -> ExportedFile:
         """Export with the requested opset, or with the lowest one that works."""

@@ -859,7 +859,7 @@ class ExportFailure:
             opset = int(stated[2])
         return cls(_cause(every, opset), remedy(every, tried), every, tried)
 
-    def of_all(self, tried: Sequence[str], *, cause: str) -> ExportFailure:
+    def for_all(self, tried: Sequence[str], *, cause: str) -> ExportFailure:
         """The same where all of `tried` failed: what helps then."""
         advice = self.remedy
         if self.operators:

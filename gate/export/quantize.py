@@ -191,7 +191,7 @@ class _Used:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError(f"a calibration sample of {name} has NaN or infinite values")
             self._used.append(
-                f"{name} {array.dtype} {array.shape} {Digest.of_bytes(array.tobytes())}"
+                f"{name} {array.dtype} {array.shape} {Digest.from_bytes(array.tobytes())}"
             )
         self.count += self._samples(arrays)
         return arrays
@@ -205,7 +205,7 @@ class _Used:
 
     def digest(self) -> Digest:
         """Return the digest of all samples that were used."""
-        return Digest.of_json({"batches": self._used})
+        return Digest.from_json({"batches": self._used})
 
 
 def _prepare(exact: Path, prepared: Path) -> None:

@@ -454,9 +454,9 @@ class ExportRequest:
             label: OutputShapes(other, _shapes(outputs, leaf))
             for label, (other, leaf) in sizes.items()
         }
-        of_outputs = OutputAxes(OutputShapes(batch, shapes), moved, inputs)
-        moving = of_outputs.detect()
-        declared = of_outputs.declared(settings, other_data=_other_data(run, batch, outputs))
+        named_outputs = OutputAxes(OutputShapes(batch, shapes), moved, inputs)
+        moving = named_outputs.detect()
+        declared = named_outputs.declared(settings, other_data=_other_data(run, batch, outputs))
         for name, labels in declared.items():
             moving[name] = dict(sorted({**moving.get(name, {}), **labels}.items()))
         return cls(

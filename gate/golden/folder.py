@@ -88,12 +88,12 @@ def read_record(folder: Path, *, sha256: Digest | None = None) -> tuple[GoldenMa
     """Read only golden.json and its digest. Raises the exceptions of `read_golden`."""
     path = folder / GOLDEN_JSON
     text = read_untrusted(path, limit=_RECORD_LIMIT, sha256=sha256)
-    return GoldenManifest.from_untrusted(text, what=str(path)), Digest.of_bytes(text)
+    return GoldenManifest.from_untrusted(text, what=str(path)), Digest.from_bytes(text)
 
 
 def record_digest(folder: Path) -> Digest:
     """Return the digest of golden.json without parsing it. Raises as `read_golden`."""
-    return Digest.of_bytes(read_untrusted(folder / GOLDEN_JSON, limit=_RECORD_LIMIT))
+    return Digest.from_bytes(read_untrusted(folder / GOLDEN_JSON, limit=_RECORD_LIMIT))
 
 
 def _folder_read(folder: Path, expected: Digest | None) -> Vectors:
@@ -295,7 +295,7 @@ def _described(
 ) -> dict[str, object]:
     """Return the fields of the array's record; add its content to `contents`."""
     data = little_endian(values).tobytes()
-    digest = Digest.of_bytes(data)
+    digest = Digest.from_bytes(data)
     file = f"{prefix}-{digest.short}.bin"
     contents[file] = data
     return {
@@ -417,7 +417,7 @@ def _written(folder: Path, index: int, pixels: Pixels) -> GoldenPicture:
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     data = stream.getvalue()
-    digest = Digest.of_bytes(data)
+    digest = Digest.from_bytes(data)
     file = f"picture-{index}-{digest.short}.png"
     files.write_bytes(folder / file, data)
     return GoldenPicture(file=file, size_bytes=len(data), sha256=digest)

@@ -73,7 +73,7 @@ def tolerances_of_part(policy: Policy, evidence: Evidence, part: str) -> dict[st
     measured = evidence.parts.get(part)
     if measured is None:
         raise EvidenceError(f"the evidence has no part {part}. Measure the release again.")
-    part_policy = policy.of_part([spec.name for spec in measured.subject.outputs])
+    part_policy = policy.for_part([spec.name for spec in measured.subject.outputs])
     return tolerances_for(part_policy, measured)
 
 

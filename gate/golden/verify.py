@@ -196,7 +196,7 @@ def _other_vectors(model_path: Path, folder: Path, expected: Digest | None) -> G
         return None
     return GoldenResult(
         passed=False,
-        model_sha256=Digest.of_file(model_path),
+        model_sha256=Digest.from_file(model_path),
         golden_sha256=digest,
         samples=0,
         onnxruntime=str(onnx_runtime().__version__),
@@ -302,9 +302,9 @@ def read_model(path: Path, *, like: GoldenModel) -> tuple[Digest, bytes | Path]:
         for name in like.external_data:
             _refuse_outside(path.parent, name)
         main = PurePosixPath(like.file).name  # The manifest of a part is relative to its folder.
-        files = {main: Digest.of_file(path).hex}
-        files |= {name: Digest.of_file(path.parent / name).hex for name in like.external_data}
-        return Digest.of_json(files), path
+        files = {main: Digest.from_file(path).hex}
+        files |= {name: Digest.from_file(path.parent / name).hex for name in like.external_data}
+        return Digest.from_json(files), path
     try:
         with open_plain(path) as stream:
             data = stream.read()
@@ -313,7 +313,7 @@ def read_model(path: Path, *, like: GoldenModel) -> tuple[Digest, bytes | Path]:
         raise StorageError(
             f"cannot read {path}: {why}. Name the ONNX file of the release."
         ) from error
-    return Digest.of_bytes(data), data
+    return Digest.from_bytes(data), data
 
 
 def _refuse_outside(folder: Path, name: str) -> None:

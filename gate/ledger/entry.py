@@ -106,7 +106,7 @@ class HashChain:
         return is_complete, entries
 
     def _is_last(self, row: Row) -> bool:
-        return row.number == self.lines and Digest.of_bytes(row.line) == self.digest(self.lines)
+        return row.number == self.lines and Digest.from_bytes(row.line) == self.digest(self.lines)
 
     def _holds(self, rows: Sequence[Row]) -> bool:
         """Return whether these rows begin with the entries that were read."""
@@ -133,7 +133,7 @@ class HashChain:
                     f"was changed, or entries were removed or inserted. {_RESTORE}"
                 )
             entries.append(entry)
-            before = Digest.of_bytes(row.line)
+            before = Digest.from_bytes(row.line)
             digests += bytes.fromhex(before.hex)
         self._digests += digests
         self.last = rows[-1] if rows else self.last

@@ -269,7 +269,7 @@ class HistoryCache:
         self._cached: dict[object, tuple[int, LedgerEntry | None, ModelHistory]] = {}
         """The number of entries that were read, the last of them, and the history."""
 
-    def of(
+    def history(
         self, entries: Sequence[LedgerEntry], model: str, *, registries: frozenset[str]
     ) -> ModelHistory:
         """Return the history of one model in the registry with these names.

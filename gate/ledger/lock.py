@@ -48,7 +48,7 @@ class LockOwner(Record):
         return cls(pid=pid, host=socket.gethostname(), since=since, machine=_machine(), start=start)
 
     @classmethod
-    def of(cls, text: str) -> Self:
+    def from_text(cls, text: str) -> Self:
         """Parse a stored owner. One that can't be parsed may be running."""
         try:
             return cls.from_json(text)
@@ -209,7 +209,7 @@ def _holder(connection: sa.Connection) -> LockOwner | None:
     time_now = _clock(connection)
     lease = LOCKS.c.leased_until.between(time_now, time_now + LONGEST_LEASE_S)
     text = connection.execute(sa.select(LOCKS.c.holder).where(LOCKS.c.name == NAME, lease)).scalar()
-    holder = None if text is None else LockOwner.of(text)
+    holder = None if text is None else LockOwner.from_text(text)
     return None if holder is None or holder.is_dead() else holder
 
 

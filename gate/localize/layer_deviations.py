@@ -491,7 +491,7 @@ class DeviationLimits:
 
     def is_source(self, layer: LayerDeviations) -> bool:
         """Return True if the layer is wrong although its inputs are right."""
-        ratio, peak = self.of_layer
+        ratio, peak = self.layer_bounds
         return not (layer.alone.ratio <= ratio and layer.alone.peak <= peak)
 
     def is_off(self, layer: LayerDeviations) -> bool:
@@ -504,17 +504,17 @@ class DeviationLimits:
 
     def strain(self, outputs: Mapping[str, Deviation]) -> float:
         """The largest part of its bound that an output takes; infinite for NaN."""
-        ratio, peak = self.of_output
+        ratio, peak = self.output_bounds
         parts = [p for o in outputs.values() for p in (o.ratio / ratio, o.peak / peak)]
         return math.inf if any(map(math.isnan, parts)) else max(parts, default=0.0)
 
     @property
-    def of_layer(self) -> tuple[float, float]:
+    def layer_bounds(self) -> tuple[float, float]:
         """The bounds on `ratio` and `peak` of a layer alone."""
         return self._widened(_ALONE)
 
     @property
-    def of_output(self) -> tuple[float, float]:
+    def output_bounds(self) -> tuple[float, float]:
         """The bounds on `ratio` and `peak` of an output of the file as it is."""
         return self._widened(_OUTPUT)
 

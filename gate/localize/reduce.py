@@ -482,7 +482,7 @@ class _Finder:
     def _tolerance(self, expected: OutputArray) -> RoundingBound:
         """How far a graph may be off another way to compute it, without a float64 reference."""
         return tolerance_of(
-            deviation_of(expected, expected, None, None), self._off_limits.of_output
+            deviation_of(expected, expected, None, None), self._off_limits.output_bounds
         )
 
     def _of_piece(
@@ -529,7 +529,7 @@ class _Measured:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        return self.limits.of_layer if self.alone else self.limits.of_output
+        return self.limits.layer_bounds if self.alone else self.limits.output_bounds
 
     @property
     def tolerance(self) -> RoundingBound:

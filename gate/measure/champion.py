@@ -232,7 +232,7 @@ class _Pair:
                 continue
             if name not in self._classes:
                 self._classes[name] = ClassStatistics(new.shape[1])
-            r, c = (ClassAnswers.of(side.astype(np.float64)) for side in (old, new))
+            r, c = (ClassAnswers.from_values(side.astype(np.float64)) for side in (old, new))
             self._classes[name].update(r, c, start=start, labels=labels)
 
 

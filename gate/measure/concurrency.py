@@ -99,7 +99,7 @@ class ConcurrencyInstrument:
             def company(batch: Any, expected: Any, by: Any = answers) -> list[OutputArray]:
                 return runtime.compute(batch, expected, by=lambda _runner, fed: by[id(fed)])
 
-            for parity in reference.of(runtime.compute, company=company, again=company):
+            for parity in reference.compare(runtime.compute, company=company, again=company):
                 ratios = [parity.repeatability_ratio]
                 if parity.batch_invariance is not None:  # of several samples
                     ratios.append(parity.batch_invariance_ratio)

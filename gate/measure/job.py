@@ -147,7 +147,7 @@ class Reference:
         return self.source.factory if file is None else str(file)
 
     @classmethod
-    def of(cls, model: Reference | ReferenceModel | nn.Module | Path | str) -> Reference:
+    def from_model(cls, model: Reference | ReferenceModel | nn.Module | Path | str) -> Reference:
         """Return the reference for a model, `package.module:factory` or an ONNX file.
 
         Raises ModelError.
@@ -386,7 +386,7 @@ class EvaluationData:
         samples = SampleSet.open(inputs, preprocessing=spec, decode_workers=decode_workers)
         samples = samples.with_batch_axes(batch_axes or {})
         origin = SamplesOrigin(str(inputs), None, preprocessing)
-        opened = replace(cls.of(samples), batch_size=batch_size, spec=spec, origin=origin)
+        opened = replace(cls.from_data(samples), batch_size=batch_size, spec=spec, origin=origin)
         return opened if labels is None else opened.with_labels(labels)
 
     def with_labels(
@@ -409,10 +409,10 @@ class EvaluationData:
         if labels is None:
             return labelled
         classes = class_labels(labels, samples=count, annotations=annotations)
-        return replace(labelled, labels=classes, labels_sha256=Digest.of_file(labels))
+        return replace(labelled, labels=classes, labels_sha256=Digest.from_file(labels))
 
     @classmethod
-    def of(cls, data: Any) -> EvaluationData:
+    def from_data(cls, data: Any) -> EvaluationData:
         """Return the data of samples as `SampleSet.from_data` accepts them, with any labels."""
         if isinstance(data, cls):
             return data

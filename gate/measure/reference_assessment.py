@@ -57,7 +57,7 @@ class RoundingDraws:
     null_error: float = 0.0
     """The largest rms(null - r32) of a sample, in units of the sample's rounding."""
 
-    def of(self, output: int) -> list[GroupedSquares]:
+    def for_output(self, output: int) -> list[GroupedSquares]:
         """Return the draws of one output; empty for integers."""
         return [draw[output] for draw in self.moved if output in draw]
 
@@ -147,7 +147,7 @@ class ReferenceAssessment:
             far = {
                 output
                 for output, errors in few.errors.items()
-                if exceeding(errors.ratios(draws.of(output)), 1) is not None
+                if exceeding(errors.ratios(draws.for_output(output)), 1) is not None
             }
         return wide | far | self._integers | self._unlike
 
@@ -161,7 +161,7 @@ class ReferenceAssessment:
         if record.rounding == "valid":
             draws = draw_rounding(context, batches, draws=DRAWS, fast_path=record.fast_path)
         for output in sorted(suspects & self.errors.keys() - differs):
-            ratios = self.errors[output].ratios(draws.of(output))
+            ratios = self.errors[output].ratios(draws.for_output(output))
             mask = exceeding(ratios, self._ranks[output])
             if mask is None:
                 continue

@@ -207,7 +207,7 @@ class MeasurementRun:
         measured = tuple(runtime.evidence() for runtime in self.runtimes)
         evidence = Evidence(
             subject=job.candidate.subject,
-            source=job.source or Reference.of(job.model).source,
+            source=job.source or Reference.from_model(job.model).source,
             export=job.export,
             dataset=Dataset(
                 sha256=self.samples.digest(),
@@ -236,7 +236,7 @@ class MeasurementRun:
 
     def sample_table(self) -> SampleTable:
         """Return one row per sample, for the report; requires `run`."""
-        return SampleTable.of({each.name: each.sample_rows() for each in self.runtimes})
+        return SampleTable.from_runtimes({each.name: each.sample_rows() for each in self.runtimes})
 
     def open_runtimes(self) -> None:
         """Open the file in each runtime and run a batch of another size; record failures."""
@@ -282,7 +282,7 @@ class MeasurementRun:
             _check_classes(expected, self._names, span, policy=self.job.policy)
             if not self.truth.is_done:
                 self.context.answers.note_reference(batch, expected)
-            true = self.truth.of_first(batch)
+            true = self.truth.first_outputs(batch)
             if true is None:  # later samples are compared with the floor of the earlier ones
                 self.rounding.widen()
             else:
@@ -450,7 +450,7 @@ def _ignore(_samples: int) -> None:
 
 
 def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:
-    return None if labels is None else Digest.of_bytes(labels.astype("<i8").tobytes())
+    return None if labels is None else Digest.from_bytes(labels.astype("<i8").tobytes())
 
 
 def _check_classes(

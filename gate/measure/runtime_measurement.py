@@ -255,9 +255,9 @@ class OutputComparison:
         return {statistics.name: statistics.drain_rows() for statistics in self._outputs}
 
     @property
-    def of_classes(self) -> dict[str, bool]:
+    def has_classes(self) -> dict[str, bool]:
         """Whether an output has classes, by name."""
-        return {statistics.name: statistics.of_classes for statistics in self._outputs}
+        return {statistics.name: statistics.has_classes for statistics in self._outputs}
 
     @property
     def settled(self) -> dict[str, float]:
@@ -674,7 +674,7 @@ class RuntimeMeasurement:
             return {}
         return {
             output: OutputRows(self._rows, output, classes)
-            for output, classes in self.comparison.of_classes.items()
+            for output, classes in self.comparison.has_classes.items()
             if output in self._rows
         }
 
@@ -716,7 +716,7 @@ class RuntimeMeasurement:
         if self.runner is None:
             return None
         try:
-            return RunProof.of(self.runner.proof())
+            return RunProof.from_proof(self.runner.proof())
         except Exception as error:
             self.fail(error)
             return None

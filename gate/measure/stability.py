@@ -85,7 +85,7 @@ class StabilityInstrument:
             company = partial(runtime.compute, by=SessionRunner.answer)
             replayed = partial(self._context.replayed, runtime.name)
             try:
-                runtime.stability = reference.of(
+                runtime.stability = reference.compare(
                     runtime.compute, company=company, replayed=replayed
                 )
             except Exception as error:
@@ -161,7 +161,7 @@ class StabilityReference:
         count, sizes = _count(context), _sizes(context)
         return 2 * count + sum(count // size * size for size in sizes)
 
-    def of(
+    def compare(
         self,
         compute: Compute,
         *,

@@ -72,7 +72,7 @@ class RunProof(Record):
     precision: str | None = None
 
     @classmethod
-    def of(cls, proof: Proof) -> RunProof:
+    def from_proof(cls, proof: Proof) -> RunProof:
         """Return the fields of a proof that do not depend on the process."""
         return cls(**{name: getattr(proof, name) for name in cls.model_fields})
 

@@ -65,7 +65,7 @@ class Float32Layers(Record):
     it was not measured."""
 
     @classmethod
-    def of(
+    def from_layers(
         cls, kept: Sequence[str], layers: Sequence[str], sensitivity: Mapping[str, float]
     ) -> Float32Layers:
         """Count the layers that are kept in float32, of these."""
@@ -366,7 +366,7 @@ def rebuild(recipe: Recipe, output: Path) -> ExportNote | None:
     checkpoint = Path(inputs.checkpoint) if inputs.checkpoint else None
     spec = Path(inputs.preprocessing) if inputs.preprocessing else None
     if checkpoint is not None and inputs.checkpoint_sha256 is not None:
-        inputs.checkpoint_sha256.verify(Digest.of_file(checkpoint), what=str(checkpoint))
+        inputs.checkpoint_sha256.verify(Digest.from_file(checkpoint), what=str(checkpoint))
     if inputs.file is not None and inputs.file_sha256 is not None:
         sha256 = read_subject(Path(inputs.file)).sha256
         inputs.file_sha256.verify(sha256, what=inputs.file)
@@ -381,7 +381,7 @@ def rebuild(recipe: Recipe, output: Path) -> ExportNote | None:
         reference,
         example_of(samples, settings),
         Path(inputs.file) if inputs.file else None,
-        calibration_of(halves(EvaluationData.of(samples))[0])
+        calibration_of(halves(EvaluationData.from_data(samples))[0])
         if recipe.steps.quantize is not None
         else None,
     )

@@ -479,7 +479,7 @@ def edit(path: Path, edits: Sequence[GraphEdit]) -> tuple[GraphEdit, ...]:
     """
     made = []
     for wanted in edits:
-        before = Digest.of_file(path)
+        before = Digest.from_file(path)
         graph = Graph.load(path)
         by_name = {form.at: form for form in forms(graph, wanted.rewrite)}
         missing = [name for name in wanted.at if name not in by_name]
@@ -498,7 +498,7 @@ def edit(path: Path, edits: Sequence[GraphEdit]) -> tuple[GraphEdit, ...]:
                 f"the edit '{wanted.rewrite}' makes no valid file: {first_line(error)}."
             ) from error
         save_model(graph.model, path)
-        after = Digest.of_file(path)
+        after = Digest.from_file(path)
         made.append(wanted.model_copy(update={"before": before, "after": after}))
     return tuple(made)
 

@@ -78,7 +78,7 @@ class Candidate:
     def key(self) -> Digest:
         """The digest that identifies a trial in the log of an earlier search."""
         disabled = {name: list(names) for name, names in self.disabled_optimizers.items()}
-        return Digest.of_json({"settings": dict(self.settings), "disabled": disabled})
+        return Digest.from_json({"settings": dict(self.settings), "disabled": disabled})
 
 
 class Trial(Record):
@@ -243,7 +243,7 @@ class Search:
         if self.log is None or graph is None:
             ratio = measure()
             return math.inf if ratio is None else ratio
-        key = Digest.of_json({"graph": str(graph), "question": str(question)})
+        key = Digest.from_json({"graph": str(graph), "question": str(question)})
         earlier = self.log.ratios.get(str(key))
         if earlier is not None:
             return earlier.ratio
@@ -337,7 +337,7 @@ def _open_optimized(path: Path, policy: Policy) -> None:
         and setup.provider == CPU_PROVIDER
         and setup.optimization != OPTIMIZATIONS_OFF
     }
-    limits = SandboxLimits.of_command(None, None, usual_s=_OPENING_S)
+    limits = SandboxLimits.for_command(None, None, usual_s=_OPENING_S)
     for names in sorted(disabled):
         open_in_child(path, names, limits=limits)
 
@@ -423,7 +423,7 @@ def _graph_digest(path: Path) -> Digest | None:
         return None
     model = onnx.load(str(path))
     del model.metadata_props[:]
-    return Digest.of_bytes(model.SerializeToString(deterministic=True))
+    return Digest.from_bytes(model.SerializeToString(deterministic=True))
 
 
 def with_disabled(policy: Policy, disabled: Mapping[str, Collection[str]]) -> Policy:

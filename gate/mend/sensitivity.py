@@ -99,7 +99,7 @@ def evaluator(search: Search, policy: Policy, data: EvaluationData, *, most: int
     on_cpu = [name for name in runtimes if name in _CPU][:most]
     update = {"runtimes": {name: runtimes[name] for name in on_cpu or runtimes}}
     policy = policy.model_copy(update={**update, "instruments": instruments})
-    question = Digest.of_json(
+    question = Digest.from_json(
         {"samples": str(data.samples.digest()), "policy": str(policy.digest())}
     )
 
@@ -301,7 +301,7 @@ def smallest_float16(
     if chosen is None:
         return None
     kept = conversion.float32_nodes(conversion.convert(chosen))
-    layers = Float32Layers.of(kept, conversion.nodes, {})
+    layers = Float32Layers.from_layers(kept, conversion.nodes, {})
     return SmallestConversion(Float16Settings(float32_nodes=chosen), layers)
 
 
@@ -386,4 +386,4 @@ def smallest_int8(
         if chosen is None or not quantized_layers(trials.write(path, settings)):
             return None
     ratios_alone = {each.layer: each.ratio for each in ranked}
-    return SmallestConversion(settings, Float32Layers.of(chosen, layers, ratios_alone))
+    return SmallestConversion(settings, Float32Layers.from_layers(chosen, layers, ratios_alone))

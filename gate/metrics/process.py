@@ -549,7 +549,7 @@ def values_digest(tensors: Mapping[str, Any]) -> Digest:
     for name, array in sorted(tensors.items()):
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         parts.append(f"{name} {little.dtype.str} {array.shape}\n".encode() + little.tobytes())
-    return Digest.of_bytes(b"".join(parts))
+    return Digest.from_bytes(b"".join(parts))
 
 
 def _joined(parts: Sequence[tuple[int, dict[str, State]]]) -> dict[str, State]:

@@ -73,12 +73,12 @@ class Annotations:
                     f"the column '{name}' of {origin} has {len(set(found[name]))} distinct values. "
                     f"Slices need a column of at most {MOST_VALUES}: group the values."
                 )
-        files = [Digest.of_file(path).hex for path in (labels, slices) if path is not None]
+        files = [Digest.from_file(path).hex for path in (labels, slices) if path is not None]
         return cls(
             given,
             found,
-            Digest.of_json({"files": files}) if files else None,
-            Digest.of_file(origin) if found and origin is not None else None,
+            Digest.from_json({"files": files}) if files else None,
+            Digest.from_file(origin) if found and origin is not None else None,
         )
 
     def rows(self, start: int, stop: int) -> Labels | None:

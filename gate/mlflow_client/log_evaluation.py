@@ -60,7 +60,7 @@ _CLASSES = ("top1_agreement", "top5_agreement", "l2_probabilities_mean", "l2_pro
 _BANDS = ("below_1", "from_1_to_5", "from_5_to_10", "over_10")
 
 
-def of_outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
+def named_outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
     """Each measured output with the place of its numbers: `runtime`, or `runtime/output`."""
     for runtime in evidence.runtimes:
         several = len(runtime.outputs) > 1
@@ -70,7 +70,7 @@ def of_outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
 
 def metrics_from_evidence(evidence: Evidence) -> Iterator[tuple[str, float]]:
     """`runtime/metric` and its value, NaN and infinity included; latencies in milliseconds."""
-    for place, output in of_outputs(evidence):
+    for place, output in named_outputs(evidence):
         for name, value in _of_output(output):
             yield f"{place}/{name}", value
     for runtime in evidence.runtimes:
@@ -144,7 +144,7 @@ def classes_table(evidence: Evidence) -> list[dict[str, object]]:
     """How far the confidence moves, by runtime and class of the reference."""
     return [
         {"runtime": place, **entry.model_dump()}
-        for place, output in of_outputs(evidence)
+        for place, output in named_outputs(evidence)
         for entry in (output.classification.confidence.per_class if output.classification else ())
     ]
 
@@ -343,7 +343,7 @@ def write_decision(page: RunLogger, judgment: SummaryInputs) -> None:
 
 def _write_verdict(page: RunLogger, judgment: SummaryInputs) -> None:
     decision = judgment.decision
-    page.tags(headline_tags(judgment.story.headline))
+    page.tags(headline_tags(judgment.summary.headline))
     page.tags(
         {
             "gate.sha256": decision.subject_sha256.hex,
@@ -361,7 +361,7 @@ def _write_verdict(page: RunLogger, judgment: SummaryInputs) -> None:
             "decision/waived": float(len(decision.waived)),
         }
     )
-    page.note(markdown.summary_markdown(judgment.story, {}))
+    page.note(markdown.summary_markdown(judgment.summary, {}))
 
 
 def _write_checks(page: RunLogger, judgment: SummaryInputs) -> None:
@@ -371,7 +371,7 @@ def _write_checks(page: RunLogger, judgment: SummaryInputs) -> None:
 
 def _write_name(page: RunLogger, judgment: SummaryInputs) -> None:
     decision = judgment.decision
-    page.named(run_name(decision.verdict, decision.subject_sha256, judgment.story.headline))
+    page.named(run_name(decision.verdict, decision.subject_sha256, judgment.summary.headline))
     page.ends = status_of(decision.verdict)
 
 
@@ -391,7 +391,7 @@ def write_twin(page: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None
     page.table(_rows(twin), "twin_checks.json")
     page.table(table(twin.evidence), "twin_numbers.json")
     if exact.passed and not decision.passed:
-        its = twin.story.headline
+        its = twin.summary.headline
         headline = its.model_copy(
             update={"blamed": "twin", "sentence": f"The quantized twin: {its.sentence}"}
         )

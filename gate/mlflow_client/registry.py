@@ -402,7 +402,7 @@ def _proto_of_same_bytes(draft: Draft) -> Any:
     if draft.subject.external_data or draft.subject.size_bytes >= _PROTO_LIMIT:
         return None
     proto = onnx.load(str(draft.path), load_external_data=False)
-    again = Digest.of_bytes(proto.SerializeToString())
+    again = Digest.from_bytes(proto.SerializeToString())
     return proto if again == draft.subject.sha256 else None
 
 

@@ -66,7 +66,7 @@ def load_checkpoint(model: nn.Module, path: Path) -> Digest:
             "Check the factory, the number of classes and the file."
         ) from error
     model.load_state_dict(state, strict=True)
-    return Digest.of_bytes(data)  # digest of the loaded bytes, even if the file has changed since
+    return Digest.from_bytes(data)  # digest of the loaded bytes, even if the file has changed since
 
 
 def save_checkpoint(model: nn.Module, path: Path) -> Digest:
@@ -91,7 +91,7 @@ def save_checkpoint(model: nn.Module, path: Path) -> Digest:
     own = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
     data = save(own, metadata={"format": "pt"})
     files.write_bytes(path, data)
-    return Digest.of_bytes(data)
+    return Digest.from_bytes(data)
 
 
 def _read(data: bytes, path: Path) -> State:

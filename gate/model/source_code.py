@@ -129,7 +129,7 @@ class SourceFiles:
         if differs(name, source):
             self.unread[name] = "what is loaded is not what its file says now: restart Python"
         else:
-            self.files[name] = Digest.of_bytes(source)
+            self.files[name] = Digest.from_bytes(source)
         if Path(spec.origin).is_file():
             self.paths[name] = Path(spec.origin)
         package = spec.submodule_search_locations is not None
@@ -188,7 +188,7 @@ def verify_unchanged(code: ModelCode) -> None:
 def _digest_now(name: str) -> Digest | None:
     spec = _spec(name)
     source = None if spec is None or not spec.has_location else _source(spec)
-    return Digest.of_bytes(source) if isinstance(source, bytes) else None
+    return Digest.from_bytes(source) if isinstance(source, bytes) else None
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:

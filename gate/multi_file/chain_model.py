@@ -352,7 +352,7 @@ class CallRecorder:
         weakref.finalize(self, stack.close)
         self.by_part: dict[str, PartCalls] = {}
 
-    def of(self, part: str) -> PartCalls:
+    def for_part(self, part: str) -> PartCalls:
         """Return the calls of one part. Raises ModelError if the chain never called it."""
         if part not in self.by_part:
             raise ModelError(

@@ -82,7 +82,7 @@ class Interfaces:
             calls.record(chain, batch)
             if calls.by_part.keys() >= chain.parts.keys():
                 break
-        return cls(chain.function, {name: calls.of(name).interface for name in chain.parts})
+        return cls(chain.function, {name: calls.for_part(name).interface for name in chain.parts})
 
     def open_release(self, file: TestedFile) -> ConsumerChain:
         """Open a release that has the same parts. Raises OutputMismatch if its parts differ, and

@@ -50,7 +50,7 @@ class Part:
 
     def policy(self, policy: Policy) -> Policy:
         """Return the policy of the part, derived from the policy of the release."""
-        return policy.of_part([spec.name for spec in self.candidate.subject.outputs])
+        return policy.for_part([spec.name for spec in self.candidate.subject.outputs])
 
     def case(self, policy: Policy, batch_size: int) -> MeasurementJob:
         """Return the measurement job of the part."""
@@ -100,7 +100,7 @@ class MultiFileRelease:
             samples = samples.slice(0, min(len(samples), most))
         calls, outputs = _recorded(chain, files, samples, batch_size=batch_size)
         for name in files.parts:
-            calls.of(name)  # Raises if the chain never called the part.
+            calls.for_part(name)  # Raises if the chain never called the part.
         fixed = _fixed_batch(files, calls)
         if fixed is not None:
             calls, outputs = _recorded(chain, files, samples, batch_size=fixed)
@@ -110,7 +110,7 @@ class MultiFileRelease:
                 candidate,
                 chain.parts[name],
                 _samples(files.file, calls, candidate, name=name),
-                calls.of(name).left_out if files.file.parts[name].inputs is None else 0,
+                calls.for_part(name).left_out if files.file.parts[name].inputs is None else 0,
             )
             for name, candidate in files.parts.items()
         )
@@ -130,7 +130,7 @@ class MultiFileRelease:
 
     def open_release(self, file: TestedFile) -> ConsumerChain:
         """Open a release of the same parts as `Interfaces.open_release` does."""
-        by_part = {part.name: self.calls.of(part.name).interface for part in self.parts}
+        by_part = {part.name: self.calls.for_part(part.name).interface for part in self.parts}
         return Interfaces(self.chain.function, by_part).open_release(file)
 
     def session(
@@ -149,7 +149,7 @@ class MultiFileRelease:
                 reason = runtime.absent_reason()
                 if reason is not None:
                     raise EvidenceError(reason)
-                calls = self.calls.of(part.name)
+                calls = self.calls.for_part(part.name)
                 wanted = part.candidate.subject.inputs
                 example = calls.taken([spec.name for spec in wanted])
                 check_seam(wanted, example, part=part.name)
@@ -265,7 +265,7 @@ def _fixed_batch(files: ReleaseFiles, calls: CallRecorder) -> int | None:
     fit, or if the files have different batch sizes: then running them reports the mismatch."""
     sizes = set()
     for name, candidate in files.parts.items():
-        inputs, part_calls = candidate.subject.inputs, calls.of(name)
+        inputs, part_calls = candidate.subject.inputs, calls.for_part(name)
         arrays = part_calls.taken([spec.name for spec in inputs])
         for spec, array in zip(inputs, arrays, strict=False):
             axis = 0 if part_calls.axes is None else part_calls.axes.inputs[spec.name]
@@ -289,7 +289,7 @@ def _samples(
 def _part_inputs(calls: CallRecorder, candidate: TestedFile, *, name: str) -> SampleSet:
     """Return the recorded inputs of a part under the names of forward's arguments, or under the
     file's input names if only some of these are names of arguments."""
-    part_calls = calls.of(name)
+    part_calls = calls.for_part(name)
     wanted = tuple(spec.name for spec in candidate.subject.inputs)
     if len(bound(part_calls.names, wanted)) != len(wanted):
         raise EvidenceError(

@@ -392,7 +392,9 @@ def read_subject(path: Path) -> Subject:
         complaint = first_line(error.__cause__ or error).rstrip(".")
     try:
         sha256 = (
-            Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_bytes(data)
+            Digest.from_manifest(path.parent, (path.name, *files))
+            if files
+            else Digest.from_bytes(data)
         )
         size = len(data) + sum((path.parent / name).stat().st_size for name in files)
     except (OSError, StorageError) as error:

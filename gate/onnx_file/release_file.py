@@ -175,7 +175,7 @@ class ReleaseFiles:
         )
         subjects = [part.subject for part in self.parts.values()]
         return Subject(
-            sha256=Digest.of_manifest(folder, (self.path.name, *files)),
+            sha256=Digest.from_manifest(folder, (self.path.name, *files)),
             size_bytes=sum((folder / name).stat().st_size for name in (self.path.name, *files)),
             opset=max(subject.opset for subject in subjects),
             producer=", ".join(sorted({subject.producer for subject in subjects})),

@@ -99,8 +99,8 @@ def digest_of_model(path: Path, *, external_data: Sequence[str]) -> Digest:
                 f"{path}: the data file {name} is missing. Restore it, or promote the file again."
             )
     if external_data:
-        return Digest.of_manifest(path.parent, (path.name, *external_data))
-    digest = Digest.of_file(path)
+        return Digest.from_manifest(path.parent, (path.name, *external_data))
+    digest = Digest.from_file(path)
     if _is_text(path):
         raise DigestMismatch(f"{path} is a text, not an ONNX model. It was replaced.")
     return digest
@@ -134,7 +134,9 @@ def read_subject_in_sandbox(path: Path, limits: SandboxLimits | None) -> Subject
         raise OnnxFileError(
             f"{path}: {wrong[0]!r} is not a valid name of a data file. Do not trust this file."
         )
-    hashed = Digest.of_manifest(path.parent, (path.name, *files)) if files else Digest.of_file(path)
+    hashed = (
+        Digest.from_manifest(path.parent, (path.name, *files)) if files else Digest.from_file(path)
+    )
     subject.sha256.verify(hashed, what=str(path))
     return subject
 

@@ -38,7 +38,7 @@ class TestedFile:
             data = self.path.read_bytes()
         except OSError as error:
             raise StorageError(f"cannot read {self.path} to measure it: {error}") from error
-        self.subject.sha256.verify(Digest.of_bytes(data), what=self.path.name)
+        self.subject.sha256.verify(Digest.from_bytes(data), what=self.path.name)
         return data
 
     def loadable(self) -> bytes | str | WithData:
@@ -54,17 +54,17 @@ class TestedFile:
             contents = {name: (self.path.parent / name).read_bytes() for name in names}
         except (OSError, MemoryError) as error:
             raise StorageError(f"cannot read {self.path} to measure it: {error}") from error
-        digests = {name: Digest.of_bytes(data).hex for name, data in contents.items()}
-        self.subject.sha256.verify(Digest.of_json(digests), what=self.path.name)
+        digests = {name: Digest.from_bytes(data).hex for name, data in contents.items()}
+        self.subject.sha256.verify(Digest.from_json(digests), what=self.path.name)
         return WithData(contents[self.path.name], {name: contents[name] for name in files})
 
     def verify(self) -> None:
         """Hash the file and its external data again. Raises DigestMismatch."""
         if self.subject.external_data:
             files = [self.path.name, *self.subject.external_data]
-            actual = Digest.of_manifest(self.path.parent, files)
+            actual = Digest.from_manifest(self.path.parent, files)
         else:
-            actual = Digest.of_file(self.path)
+            actual = Digest.from_file(self.path)
         self.subject.sha256.verify(actual, what=self.path.name)
 
     def is_copy_of(self, other: TestedFile) -> bool:
@@ -77,9 +77,10 @@ class TestedFile:
         return (
             bool(names)
             and names == other.subject.external_data
-            and Digest.of_file(self.path) == Digest.of_file(other.path)
+            and Digest.from_file(self.path) == Digest.from_file(other.path)
             and all(
-                Digest.of_file(self.path.parent / name) == Digest.of_file(other.path.parent / name)
+                Digest.from_file(self.path.parent / name)
+                == Digest.from_file(other.path.parent / name)
                 for name in names
             )
         )

@@ -128,7 +128,7 @@ def _with_targets(samples: Any, dataset: Any) -> EvaluationData:
     from gate.measure.job import EvaluationData
     from gate.storage.digest import Digest
 
-    data = EvaluationData.of(samples)
+    data = EvaluationData.from_data(samples)
     has_labels = data.labels is not None or data.annotations.labels is not None
     if has_labels or not dataset.has_targets:
         return data
@@ -141,7 +141,7 @@ def _with_targets(samples: Any, dataset: Any) -> EvaluationData:
     text = json.dumps(targets.tolist(), default=str)
     labels = targets if targets.dtype.kind in "biuf" else json.loads(text)
     annotations = replace(data.annotations, labels=labels)
-    return replace(data, annotations=annotations, labels_sha256=Digest.of_bytes(text.encode()))
+    return replace(data, annotations=annotations, labels_sha256=Digest.from_bytes(text.encode()))
 
 
 def _metrics(result: api.EvaluationResult) -> dict[str, float]:

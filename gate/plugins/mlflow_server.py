@@ -149,7 +149,7 @@ class AliasGuard:
         """Return what the ledger says of a model. Raises GateError."""
         with self._lock:
             ledger, names = self._open(workspace)
-            return self._histories.of(ledger.entries(), name, registries=names)
+            return self._histories.history(ledger.entries(), name, registries=names)
 
     def histories(self, workspace: str | None) -> dict[str, ModelHistory]:
         """Return what the ledger says of each model of a workspace. Raises GateError."""
@@ -157,7 +157,9 @@ class AliasGuard:
             ledger, names = self._open(workspace)
             entries = ledger.entries()
             models = {entry.model for entry in entries if plain(entry.registry) in names}
-            return {name: self._histories.of(entries, name, registries=names) for name in models}
+            return {
+                name: self._histories.history(entries, name, registries=names) for name in models
+            }
 
     def _open(self, workspace: str | None) -> tuple[Ledger, frozenset[str]]:
         """Return the ledger, and the names of this server's registry in it."""

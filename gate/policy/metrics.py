@@ -145,7 +145,7 @@ class MetricPolicy(PolicyRecord):
 
         Evidence of another definition does not count.
         """
-        return Digest.of_json(
+        return Digest.from_json(
             {
                 "function": self.function,
                 "options": self.options,

@@ -213,7 +213,7 @@ class Policy(PolicyRecord):
     this one. None: there is no twin."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
     """The runtimes to measure, by name, with their bounds."""
-    # Not a field, so that a file can't set it: `of_part` does.
+    # Not a field, so that a file can't set it: `for_part` does.
     _judged_in_chain: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
@@ -392,7 +392,7 @@ class Policy(PolicyRecord):
                 f"the policy with the roles and the task beside it: {first_problem(error)}"
             ) from error
 
-    def of_part(self, outputs: Sequence[str]) -> Self:
+    def for_part(self, outputs: Sequence[str]) -> Self:
         """Return the policy for a part of a release with these outputs.
 
         It has no settings for other outputs, pictures or the champion. Quantized values between
@@ -418,7 +418,7 @@ class Policy(PolicyRecord):
 
     def judges(self, name: str) -> bool:
         """Return whether this policy bounds the numbers of an output, rather than the policy of the
-        chain (`of_part`)."""
+        chain (`for_part`)."""
         return not self._judged_in_chain or self.role_for(name) is not None
 
     def bounds_for(self, runtime: RuntimeName, output: str) -> Bounds:

@@ -393,7 +393,7 @@ def compare_consumers(
         reference=reference,
         reference_values=values.compute(),
         images=len(pictures),
-        images_sha256=Digest.of_json(digests),
+        images_sha256=Digest.from_json(digests),
         tensor=spec.tensor,
         distinct=len(set(digests.values())),
         model_sha256=model.sha256 if model is not None else None,
@@ -433,7 +433,7 @@ def _start(consumer: Consumer, line_up: LineUp, stack: ExitStack, *, pictures: i
 
 def _digest(pixels: Pixels) -> Digest:
     height, width, _ = pixels.shape
-    return Digest.of_bytes(f"{height}x{width}:".encode() + np.ascontiguousarray(pixels).tobytes())
+    return Digest.from_bytes(f"{height}x{width}:".encode() + np.ascontiguousarray(pixels).tobytes())
 
 
 def measure_preprocessing(

@@ -104,7 +104,7 @@ class SampleRuns:
         self._rows = rows
         self._runs: dict[int, list[OutputArray]] = {}
 
-    def of(
+    def outputs_for(
         self, batch: Batch, reference: list[OutputArray], draws: range
     ) -> list[list[OutputArray]]:
         """Return the outputs of these runs for a batch; empty where it holds other inputs, its
@@ -513,7 +513,7 @@ class ExpectedOutputs:
 
     def _perturbed(self, draws: range) -> list[list[OutputArray]]:
         batch = self.probe.batch
-        runs = self._shared and self._shared.of(batch, self._reference, draws)
+        runs = self._shared and self._shared.outputs_for(batch, self._reference, draws)
         return runs or perturb_rounding(self._context, batch, draws=draws)
 
     @property

@@ -51,8 +51,8 @@ class ProbeInstrument:
     def __init__(self, context: MeasurementContext) -> None:
         subject = context.tested_file.subject
         self._context = context
-        self._observed = SampleProfile.of(context)
-        self._axes = DynamicAxes.of(context, self._observed, subject.inputs)
+        self._observed = SampleProfile.from_source(context)
+        self._axes = DynamicAxes.from_inputs(context, self._observed, subject.inputs)
         self._shared = SampleRuns(context, self._observed.rows)
         self._digests: set[bytes] = set()
         self._examined: Counter[RuntimeName] = Counter()

@@ -83,7 +83,7 @@ class SampleProfile:
     """Inputs without a batch axis, if others have one: a call takes one value of them."""
 
     @classmethod
-    def of(cls, context: ProbeSource) -> SampleProfile:
+    def from_source(cls, context: ProbeSource) -> SampleProfile:
         """Look at the samples of the context."""
         binding, samples = context.binding, context.samples
         rows = next(samples.batches(binding.batch_size if binding.fixed else _ROWS))

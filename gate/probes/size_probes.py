@@ -121,7 +121,7 @@ class DynamicAxes:
     """Of each: names of samples, and the axis there."""
 
     @classmethod
-    def of(
+    def from_inputs(
         cls, context: ProbeSource, observed: SampleProfile, inputs: Sequence[TensorSpec]
     ) -> DynamicAxes:
         """`inputs`: the file's."""

@@ -55,7 +55,7 @@ class SampleTruths:
         """Return True if all of these samples are stored."""
         return all(digest.tobytes() in self._by_sample for digest in digests)
 
-    def of(self, digests: Rows, reference: Sequence[OutputArray]) -> list[OutputArray] | None:
+    def join(self, digests: Rows, reference: Sequence[OutputArray]) -> list[OutputArray] | None:
         """Return the float64 outputs of a batch of stored samples. None if the batch's float32
         outputs `reference` differ from the stored ones."""
         answers = [self._by_sample[digest.tobytes()] for digest in digests]
@@ -194,7 +194,7 @@ class ReferenceCache:
 
     def _joined(self, batch: Batch, digests: Rows) -> Answer:
         if self._samples.holds(digests):
-            joined = self._samples.of(digests, self._single_of(batch, digests))
+            joined = self._samples.join(digests, self._single_of(batch, digests))
             if joined is not None:
                 return joined
         made = self._truth(batch)

@@ -54,7 +54,7 @@ class Convolution:
     dilation: Pair
 
     @classmethod
-    def of(cls, func: Any, args: Sequence[Any]) -> Convolution | None:
+    def from_call(cls, func: Any, args: Sequence[Any]) -> Convolution | None:
         """Return the call of an ATen operator in float64, None for a single small picture."""
         aten = torch.ops.aten
         if func is aten.convolution.default:
@@ -198,7 +198,7 @@ class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode that requests float64 wherever float32 is requested."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        small = None if kwargs else Convolution.of(func, args)
+        small = None if kwargs else Convolution.from_call(func, args)
         if small is not None:
             return small.run()
         if func is torch.ops.aten.fake_quantize_per_channel_affine.default:
@@ -253,7 +253,7 @@ class Truth:
         """Let `first_outputs` compute `samples` more."""
         self._samples += samples
 
-    def of(self, batch: Batch) -> list[OutputArray] | None:
+    def outputs(self, batch: Batch) -> list[OutputArray] | None:
         """Return all outputs in float64, or None if the model can't run in float64."""
         if self._float64 is None:
             return None
@@ -308,9 +308,9 @@ class Truth:
         """Start again with the first sample."""
         self._done = 0
 
-    def of_first(self, batch: Batch) -> list[OutputArray] | None:
+    def first_outputs(self, batch: Batch) -> list[OutputArray] | None:
         """Return the outputs in float64 for whole batches, up to the first `samples`; then None."""
         if self.is_done:
             return None
         self._done += length(batch)
-        return self.of(batch)
+        return self.outputs(batch)

@@ -338,7 +338,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         if name == "scaled_dot_product_attention" and args[1].shape[-2] >= MANY_TERMS:
             with self:
-                return _attention(**Operation.of(func, name, args, kwargs).arguments)
+                return _attention(**Operation.from_call(func, name, args, kwargs).arguments)
         still = self._undisturbed.run(func, overload, args, kwargs)
         if still is not None and self._undisturbed.is_discrete(name, kwargs, still):
             returned = still
@@ -356,7 +356,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         name, aliases, writes = overload.name, overload.aliases, overload.writes
         model = error_model_for(name, inside=self._inside)
         if name in _UNORDERED:
-            return self._ordered(Operation.of(func, name, args, kwargs))
+            return self._ordered(Operation.from_call(func, name, args, kwargs))
         if model is None or (aliases and not writes):
             return self._with_scale_of(args[:1], func(*args, **kwargs))
         overwritten = writes and (model.approximated or model.terms is not None)
@@ -365,7 +365,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         else:
             before = args
         returned = func(*args, **kwargs)
-        operation = Operation.of(func, name, before, kwargs, by_squares=self._by_squares)
+        operation = Operation.from_call(func, name, before, kwargs, by_squares=self._by_squares)
         if isinstance(returned, torch.Tensor):
             tossed = self._in_integers(self._toss(returned, model, operation), operation)
             if self._ties and name in _ROUNDED_ONCE and not writes:

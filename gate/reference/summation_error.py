@@ -68,7 +68,7 @@ class Operation:
     """Whether the file normalizes groups with the mean square minus the squared mean."""
 
     @classmethod
-    def of(
+    def from_call(
         cls,
         operator: Any,
         name: str,
@@ -513,11 +513,11 @@ def _contracted(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
         error = _with_product_errors(error, y, _equal_signs(y, squares, n), n, terms, orders)
     added = tensors[0] if first else operation.arguments.get("bias")
 
-    def of_terms() -> torch.Tensor:
+    def squared_terms() -> torch.Tensor:
         right = b.mT if over == -1 and b.dim() > 1 else b
         return _with_added(torch.matmul(a.square(), right.square()), added)
 
-    return _cancelled(error, y, of_terms, a, b, added)
+    return _cancelled(error, y, squared_terms, a, b, added)
 
 
 def _with_added(squares: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
@@ -582,11 +582,11 @@ def _window_products(operation: Operation, y: torch.Tensor, draw: Draw) -> torch
         terms = partial(_window_terms, operation, transposed=transposed)
         error = _with_product_errors(error, products, one_sign, math.ceil(n), terms, _WINDOWS)
 
-    def of_terms() -> torch.Tensor:
+    def squared_terms() -> torch.Tensor:
         added = None if bias is None else bias.square()
         return operation.again(x.square(), weight=weight.square(), bias=added)
 
-    return _cancelled(error, y, of_terms, x, weight, bias)
+    return _cancelled(error, y, squared_terms, x, weight, bias)
 
 
 def _window_terms(

@@ -92,7 +92,7 @@ def _is_replayed(
 ) -> bool:
     """Return whether the same verdict already made version `number` champion, and that version
     still exists unchanged."""
-    vouched, fate = history.approving_entry(number), VersionStatus.of(history, number)
+    vouched, fate = history.approving_entry(number), VersionStatus.from_history(history, number)
     if vouched is None or fate is None or fate.kind not in ("champion", "replaced"):
         return False
     verdicts = [

@@ -235,7 +235,7 @@ def promote(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResul
     After an exception the next owner of the lock points `champion` at the version in the ledger,
     and the next call completes the promotion.
     """
-    model = replace(model, reviews=ReviewSettings.of(verified.policy))
+    model = replace(model, reviews=ReviewSettings.from_policy(verified.policy))
     release = verified.release
     refusal = verified.refusal or release.outdated()
     if refusal is not None:

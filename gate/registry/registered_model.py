@@ -97,7 +97,7 @@ class Reading:
     Each command creates one; a service keeps one for all reconciliations.
     """
 
-    limits: SandboxLimits = field(default_factory=SandboxLimits.of_service)
+    limits: SandboxLimits = field(default_factory=SandboxLimits.for_service)
     """Limits of the child process that reads and runs the files of versions."""
     mismatches: MismatchMemory = field(default_factory=MismatchMemory)
     histories: HistoryCache = field(default_factory=HistoryCache)
@@ -158,7 +158,7 @@ class RegisteredModel:
         Raises EvidenceError if the ledger's chain is broken, StorageError.
         """
         names, entries = self.identities(), self.ledger.entries()
-        return self.reading.histories.of(entries, self.name, registries=names)
+        return self.reading.histories.history(entries, self.name, registries=names)
 
     def identities(self) -> frozenset[str]:
         """Return all addresses of this registry. Raises EvidenceError, StorageError."""

@@ -46,7 +46,7 @@ class ReviewSettings:
     """Whether approvals must be signed. Rejections need no signature."""
 
     @classmethod
-    def of(cls, policy: Policy) -> Self:
+    def from_policy(cls, policy: Policy) -> Self:
         """Create the settings that a policy specifies."""
         return cls(policy.review_tag, policy.review == "signed")
 

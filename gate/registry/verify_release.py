@@ -245,7 +245,7 @@ def _names(signed: SignedStatement, judged: EvaluatedFile, *, below: str = "") -
         return statement.names(subject.sha256)
     names = (judged.onnx_path.name, *subject.external_data)
     named = {name: statement.digest_of(f"{below}{name}") for name in names}
-    return Digest.of_json(named) == subject.sha256
+    return Digest.from_json(named) == subject.sha256
 
 
 def _evidence_of(summary: VerificationSummary) -> Digest:
@@ -548,7 +548,7 @@ class Terms:
         return cls(policy, datetime.now(UTC), trust(), approved)
 
     @classmethod
-    def of(
+    def from_history(
         cls, policy: Policy, history: ModelHistory, version: str, *, trust: ReadTrust = no_trust
     ) -> Terms | None:
         """Return the terms of a version that was promoted according to the ledger.

@@ -302,7 +302,7 @@ class Download:
         return path
 
 
-_TOO_LARGE = Digest.of_bytes(b"more than is allowed")
+_TOO_LARGE = Digest.from_bytes(b"more than is allowed")
 """Stands for every download that was aborted because it is too large."""
 
 
@@ -315,7 +315,7 @@ def received_digest(download: Download) -> Digest:
     total = hashlib.sha256()
     for path in sorted(download.folder.rglob("*"), key=os.fsencode):
         plain = path.is_file() and not path.is_symlink()
-        content = Digest.of_file(path).hex if plain else "none"
+        content = Digest.from_file(path).hex if plain else "none"
         name = os.fsencode(path.relative_to(download.folder))
         total.update(name + b"\0" + content.encode() + b"\0")
     return Digest(total.hexdigest())

@@ -93,7 +93,7 @@ class VersionStatus:
     """Answer to the reviewer in `gate.review_result`, once the review was handled."""
 
     @classmethod
-    def of(cls, history: ModelHistory, version: str) -> VersionStatus | None:
+    def from_history(cls, history: ModelHistory, version: str) -> VersionStatus | None:
         """Return the status of a version by the ledger, or None if no entry names it."""
         status: VersionStatus | None = None
         for entry in history.naming(version):
@@ -298,7 +298,7 @@ def refused_as(claim: str) -> str:
 
 
 def _refresh(model: RegisteredModel, number: str, history: ModelHistory) -> None:
-    status = VersionStatus.of(history, number)
+    status = VersionStatus.from_history(history, number)
     if status is None:
         return
     page = model.registry.version(model.name, number)

@@ -44,7 +44,7 @@ class CiResult:
     sentence: str = ""
     """The reason in addition to the verdict: why nothing could be judged, or why the file was
     promoted or not. Must not contain passwords. May be empty."""
-    story: Summary | None = None
+    summary: Summary | None = None
     """None if there is no decision."""
     links: Mapping[str, str] = field(default_factory=dict)
     """Labels with their addresses."""
@@ -62,19 +62,19 @@ class CiResult:
     @property
     def verdict(self) -> Verdict:
         """The verdict of the decision; ERROR without a decision."""
-        return Verdict.ERROR if self.story is None else self.story.headline.verdict
+        return Verdict.ERROR if self.summary is None else self.summary.headline.verdict
 
     @property
     def subject(self) -> str:
         """The registered model, else the factory; empty if both are unknown."""
-        if self.story is None:
+        if self.summary is None:
             return self.model
-        return self.story.subject.name or self.model or self.story.subject.title
+        return self.summary.subject.name or self.model or self.summary.subject.title
 
     @property
     def reason(self) -> str:
         """Return the reason for the exit code, in one sentence."""
-        headline = self.story.headline.sentence if self.story else ""
+        headline = self.summary.headline.sentence if self.summary else ""
         return self.sentence or headline or f"it ended with exit code {self.exit_code}"
 
     @property
@@ -83,7 +83,7 @@ class CiResult:
 
         If not, a case with the reason is added: a red build must not consist of green checks.
         """
-        verdicts = {word.check.verdict for word in self.story.words} if self.story else set()
+        verdicts = {word.check.verdict for word in self.summary.words} if self.summary else set()
         wanted = Verdict.FAIL if self.outcome == "rejected" else Verdict.ERROR
         return self.outcome == "passed" or wanted in verdicts
 
@@ -108,7 +108,7 @@ def junit_xml(result: CiResult) -> str:
     """Return the XML text: suites `parity-gate.<runtime>`, cases `<part> / <output> / <check>`. A
     FAIL is a `failure`, an ERROR an `error`, a WAIVED check is `skipped`."""
     root = ElementTree.Element("testsuites", name="parity-gate")
-    suites = [] if result.story is None else list(_suites(result.story))
+    suites = [] if result.summary is None else list(_suites(result.summary))
     if not result.shown_by_a_check:
         suites.append(_suite(result.command, [_unexplained_case(result)]))
     root.extend(suites)
@@ -117,23 +117,23 @@ def junit_xml(result: CiResult) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, "unicode")}\n'
 
 
-def _suites(story: Summary) -> Iterator[ElementTree.Element]:
-    runtimes = dict.fromkeys(row.runtime for row in story.proof)
+def _suites(summary: Summary) -> Iterator[ElementTree.Element]:
+    runtimes = dict.fromkeys(row.runtime for row in summary.proof)
     causes = {
         check.title: f"{finding.title}: {finding.sentence}"
-        for finding in story.findings
+        for finding in summary.findings
         for check in finding.checks
     }
     words: dict[str, list[CheckRow]] = {name: [] for name in runtimes}
-    for word in story.words:
+    for word in summary.words:
         words.setdefault(word.check.runtime or MEASUREMENT, []).append(word)
     for runtime, found in words.items():
         if found:
-            is_onnx = story.subject.is_onnx_reference
+            is_onnx = summary.subject.is_onnx_reference
             suite = _suite(runtime, [_case(word, causes, onnx_reference=is_onnx) for word in found])
-            suite.insert(0, _properties(story))
-            if _SECONDS.match(story.subject.decided_at):
-                suite.set("timestamp", story.subject.decided_at[:19])
+            suite.insert(0, _properties(summary))
+            if _SECONDS.match(summary.subject.decided_at):
+                suite.set("timestamp", summary.subject.decided_at[:19])
             yield suite
 
 
@@ -161,8 +161,8 @@ def _number(element: ElementTree.Element, tag: str) -> str:
     return str(len(list(element.iter(tag))))
 
 
-def _properties(story: Summary) -> ElementTree.Element:
-    subject = story.subject
+def _properties(summary: Summary) -> ElementTree.Element:
+    subject = summary.subject
     found = {
         "model": subject.name,
         "file": subject.sha256,
@@ -234,10 +234,10 @@ def openmetrics_text(result: CiResult) -> str:
     """Return the text, which ends with `# EOF`. Every series has the label `model` (docs/ci.md)."""
     model = make_printable(result.subject)
     gauges = list(_result_gauges(result, model))
-    if result.story is not None:
-        gauges += _file_gauges(result.story, model)
-        gauges += _runtime_gauges(result.story, model)
-        gauges += _check_gauges(result.story, model)
+    if result.summary is not None:
+        gauges += _file_gauges(result.summary, model)
+        gauges += _runtime_gauges(result.summary, model)
+        gauges += _check_gauges(result.summary, model)
     registry = SimpleNamespace(collect=lambda: gauges)
     text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]  # it has no types
     return text.decode()
@@ -267,8 +267,8 @@ def _result_gauges(result: CiResult, model: str) -> Iterator[GaugeMetricFamily]:
     yield _gauge(model, "verdict", meaning, verdicts, "verdict")
 
 
-def _file_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
-    subject = story.subject
+def _file_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
+    subject = summary.subject
     file = {(str(subject.sha256), str(subject.policy_sha256 or "")): 1}
     meaning = "Always 1; the labels are the judged file and its policy."
     yield _gauge(model, "file", meaning, file, "sha256", "policy")
@@ -282,8 +282,8 @@ def _file_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
             yield _gauge(model, f"{name}_timestamp", meaning, {(): seconds}, unit="seconds")
 
 
-def _runtime_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
-    rows = [(make_printable(row.runtime), row) for row in story.proof]
+def _runtime_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
+    rows = [(make_printable(row.runtime), row) for row in summary.proof]
     passed = {(name, row.state): float(row.state == "passed") for name, row in rows}
     meaning = "1 if every check of the runtime passed."
     yield _gauge(model, "runtime_passed", meaning, passed, "runtime", "state")
@@ -295,15 +295,15 @@ def _runtime_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     yield _gauge(model, "batch_latency", meaning, latency, "runtime", unit="seconds")
 
 
-def _check_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
+def _check_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     counts = Counter(
         (make_printable(word.check.runtime or MEASUREMENT), word.check.verdict.value)
-        for word in story.words
+        for word in summary.words
     )
     yield _gauge(model, "checks", "Number of checks by verdict.", counts, "runtime", "verdict")
     rows = {
         labels: (word.check.observed, word.check.bound, word.strain)
-        for labels, word in _once(story).items()
+        for labels, word in _once(summary).items()
     }
     for place, (name, meaning, unit) in enumerate(_CHECK_GAUGES):
         numbers = {labels: row[place] for labels, row in rows.items()}
@@ -311,11 +311,11 @@ def _check_gauges(story: Summary, model: str) -> Iterator[GaugeMetricFamily]:
         yield _gauge(model, name, meaning, values, *_CHECK, unit=unit)
 
 
-def _once(story: Summary) -> dict[tuple[str, ...], CheckRow]:
+def _once(summary: Summary) -> dict[tuple[str, ...], CheckRow]:
     """Return the checks by their labels. Of checks with equal labels, the first one that does not
     pass: a series must be unique."""
     found: dict[tuple[str, ...], CheckRow] = {}
-    for word in sorted(story.words, key=lambda word: word.check.verdict is Verdict.PASS):
+    for word in sorted(summary.words, key=lambda word: word.check.verdict is Verdict.PASS):
         check = word.check
         runtime = check.runtime or MEASUREMENT
         names = (check.part, runtime, check.output, check.name, check.point)
@@ -446,7 +446,7 @@ def check_sarif_log(result: CiResult, *, file: str, source: tuple[str, int] | No
     file: path of the ONNX file in the repository; source: file and line of the diverging module, to
     which the first finding points.
     """
-    findings = [] if result.story is None else list(result.story.findings)
+    findings = [] if result.summary is None else list(result.summary.findings)
     findings = [each for each in findings if each.verdict in (Verdict.FAIL, Verdict.ERROR)]
     rules = {each.cause: each.title for each in reversed(findings)}
     results = [

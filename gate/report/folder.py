@@ -37,20 +37,20 @@ def write_report(
     decision: Decision,
     evidence: Evidence,
     *,
-    story: Summary,
+    summary: Summary,
     explanation: Explanation | None = None,
 ) -> None:
     """Write `evidence.json`, `decision.json`, `report.md`, `report.html`, `plots/<name>.svg`, and
     for a diverging file `localisation.json`, each atomically.
 
-    `story`: the content of the page. Includes thumbnails in the folder. Raises StorageError.
+    `summary`: the content of the page. Includes thumbnails in the folder. Raises StorageError.
     """
     explanation = explanation or Explanation()
-    report = Report(story, evidence, decision, explanation=explanation, pictures=pictures(folder))
+    report = Report(summary, evidence, decision, explanation=explanation, pictures=pictures(folder))
     texts = {
         layout.EVIDENCE: evidence.to_json(indent=2) + "\n",
         layout.DECISION: decision.to_json(indent=2) + "\n",
-        layout.MARKDOWN: markdown.summary_markdown(story, {}),
+        layout.MARKDOWN: markdown.summary_markdown(summary, {}),
         layout.PAGE: render_page(report),
     }
     if explanation.localisation is not None:
@@ -85,7 +85,7 @@ def write_again(
     decision: Decision,
     evidence: Evidence,
     *,
-    story: Summary,
+    summary: Summary,
     explanation: Explanation,
     report: Path,
 ) -> None:
@@ -112,7 +112,7 @@ def write_again(
         change.save(target / layout.CHANGE)
     if explanation != Explanation():
         explanation.save(target / layout.EXPLANATION)
-    write_report(target, decision, evidence, story=story, explanation=explanation)
+    write_report(target, decision, evidence, summary=summary, explanation=explanation)
 
 
 def write_charts(folder: Path, charts: tuple[Chart, ...]) -> None:
@@ -184,12 +184,12 @@ def read_report(
     else:
         change = change_between((before.decision, before.evidence), decision, evidence)
     confidence = 0.95 if policy is None else policy.confidence
-    story = summarize(
+    summary = summarize(
         decision, evidence, explanation=explanation, change=change, confidence=confidence
     )
     if given.trust is not None:
-        story = story.signed(_signed_by(folder, evidence, decision, given.trust))
-    return Report(story, evidence, decision, explanation, pictures(folder))
+        summary = summary.signed(_signed_by(folder, evidence, decision, given.trust))
+    return Report(summary, evidence, decision, explanation, pictures(folder))
 
 
 def load_change(folder: Path, evidence: Evidence) -> Change | None:

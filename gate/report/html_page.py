@@ -66,12 +66,12 @@ def evidence_charts(evidence: Evidence, decision: Decision | None = None) -> tup
 
 
 def report_charts(
-    story: Summary, evidence: Evidence, decision: Decision, explanation: Explanation
+    summary: Summary, evidence: Evidence, decision: Decision, explanation: Explanation
 ) -> tuple[Chart, ...]:
     """Return all charts of a report."""
     found = explanation.localisation
     layers = depth_chart(found) if found is not None else None
-    bounds = bound_usage_chart(story.words, several_outputs=story.has_several_outputs)
+    bounds = bound_usage_chart(summary.words, several_outputs=summary.has_several_outputs)
     return (
         *(chart for chart in (bounds, layers) if chart is not None),
         *metric_charts(evidence, decision),
@@ -79,7 +79,7 @@ def report_charts(
     )
 
 
-def cause_chart(story: Summary, explanation: Explanation) -> Chart | None:
+def cause_chart(summary: Summary, explanation: Explanation) -> Chart | None:
     """Return the one chart that shows the cause.
 
     If a layer is at fault, the errors along the depth; else the numbers of the first finding with
@@ -90,10 +90,10 @@ def cause_chart(story: Summary, explanation: Explanation) -> Chart | None:
         along = depth_chart(found, name="cause", height=_CAUSE_HEIGHT)
         if along is not None:
             return along
-    blamed = {check for finding in story.findings[:1] for check in finding.checks}
-    words = [word for word in story.words if word.check in blamed]
-    measured = [word for word in story.words if word.check.runtime is not None]
-    several = story.has_several_outputs
+    blamed = {check for finding in summary.findings[:1] for check in finding.checks}
+    words = [word for word in summary.words if word.check in blamed]
+    measured = [word for word in summary.words if word.check.runtime is not None]
+    several = summary.has_several_outputs
     return bound_usage_chart(
         words, name="cause", most=_CAUSE_ROWS, several_outputs=several
     ) or bound_usage_chart(measured, name="cause", most=_CAUSE_ROWS, several_outputs=several)
@@ -234,7 +234,7 @@ def _value_text(value: object) -> str:
 class Report:
     """The summary, its records and the other content of a page."""
 
-    story: Summary
+    summary: Summary
     evidence: Evidence
     decision: Decision
     explanation: Explanation = field(default_factory=Explanation)
@@ -244,7 +244,7 @@ class Report:
     @cached_property
     def charts(self) -> tuple[Chart, ...]:
         """The charts of the evidence that have data."""
-        return report_charts(self.story, self.evidence, self.decision, self.explanation)
+        return report_charts(self.summary, self.evidence, self.decision, self.explanation)
 
 
 MOST_CHECKS, MOST_LAYERS = 1000, 400
@@ -327,22 +327,22 @@ _RUNTIME = re.compile(rf"\b({'|'.join(sorted(RUNTIMES, key=len, reverse=True))})
 
 def render_page(report: Report) -> str:
     """Return the whole page."""
-    story, evidence, decision = report.story, report.evidence, report.decision
+    summary, evidence, decision = report.summary, report.evidence, report.decision
     script = _source("script.js")
-    cause = cause_chart(story, report.explanation)
+    cause = cause_chart(summary, report.explanation)
     shown = None if cause is None else cause.alternative
     return (
         _templates()
         .get_template("page.html")
         .render(
-            story=story,
+            summary=summary,
             evidence=evidence,
             decision=decision,
             found=report.explanation.localisation,
             cause=cause,
             charts=[drawn for drawn in report.charts if drawn.alternative != shown],
-            trend=trend_charts(story.change.trend),
-            checks=_sorted(story.words),
+            trend=trend_charts(summary.change.trend),
+            checks=_sorted(summary.words),
             layers=layers(report.explanation.localisation),
             samples=worst_samples(evidence, report.pictures),
             cost_headings=COST_HEADINGS,
@@ -358,14 +358,14 @@ def render_page(report: Report) -> str:
 def render_screen(report: Report) -> str:
     """Return the first screen of the page as an element for a notebook or another page: a frame
     without files and scripts that follows the light or dark color scheme."""
-    cause = cause_chart(report.story, report.explanation)
-    return _frame(story=report.story, decision=report.decision, cause=cause)
+    cause = cause_chart(report.summary, report.explanation)
+    return _frame(summary=report.summary, decision=report.decision, cause=cause)
 
 
 def render_depth(layers: Localization) -> str | None:
     """Return the errors along the depth as such an element, or None without compared layers."""
     drawn = depth_chart(layers)
-    return None if drawn is None else _frame(story=None, decision=None, cause=drawn)
+    return None if drawn is None else _frame(summary=None, decision=None, cause=drawn)
 
 
 def _frame(**values: Any) -> str:

@@ -48,41 +48,41 @@ _MARKUP = re.compile(r"[\\|`*\[\]<>#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 """Characters that Markdown may interpret as markup. An underscore within a word is safe."""
 
 
-def summary_markdown(story: Summary, links: Mapping[str, str]) -> str:
+def summary_markdown(summary: Summary, links: Mapping[str, str]) -> str:
     """Return Markdown: headline, findings, changes, runtimes, next steps, digests, `links` (label
     to address)."""
-    lines = [_plain(sentence(story)), ""]
-    if story.headline.remedy:
-        lines += [f"**Try:** {literal(story.headline.remedy)}", ""]
-    lines += [*_findings(story), *_change(story), *_trend(story.change.trend[-_RELEASES:])]
-    several = story.has_several_outputs
-    rows = (_cells(row, several=several) for row in story.proof)
+    lines = [_plain(sentence(summary)), ""]
+    if summary.headline.remedy:
+        lines += [f"**Try:** {literal(summary.headline.remedy)}", ""]
+    lines += [*_findings(summary), *_change(summary), *_trend(summary.change.trend[-_RELEASES:])]
+    several = summary.has_several_outputs
+    rows = (_cells(row, several=several) for row in summary.proof)
     lines += _table("Runtimes:", _COLUMNS, rows, left=3)
-    if story.costs:
-        costs = (row.cells() for row in story.costs)
+    if summary.costs:
+        costs = (row.cells() for row in summary.costs)
         lines += _table("Time and memory (median / 95th percentile):", COST_HEADINGS, costs)
-    lines += [*_listed("Notes:", map(literal, (*story.warnings, *story.notes)))]
-    steps = ((step.label, step.command) for step in story.steps if step.command)
+    lines += [*_listed("Notes:", map(literal, (*summary.warnings, *summary.notes)))]
+    steps = ((step.label, step.command) for step in summary.steps if step.command)
     lines += [
         *_listed("Next:", (f"{literal(label)}: `{_code(command)}`" for label, command in steps))
     ]
-    lines += ["What was judged:", "", *_bound_to(story), ""]
+    lines += ["What was judged:", "", *_bound_to(summary), ""]
     lines += [f"- [{literal(label)}](<{_address(target)}>)" for label, target in links.items()]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def describe_twin(story: Summary) -> str:
+def describe_twin(summary: Summary) -> str:
     """Return Markdown about the quantized twin, for the end of the text about the exact file."""
-    subject = story.subject
-    lines = ["", f"**Quantized twin.** {_plain(sentence(story))}", "", *_findings(story)]
-    lines += [f"- {literal(note)}" for note in story.notes]
+    subject = summary.subject
+    lines = ["", f"**Quantized twin.** {_plain(sentence(summary))}", "", *_findings(summary)]
+    lines += [f"- {literal(note)}" for note in summary.notes]
     lines += [f"- file: `{subject.sha256}`, {subject.size_bytes} bytes"]
     return "\n".join(lines) + "\n"
 
 
-def sentence(story: Summary) -> str:
+def sentence(summary: Summary) -> str:
     """Return the verdict and its cause in one plain sentence."""
-    return f"{story.headline.verdict}: {story.headline.sentence}."
+    return f"{summary.headline.verdict}: {summary.headline.sentence}."
 
 
 def _listed(title: str, entries: Iterable[str]) -> Iterator[str]:
@@ -92,9 +92,9 @@ def _listed(title: str, entries: Iterable[str]) -> Iterator[str]:
         yield from (title, "", *lines, "")
 
 
-def _findings(story: Summary) -> Iterator[str]:
-    for finding in story.findings:
-        first = finding is story.findings[0] and finding.verdict is not Verdict.WAIVED
+def _findings(summary: Summary) -> Iterator[str]:
+    for finding in summary.findings:
+        first = finding is summary.findings[0] and finding.verdict is not Verdict.WAIVED
         text = "" if first else f": {literal(finding.sentence)}"
         count = "1 check" if len(finding.checks) == 1 else f"{len(finding.checks)} checks"
         yield f"- **{finding.verdict}** {literal(finding.title)}{text} ({count})"
@@ -105,12 +105,12 @@ def _findings(story: Summary) -> Iterator[str]:
             yield f"  - {literal(check.title)}: {literal(shown)}"
         if len(finding.checks) > _CHECKS:
             yield f"  - and {len(finding.checks) - _CHECKS} more in the report"
-    if story.findings:
+    if summary.findings:
         yield ""
 
 
-def _change(story: Summary) -> Iterator[str]:
-    change = story.change
+def _change(summary: Summary) -> Iterator[str]:
+    change = summary.change
     if change.version is None:
         yield f"Comparison with the champion: {literal(change.absent or 'nothing to compare with')}"
         yield ""
@@ -155,8 +155,8 @@ def _cells(row: RuntimeProof, *, several: bool) -> tuple[str, ...]:
     return (row.runtime, row.state, worst, observed, allowed, agreement, latency)
 
 
-def _bound_to(story: Summary) -> Iterator[str]:
-    subject = story.subject
+def _bound_to(summary: Summary) -> Iterator[str]:
+    subject = summary.subject
     yield f"- file: `{subject.sha256}`, {subject.size_bytes} bytes, opset {subject.opset}"
     yield f"- reference: {literal(subject.factory)}; {subject.samples} samples"
     for name, digest in (
@@ -213,17 +213,17 @@ def pull_request_comment(result: CiResult) -> str:
     summary: cause, findings, changes from the champion, runtimes, next steps."""
     about = f" ({literal(result.subject)})" if result.subject else ""
     lines = [f"## {_MARKS[result.outcome]} parity-gate: {_verdict_text(result)}{about}", ""]
-    if result.story is None:
+    if result.summary is None:
         lines += [f"`{result.title}`: {literal(result.reason)}", "", _NOTHING[result.outcome], ""]
         return _cut("\n".join(lines))
     if result.sentence:
         lines += [f"`{result.title}`: **{literal(result.sentence)}**", ""]
-    return _cut("\n".join([*lines, summary_markdown(result.story, result.links)]))
+    return _cut("\n".join([*lines, summary_markdown(result.summary, result.links)]))
 
 
 def _verdict_text(result: CiResult) -> str:
     """Return the verdict. If a file that passes was refused, the refusal comes first."""
-    if result.story is None:
+    if result.summary is None:
         return "could not judge" if result.outcome == "not judged" else result.outcome
     as_decided = result.verdict is _VERDICTS[result.outcome]
     return result.verdict if as_decided else f"{result.outcome}, the verdict is {result.verdict}"

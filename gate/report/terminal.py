@@ -191,48 +191,48 @@ class _Line:
     style: str = ""
 
 
-def print_summary(story: Summary, console: Console, *, verbose: bool = False) -> None:
+def print_summary(summary: Summary, console: Console, *, verbose: bool = False) -> None:
     """Print the verdict with its cause, the runtimes, the findings and the next commands.
 
     `verbose`: all checks and notes, too. The verdict comes once more at the end where all that is
     longer than the screen.
     """
     verdict = _Line(
-        story.headline.verdict, f"{story.headline.sentence}.", STYLES[story.headline.verdict]
+        summary.headline.verdict, f"{summary.headline.sentence}.", STYLES[summary.headline.verdict]
     )
-    lines = [verdict, *_lines(story, width=console.width, verbose=verbose)]
+    lines = [verdict, *_lines(summary, width=console.width, verbose=verbose)]
     _print(console, lines)
     if verbose:
-        if story.costs:
-            rows = [row.cells() for row in story.costs]
+        if summary.costs:
+            rows = [row.cells() for row in summary.costs]
             console.print(print_table(COST_HEADINGS, rows, right=COST_HEADINGS[1:]))
-        _print_checks(story, console)
-    _print_steps(story, console)
-    long = console.is_terminal and len(lines) + len(story.steps) > console.height - 2
+        _print_checks(summary, console)
+    _print_steps(summary, console)
+    long = console.is_terminal and len(lines) + len(summary.steps) > console.height - 2
     if verbose or long:
         _print(console, [verdict])
 
 
-def _lines(story: Summary, *, width: int, verbose: bool) -> Iterator[_Line]:
-    if story.headline.remedy:
-        yield _Line("try", story.headline.remedy)
-    yield from _runtimes(story, width=width)
-    shown = story.findings if verbose else story.findings[:_FINDINGS]
+def _lines(summary: Summary, *, width: int, verbose: bool) -> Iterator[_Line]:
+    if summary.headline.remedy:
+        yield _Line("try", summary.headline.remedy)
+    yield from _runtimes(summary, width=width)
+    shown = summary.findings if verbose else summary.findings[:_FINDINGS]
     for finding in shown:
-        first = finding is story.findings[0] and story.headline.sentence == finding.sentence
+        first = finding is summary.findings[0] and summary.headline.sentence == finding.sentence
         yield from _finding(finding, first=first, verbose=verbose)
-    if len(shown) < len(story.findings):
-        yield _Line("", f"{len(story.findings) - len(shown)} more findings: -v shows them", "dim")
-    yield from _champion(story)
-    yield from (_Line("note", warning, STYLES[Verdict.WAIVED]) for warning in story.warnings)
-    if verbose or story.headline.verdict is Verdict.PASS:
-        yield from (_Line("note", note, "dim") for note in story.notes)
+    if len(shown) < len(summary.findings):
+        yield _Line("", f"{len(summary.findings) - len(shown)} more findings: -v shows them", "dim")
+    yield from _champion(summary)
+    yield from (_Line("note", warning, STYLES[Verdict.WAIVED]) for warning in summary.warnings)
+    if verbose or summary.headline.verdict is Verdict.PASS:
+        yield from (_Line("note", note, "dim") for note in summary.notes)
 
 
-def _runtimes(story: Summary, *, width: int) -> Iterator[_Line]:
+def _runtimes(summary: Summary, *, width: int) -> Iterator[_Line]:
     """Yield a line for each runtime that was to be measured; the waived ones share a finding."""
-    rows = [row for row in story.proof if row.state not in ("waived", "not measured")]
-    several = story.has_several_outputs
+    rows = [row for row in summary.proof if row.state not in ("waived", "not measured")]
+    several = summary.has_several_outputs
     longest = max((len(row.runtime) for row in rows), default=0) if width >= _NARROW else 0
     for row in rows:
         facts = [row.runtime.ljust(longest), row.state, *_facts(row, width=width, several=several)]
@@ -277,8 +277,8 @@ def _short(check: CheckResult) -> str:
     return f"{make_printable(check.title)}: {text}"
 
 
-def _champion(story: Summary) -> Iterator[_Line]:
-    change = story.change
+def _champion(summary: Summary) -> Iterator[_Line]:
+    change = summary.change
     if change.version is None:
         return
     moved = [f"{row.name} {row.before} → {row.now}" for row in change.rows if row.changed]
@@ -301,19 +301,19 @@ def _print(console: Console, lines: list[_Line]) -> None:
         before = line.label
 
 
-def _print_steps(story: Summary, console: Console) -> None:
+def _print_steps(summary: Summary, console: Console) -> None:
     """Commands as they are to be pasted: the terminal folds them, nothing else."""
-    for step in story.steps:
+    for step in summary.steps:
         console.print(
             Text(f"next   {step.label}:  {step.command or step.address or ''}"), soft_wrap=True
         )
 
 
-def _print_checks(story: Summary, console: Console) -> None:
+def _print_checks(summary: Summary, console: Console) -> None:
     headings = ("runtime", "check", "observed", "allowed", "n", "verdict", "meaning")
     shown = print_table(headings, right=("observed", "n"))
     above = ""
-    for word in story.words:
+    for word in summary.words:
         verdict = Text(word.check.verdict.value, style=STYLES[word.check.verdict])
         runtime = word.check.runtime or "measurement"
         meaning = word.meaning if word.check.bound is None else f"{word.meaning} {word.why}"

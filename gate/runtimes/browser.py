@@ -300,7 +300,7 @@ class BrowserSession(Session):
         wasm = self._engine.files[2]
         Digest(browser_page.FILES[wasm]).verify(Digest(digests.pop("")), what=f"{wasm} in the page")
         if self._subject.external_data:
-            found = Digest.of_json(digests)
+            found = Digest.from_json(digests)
         else:
             (only,) = digests.values()
             found = Digest(only)

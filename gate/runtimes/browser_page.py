@@ -152,11 +152,11 @@ def read(name: str) -> bytes:
         raise StorageError(
             f"cannot read {path}: {error.strerror or error}. {_INSTALL} brings it."
         ) from error
-    if Digest.of_bytes(data).hex != FILES[name]:
+    if Digest.from_bytes(data).hex != FILES[name]:
         raise DigestMismatch(
-            f"{path} has digest sha256:{Digest.of_bytes(data).hex}, expected sha256:{FILES[name]} "
-            f"of {NAME} {VERSION}: somebody changed it, or it came down broken. Find out who; "
-            f"{_INSTALL} brings the right one."
+            f"{path} has digest sha256:{Digest.from_bytes(data).hex}, expected "
+            f"sha256:{FILES[name]} of {NAME} {VERSION}: it was changed or damaged. "
+            f"Install it again: {_INSTALL}."
         )
     return data
 

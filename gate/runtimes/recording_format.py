@@ -163,7 +163,7 @@ def _bytes_by_row(array: OutputArray) -> Callable[[int], memoryview | bytes]:
 
 def digest_of(rows: Rows) -> Digest:
     """Return the digest of samples in this order."""
-    return Digest.of_bytes(np.ascontiguousarray(rows).tobytes())
+    return Digest.from_bytes(np.ascontiguousarray(rows).tobytes())
 
 
 _HEADER_LIMIT = 4096
@@ -191,7 +191,7 @@ class Recording:
         try:
             with _open_source(path) as place:
                 data = _all_of(place)
-                self.digest = Digest.of_bytes(data)
+                self.digest = Digest.from_bytes(data)
                 parse_strict_json(data, what=f"{MANIFEST} of {path.name}")
                 self.manifest = RecordingManifest.from_json(data)
                 self.rows: Rows = np.array(_array(place, self.manifest.rows), np.uint8)
@@ -292,7 +292,7 @@ def _array(place: _Source, spec: RecordedArray) -> RuntimeArray:
         if size - offset != expected:
             raise ValueError(f"{spec.file} holds {size - offset} bytes of numbers, not {expected}")
         stream.seek(0)
-        if Digest.of_stream(cast("io.FileIO", stream)) != spec.sha256:
+        if Digest.from_stream(cast("io.FileIO", stream)) != spec.sha256:
             raise ValueError(f"{spec.file} has another digest than the manifest says")
         if not expected:
             return np.empty(spec.shape, dtype)

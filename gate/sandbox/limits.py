@@ -44,12 +44,12 @@ class SandboxLimits:
     """Private memory: pages of mapped files do not count."""
 
     @classmethod
-    def of_command(cls, time_s: float | None, memory_bytes: int | None, *, usual_s: float) -> Self:
+    def for_command(cls, time_s: float | None, memory_bytes: int | None, *, usual_s: float) -> Self:
         """Return the limits of a command. Defaults: `usual_s`, and 80 % of the machine's memory."""
         return cls(time_s or usual_s, memory_bytes or usual_memory())
 
     @classmethod
-    def of_service(cls, time_s: float | None = None, memory_bytes: int | None = None) -> Self:
+    def for_service(cls, time_s: float | None = None, memory_bytes: int | None = None) -> Self:
         """Return the limits of the service. Defaults: 10 minutes, and 4 GiB or 80 % of the memory
         if that is less."""
         return cls(time_s or FILE_S, memory_bytes or min(FILE_BYTES, usual_memory()))

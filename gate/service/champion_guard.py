@@ -58,7 +58,11 @@ def guard_champion(
             f"that alias away: what is '{CANDIDATE}' is judged then."
         )
     moved = champion != history.serving
-    terms = Terms.now(policy, trust) if moved else Terms.of(policy, history, champion, trust=trust)
+    terms = (
+        Terms.now(policy, trust)
+        if moved
+        else Terms.from_history(policy, history, champion, trust=trust)
+    )
     if terms is not None and not moved and history.passed_before_signing(champion):
         # Enabling signatures takes nothing out of service; it only prevents a new deployment of an
         # unsigned version.
@@ -208,7 +212,7 @@ def _fallback(
             entry = history.promotion_of(number) or vouched  # a "passed" entry has no approvers
             if believed is not None and trust_problem(entry, believed) is not None:
                 continue
-            terms = Terms.of(policy, history, number, trust=trust)
+            terms = Terms.from_history(policy, history, number, trust=trust)
             if examine(model, number, history=history, terms=terms).problem is None:
                 return vouched, None
         except ResourceGone:

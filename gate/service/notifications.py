@@ -152,7 +152,7 @@ class Notifier:
         assert settings.notify_url is not None
         assert settings.notify_secret_file is not None
         self._url = settings.notify_url
-        self._secrets = WebhookSecrets.of_file(settings.notify_secret_file)
+        self._secrets = WebhookSecrets.from_file(settings.notify_secret_file)
         self._ledger, self._settings = ledger, settings
         self._trust = TrustFile.named(settings.trust, policy=settings.policy)
         self._path = settings.store / CURSOR
@@ -266,7 +266,7 @@ class Notifier:
         }
         body = json.dumps(content).encode()
         # The ID is the same for each try, so that the receiver can detect duplicates.
-        delivery = f"{number}-{Digest.of_json(entry.to_plain()).hex[:16]}"
+        delivery = f"{number}-{Digest.from_json(entry.to_plain()).hex[:16]}"
         timestamp = str(int(time.time()))
         signatures = [
             sign(secret, delivery_id=delivery, timestamp=timestamp, body=body)

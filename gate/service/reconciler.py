@@ -56,7 +56,7 @@ def deploy_champion(
     EvidenceError, StorageError.
     """
     history, champion = model.history(), model.alias(CHAMPION)
-    terms = None if champion is None else Terms.of(policy, history, champion, trust=trust)
+    terms = None if champion is None else Terms.from_history(policy, history, champion, trust=trust)
     vouched = _approval(model, champion, history, terms=terms)
     if champion is None or vouched is None:
         return []
@@ -277,7 +277,7 @@ class Reconciler:
             self._ledger,
             key.name,
             cause=cause,
-            reviews=ReviewSettings.of(self._policy),
+            reviews=ReviewSettings.from_policy(self._policy),
             reading=reading,
         )
         self._trust.follow(self._ledger)
@@ -378,7 +378,7 @@ def reconciler(settings: ServiceSettings, *, comes_again: bool = False) -> Recon
         except (EvidenceError, Untrusted) as error:
             # Each reconcile also logs this error; the deployed release is still served.
             _log.warning("--same-registry was not recorded, restart to retry: %s", error)
-    limits = SandboxLimits.of_service(settings.time_limit_s, settings.memory_limit)
+    limits = SandboxLimits.for_service(settings.time_limit_s, settings.memory_limit)
     memory = MismatchMemory(settings.confirm_s, wait=None) if comes_again else MismatchMemory()
     reading = Reading(limits, memory)
     store = ModelStore(settings.store)

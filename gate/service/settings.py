@@ -52,7 +52,7 @@ class WebhookSecrets:
         self._lock = threading.Lock()
 
     @classmethod
-    def of_file(cls, path: Path) -> WebhookSecrets:
+    def from_file(cls, path: Path) -> WebhookSecrets:
         """Read a file that only its owner can read.
 
         Raises ServiceError if it is missing, readable by others, empty, or has a short secret.
@@ -60,7 +60,7 @@ class WebhookSecrets:
         return cls(_read(path), file=path)
 
     @classmethod
-    def of_environment(cls, name: str) -> WebhookSecrets:
+    def from_environment(cls, name: str) -> WebhookSecrets:
         """Read an environment variable. Raises ServiceError if it has no valid secret."""
         if name not in os.environ:
             raise ServiceError(
@@ -234,7 +234,7 @@ class ServiceSettings(BaseModel):
         return state_url(text)
 
     @classmethod
-    def of(cls, **given: Any) -> Self:
+    def from_options(cls, **given: Any) -> Self:
         """Validate settings; None means the default. Raises ServiceError with a line per field."""
         try:
             return cls(**{name: value for name, value in given.items() if value is not None})
@@ -265,5 +265,5 @@ class ServiceSettings(BaseModel):
     def keyring(self) -> WebhookSecrets:
         """Return the secrets. Raises ServiceError if there is none."""
         if self.secret_file is not None:
-            return WebhookSecrets.of_file(self.secret_file)
-        return WebhookSecrets.of_environment(self.secret_variable)
+            return WebhookSecrets.from_file(self.secret_file)
+        return WebhookSecrets.from_environment(self.secret_variable)

@@ -93,7 +93,7 @@ def process_submission(
             return []
         version = model.registry.version(model.name, number)
         if history.has_outcome(number, made_at=version.made_at):
-            fate = VersionStatus.of(history, number)
+            fate = VersionStatus.from_history(history, number)
             if fate is not None and fate.kind not in ("champion", "waits"):
                 _log_once(model.key, number, fate.status_line(model.reviews))
             return []

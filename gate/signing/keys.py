@@ -146,10 +146,10 @@ class SigningKey:
         if is_in_vault(uri):
             signer = signer_of(uri)
             return cls(signer, public_key_of(signer, name=uri))
-        return cls.of_file(Path(uri.removeprefix(_FILE)))
+        return cls.from_file(Path(uri.removeprefix(_FILE)))
 
     @classmethod
-    def of_file(cls, path: Path) -> Self:
+    def from_file(cls, path: Path) -> Self:
         """Load the key from a file. Its name is the stem of the file name."""
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key

@@ -106,7 +106,7 @@ class LocalKeys:
 
     def _local_key(self) -> SigningKey:
         if self.key_path.exists() and self.trust_path.exists():
-            return SigningKey.of_file(self.key_path)
+            return SigningKey.from_file(self.key_path)
         with ExitStack() as stack:
             try:
                 lock = private_lock(self.key_path.with_suffix(".lock"), timeout_s=_TIMEOUT_S)
@@ -118,7 +118,7 @@ class LocalKeys:
                 ) from error
             make_state_folder(self.folder)
             is_new = not self.key_path.exists()
-            key = (SigningKey.make if is_new else SigningKey.of_file)(self.key_path)
+            key = (SigningKey.make if is_new else SigningKey.from_file)(self.key_path)
             # Written after the key: a process that finds both files needs no lock.
             if not self.trust_path.exists():
                 write_bytes(self.trust_path, _text(key.public))

@@ -208,7 +208,7 @@ class SignedStatement:
     @property
     def digest(self) -> Digest:
         """Return the digest of the envelope's bytes."""
-        return Digest.of_bytes(self.data)
+        return Digest.from_bytes(self.data)
 
     @property
     def compact(self) -> str:

@@ -82,9 +82,9 @@ def _files(onnx_path: Path, evidence: Evidence) -> dict[str, Digest]:
                 f"{onnx_path} needs the data file {name}, which does not exist. Copy it there, or "
                 "measure again."
             )
-        digests[name] = Digest.of_file(onnx_path.parent / name)
+        digests[name] = Digest.from_file(onnx_path.parent / name)
     # The evidence has the digest of the manifest: it covers every file.
-    manifest = Digest.of_json({name: digest.hex for name, digest in digests.items()})
+    manifest = Digest.from_json({name: digest.hex for name, digest in digests.items()})
     if manifest != subject.sha256:
         verify_parts(onnx_path, evidence)
     subject.sha256.verify(manifest, what=str(onnx_path))
@@ -110,7 +110,7 @@ def verify_model(signed: SignedStatement, path: Path, *, model: Digest) -> tuple
     their relative names. model: the digest in the evidence, which must match, too. Returns the
     names of the subjects. Raises Untrusted; StorageError if a file can't be read.
     """
-    main = Digest.of_file(path)
+    main = Digest.from_file(path)
     named = model_files(signed)
     matching = [name for name in named if signed.statement.digest_of(name) == main.hex]
     if not matching:
@@ -132,7 +132,7 @@ def verify_model(signed: SignedStatement, path: Path, *, model: Digest) -> tuple
         raise Untrusted(
             f"the external data of {path} differs from the statement: {', '.join(wrong)}. {_REMEDY}"
         )
-    if Digest.of_json(hashed) != model:
+    if Digest.from_json(hashed) != model:
         raise Untrusted(
             f"{path} with {', '.join(others) or 'no external data'} is not the model of the "
             f"verdict, which has digest {model}. {_REMEDY}"
@@ -176,4 +176,4 @@ def _data_file_digest(path: Path, name: str) -> Digest | None:
             f"the statement names the data file {name[:300]!r} outside the model's folder."
         )
     file = path.parent / name
-    return Digest.of_file(file) if file.is_file() else None
+    return Digest.from_file(file) if file.is_file() else None

@@ -92,7 +92,7 @@ class Moments:
 
     @classmethod
     @np.errstate(all="ignore")
-    def of(cls, values: NDArray[np.float64]) -> Moments:
+    def from_values(cls, values: NDArray[np.float64]) -> Moments:
         """Moments of finite values of any shape; equal values have deviations of exactly 0."""
         if values.size == 0:
             return cls()
@@ -139,7 +139,7 @@ class ElementMoments:
     def update(self, reference: TallyFloats, unequal: NDArray[np.bool_]) -> None:
         """Add rows, shape (samples, elements), and where the two sides differ."""
         finite = np.isfinite(reference)
-        self._whole = self._whole.merge(Moments.of(reference[finite]))
+        self._whole = self._whole.merge(Moments.from_values(reference[finite]))
         if not self._followed or not reference.size:
             return
         if reference.shape[1] > MOST or (
@@ -223,7 +223,7 @@ class Variation:
     same: bool = True
 
     @classmethod
-    def of(cls, rows: Array) -> Variation:
+    def from_rows(cls, rows: Array) -> Variation:
         """Return the variation of an array, shape (rows > 0, elements)."""
         same = len(rows) == 1 or _equal(rows, rows[:1])
         return cls(len(rows), rows[0].copy(), same)
@@ -366,7 +366,7 @@ class WorstValue:
     sample: int | None = None
 
     @classmethod
-    def of(cls, values: NDArray[np.float64], *, start: int) -> WorstValue:
+    def from_values(cls, values: NDArray[np.float64], *, start: int) -> WorstValue:
         """Worst of values, shape (rows > 0,), whose first belongs to sample `start`."""
         index = int(values.argmax())  # the first NaN, if there is one
         return cls(float(values[index]), start + index)

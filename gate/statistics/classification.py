@@ -59,7 +59,7 @@ class ClassAnswers:
     """Rows without an answer: with NaN, or with an infinite probability."""
 
     @classmethod
-    def of(cls, values: Floats, *, normalised: bool = False) -> ClassAnswers:
+    def from_values(cls, values: Floats, *, normalised: bool = False) -> ClassAnswers:
         """Return the answers of these values. `normalised`: no softmax is taken."""
         rows = np.arange(len(values))
         with np.errstate(all="ignore"):
@@ -89,7 +89,7 @@ class ClassAnswers:
             self.unknown[kept],
         )
 
-    def of_row(self, row: int) -> SideAnswer:
+    def row_answer(self, row: int) -> SideAnswer:
         """One row, as it is recorded."""
         return SideAnswer(
             top1=int(self.top1[row]),
@@ -510,8 +510,8 @@ class WorstSamples:
                 sample=start + row,
                 max_abs_diff=float(values[row]),
                 label=None if labels is None else int(labels[row]),
-                reference=answers[0].of_row(row) if answers else None,
-                candidate=answers[1].of_row(row) if answers else None,
+                reference=answers[0].row_answer(row) if answers else None,
+                candidate=answers[1].row_answer(row) if answers else None,
             )
             for row in rows[order[:KEPT]].tolist()
         ]

@@ -204,7 +204,9 @@ class OutputStatistics:
         batched = reference.ndim > 0 and reference.shape[0] == span.count
         rows = span.count if batched else 1
         if self._variation.same:
-            self._variation = self._variation.merge(Variation.of(reference.reshape(rows, -1)))
+            self._variation = self._variation.merge(
+                Variation.from_rows(reference.reshape(rows, -1))
+            )
         if not reference.size:
             self._not_logits = True
             return
@@ -283,10 +285,10 @@ class OutputStatistics:
             scaled_diff=_scaled(worst.value, self._abs_max if math.isinf(scale) else scale),
             l2_mean=norms[0] / max(self._rows, 1),
             l2_max=norms[1],
-            classification=self.logits.result() if self.logits and self.of_classes else None,
+            classification=self.logits.result() if self.logits and self.has_classes else None,
             rows=self._vectors.result(),
             differences=sizes.result(),
-            worst=samples.result(classes=self.of_classes),
+            worst=samples.result(classes=self.has_classes),
         )
 
     def drain_rows(self) -> NDArray[np.void]:
@@ -295,7 +297,7 @@ class OutputStatistics:
         return rows
 
     @property
-    def of_classes(self) -> bool:
+    def has_classes(self) -> bool:
         """Whether its answers are classes."""
         return self.logits is not None and not self._not_logits
 
@@ -323,7 +325,7 @@ class OutputStatistics:
     def _update_differences(self, diff: Floats, span: Span) -> Floats:
         """Returns the largest of each row."""
         largest: Floats = diff.max(axis=1)
-        self._worst = self._worst.merge(WorstValue.of(largest, start=span.start))
+        self._worst = self._worst.merge(WorstValue.from_values(largest, start=span.start))
         self._sizes.update(diff)
         self._sum_diff += float(diff.sum())
         norms = np.sqrt(np.einsum("ij,ij->i", diff, diff))
@@ -348,8 +350,8 @@ class OutputStatistics:
             return None
         normalised = self._reading.normalised
         answers = (
-            ClassAnswers.of(r, normalised=normalised),
-            ClassAnswers.of(c, normalised=normalised),
+            ClassAnswers.from_values(r, normalised=normalised),
+            ClassAnswers.from_values(c, normalised=normalised),
         )
         self.logits.update(*answers, start=span.start, labels=span.labels)
         return answers

@@ -293,7 +293,7 @@ class SampleTable:
     """By runtime and output."""
 
     @classmethod
-    def of(cls, runtimes: Mapping[str, Mapping[str, OutputRows]]) -> SampleTable:
+    def from_runtimes(cls, runtimes: Mapping[str, Mapping[str, OutputRows]]) -> SampleTable:
         """Return the table of rows by runtime, and by output."""
         return cls({(name, output): rows for name, own in runtimes.items()
                     for output, rows in own.items()})  # fmt: skip

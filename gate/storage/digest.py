@@ -43,36 +43,36 @@ class Digest:
         return cls(hexdigits, algorithm or "sha256")
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> Digest:
+    def from_bytes(cls, data: bytes) -> Digest:
         """Compute the digest of bytes in memory."""
         return cls(hashlib.sha256(data).hexdigest())
 
     @classmethod
-    def of_file(cls, path: Path) -> Digest:
+    def from_file(cls, path: Path) -> Digest:
         """Compute the digest of a file, read in chunks.
 
         Raises StorageError if it can't be read, or is a device, a pipe or a folder.
         """
         try:
             with open_plain(path) as stream:
-                return cls.of_stream(stream)
+                return cls.from_stream(stream)
         except OSError as error:
             raise StorageError(f"cannot read {path} to compute its digest: {error}") from error
 
     @classmethod
-    def of_stream(cls, stream: io.BufferedReader | io.FileIO) -> Digest:
+    def from_stream(cls, stream: io.BufferedReader | io.FileIO) -> Digest:
         """Compute the digest of the rest of an open file, read in chunks. Raises OSError."""
         return cls(hashlib.file_digest(stream, "sha256").hexdigest())
 
     @classmethod
-    def of_manifest(cls, root: Path, files: Iterable[str]) -> Digest:
+    def from_manifest(cls, root: Path, files: Iterable[str]) -> Digest:
         """Compute the digest of files below `root`: of the canonical JSON {relative path: hex}."""
-        return cls.of_json({name: cls.of_file(root / name).hex for name in files})
+        return cls.from_json({name: cls.from_file(root / name).hex for name in files})
 
     @classmethod
-    def of_json(cls, value: Mapping[str, Any]) -> Digest:
+    def from_json(cls, value: Mapping[str, Any]) -> Digest:
         """Compute the digest of `canonical_json(value)`."""
-        return cls.of_bytes(canonical_json(value))
+        return cls.from_bytes(canonical_json(value))
 
     def verify(self, actual: Digest, *, what: str) -> None:
         """Raise DigestMismatch unless `actual` is this digest."""

@@ -125,12 +125,12 @@ class Record(BaseModel):
         with as_mismatch(what):
             plain = parse_strict_json(data, what=what)
             if sha256 is not None:
-                check_digest(Digest.of_json(plain), sha256, what=what)
+                check_digest(Digest.from_json(plain), sha256, what=what)
             return cls.from_json(data)
 
     def digest(self) -> Digest:
         """Return the digest of the record's canonical JSON."""
-        return Digest.of_json(self.to_plain())
+        return Digest.from_json(self.to_plain())
 
     def save(self, path: Path) -> None:
         """Write the record as indented JSON, atomically. Raises StorageError."""

@@ -63,7 +63,7 @@ def read_untrusted(path: Path, *, limit: int, sha256: Digest | None = None) -> b
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name.
         raise _unreadable(path, error) from error
     if sha256 is not None:
-        check_digest(Digest.of_bytes(data), sha256, what=str(path))
+        check_digest(Digest.from_bytes(data), sha256, what=str(path))
     return data
 
 

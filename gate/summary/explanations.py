@@ -48,7 +48,7 @@ class GroupExplanation:
 
 
 @dataclass(frozen=True)
-class Scene:
+class ExplanationInputs:
     """The group and the records for its explanation."""
 
     group: CheckGroup
@@ -78,37 +78,37 @@ def with_number(text: str, number: str) -> str:
     return clean(f"{text.rstrip('.')}: {number}" if number else text)
 
 
-def explain_fault(scene: Scene, found: Localization) -> GroupExplanation:
+def explain_fault(inputs: ExplanationInputs, found: Localization) -> GroupExplanation:
     """Explain which layer or which optimizer is at fault."""
-    if scene.group.cause == "optimiser" and found.blame is not None and found.blame.names:
-        return _located_optimiser(scene, found.blame)
+    if inputs.group.cause == "optimiser" and found.blame is not None and found.blame.names:
+        return _located_optimiser(inputs, found.blame)
     if found.fault is None:
         return GroupExplanation(
-            found.first_divergence or None, with_number(found.cause, scene.number), found.remedy
+            found.first_divergence or None, with_number(found.cause, inputs.number), found.remedy
         )
     blamed, text = _fault(found, found.fault)
     if found.probe is not None:
         # The code is right on the samples: a difference beyond them is a limit of the code.
         remedy = LIMITS if found.fault_code == "code" else found.remedy
         text = render_account("on_probe", text=text, probe=found.probe)
-        usage = format_bound_usage(scene.group.headline_check)
+        usage = format_bound_usage(inputs.group.headline_check)
         return GroupExplanation(blamed, with_number(text, usage), remedy)
-    if scene.group.cause == "optimiser":
+    if inputs.group.cause == "optimiser":
         text = render_account("optimized_layer", layer=blamed or "The file")
-        text = render_account("unoptimized_agrees", text=with_number(text, scene.number))
+        text = render_account("unoptimized_agrees", text=with_number(text, inputs.number))
         if found.blame is None:
             return GroupExplanation(blamed, text, OPTIMISER)
         cause = capital(render_optimizer(found.blame).text)
         text = render_account("explained", text=text, cause=cause)
         return GroupExplanation(blamed, clean(text), found.remedy)
-    return GroupExplanation(blamed, with_number(text, scene.number), found.remedy)
+    return GroupExplanation(blamed, with_number(text, inputs.number), found.remedy)
 
 
-def _located_optimiser(scene: Scene, blame: OptimizerFault) -> GroupExplanation:
+def _located_optimiser(inputs: ExplanationInputs, blame: OptimizerFault) -> GroupExplanation:
     """Explain which optimizer is at fault, its effect on which nodes, and the consequence."""
     text, remedy = render_optimizer(blame)
     text = render_account("unoptimized_agrees", text=capital(text))
-    shows = short(broken(blame.raises)) if blame.raises else scene.number
+    shows = short(broken(blame.raises)) if blame.raises else inputs.number
     return GroupExplanation(listed(blame.names), with_number(text, shows), remedy)
 
 
@@ -123,10 +123,10 @@ def _fault(found: Localization, fault: str) -> tuple[str | None, str]:
     return blamed, text
 
 
-def nonfinite(scene: Scene) -> GroupExplanation:
+def nonfinite(inputs: ExplanationInputs) -> GroupExplanation:
     """Explain how much is NaN or infinite, and where that begins."""
-    check = scene.group.headline_check
-    text, found = render_check(check, "headline"), scene.group.localisation
+    check = inputs.group.headline_check
+    text, found = render_check(check, "headline"), inputs.group.localisation
     if found is None:
         return _account(check, check.output, text)
     if found.fault is None:
@@ -149,15 +149,15 @@ def account_of(group: CheckGroup, evidence: Evidence, explanation: Explanation) 
     """Explain a group of checks. A fault in a part of a release includes the name of the part."""
     named = () if group.verdict is Verdict.WAIVED else group.ordered
     parts = tuple(dict.fromkeys(check.part for check in named if check.part))
-    of_part = evidence.parts.get(parts[0]) if parts else None
-    scene = Scene(group, of_part or evidence, explanation)
+    for_part = evidence.parts.get(parts[0]) if parts else None
+    inputs = ExplanationInputs(group, for_part or evidence, explanation)
     found = group.localisation
     if group.cause == "nonfinite":
-        account = nonfinite(scene)
+        account = nonfinite(inputs)
     elif found is not None:
-        account = explain_fault(scene, found)
+        account = explain_fault(inputs, found)
     else:
-        account = _BY_CAUSE.get(group.cause, _AS_EXPLAINED)(scene)
+        account = _BY_CAUSE.get(group.cause, _AS_EXPLAINED)(inputs)
     fault = None if found is None else found.fault_code
     remedy = remedy_for(
         account.remedy, group.cause, onnx_reference=evidence.source.is_onnx, fault=fault
@@ -187,8 +187,8 @@ def finding_of(group: CheckGroup, account: GroupExplanation) -> Finding:
     )
 
 
-def _weights(scene: Scene) -> GroupExplanation:
-    check = worst_of(scene.group.checks, "graph_") or scene.shown
+def _weights(inputs: ExplanationInputs) -> GroupExplanation:
+    check = worst_of(inputs.group.checks, "graph_") or inputs.shown
     findings = check.params.get("findings")
     if not findings:
         return _account(check, None)
@@ -196,13 +196,13 @@ def _weights(scene: Scene) -> GroupExplanation:
     text = render_check(check.model_copy(update={"params": {"findings": [first]}}), "headline")
     if findings[1:]:
         text = render_account("first_of", text=text, count=len(findings))
-    noisy = worst_of([c for c in scene.group.checks if c.runtime], "noise_ratio")
+    noisy = worst_of([c for c in inputs.group.checks if c.runtime], "noise_ratio")
     usage = format_bound_usage(noisy) if noisy else ""
     return _account(check, make_printable(location_of(first)), with_number(text, usage))
 
 
-def _batch(scene: Scene) -> GroupExplanation:
-    check = scene.group.headline_check
+def _batch(inputs: ExplanationInputs) -> GroupExplanation:
+    check = inputs.group.headline_check
     if not check.name.startswith("probe_batch"):
         return _account(check, None if check.name == "runtime" else check.output)
     size = "one sample" if check.samples == 1 else f"{check.samples} samples"
@@ -221,19 +221,19 @@ def _shortly(check: CheckResult) -> str:
     return short(broken(render_check(check)))
 
 
-def _baked_in(scene: Scene) -> GroupExplanation:
-    check = scene.shown
+def _baked_in(inputs: ExplanationInputs) -> GroupExplanation:
+    check = inputs.shown
     probe = check.name.removeprefix("probe_")
     text = render_account("baked_in", probe=probe, off=_off_by(check))
-    found = scene.explanation.localisation
+    found = inputs.explanation.localisation
     if found is not None and found.probe is not None and found.fault is not None:
         fault = make_printable(found.fault).replace("`", "")
         text = render_account("begins_on_probe", text=text, probe=found.probe, fault=fault)
-    return _account(check, None, _with_warning(text, scene.evidence))
+    return _account(check, None, _with_warning(text, inputs.evidence))
 
 
-def _beyond(scene: Scene) -> GroupExplanation:
-    check = scene.shown
+def _beyond(inputs: ExplanationInputs) -> GroupExplanation:
+    check = inputs.shown
     probe = check.name.removeprefix("probe_")
     if check.code == "beyond_range":
         text = render_account("overflows", probe=probe, failure=_shortly(check))
@@ -260,50 +260,50 @@ def _with_warning(text: str, evidence: Evidence) -> str:
 
 def _explained_by(
     *names: str, blames: Callable[[CheckResult], str | None]
-) -> Callable[[Scene], GroupExplanation]:
+) -> Callable[[ExplanationInputs], GroupExplanation]:
     """Return the explanation of the worst check of these names, else of the first check."""
 
-    def account(scene: Scene) -> GroupExplanation:
-        worst = (worst_of(scene.group.checks, name) for name in names)
-        check = next(filter(None, worst), scene.shown)
+    def account(inputs: ExplanationInputs) -> GroupExplanation:
+        worst = (worst_of(inputs.group.checks, name) for name in names)
+        check = next(filter(None, worst), inputs.shown)
         return _account(check, blames(check))
 
     return account
 
 
-def _accounts_optimiser(scene: Scene) -> GroupExplanation:
-    text = render_account("optimizer", number=scene.number, where=scene.where)
+def _accounts_optimiser(inputs: ExplanationInputs) -> GroupExplanation:
+    text = render_account("optimizer", number=inputs.number, where=inputs.where)
     text = render_account("unoptimized_agrees", text=text)
-    return GroupExplanation(scene.shown.runtime, text, OPTIMISER)
+    return GroupExplanation(inputs.shown.runtime, text, OPTIMISER)
 
 
-def _device(scene: Scene) -> GroupExplanation:
-    check = worst_of(scene.group.checks, "precision") or scene.shown
+def _device(inputs: ExplanationInputs) -> GroupExplanation:
+    check = worst_of(inputs.group.checks, "precision") or inputs.shown
     if check.name == "runtime":
         return _account(check, check.runtime)
     if check.name in ("provider", "device", "precision"):
         text = render_account("about", who=check.runtime, text=short(render_check(check)))
         return _account(check, check.runtime, text)
-    code = "differs_only_on" if scene.group.cpu_agrees else "differs_on"
-    text = render_account(code, where=scene.where, number=scene.number)
-    device = next((c for c in scene.group.checks if c.name == "device"), check)
+    code = "differs_only_on" if inputs.group.cpu_agrees else "differs_on"
+    text = render_account(code, where=inputs.where, number=inputs.number)
+    device = next((c for c in inputs.group.checks if c.name == "device"), check)
     return _account(device, check.runtime, text)
 
 
-def _preprocessing(scene: Scene) -> GroupExplanation:
-    check = scene.shown
+def _preprocessing(inputs: ExplanationInputs) -> GroupExplanation:
+    check = inputs.shown
     consumer = check.params.get("consumer")
     if not isinstance(consumer, str):
         return _account(check, None)
     return _account(check, consumer, led_by(consumer, render_check(check, "headline")))
 
 
-def _numbers(scene: Scene) -> GroupExplanation:
-    check, found = scene.shown, scene.explanation.localisation
+def _numbers(inputs: ExplanationInputs) -> GroupExplanation:
+    check, found = inputs.shown, inputs.explanation.localisation
     usage = format_bound_usage(check)
-    where, output = scene.where, check.output or "An output"
+    where, output = inputs.where, check.output or "An output"
     text = render_account("differs", output=output, name=check.name, usage=usage, where=where)
-    failure = scene.explanation.failure
+    failure = inputs.explanation.failure
     if failure is not None:
         text = render_account("layer_unknown", text=text, failure=failure)
     elif found is not None:
@@ -313,28 +313,28 @@ def _numbers(scene: Scene) -> GroupExplanation:
     return replace(account, remedy=seam) if seam else account
 
 
-def _export(scene: Scene) -> GroupExplanation:
-    check = scene.shown
+def _export(inputs: ExplanationInputs) -> GroupExplanation:
+    check = inputs.shown
     who = _WARNED.get(check.name, "the export")
     text = render_account("warned", who=who, text=short(render_check(check)))
     return _account(check, who, text)
 
 
-def _waived(scene: Scene) -> GroupExplanation:
+def _waived(inputs: ExplanationInputs) -> GroupExplanation:
     """Explain what was not measured and does not reject the file.
 
     Checks with the same text share one sentence, and so do probes with the same code.
     """
     groups: dict[tuple[str | None, str], tuple[str, dict[str | None, None]]] = {}
-    for check in scene.group.checks:
+    for check in inputs.group.checks:
         text = short(render_check(check, "headline"))
         is_probe = check.name.startswith("probe_")
         _, named = groups.setdefault((check.code, "" if is_probe else text), (text, {}))
         named[check.runtime if check.name == "runtime" else check.name] = None
     texts = []
-    for (_, of_all), (text, named) in groups.items():
+    for (_, for_all), (text, named) in groups.items():
         names = ", ".join(filter(None, named))
-        example = "for example, " if len(named) > 1 and not of_all else ""
+        example = "for example, " if len(named) > 1 and not for_all else ""
         texts.append(led_by(names, text) if not example else f"{names}: {example}{text}")
     return GroupExplanation(None, clean("; ".join(texts)), None)
 
@@ -349,7 +349,7 @@ _AS_EXPLAINED = _explained_by(
     blames=lambda check: check.output or (check.name if check.runtime is None else None)
 )
 
-_BY_CAUSE: dict[Cause, Callable[[Scene], GroupExplanation]] = {
+_BY_CAUSE: dict[Cause, Callable[[ExplanationInputs], GroupExplanation]] = {
     "weights": _weights,
     "batch": _batch,
     "baked_in": _baked_in,

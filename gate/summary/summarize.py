@@ -539,9 +539,9 @@ class SummaryInputs:
     """Name and short id of the key that signed the verdict, None if it is not signed."""
 
     @cached_property
-    def story(self) -> Summary:
+    def summary(self) -> Summary:
         """The summary that all outputs render."""
-        story = (
+        summary = (
             summarize(
                 self.decision,
                 self.evidence,
@@ -552,4 +552,4 @@ class SummaryInputs:
             .about(name=self.model_name)
             .signed(self.signed_by and make_printable(self.signed_by))
         )
-        return story.leading_to(*self.steps) if self.steps else story
+        return summary.leading_to(*self.steps) if self.steps else summary

@@ -338,10 +338,10 @@ class WeightMismatch:
 def suspicion(place: str, name: str, values: Values, expected: NDArray[Any]) -> WeightMismatch:
     """Return how a constant differs from its expected values, which have the constant's shape."""
     wrong = differing(values, expected)
-    return of_mask(place, name, (values, expected), wrong)
+    return mismatch_at(place, name, (values, expected), wrong)
 
 
-def of_mask(
+def mismatch_at(
     place: str, name: str, pair: tuple[Values, NDArray[Any]], wrong: NDArray[np.bool_]
 ) -> WeightMismatch:
     """Return the mismatch for a known mask of wrong elements."""
@@ -372,7 +372,7 @@ def nearest(place: str, values: Values, candidates: Iterable[ModelTensor]) -> We
     for stored, arranged in _hopeful(values, candidates):
         wrong = differing(values, arranged)
         if wrong.mean() <= HALF and telling(values[~wrong]):
-            found.append(of_mask(place, _owner(stored, wrong), (values, arranged), wrong))
+            found.append(mismatch_at(place, _owner(stored, wrong), (values, arranged), wrong))
     return min(found, key=lambda each: each.wrong) if found else None
 
 

@@ -206,7 +206,9 @@ def read_graph(
         nodes=len(graph.nodes),
         initializers=initializers,
         operators=dict(sorted(Counter(node.operator for node in graph.nodes).items())),
-        external_data={name: str(Digest.of_file(folder / name)) for name in subject.external_data},
+        external_data={
+            name: str(Digest.from_file(folder / name)) for name in subject.external_data
+        },
         findings=tuple(_limited(found)),
         weights=weights,
         last_operators={value.name: last_operators(graph, value) for value in graph.outputs},

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from gate.weights.model_tensors import ModelTensor, Values, of_tensor
+from gate.weights.model_tensors import ModelTensor, Values, model_tensor
 
 _AXES = 5
 """Tensors of more axes are only compared as they are and reshaped."""
@@ -462,7 +462,7 @@ def _stored(rows: list[Values], parts: tuple[tuple[tuple[slice, ...], str], ...]
 
 
 def _reordered(tensor: torch.Tensor, order: tuple[int, ...]) -> Values:
-    values = of_tensor(("",), tensor).values
+    values = model_tensor(("",), tensor).values
     gates = values.reshape(len(order), -1, *values.shape[1:])
     arranged: Values = gates[list(order)].reshape(values.shape)
     return arranged

@@ -17,9 +17,9 @@ from gate.weights.findings import (
     HALF,
     WeightMismatch,
     finding,
+    mismatch_at,
     named,
     nearest,
-    of_mask,
     rounded,
     telling,
 )
@@ -129,11 +129,11 @@ class WeightMatcher:
         values, name = constant.values, constant.format
         if values is None or name is None:
             return
-        for stored in _rounded(self.pool.of_dims(values), name):
+        for stored in _rounded(self.pool.with_dims(values), name):
             if any(equal(values, way) for way in arrangements(values, stored.values)):
                 constant.match = Match(f"rounded to {name}", stored.names)
                 return
-        candidates = _rounded(self.pool.of_dims(values), name)
+        candidates = _rounded(self.pool.with_dims(values), name)
         constant.suspect(nearest(constant.name, values, candidates))
 
     def renormalized(self, constant: Constant) -> None:
@@ -154,7 +154,7 @@ class WeightMatcher:
                 return
             if wrong.mean() <= HALF:
                 mask = wrong[:, None] & (values != stored.values)
-                constant.suspect(of_mask(constant.name, name, (values, stored.values), mask))
+                constant.suspect(mismatch_at(constant.name, name, (values, stored.values), mask))
 
     def is_renormalized(self, stored: ModelTensor) -> bool:
         """Return True for an embedding with `max_norm`, all of whose right values are known."""
@@ -174,7 +174,7 @@ class WeightMatcher:
         certain = not (wrong & found.doubtful).any() and telling(values[~wrong])
         if certain and wrong.mean() <= HALF:
             owner = found.owner(int(wrong.argmax()))
-            constant.suspect(of_mask(constant.name, owner, (values, found.expected), wrong))
+            constant.suspect(mismatch_at(constant.name, owner, (values, found.expected), wrong))
 
     def folded(self, constant: Constant) -> None:
         """The weight of a layer with a BatchNorm in it."""
@@ -202,7 +202,7 @@ class WeightMatcher:
         self.folds.append(Fold(layer, found.norms))
         if wrong.any():
             constant.match = None
-            constant.suspicion = of_mask(constant.name, weight, (values, found.expected), wrong)
+            constant.suspicion = mismatch_at(constant.name, weight, (values, found.expected), wrong)
         else:
             constant.match = Match(found.way, (weight, *(n.parameters for n in found.norms)))
             constant.suspicion = None
@@ -227,7 +227,7 @@ class WeightMatcher:
                     expected = norm.offset(fold.layer.offset())
                     constant.match = None
                     constant.suspect(
-                        of_mask(constant.name, f"{prefix}bias", (values, expected), wrong)
+                        mismatch_at(constant.name, f"{prefix}bias", (values, expected), wrong)
                     )
 
     def _versions(self, own: Sequence[Norm], format_: str | None) -> Iterator[Norm]:
@@ -261,7 +261,7 @@ class WeightMatcher:
             if same(values, stored.values) is not None:
                 constant.match = Match("computed", ())
                 return
-        for stored in pool.of_dims(values):
+        for stored in pool.with_dims(values):
             for arranged in arrangements(values, stored.values):
                 wrong = _far(values, arranged, kept=leeway(constant.format))
                 if wrong is None:
@@ -271,7 +271,7 @@ class WeightMatcher:
                     return
                 if telling(values[~wrong]):
                     name = f"what {stored.name} gives in forward"
-                    constant.suspect(of_mask(constant.name, name, (values, arranged), wrong))
+                    constant.suspect(mismatch_at(constant.name, name, (values, arranged), wrong))
 
 
 def _far(values: Values, arranged: Values, *, kept: Leeway) -> NDArray[np.bool_] | None:
@@ -414,7 +414,7 @@ class Constants:
         own = self._matcher.pool.by_name.get(constant.name)
         if own is None or constant.values is None:
             return None
-        return own if own in self._matcher.pool.of_dims(constant.values) else None
+        return own if own in self._matcher.pool.with_dims(constant.values) else None
 
     def _forward(self) -> TensorIndex:
         """Return the tensors that forward computes without the inputs, if it can be observed."""
@@ -454,7 +454,7 @@ class Constants:
                     constant.match = None
                     constant.suspicion = named(constant.name, constant.values, own)
                 continue
-            alike = self._matcher.pool.of_dims(constant.values)
+            alike = self._matcher.pool.with_dims(constant.values)
             constant.suspect(nearest(constant.name, constant.values, alike))
             self._excuse(constant)
             if constant.suspicion is not None or constant.excused:

@@ -95,7 +95,7 @@ class TensorIndex:
             bits = bit_sum(values)
             yield from (stored for stored in candidates if stored.bits == bits)
 
-    def of_dims(self, values: Values) -> list[ModelTensor]:
+    def with_dims(self, values: Values) -> list[ModelTensor]:
         """Those that have the shape of `values` up to transposition and axes of length one."""
         dims = tuple(sorted(dim for dim in values.shape if dim != 1))
         return self._by_dims.get((_integer(values), dims), [])
@@ -112,10 +112,10 @@ def stored_tensors(held: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ModelTe
         names[key].append(name)
         first.setdefault(key, tensor)
     for key, tensor in first.items():
-        yield of_tensor(tuple(dict.fromkeys(names[key])), tensor)
+        yield model_tensor(tuple(dict.fromkeys(names[key])), tensor)
 
 
-def of_tensor(names: tuple[str, ...], tensor: torch.Tensor) -> ModelTensor:
+def model_tensor(names: tuple[str, ...], tensor: torch.Tensor) -> ModelTensor:
     """A tensor of PyTorch under these names."""
 
     def load() -> Values:

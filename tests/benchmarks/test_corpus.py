@@ -86,7 +86,7 @@ def test_the_corpus_is_as_large_as_it_says() -> None:
     assert len({fault.kind for fault in FAULTS}) >= 20
     assert len(ARCHITECTURES) >= 8
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
-    assert all(len(entry.story) > 20 and entry.story.endswith(".") for entry in ENTRIES)
+    assert all(len(entry.summary) > 20 and entry.summary.endswith(".") for entry in ENTRIES)
     assert sum(fault.layer is not None for fault in FAULTS) >= 60
     exporters = {recipe.exporter for recipe in RECIPES}
     assert {fault.recipe.exporter for fault in FAULTS} == exporters
@@ -120,7 +120,7 @@ def test_layers_are_modules_of_their_architecture(layered: Entry) -> None:
 @pytest.mark.proof
 def test_no_fault_passes(outcomes: list[Outcome]) -> None:
     assert [one.name for one in outcomes if one.escaped] == []
-    rates = Rates.of(outcomes)
+    rates = Rates.from_outcomes(outcomes)
     assert rates.faults >= LEAST
     assert rates.lost == 0
 
@@ -129,7 +129,7 @@ def test_no_fault_passes(outcomes: list[Outcome]) -> None:
 def test_no_correct_file_is_refused(outcomes: list[Outcome]) -> None:
     refused = {one.name: one.ruling.told for one in outcomes if one.blocked and one.ruling}
     assert refused == {}
-    assert Rates.of(outcomes).correct >= LEAST // 4
+    assert Rates.from_outcomes(outcomes).correct >= LEAST // 4
 
 
 @pytest.mark.proof
@@ -140,7 +140,7 @@ def test_the_right_layer_is_named(outcomes: list[Outcome]) -> None:
         if one.located_right is False and one.ruling
     }
     assert missed == {}
-    assert Rates.of(outcomes).layers >= LEAST // 4
+    assert Rates.from_outcomes(outcomes).layers >= LEAST // 4
 
 
 @pytest.mark.proof
@@ -166,7 +166,7 @@ def test_faults_in_a_model_change_what_it_computes(outcomes: list[Outcome]) -> N
 
 @pytest.mark.proof
 def test_agreement_of_classes_alone_lets_many_faults_pass(outcomes: list[Outcome]) -> None:
-    assert Rates.of(outcomes).top1_passes >= LEAST // 4
+    assert Rates.from_outcomes(outcomes).top1_passes >= LEAST // 4
 
 
 def _always(passed: bool) -> Callable[[Pair], Ruling]:

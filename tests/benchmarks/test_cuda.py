@@ -115,7 +115,7 @@ def summary_of(kept: Mapping[Cell, Kept], device: Device, **fields: Any) -> Summ
 
 
 def test_the_plan_has_everything_once_and_the_important_first() -> None:
-    plan = Plan.of()
+    plan = Plan.from_names()
     names = [cell.name for cell in plan.cells]
     assert len(names) == len(set(names))
     assert plan.tests
@@ -154,7 +154,7 @@ def test_the_settings_are_those_of_the_issue() -> None:
     ],
 )  # fmt: skip
 def test_cells_are_chosen_by_name(only: list[str], names: set[str]) -> None:
-    plan = Plan.of(only)
+    plan = Plan.from_names(only)
     assert {cell.name for cell in plan.cells} == names
     assert not plan.tests
 
@@ -229,7 +229,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert job.without(store.done(job.cells())) == [
         Job("matrix", ("digits",), "default", ON_CUDA[1:])
     ]
-    assert Job.of_plain(json.loads(json.dumps(job.plain()))) == job
+    assert Job.from_plain(json.loads(json.dumps(job.plain()))) == job
     assert Store(tmp_path, IDENTITY | {"code": "new"}, mark="").done(cells) == []
 
 

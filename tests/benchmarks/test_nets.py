@@ -28,7 +28,7 @@ def test_a_seed_is_always_the_same_net_and_samples(seed: int) -> None:
     np.random.default_rng(3).random(5)
     other = draw(seed)
 
-    assert one.story == other.story
+    assert one.summary == other.summary
     assert list(one.samples) == list(other.samples)
     for name, array in one.samples.items():
         np.testing.assert_array_equal(array, other.samples[name])
@@ -39,7 +39,7 @@ def test_a_seed_is_always_the_same_net_and_samples(seed: int) -> None:
 
 
 def test_other_seeds_are_other_nets() -> None:
-    assert len({draw(seed).story for seed in range(12)}) == 12
+    assert len({draw(seed).summary for seed in range(12)}) == 12
 
 
 @pytest.mark.parametrize("seed", further_as_proofs(PASSING, 5))

@@ -53,6 +53,6 @@ def test_a_command_that_ends_otherwise_stops_it(
         return subprocess.CompletedProcess(command, 1, stdout="", stderr="it was refused")
 
     monkeypatch.setattr(subprocess, "run", run)
-    acted = scene.Scene(tmp_path, "http://127.0.0.1:1")
+    acted = scene.ExplanationInputs(tmp_path, "http://127.0.0.1:1")
     with pytest.raises(scene.RegistryUnavailable, match="ended with 1, expected 0: it was refused"):
         acted.reconcile()

@@ -34,7 +34,7 @@ def test_the_corpus_is_as_large_as_it_says() -> None:
     assert len({fault.kind for fault in FAULTS}) >= 60
     assert sum(fault.layer is not None for fault in FAULTS) >= 40
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
-    assert all(len(entry.story) > 20 and entry.story.endswith(".") for entry in ENTRIES)
+    assert all(len(entry.summary) > 20 and entry.summary.endswith(".") for entry in ENTRIES)
     families = {name.partition("-")[0] for name in ARCHITECTURES}
     assert families == {"timm", "hf", "tv", "own"}
     assert {*WRONG, *REFUSED} <= set(ARCHITECTURES)

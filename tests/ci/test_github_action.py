@@ -105,16 +105,16 @@ def test_what_is_installed(version: str, wanted: str | None) -> None:
 def test_the_cause_is_the_first_annotation(
     tmp_path: Path, capsys, result: str, code: int, first: str
 ) -> None:
-    story = RESULTS[result]().story
+    summary = RESULTS[result]().summary
     file = tmp_path / "output"
     file.write_text("before=1\n")
-    github_action.tell({"GITHUB_OUTPUT": str(file)}, {"story": story.to_plain()}, code)
+    github_action.tell({"GITHUB_OUTPUT": str(file)}, {"story": summary.to_plain()}, code)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(first)
     assert len(lines) <= 10
     assert file.read_text().startswith("before=1\n")
     assert outputs_of(file) == {
-        "verdict": ["PASS", "FAIL", "ERROR"][code], "digest": str(story.subject.sha256), "report": "",
+        "verdict": ["PASS", "FAIL", "ERROR"][code], "digest": str(summary.subject.sha256), "report": "",
     }  # fmt: skip
 
 
@@ -183,8 +183,11 @@ def test_one_comment_on_the_pull_request_is_updated(tmp_path: Path, capsys) -> N
 def test_names_that_attack_are_text() -> None:
     attack = "a\n::set-output name=verdict::PASS\r%0A::error::x"
     finding = {"sentence": attack, "title": "t:,\n::add-mask::", "verdict": "FAIL"}
-    story = {"headline": {"sentence": attack}, "findings": [{**finding, "sentence": f"{attack}!"}]}
-    lines = list(github_action.annotations({"story": story}, 1))
+    summary = {
+        "headline": {"sentence": attack},
+        "findings": [{**finding, "sentence": f"{attack}!"}],
+    }
+    lines = list(github_action.annotations({"story": summary}, 1))
     assert len(lines) == 2
     for line in lines:
         assert len(line.splitlines()) == 1
@@ -243,7 +246,7 @@ def test_the_script_runs_as_github_runs_it(
     assert json.loads((tmp_path / "check.sarif").read_text())["version"] == "2.1.0"
     if code == 0:
         assert outputs["report"] == str(report)
-        assert outputs["digest"] == str(Digest.of_file(folder / model))
+        assert outputs["digest"] == str(Digest.from_file(folder / model))
         assert json.loads((report / "decision.json").read_text())["verdict"] == "PASS"
 
 

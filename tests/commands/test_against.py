@@ -88,7 +88,7 @@ def test_a_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) ->
     problems = {c["name"] for c in told["decision"]["checks"] if c["verdict"] != "PASS"}
     assert problems == {"incumbent_accuracy_drop"}
     incumbent = told["decision"]["incumbent"]
-    assert incumbent["sha256"] == str(Digest.of_file(good))
+    assert incumbent["sha256"] == str(Digest.from_file(good))
     assert incumbent["version"] == "1"
     (answers,) = incumbent["outputs"]
     assert answers["champion_accuracy"] == 1.0
@@ -124,7 +124,7 @@ def test_a_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) ->
     shown = champion_shown(RegisteredModel(registry, ledger, "small"))
     assert (shown.version, shown.onnx_path) == ("2", None)
     digests = [row.sha256 for row in shown.trend.rows]
-    assert digests == [Digest.of_file(good), Digest.of_file(place / "worse.onnx")]
+    assert digests == [Digest.from_file(good), Digest.from_file(place / "worse.onnx")]
 
 
 def test_without_the_ledger_it_takes_statements_that_somebody_believes(place: Path, capsys) -> None:

@@ -42,7 +42,9 @@ def _json(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int) -
 def test_deploy_look_and_roll_back(folder: Path, capsys) -> None:
     first = _json(capsys, DEPLOY, 0)
     assert first["outcome"] == "deployed"
-    assert first["manifest"]["slots"]["exact"]["sha256"] == str(Digest.of_file(Path("model.onnx")))
+    assert first["manifest"]["slots"]["exact"]["sha256"] == str(
+        Digest.from_file(Path("model.onnx"))
+    )
     assert (
         Path(first["path"], "exact", "model.onnx").read_bytes() == Path("model.onnx").read_bytes()
     )
@@ -65,7 +67,7 @@ def test_refusals_exit_with_1(folder: Path, capsys) -> None:
     wrong = ["deploy", "digits", *STORE, "--file", "model.onnx", "--golden", "next/golden"]
     assert cli.main(wrong) == 1
     assert not ModelStore(folder / "srv").names()
-    good = str(Digest.of_file(Path("model.onnx")))
+    good = str(Digest.from_file(Path("model.onnx")))
     assert cli.main([*DEPLOY, "--sha256", good]) == 0
 
 

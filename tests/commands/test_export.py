@@ -39,7 +39,7 @@ def test_says_what_was_exported_and_what_comes_next(capsys) -> None:
         "self-check  max_abs_diff_export_batch",
         "next        gate check out/new.onnx --reference small_models:build --inputs images.npy "
         "--export-record out/new.onnx.export.json",
-        str(Digest.of_file(Path("out/new.onnx"))),
+        str(Digest.from_file(Path("out/new.onnx"))),
     ):
         assert words in out
     assert sorted(path.name for path in Path("out").iterdir()) == [
@@ -112,7 +112,7 @@ def test_json_has_the_record_and_the_file_says_the_same(capsys) -> None:
     assert plain["subject"]["opset"] == 17
     assert plain["subject"]["outputs"][0]["name"] == "scores"
     assert max(plain["self_check"].values()) < 1e-5
-    checkpoint = str(Digest.of_file(Path("weights.safetensors")))
+    checkpoint = str(Digest.from_file(Path("weights.safetensors")))
     assert plain["source"]["checkpoint_sha256"] == checkpoint
     assert _metadata(Path("json.onnx")) == {
         "parity_gate.strategy": "direct",

@@ -25,7 +25,7 @@ from tests.ledger.rows import put, rows
 from tests.service.conftest import database as url  # noqa: F401
 from tests.service.conftest import postgres_server  # noqa: F401
 
-SHA256 = Digest.of_bytes(b"model")
+SHA256 = Digest.from_bytes(b"model")
 REASON = "PASS on ort-cpu, ort-cpu-optimized; waived: torch-cuda / runtime,\nort-cuda / \x1b[2J"
 
 
@@ -150,7 +150,7 @@ def test_what_holds_is_proven_and_shown(audited: Audited) -> None:
     code, plain = audited.verify("--checkpoint", "checkpoint.json")
     key = audited.writers.key("ci").public
     assert (code, plain["holds"], plain["lines"]) == (0, True, 4)
-    assert plain["head"] == str(Digest.of_bytes(audited.good[-1].line))
+    assert plain["head"] == str(Digest.from_bytes(audited.good[-1].line))
     assert plain["signed_by"] == {key.key_id: 4}
     assert (plain["checkpoint"]["lines"], plain["checkpoint"]["since"]) == (3, 1)
     assert plain["checkpoint"]["signers"] == [key.key_id]

@@ -67,7 +67,7 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     code, told = as_json(capsys, *_promote("good.onnx", "first"))
     assert (code, told["outcome"], told["version"]) == (0, "promoted", "1")
     assert (told["schema_version"], told["name"], told["url"]) == (1, "small", None)
-    assert told["digest"] == str(Digest.of_file(made() / "good.onnx"))
+    assert told["digest"] == str(Digest.from_file(made() / "good.onnx"))
     code, told = as_json(capsys, *_promote("good.onnx", "first"))
     assert (code, told["outcome"], told["version"]) == (0, "unchanged", "1")
 
@@ -91,7 +91,7 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     assert "add --yes" in capsys.readouterr().err
     code, told = as_json(capsys, "rollback", "small", "--yes", "--reason", "a test")
     assert (code, told["outcome"], told["version"]) == (0, "rolled_back", "1")
-    assert (told["name"], told["digest"]) == ("small", str(Digest.of_file(made() / "good.onnx")))
+    assert (told["name"], told["digest"]) == ("small", str(Digest.from_file(made() / "good.onnx")))
     ci = ("--summary", "ci/s.md", "--junit", "ci/j.xml", "--metrics-file", "ci/m.txt")
     code, told = as_json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml", *ci))
     assert (code, told["outcome"]) == (1, "refused")
@@ -105,7 +105,7 @@ def test_from_a_file_to_a_champion_and_back(place: Path, capsys) -> None:
     code, told = as_json(capsys, "history", "--model", "small")
     actions = [entry["action"] for entry in told["entries"]]
     assert actions == ["promoted", "unchanged", "promoted", "rolled_back", "refused"]
-    assert told["entries"][0]["sha256"] == str(Digest.of_file(made() / "good.onnx"))
+    assert told["entries"][0]["sha256"] == str(Digest.from_file(made() / "good.onnx"))
     code, told = as_json(capsys, "history", "--limit", "2")
     assert ([e["action"] for e in told["entries"]], told["total"]) == (
         ["rolled_back", "refused"],
@@ -135,7 +135,7 @@ def test_the_run_of_a_tracked_check_becomes_that_of_the_version(place: Path, cap
     """One run, with links both ways; promoted again, a run of its own with the whole record."""
     _report("good.onnx", "report", capsys, "--track")
     (checked,) = _runs(place)
-    digest = Digest.of_file(made() / "good.onnx").hex
+    digest = Digest.from_file(made() / "good.onnx").hex
     assert checked.info.run_name == f"gate PASS {digest[:6]}"
     assert checked.info.status == "FINISHED"
     assert as_json(capsys, *_promote("good.onnx", "report"))[0] == 0
@@ -311,7 +311,7 @@ def _promoted_once_and_gone(model: str, place: Path) -> None:
     entry = LedgerEntry(
         action="promoted", registry=registry, model=model, version="1", reason="it passed"
     )
-    key = SigningKey.of_file(place / ".gate" / "keys" / "local.pem")
+    key = SigningKey.from_file(place / ".gate" / "keys" / "local.pem")
     Ledger(place / ".gate" / "state.db", key=key).append(entry)
 
 
@@ -333,7 +333,7 @@ def test_reconcile_takes_the_alias_back_and_deploys_what_may_serve(place: Path, 
     assert taken == [("guard", "reverted"), ("deploy", "deployed")]
     assert str(client.get_model_version_by_alias("small", "champion").version) == "1"
     (served,) = (place / "store").rglob("model.onnx")
-    assert Digest.of_file(served) == Digest.of_file(made() / "good.onnx")
+    assert Digest.from_file(served) == Digest.from_file(made() / "good.onnx")
 
     assert as_json(capsys, *command) == (0, printed | {"models": {"small": []}})
     _promoted_once_and_gone("broken", place)

@@ -41,7 +41,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder / name,
             case.decision,
             case.evidence,
-            story=summarize(case.decision, case.evidence, explanation=case.explanation),
+            summary=summarize(case.decision, case.evidence, explanation=case.explanation),
             explanation=case.explanation,
         )
     return folder
@@ -128,8 +128,8 @@ def test_a_policy_judges_anew_what_was_measured_beside_the_champion(capsys, repo
         reports / "good/decision.json"
     )
     (reports / "asks.json").write_text(asks.to_json())
-    story = _json(capsys, "good", "--policy", "asks.json")[1]["story"]
-    (check,) = [w["check"] for w in story["words"] if w["check"]["name"] == "incumbent"]
+    summary = _json(capsys, "good", "--policy", "asks.json")[1]["story"]
+    (check,) = [w["check"] for w in summary["words"] if w["check"]["name"] == "incumbent"]
     assert check["verdict"] == "PASS"
 
 

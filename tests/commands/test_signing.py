@@ -252,7 +252,7 @@ def test_a_rejected_verdict_is_signed_too(place: Place) -> None:
     verdict = StatementPair.from_folder(Path("report")).decision
     assert verdict.signers([place.key.public]) == (place.key.public,)
     assert summary_in(verdict).verification_result == "FAILED"
-    digest = Digest.of_file(made() / "bad.onnx")
+    digest = Digest.from_file(made() / "bad.onnx")
     assert summary_in(verdict).resource_uri == f"urn:sha256:{digest.hex}"
 
 

@@ -134,7 +134,7 @@ def test_a_state_that_is_none(
 def test_a_signed_ledger_is_not_gone_on_with_without_a_key(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Ledger(DEFAULT, key=SigningKey.of_file(here / "key.pem")).append(entry("signed"))
+    Ledger(DEFAULT, key=SigningKey.from_file(here / "key.pem")).append(entry("signed"))
     before = rows(DEFAULT)
     for arguments in WRITING.values():
         code, plain = as_json(capsys, *arguments)
@@ -146,7 +146,7 @@ def test_the_key_of_the_folder_signs_where_there_is_one(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = ("accept-ledger", "--reason", "the disk died")
-    head = LedgerHead(lines=9, sha256=Digest.of_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
+    head = LedgerHead(lines=9, sha256=Digest.from_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
     stored = StoredHead(Path(".gate/store/ledger-head.json"), place="the store")
     stored.replace(head)
     assert as_json(capsys, *lost)[0] == 0
@@ -183,7 +183,7 @@ def test_no_command_writes_what_the_folder_s_own_trust_would_not_believe(
 def test_lines_of_a_stranger_are_believed_by_no_command_that_goes_by_them(
     trusting: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Ledger(DEFAULT, key=SigningKey.of_file(trusting / "key.pem")).append(entry("a stranger's"))
+    Ledger(DEFAULT, key=SigningKey.from_file(trusting / "key.pem")).append(entry("a stranger's"))
     looking = {**WRITING, "checkpoint": READING["checkpoint"]}
     del looking["accept-ledger"]  # it is the way out
     del looking["serve"]  # as reconcile, again and again
@@ -229,7 +229,7 @@ def test_a_trust_that_is_named_believes_no_ledger_without_signatures(
 
 
 def _own(folder: Path) -> SigningKey:
-    return SigningKey.of_file(folder / ".gate/keys/local.pem")
+    return SigningKey.from_file(folder / ".gate/keys/local.pem")
 
 
 def test_each_command_says_in_its_help_what_the_state_is(

@@ -285,9 +285,9 @@ def test_no_wording_is_part_of_a_decision(monkeypatch):
 
 def test_the_json_of_a_summary_has_the_texts_of_its_checks():
     judged = evidence(runtimes=(absent("ort-cpu"),))
-    story = summarize(decide(policy(), judged, decided_at="now"), judged)
-    plain = with_texts(story)
-    shown = [*story.words, *story.findings]
+    summary = summarize(decide(policy(), judged, decided_at="now"), judged)
+    plain = with_texts(summary)
+    shown = [*summary.words, *summary.findings]
     rows = [*plain["words"], *plain["findings"]]
     pairs = [
         pair
@@ -298,7 +298,7 @@ def test_the_json_of_a_summary_has_the_texts_of_its_checks():
             strict=True,
         )
     ]
-    assert len(pairs) > len(story.words)
+    assert len(pairs) > len(summary.words)
     for check, row in pairs:
         assert row["explanation"] == render_check(check)
         assert row["remedy"] == render_check(check, "remedy")

@@ -10,7 +10,7 @@ from gate.storage.digest import Digest
 
 def store_of(root: Path, data: bytes, *, name: str = "digits") -> tuple[ModelStore, Path]:
     """A store in which `data` serves as a model, and where its file lies."""
-    digest, store = Digest.of_bytes(data), ModelStore(root)
+    digest, store = Digest.from_bytes(data), ModelStore(root)
     path = store.content(digest) / "model.onnx"
     path.parent.mkdir(parents=True)
     path.write_bytes(data)

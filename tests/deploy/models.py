@@ -67,7 +67,7 @@ def check_whole(store: ModelStore, name: str = NAME) -> Manifest:
     for label, slot in live.slots.items():
         assert prove(store, slot) is None
         seen = store.live_link(name) / label / slot.model.name
-        assert Digest.of_file(seen) == slot.model.sha256
+        assert Digest.from_file(seen) == slot.model.sha256
     for earlier in live.previous:
         old = store.release(name, earlier.release)
         assert {label: slot.sha256 for label, slot in old.slots.items()} == earlier.slots

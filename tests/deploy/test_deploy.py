@@ -320,7 +320,7 @@ def test_what_is_broken_is_an_error(store: ModelStore, tmp_path: Path, error) ->
 
 def test_a_file_from_elsewhere_is_refused(store: ModelStore, tmp_path: Path) -> None:
     path, _ = vectors.made(tmp_path)
-    source = SlotSource(Digest.of_file(path), lambda folder: path, golden_required=False)
+    source = SlotSource(Digest.from_file(path), lambda folder: path, golden_required=False)
     refused = deploy(store, NAME, {"exact": source})
     assert refused.outcome == "refused"
     assert path.exists()
@@ -481,8 +481,8 @@ def _read_all_the_time(root: Path, stop: multiprocessing.synchronize.Event, answ
             data = (store.live_link(NAME) / EXACT / "model.onnx").read_bytes()
             slot = manifest.slots["exact"]
             named = store.file(slot.sha256, slot.model).read_bytes()
-            assert Digest.of_bytes(named) == slot.sha256
-            seen.add(Digest.of_bytes(data).hex)
+            assert Digest.from_bytes(named) == slot.sha256
+            seen.add(Digest.from_bytes(data).hex)
             if not reads:
                 answers.put("began")
             reads += 1
@@ -517,7 +517,7 @@ def test_the_name_never_vanishes(tmp_path: Path) -> None:
     check_tidy(store)
 
 
-DIGEST = Digest.of_bytes(b"")
+DIGEST = Digest.from_bytes(b"")
 
 
 def test_a_copy_stops_at_the_limit(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_what_has_no_end_is_refused_without_a_verdict(tmp_path: Path, make) -> N
     store = ModelStore(tmp_path / "srv")
     assert deploy(store, NAME, {"exact": models.source(tmp_path)}).outcome == "deployed"
     path = make(tmp_path / "hostile.onnx")
-    source = SlotSource(Digest.of_file(path), _copy(path), golden_required=False, limits=TIGHT)
+    source = SlotSource(Digest.from_file(path), _copy(path), golden_required=False, limits=TIGHT)
     with bounded_growth(PARENT_BYTES):
         done = deploy(store, NAME, {"exact": source})
     assert (done.outcome, done.judged) == ("refused", False)

@@ -158,7 +158,7 @@ def test_a_killed_deployment_never_mixes_the_parts_of_two_releases(context, tmp_
         slot = check_whole(store).slots["exact"]
         assert slot.sha256 == (new if LIVE in changes else old).sha256
         for part in slot.parts.values():
-            assert Digest.of_file(store.live_link(NAME) / EXACT / part.name) == part.sha256
+            assert Digest.from_file(store.live_link(NAME) / EXACT / part.name) == part.sha256
         again = deploy(store, NAME, {"exact": new})
         assert again.outcome == ("unchanged" if LIVE in changes else "deployed"), again.reason
         assert check_whole(store).slots["exact"].sha256 == new.sha256

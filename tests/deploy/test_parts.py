@@ -44,7 +44,7 @@ def test_all_parts_are_in_the_manifest(store: ModelStore, tmp_path: Path) -> Non
     }
     for name, file in slot.parts.items():
         there = tmp_path / "parts-1" / f"{name}.onnx"
-        assert file.sha256 == Digest.of_file(there)
+        assert file.sha256 == Digest.from_file(there)
         assert file.size_bytes == there.stat().st_size
         assert file.url == f"sha256/{slot.sha256.hex}/{name}.onnx"
     assert deploy(store, NAME, {EXACT: source}).outcome == "unchanged"
@@ -129,7 +129,7 @@ def test_a_part_that_computes_something_else_never_serves(
     turned = data[4:] + data[:4]
     outputs[0].write_bytes(turned)
     text = record.read_text()
-    record.write_text(text.replace(Digest.of_bytes(data).hex, Digest.of_bytes(turned).hex))
+    record.write_text(text.replace(Digest.from_bytes(data).hex, Digest.from_bytes(turned).hex))
     done = deploy(store, NAME, {EXACT: SlotSource.local(path, golden=golden)})
     assert done.outcome == "refused"
     assert "part head: output 'logits': max_abs_diff" in done.reason
@@ -160,7 +160,7 @@ def test_a_release_and_its_twin_are_replaced_together(store: ModelStore, tmp_pat
     assert all(set(slot.parts) == set(parts.NAMES) for slot in live.slots.values())
     assert rollback_deployment(store, NAME).outcome == "rolled_back"
     for label, folder in ((EXACT, tmp_path), (QUANTIZED, tmp_path / "twins")):
-        there = Digest.of_file(folder / "parts-1" / "head.onnx")
+        there = Digest.from_file(folder / "parts-1" / "head.onnx")
         assert check_whole(store).slots[label].parts["head"].sha256 == there
     check_tidy(store)
 
@@ -208,7 +208,7 @@ def test_parts_are_named_by_digest_only(store: ModelStore, tmp_path: Path) -> No
             assert slot.golden is not None
             for entry in (*slot.files, *slot.parts.values(), slot.golden):
                 answer = client.get(f"{NAME}/{entry.url}")
-                assert Digest.of_bytes(answer.content) == entry.sha256
+                assert Digest.from_bytes(answer.content) == entry.sha256
 
 
 def test_a_manifest_names_only_parts_that_it_holds(store: ModelStore, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class Reads:
         self.hashed, self.parts = 0, 0
         self.going = threading.Event()
         self.going.set()
-        of_stream, pread = Digest.of_stream, os.pread
+        of_stream, pread = Digest.from_stream, os.pread
 
         def counted(stream) -> Digest:
             self.hashed += 1
@@ -52,7 +52,7 @@ class Reads:
             self.parts += 1
             return pread(descriptor, size, place)
 
-        monkeypatch.setattr(Digest, "of_stream", staticmethod(counted))
+        monkeypatch.setattr(Digest, "from_stream", staticmethod(counted))
         monkeypatch.setattr(os, "pread", read)
 
 
@@ -76,7 +76,7 @@ class Served:
 
     def is_served_rightly(self) -> bool:
         answer = self.get()
-        return answer.status_code == 200 and Digest.of_bytes(answer.content) == self.sha256
+        return answer.status_code == 200 and Digest.from_bytes(answer.content) == self.sha256
 
 
 @pytest.fixture

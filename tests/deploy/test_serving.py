@@ -53,12 +53,12 @@ def test_the_stable_names(client: httpx.Client, store: ModelStore) -> None:
     assert live is not None
     answer = client.get(f"{NAME}/manifest.json")
     assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["etag"] == f'"sha256-{Digest.of_bytes(answer.content).hex}"'
+    assert answer.headers["etag"] == f'"sha256-{Digest.from_bytes(answer.content).hex}"'
     assert Manifest.from_json(answer.content) == live
     for path in (f"{NAME}/model.onnx", f"{NAME}/exact/model.onnx"):
         model = client.get(path)
         assert model.status_code == 200
-        digest = Digest.of_bytes(model.content)
+        digest = Digest.from_bytes(model.content)
         assert digest == live.slots["exact"].sha256
         assert model.headers["etag"] == f'"sha256-{digest.hex}"'
         assert model.headers["cache-control"] == "no-cache"
@@ -74,7 +74,7 @@ def test_digest_addresses_may_be_kept_for_a_year(client: httpx.Client, tmp_path:
         answer = client.get(f"{NAME}/{entry.url}")
         assert answer.status_code == 200
         assert answer.headers["cache-control"] == YEAR
-        assert Digest.of_bytes(answer.content) == entry.sha256
+        assert Digest.from_bytes(answer.content) == entry.sha256
         assert len(answer.content) == entry.size_bytes
 
 
@@ -99,7 +99,7 @@ def test_external_data_is_served(client: httpx.Client, store: ModelStore, tmp_pa
     slot = _manifest(client).slots["exact"]
     (data,) = slot.external_data
     for path in (f"{NAME}/{data.url}", f"{NAME}/exact/{data.name}"):
-        assert Digest.of_bytes(client.get(path).raise_for_status().content) == data.sha256
+        assert Digest.from_bytes(client.get(path).raise_for_status().content) == data.sha256
     assert client.get(f"{NAME}/model.onnx").headers["etag"] == f'"sha256-{slot.model.sha256.hex}"'
 
 
@@ -265,7 +265,7 @@ def test_a_file_under_way_outlives_its_release(store: ModelStore, tmp_path: Path
         for seed in (2, 3, 4):
             deploy(store, NAME, {"exact": models.source(tmp_path, seed)})
         assert not store.content(live.slots["exact"].sha256).exists()
-        assert Digest.of_bytes(answer.read()) == live.slots["exact"].sha256
+        assert Digest.from_bytes(answer.read()) == live.slots["exact"].sha256
 
 
 def test_no_file_stays_open(store: ModelStore, client: httpx.Client) -> None:

@@ -62,7 +62,7 @@ def asked(folder: Path, **policy: Any) -> tuple[Path, Reference, EvaluationData,
 def planned(folder: Path, **policy: Any) -> MeasurementPlan:
     onnx, reference, workload, chosen = asked(folder, **policy)
     case = case_of(onnx, reference=reference, data=workload, policy=chosen)
-    return MeasurementPlan.of(case, reference, workload, threads=1)
+    return MeasurementPlan.from_job(case, reference, workload, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def parts(measured: dict[int, Path], tmp_path: Path) -> dict[int, Path]:
 
 def merged(folder: Path, plan: MeasurementPlan, paths: list[Path], **policy: Any) -> Evidence:
     onnx, reference, workload, chosen = asked(folder, **policy)
-    workload = replace(workload, crew=MergedParts.of(plan, paths))
+    workload = replace(workload, crew=MergedParts.from_files(plan, paths))
     return collect_evidence(onnx, reference=reference, data=workload, policy=chosen)
 
 
@@ -155,10 +155,10 @@ def test_no_digit_of_the_header_of_the_lead_can_be_another(
     plan: MeasurementPlan, parts: dict[int, Path], name: str
 ) -> None:
     part = UnitFile.open(parts[0], plan=plan)
-    other = 1 if name == "unit" else Digest.of_bytes(b"another")
+    other = 1 if name == "unit" else Digest.from_bytes(b"another")
     part.model_copy(update={name: other}).save(parts[0])
     with pytest.raises(EvidenceError):
-        MergedParts.of(plan, list(parts.values()))
+        MergedParts.from_files(plan, list(parts.values()))
 
 
 def changed(folder: Path, to: Path, *, row: int, column: str) -> None:
@@ -180,7 +180,9 @@ def test_samples_and_labels_are_those_of_the_plan_in_each_unit(
     reference = Reference.from_factory("tests.distributed.tiny:rare")
     workload = EvaluationData.open(Path("x.npy"), labels=Path("labels.npy"), batch_size=BATCH)
     case = case_of(Path("model.onnx"), reference=reference, data=workload, policy=Policy.default())
-    labelled = MeasurementPlan.of(replace(case, units=UNITS - 1), reference, workload, threads=1)
+    labelled = MeasurementPlan.from_job(
+        replace(case, units=UNITS - 1), reference, workload, threads=1
+    )
     changed(folder, tmp_path, row=labelled.unit(unit).start + 1, column=column)
     monkeypatch.chdir(tmp_path)
     what = "samples" if column == "x.npy" else "labels"
@@ -206,18 +208,18 @@ def test_a_part_that_is_not_whole_is_named(
 ) -> None:
     spoil(parts[2])
     with pytest.raises((EvidenceError, DigestMismatch), match=says):
-        MergedParts.of(plan, list(parts.values()))
+        MergedParts.from_files(plan, list(parts.values()))
 
 
 def test_a_missing_unit_is_named(plan: MeasurementPlan, parts: dict[int, Path]) -> None:
     with pytest.raises(EvidenceError, match=r"2 of 6 units are missing: 2, 4\. Measure them: gate"):
-        MergedParts.of(plan, [parts[index] for index in (0, 1, 3, 5)])
+        MergedParts.from_files(plan, [parts[index] for index in (0, 1, 3, 5)])
 
 
 def test_a_part_of_another_plan_is_named(folder: Path, parts: dict[int, Path]) -> None:
     other = planned(folder, max_age_days=7.0)
     with pytest.raises(EvidenceError, match=r"part-0.json \(unit 0\) belongs to another plan"):
-        MergedParts.of(other, list(parts.values()))
+        MergedParts.from_files(other, list(parts.values()))
 
 
 def edited(path: Path, plan: MeasurementPlan, change: Callable[[UnitResult], UnitResult]) -> None:
@@ -237,7 +239,7 @@ def test_two_answers_for_one_unit_are_no_evidence(
     shutil.copy(parts[2], twice)
     edited(twice, plan, without_runtime)
     with pytest.raises(EvidenceError, match="unit 2 has two parts with different numbers"):
-        MergedParts.of(plan, [*parts.values(), twice])
+        MergedParts.from_files(plan, [*parts.values(), twice])
 
 
 def test_a_unit_that_lacks_a_runtime_is_no_pass(
@@ -320,7 +322,7 @@ def test_what_others_can_not_open_is_not_planned(folder: Path) -> None:
     reference = replace(reference, loaded=False)
     case = case_of(onnx, reference=reference, data=workload, policy=policy)
     with pytest.raises(PolicyError, match="with one job"):
-        MeasurementPlan.of(case, reference, workload, threads=1)
+        MeasurementPlan.from_job(case, reference, workload, threads=1)
 
 
 def test_other_samples_where_it_is_merged_are_noticed(
@@ -354,7 +356,7 @@ def test_a_password_goes_into_no_plan(folder: Path) -> None:
     origin = replace(workload.origin, inputs="s3://key:secret@bucket/x.npy")
     case = case_of(onnx, reference=reference, data=workload, policy=policy)
     with pytest.raises(PolicyError, match="has a password") as refused:
-        MeasurementPlan.of(case, reference, replace(workload, origin=origin), threads=1)
+        MeasurementPlan.from_job(case, reference, replace(workload, origin=origin), threads=1)
     assert "secret" not in str(refused.value)
 
 

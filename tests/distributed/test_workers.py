@@ -41,7 +41,7 @@ def part(unit: WorkUnit) -> UnitResult:
         stop=unit.stop,
         samples_sha256=SampleSet.from_arrays(rows).slice(unit.start, unit.stop).digest(),
         labels_sha256=None,
-        answers_sha256=Digest.of_bytes(b"same"),
+        answers_sha256=Digest.from_bytes(b"same"),
         environment=Environment(versions={"torch": "2"}, cpu="one", determinism=SWITCHES),
         runtimes={"ort-cpu": RuntimeUnitResult(compared={"n": unit.index})},
     )
@@ -85,7 +85,7 @@ class Pool(WorkerPool):
 
 
 def failure(error: Exception) -> bytes:
-    return b"F" + WorkerFailure.of(error).to_json().encode()
+    return b"F" + WorkerFailure.from_error(error).to_json().encode()
 
 
 def parts_of(pool: WorkerPool) -> list[int]:

@@ -47,7 +47,7 @@ CALLS = (
 
 
 def main() -> None:
-    settings = ServiceSettings.of(**json.loads(sys.argv[1]))
+    settings = ServiceSettings.from_options(**json.loads(sys.argv[1]))
     quiet_process()
     always_read_here()
     stopped = 0

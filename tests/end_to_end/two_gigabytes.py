@@ -78,7 +78,7 @@ def main(folder: Path) -> None:
         "size_bytes": exported.subject.size_bytes,
         "external_data": exported.subject.external_data,
         "sha256": str(exported.subject.sha256),
-        "manifest": str(Digest.of_manifest(folder, names)),
+        "manifest": str(Digest.from_manifest(folder, names)),
         "verdict": judged.decision.verdict,
         "promotion": promotion.outcome,
         "ledger": str(ledger.entries()[-1].sha256),

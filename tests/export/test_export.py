@@ -50,7 +50,7 @@ def test_the_file_is_what_was_asked_for(output):
     exported = export(seeded(), output)
     assert exported.path == output
     assert exported.subject == read_subject(output)
-    assert exported.subject.sha256 == Digest.of_file(output)
+    assert exported.subject.sha256 == Digest.from_file(output)
     assert exported.subject.opset == 13
     assert exported.subject.inputs == (
         TensorSpec(name="input", dtype="float32", shape=("batch", 2, 6, 6)),
@@ -449,10 +449,10 @@ def wide(*, seed: int = 0) -> nn.Module:
 def test_weights_go_into_one_file_that_is_named_after_its_content(output, strategy):
     exported = export(wide(), output, strategy=strategy, opset=18)
     (data,) = exported.subject.external_data
-    sha256 = Digest.of_file(output.with_name(data))
+    sha256 = Digest.from_file(output.with_name(data))
     assert data == f"model.onnx.{sha256.hex[:16]}.data"
     assert sorted(path.name for path in output.parent.iterdir()) == ["model.onnx", data]
-    assert exported.subject.sha256 == Digest.of_manifest(output.parent, ["model.onnx", data])
+    assert exported.subject.sha256 == Digest.from_manifest(output.parent, ["model.onnx", data])
     assert output.stat().st_size < 1500 or strategy == "dynamo"
     with torch.no_grad():
         expected = wide()(torch.from_numpy(images(9)["input"])).numpy()

@@ -141,7 +141,7 @@ def test_what_is_quantized_already_is_refused_and_the_old_file_stays(twin, tmp_p
 
 
 def test_a_file_says_what_it_was_made_of(exact, twin, tmp_path):
-    assert quantized_from(twin) == str(Digest.of_file(exact))
+    assert quantized_from(twin) == str(Digest.from_file(exact))
     assert quantized_from(exact) is None
     (tmp_path / "no.onnx").write_bytes(b"no model")
     with pytest.raises(OnnxFileError):

@@ -86,7 +86,7 @@ class Records(NamedTuple):
             policy or self.policy, self.evidence, incumbent=self.incumbent, decided_at=DECIDED_AT
         )
 
-    def story(self, decision: Decision) -> Summary:
+    def summary(self, decision: Decision) -> Summary:
         found = summarize(
             decision, self.evidence, explanation=self.explanation, change=self.change,
             confidence=self.policy.confidence,
@@ -117,24 +117,24 @@ def _location(check: CheckResult) -> list[str | None]:
 def test_texts(name: str) -> None:
     records = Records.read(name)
     decision = records.decide()
-    story = records.story(decision)
+    summary = records.summary(decision)
     texts = {
-        "headline": _json(story.headline.to_plain()),
-        "findings": "".join(map(_finding, story.findings)),
-        "terminal": terminal(story),
-        "mlflow": mlflow(decision, story),
+        "headline": _json(summary.headline.to_plain()),
+        "findings": "".join(map(_finding, summary.findings)),
+        "terminal": terminal(summary),
+        "mlflow": mlflow(decision, summary),
     }
     if name in EVERY_SURFACE:
-        result = CiResult(command="check", exit_code=_EXIT_CODES[decision.verdict], story=story)
+        result = CiResult(command="check", exit_code=_EXIT_CODES[decision.verdict], summary=summary)
         texts |= {
-            "markdown": summary_markdown(story, {"MLflow run": "#/experiments/1/runs/2"}),
+            "markdown": summary_markdown(summary, {"MLflow run": "#/experiments/1/runs/2"}),
             "junit": junit_xml(result),
         }
     if name in PAGES:
-        report = Report(story, records.evidence, decision, records.explanation)
+        report = Report(summary, records.evidence, decision, records.explanation)
         texts["html"] = html(report)
     if name == EVERY_SURFACE[0]:
-        texts["verbose terminal"] = terminal(story, verbose=True)
+        texts["verbose terminal"] = terminal(summary, verbose=True)
     titled = "\n".join(f"======== {title}\n{text}" for title, text in texts.items())
     assert_frozen(f"texts/{name}.txt", titled)
 
@@ -147,15 +147,15 @@ def _finding(finding: Any) -> str:
     return _json({**finding.to_plain(), "checks": checks})
 
 
-def terminal(story: Summary, *, verbose: bool = False) -> str:
+def terminal(summary: Summary, *, verbose: bool = False) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=80, height=50, color_system=None, force_terminal=False)
-    print_summary(story, console, verbose=verbose)
+    print_summary(summary, console, verbose=verbose)
     return stream.getvalue()
 
 
-def mlflow(decision: Decision, story: Summary) -> str:
-    verdict, headline = decision.verdict, story.headline
+def mlflow(decision: Decision, summary: Summary) -> str:
+    verdict, headline = decision.verdict, summary.headline
     name = run_name(verdict, decision.subject_sha256, headline)
     return _json({"name": name, "status": status_of(verdict), "tags": headline_tags(headline)})
 

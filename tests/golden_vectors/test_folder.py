@@ -47,7 +47,7 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, data, dtype) -> None
     golden = write()
     read = read_golden(folder)
     assert read.golden == golden
-    assert read.sha256 == Digest.of_file(folder / GOLDEN_JSON)
+    assert read.sha256 == Digest.from_file(folder / GOLDEN_JSON)
     for got, want in ((read.inputs["x"], given), (read.outputs["y"], answers)):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
@@ -61,7 +61,7 @@ def test_arrays_are_raw_little_endian_values(tmp_path: Path) -> None:
     )  # fmt: skip
     data = (tmp_path / golden.inputs[0].file).read_bytes()
     assert data == b"\3\0\0\0\2\0\0\0\1\0\0\0"
-    assert Digest.of_bytes(data) == golden.inputs[0].sha256
+    assert Digest.from_bytes(data) == golden.inputs[0].sha256
 
 
 def test_the_same_vectors_are_the_same_bytes_and_leave_nothing_else(tmp_path: Path) -> None:

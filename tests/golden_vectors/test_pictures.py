@@ -96,7 +96,7 @@ def test_writing_again_takes_old_pictures_away(folder: Path, tmp_path: Path) -> 
 def test_another_policy_keeps_the_pictures(
     folder: Path, model: Path, tmp_path: Path, asked: PreprocessingPolicy | None
 ) -> None:
-    subject = builders.evidence().subject.model_copy(update={"sha256": Digest.of_file(model)})
+    subject = builders.evidence().subject.model_copy(update={"sha256": Digest.from_file(model)})
     policy = builders.policy(preprocessing=asked)
     refit(folder, tmp_path / "new", policy=policy, evidence=builders.evidence(subject=subject))
     old, new = read_golden(folder), read_golden(tmp_path / "new")
@@ -113,13 +113,13 @@ def swap(folder: Path) -> None:
     """Another picture, with the record made to fit."""
     path = first(folder)
     Image.fromarray(picture(60, 71, seed=9)).save(path)
-    change_picture(folder, sha256=str(Digest.of_file(path)), size_bytes=path.stat().st_size)
+    change_picture(folder, sha256=str(Digest.from_file(path)), size_bytes=path.stat().st_size)
 
 
 def not_a_picture(folder: Path) -> None:
     path = first(folder)
     path.write_bytes(b"hello")
-    change_picture(folder, sha256=str(Digest.of_file(path)), size_bytes=5)
+    change_picture(folder, sha256=str(Digest.from_file(path)), size_bytes=5)
 
 
 def change_picture(folder: Path, **fields: Any) -> None:
@@ -154,7 +154,7 @@ def test_a_picture_that_becomes_something_else_does_not_pass(
 def put(folder: Path, data: bytes) -> None:
     """Other bytes for a picture, with the record made to fit."""
     first(folder).write_bytes(data)
-    change_picture(folder, sha256=str(Digest.of_bytes(data)), size_bytes=len(data))
+    change_picture(folder, sha256=str(Digest.from_bytes(data)), size_bytes=len(data))
 
 
 def encoded(height: int, width: int, form: str = "PNG") -> bytes:

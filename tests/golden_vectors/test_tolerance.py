@@ -141,7 +141,7 @@ def test_a_part_of_a_quantized_release_has_the_bounds_that_name_its_output(
         logits=named,
         runtimes={"ort-cpu": runtime, "ort-cpu-optimized": runtime},
     )
-    found = tolerances_for(twin.of_part(["logits"]), vectors.evidence())["logits"]
+    found = tolerances_for(twin.for_part(["logits"]), vectors.evidence())["logits"]
     assert found.max_abs_diff == pytest.approx(expected)
     assert found.top1_agreement == (0.9 if named else None)
     assert tolerances_for(twin, vectors.evidence())["logits"].max_abs_diff == 0.5

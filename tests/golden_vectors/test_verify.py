@@ -133,7 +133,7 @@ def test_a_file_that_does_not_load_is_refused(tmp_path: Path) -> None:
     vectors.write_golden(
         tmp_path / "golden",
         model=given.golden.model.model_copy(
-            update={"sha256": builders.Digest.of_bytes(b"no model")}
+            update={"sha256": builders.Digest.from_bytes(b"no model")}
         ),
         inputs=given.inputs,
         outputs={"logits": ExpectedOutput(given.outputs["logits"], 1.0)},
@@ -303,7 +303,7 @@ def test_the_command_tells_what_it_saw(tmp_path: Path, monkeypatch, capsys) -> N
 def test_the_command_proves_where_they_come_from(tmp_path: Path, monkeypatch, capsys) -> None:
     path, golden = vectors.made(tmp_path)
     monkeypatch.chdir(tmp_path)
-    digests = (Digest.of_file(path).hex, Digest.of_file(golden / "golden.json").hex)
+    digests = (Digest.from_file(path).hex, Digest.from_file(golden / "golden.json").hex)
     command = ["verify-release", "model.onnx", "--golden", "golden"]
     whole = [*command, "--sha256", digests[0], "--golden-sha256", digests[1]]
     assert cli.main(whole) == 0

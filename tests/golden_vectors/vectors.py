@@ -60,7 +60,7 @@ def golden_of(folder: Path, path: Path, **overrides: Any) -> GoldenManifest:
 
 def impossible(folder: Path, path: Path) -> Path:
     """Vectors of a file that nobody can compute; it is hashed, not read."""
-    model = GoldenModel(sha256=Digest.of_file(path), file=path.name)
+    model = GoldenModel(sha256=Digest.from_file(path), file=path.name)
     outputs = {"logits": ExpectedOutput(np.zeros((SAMPLES, 3), np.float32), TOLERANCE, None)}
     write_golden(folder, model=model, inputs={"input": inputs()}, outputs=outputs, origin=origin())
     return folder

@@ -37,7 +37,7 @@ def cached(plain: Path, kind: str) -> Path:
     folder = root / "snapshots" / "abc" / "onnx"
     folder.mkdir(parents=True)
     for name in ("model.onnx", "model.onnx_data"):
-        digest = Digest.of_file(plain.parent / name).hex
+        digest = Digest.from_file(plain.parent / name).hex
         inside = digest[:2] if kind == "a folder for each" else ""
         blob = root / "blobs" / inside / digest
         blob.parent.mkdir(parents=True, exist_ok=True)

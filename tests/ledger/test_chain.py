@@ -66,7 +66,7 @@ def test_only_what_came_since_is_fetched(reader: Reader, both: Ledger) -> None:
         assert reader.fetched == [number - 1, number]
     assert reader.reasons == ["one", "two", "three", "4", "5"]
     assert [reader.chain.digest(n) for n in range(7)] == [
-        None, *(Digest.of_bytes(line) for line in lines(both.state)), None,
+        None, *(Digest.from_bytes(line) for line in lines(both.state)), None,
     ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def entry(reason: str) -> LedgerEntry:
 
 def head(lines: int, text: str = "") -> LedgerHead:
     return LedgerHead(
-        lines=lines, sha256=Digest.of_bytes(text.encode()), at="2026-01-01T00:00:00+00:00"
+        lines=lines, sha256=Digest.from_bytes(text.encode()), at="2026-01-01T00:00:00+00:00"
     )
 
 
@@ -52,7 +52,7 @@ def kept_ledger(ledger: Ledger, file: StoredHead) -> Ledger:
 
 
 def ledger_digest(place: Place, number: int) -> Digest:
-    return Digest.of_bytes(lines(place)[number - 1])
+    return Digest.from_bytes(lines(place)[number - 1])
 
 
 def older_copy(place: Place) -> None:

@@ -13,7 +13,7 @@ from gate.ledger.history import HistoryCache, ModelHistory
 from gate.storage.digest import Digest
 
 ACTIONS = get_args(Action)
-DIGEST = Digest.of_bytes(b"model")
+DIGEST = Digest.from_bytes(b"model")
 SERVING = {"promoted", "unchanged", "rolled_back", "reverted"}
 
 
@@ -98,7 +98,7 @@ def test_a_number_that_passed_anew_is_free_of_what_was_said_before(lines, action
 
 
 def test_the_last_line_with_digests_vouches():
-    old, new = entry("passed"), entry("promoted", sha256=Digest.of_bytes(b"other"))
+    old, new = entry("passed"), entry("promoted", sha256=Digest.from_bytes(b"other"))
     assert ModelHistory((old, new)).approving_entry("1") == new
     assert ModelHistory((old, entry("promoted", sha256=None))).approving_entry("1") == old
     assert ModelHistory((entry("promoted", sha256=None),)).approving_entry("1") is None
@@ -139,7 +139,7 @@ def test_a_promotion_is_deployed_by_what_follows_it(lines, word):
 
 
 def test_another_version_under_the_number_was_not_deployed():
-    other = entry("deployed", sha256=Digest.of_bytes(b"other"))
+    other = entry("deployed", sha256=Digest.from_bytes(b"other"))
     assert not ModelHistory((entry("promoted"), other)).was_deployed("1")
     assert not ModelHistory((other,)).was_deployed("1")
 
@@ -182,8 +182,8 @@ def test_a_rollback_counts_until_the_version_passes_anew_or_is_gone_back_to(line
 
 
 def test_which_versions_hold_these_bytes():
-    other = entry("promoted", "3", sha256=Digest.of_bytes(b"other"))
-    again = entry("promoted", "4", sha256=Digest.of_bytes(b"other"))
+    other = entry("promoted", "3", sha256=Digest.from_bytes(b"other"))
+    again = entry("promoted", "4", sha256=Digest.from_bytes(b"other"))
     one = ModelHistory(
         (entry("passed", "2"), entry("promoted", "4"), other, again, entry("refused", "5"))
     )
@@ -197,7 +197,7 @@ def test_the_last_promotion():
 
 
 def test_a_deployment_of_other_bytes_under_the_number_is_none():
-    other = entry("deployed", sha256=Digest.of_bytes(b"other"))
+    other = entry("deployed", sha256=Digest.from_bytes(b"other"))
     assert ModelHistory((other,)).deployment_of(entry("promoted")) is None
 
 
@@ -247,7 +247,7 @@ LINES = st.lists(
     ),
     max_size=12,
 )  # fmt: skip
-A_DIGEST = Digest.of_bytes(b"x")
+A_DIGEST = Digest.from_bytes(b"x")
 
 
 def answers(one: ModelHistory) -> list[object]:
@@ -277,7 +277,7 @@ def test_a_history_that_grew_says_what_one_made_anew_says(lines, stops) -> None:
     for stop in [*sorted(stops), len(entries)]:
         read = entries[:stop]
         plain = tuple(e for e in read if e.model == "digits" and e.registry in names)
-        grown = histories.of(read, "digits", registries=names)
+        grown = histories.history(read, "digits", registries=names)
         assert grown.entries == plain
         assert answers(grown) == answers(ModelHistory(plain))
 
@@ -289,10 +289,10 @@ def test_a_ledger_that_was_read_anew_has_another_history() -> None:
 
     histories = HistoryCache()
     first, name = read("1", "2"), frozenset({"here"})
-    assert histories.of(first, "digits", registries=name).serving == "2"
+    assert histories.history(first, "digits", registries=name).serving == "2"
     for other in (read("1"), read("1", "3"), read("4", "5", "6"), ()):
         serving = other[-1].version if other else None
-        assert histories.of(other, "digits", registries=name).serving == serving
+        assert histories.history(other, "digits", registries=name).serving == serving
 
 
 MADE = "2026-03-01T12:00:00.123+00:00"

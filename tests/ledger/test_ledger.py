@@ -40,7 +40,7 @@ def fill(place: Place, *reasons: str) -> Ledger:
 
 
 def test_what_is_appended_is_read_back(ledger: Ledger) -> None:
-    sha256 = Digest.of_bytes(b"model")
+    sha256 = Digest.from_bytes(b"model")
     written = [
         ledger.append(entry("one", version="1", sha256=sha256)),
         ledger.append(entry("zwei\nü", action="refused", previous_version="1")),
@@ -48,7 +48,7 @@ def test_what_is_appended_is_read_back(ledger: Ledger) -> None:
     assert list(ledger.entries()) == written
     assert written[0].parent is None
     kept = lines(ledger.state)
-    assert written[1].parent == Digest.of_bytes(kept[0])
+    assert written[1].parent == Digest.from_bytes(kept[0])
     assert json.loads(kept[0])["sha256"] == str(sha256)
 
 

@@ -42,7 +42,7 @@ def chained(kept: list[Row], *, key=None) -> list[Row]:
     made: list[Row] = []
     for row in kept:
         plain = json.loads(row.line)
-        plain["parent"] = str(Digest.of_bytes(made[-1].line)) if made else None
+        plain["parent"] = str(Digest.from_bytes(made[-1].line)) if made else None
         line = canonical_json(plain)
         made.append(Row(len(made) + 1, line, sign(line, key) if key else row.signature))
     return made

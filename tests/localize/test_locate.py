@@ -489,7 +489,7 @@ class TestErrors:
 
     def test_of_a_file_that_is_no_graph(self, plain):
         plain.path.write_bytes(b"\xff" * 40)
-        described = plain.subject.model_copy(update={"sha256": tiny.Digest.of_file(plain.path)})
+        described = plain.subject.model_copy(update={"sha256": tiny.Digest.from_file(plain.path)})
         with pytest.raises(OnnxFileError, match="can't be read as an ONNX graph.*export it again"):
             found(nn.Linear(6, 3), TestedFile(plain.path, described), VECTORS)
 

@@ -32,7 +32,7 @@ def test_any_batch_of_what_was_noted_is_put_together():
     truths = noted()
     assert truths.holds(DIGESTS[places])
     assert not truths.holds(row_digests({"x": np.concatenate([X[:2], X[:1] + 1])}))
-    for made, whole in zip(truths.of(DIGESTS[places], [r[places] for r in R]), R64, strict=True):
+    for made, whole in zip(truths.join(DIGESTS[places], [r[places] for r in R]), R64, strict=True):
         assert np.array_equal(made, whole[places])
 
 
@@ -44,7 +44,7 @@ def test_any_batch_of_what_was_noted_is_put_together():
     [np.where(R[0] == R[0][0, 0], NAN, R[0]).astype(np.float32), R[1]],
 ], ids=["moved", "another class", "one output less", "another shape", "NaN"])  # fmt: skip
 def test_not_where_the_float32_answer_is_another(other):
-    assert noted().of(DIGESTS, other) is None
+    assert noted().join(DIGESTS, other) is None
 
 
 @pytest.mark.parametrize(("reference", "truth"), [
@@ -66,7 +66,7 @@ def test_samples_whose_outputs_the_data_shape_are_not_put_together(reference, tr
     truths.note(DIGESTS[:3], [r[:3] for r in R], [r64[:3] for r64 in R64])
     truths.note(DIGESTS[3:], [r[3:] for r in reference], [r64[3:] for r64 in truth])
     assert truths.holds(DIGESTS)
-    assert truths.of(DIGESTS, R) is None
+    assert truths.join(DIGESTS, R) is None
 
 
 def test_what_is_kept_is_bounded():
@@ -79,7 +79,7 @@ def test_what_was_noted_is_a_copy():
     reference, truth = [R[0].copy(), R[1].copy()], [R64[0].copy(), R64[1].copy()]
     truths = noted(reference, truth)
     reference[0][:], truth[0][:] = 7.0, 7.0
-    assert np.array_equal(truths.of(DIGESTS, R)[0], R64[0])
+    assert np.array_equal(truths.join(DIGESTS, R)[0], R64[0])
 
 
 @pytest.mark.parametrize(("one", "other", "same"), [

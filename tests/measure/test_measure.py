@@ -453,7 +453,7 @@ def test_external_data_is_hashed_too(model, good, tmp_path):
     onnx.save(
         onnx.load(good.path), path, save_as_external_data=True, location="w.bin", size_threshold=0
     )
-    manifest = Digest.of_manifest(tmp_path, ["model.onnx", "w.bin"])
+    manifest = Digest.from_manifest(tmp_path, ["model.onnx", "w.bin"])
     subject = good.subject.model_copy(update={"sha256": manifest, "external_data": ("w.bin",)})
     assert runtime_of(model, TestedFile(path, subject)).outputs[0].max_abs_diff < 1e-5
     changed = bytearray(data.read_bytes())
@@ -467,7 +467,7 @@ def test_external_data_is_hashed_too(model, good, tmp_path):
 def test_a_file_that_is_no_model_fails_every_runtime(model, good, tmp_path, data):
     path = tmp_path / "model.onnx"
     path.write_bytes(data)
-    subject = good.subject.model_copy(update={"sha256": Digest.of_bytes(data)})
+    subject = good.subject.model_copy(update={"sha256": Digest.from_bytes(data)})
     for runtime in measured(model, TestedFile(path, subject), policy=BOTH).runtimes:
         assert runtime.failure
         assert "\n" not in runtime.failure

@@ -180,4 +180,4 @@ def test_labels_that_come_with_samples_are_read_once(here, case, monkeypatch):
         part = there.measure_for(there.units[1])
     unit = part.unit
     assert places == [range(unit.start, unit.stop)]
-    assert part.labels_sha256 == Digest.of_bytes(labels[unit.start : unit.stop].tobytes())
+    assert part.labels_sha256 == Digest.from_bytes(labels[unit.start : unit.stop].tobytes())

@@ -229,14 +229,14 @@ def test_samples_of_large_activations_make_smaller_batches():
         def forward(self, x):
             return x[:, :1] + torch.ones(len(x), 2**21).sum(1, keepdim=True)  # 8 MiB a sample
 
-    sha256 = Digest.of_bytes(b"file")
+    sha256 = Digest.from_bytes(b"file")
     sizes = {}
     for name, model in (("wide", Wide()), ("narrow", nn.Linear(16, 3))):
         stand = benches.stand(model, {"x": ROWS}, size=8)
         assert stand.most == UNLIMITED
         with torch.inference_mode():
             stand.measure_sample_bytes()
-        profile = SampleProfile.of(stand)
+        profile = SampleProfile.from_source(stand)
         sizes[name] = max(probe.size for probe in batch_probes(stand, profile, sha256))
         assert stand.sample_bytes == (2**23 if name == "wide" else 64)
     assert sizes["narrow"] > 40

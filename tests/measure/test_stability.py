@@ -33,7 +33,7 @@ def of(model, fake, arrays=None, **options):
     """The records of a runtime that computes as `fake` does: from batch and reference."""
     with torch.inference_mode():
         stability = StabilityReference(benches.stand(model, arrays or X, **options))
-        return stability.of(fake)
+        return stability.compare(fake)
 
 
 def honest(batch, expected):
@@ -104,7 +104,7 @@ def test_answers_of_before_serve_for_the_company_alone():
 
     with torch.inference_mode():
         stability = StabilityReference(benches.stand(Linear(), X))
-        (seen,) = stability.of(computed, company=answered)
+        (seen,) = stability.compare(computed, company=answered)
     assert (anew, before) == ([8, 8], [*[1] * 8, 4, 4, 7])
     assert seen.batch_invariance == pytest.approx(0.5)
     assert seen.repeatability == 0.0
@@ -130,9 +130,9 @@ def test_rows_that_rounding_chooses_are_compared_with_no_other_batch(proven):
         stability = StabilityReference(benches.stand(Linear(), X))
         if not proven:
             with pytest.raises(EvidenceError, match="6 rows"):
-                stability.of(computed, replayed=replayed)
+                stability.compare(computed, replayed=replayed)
             return
-        (seen,) = stability.of(computed, replayed=replayed)
+        (seen,) = stability.compare(computed, replayed=replayed)
     assert seen.batch_invariance == pytest.approx(0.0, abs=1e-6)
 
 
@@ -408,9 +408,9 @@ def test_an_unclear_ratio_is_measured_with_more_draws():
     for times, runs in ((2.0, 0), (60.0, 15), (1e6, 3)):
         draws.clear()
         with torch.inference_mode():
-            own = StabilityReference(stand).of(honest)[0].unit
+            own = StabilityReference(stand).compare(honest)[0].unit
             draws.clear()
             moved = alone(lambda y, far=times * own: y + far * (y != 0.0))
-            (seen,) = StabilityReference(stand).of(moved)
+            (seen,) = StabilityReference(stand).compare(moved)
         assert len(set(draws)) == runs
         assert (seen.rounding_draws or 0) == runs

@@ -94,7 +94,7 @@ def edit(source: TestedFile, path: Path, change: Callable[[onnx.ModelProto], Any
 def candidate(path: Path) -> TestedFile:
     proto = onnx.load(path, load_external_data=False)
     subject = Subject(
-        sha256=Digest.of_file(path),
+        sha256=Digest.from_file(path),
         size_bytes=path.stat().st_size,
         opset=proto.opset_import[0].version,
         producer=proto.producer_name,

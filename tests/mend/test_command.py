@@ -186,7 +186,7 @@ def test_a_recipe_goes_with_an_output_alone(project, capsys, arguments, word):
 
 
 def test_a_recipe_with_infinite_numbers_is_read_again(project):
-    digest = Digest.of_bytes(b"any")
+    digest = Digest.from_bytes(b"any")
     recipe = Recipe(
         stage="quantization",
         inputs=Inputs(factory="a:b", samples="x.npy", samples_sha256=digest),

@@ -138,7 +138,7 @@ def crashing(folder: Path) -> Path:
 
 def test_a_file_at_which_onnx_runtime_crashes_is_opened_in_a_child(tmp_path) -> None:
     path = crashing(tmp_path)
-    limits = SandboxLimits.of_command(None, None, usual_s=120.0)
+    limits = SandboxLimits.for_command(None, None, usual_s=120.0)
     with pytest.raises(LimitExceeded):
         open_in_child(path, (), limits=limits)
     open_in_child(path, ("MatmulTransposeFusion",), limits=limits)
@@ -176,8 +176,8 @@ def test_a_crash_refuses_a_file_only_with_the_optimizers_of_the_policy(
         disabled_optimizers={runtime: disabled},
         float32=Float32Layers(count=0, share=0.0),
     )
-    data = EvaluationData.of(X[:, :12].reshape(8, 3, 4))
-    trial = Search(Reference.of(Sums().eval()), policy, 100).judge(candidate, data)
+    data = EvaluationData.from_data(X[:, :12].reshape(8, 3, 4))
+    trial = Search(Reference.from_model(Sums().eval()), policy, 100).judge(candidate, data)
     assert trial.verdict == verdict
 
 

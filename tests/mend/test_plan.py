@@ -75,8 +75,8 @@ def searched(
     log: TrialLog | None = None,
     file: Path | None = None,
 ) -> tuple[Search, Outcome]:
-    reference = Reference.of(model.eval())
-    data = EvaluationData.of(samples)
+    reference = Reference.from_model(model.eval())
+    data = EvaluationData.from_data(samples)
     search = Search(reference, policy or Policy.default(), budget, log=log)
     plan = MendPlan(search, builder_of(reference, data, settings, file), settings)
     return search, plan.run(halves(data), folder)
@@ -216,7 +216,7 @@ class TestTheBudget:
 
 class TestTheLog:
     def test_spares_a_second_search_the_trials_of_the_first(self, tmp_path):
-        path, inputs = tmp_path / "trials.jsonl", Digest.of_bytes(b"inputs")
+        path, inputs = tmp_path / "trials.jsonl", Digest.from_bytes(b"inputs")
         (tmp_path / "first").mkdir()
         log = TrialLog.open(path, inputs)
         first, stopped = searched(Steep(), floats(24, 6), tmp_path / "first", budget=24, log=log)
@@ -228,7 +228,7 @@ class TestTheLog:
         again, outcome = searched(Steep(), floats(24, 6), tmp_path / "second", log=log)
         assert again.trials[: len(first.trials)] == first.trials
         assert outcome.winner is not None
-        assert not TrialLog.open(path, Digest.of_bytes(b"other inputs")).earlier
+        assert not TrialLog.open(path, Digest.from_bytes(b"other inputs")).earlier
 
 
 class Overflows(nn.Module):
@@ -255,13 +255,16 @@ class TestAFloat16File:
         assert not is_float32(winner.path)
         assert winner.rounded_ratio <= 1.0
         (tmp_path / "again").mkdir()
-        reference, samples = Reference.of(Overflows().eval()), EvaluationData.of(floats(24, 6))
+        reference, samples = (
+            Reference.from_model(Overflows().eval()),
+            EvaluationData.from_data(floats(24, 6)),
+        )
         again = builder_of(reference, samples)
         made = again.build(winner.steps, tmp_path / "again")
         assert made.read_bytes() == winner.path.read_bytes()
 
     def test_is_searched_again_without_measuring_again(self, tmp_path):
-        path, inputs = tmp_path / "trials.jsonl", Digest.of_bytes(b"inputs")
+        path, inputs = tmp_path / "trials.jsonl", Digest.from_bytes(b"inputs")
         runs = []
         for name in ("first", "second"):
             (tmp_path / name).mkdir()
@@ -316,7 +319,9 @@ class TestAnInt8File:
         assert set(ranked[-2:]) == {"/second/Gemm", "/third/Gemm"}
         assert not is_float32(winner.path)
         (tmp_path / "again").mkdir()
-        again = builder_of(Reference.of(Uneven(300.0).eval()), EvaluationData.of(data))
+        again = builder_of(
+            Reference.from_model(Uneven(300.0).eval()), EvaluationData.from_data(data)
+        )
         made = again.build(winner.steps, tmp_path / "again")
         assert made.read_bytes() == winner.path.read_bytes()
 

@@ -136,11 +136,11 @@ def computed(path: Path, x: np.ndarray) -> np.ndarray:
 def test_a_rewrite_is_as_exact_as_float32_allows(name, tmp_path):
     nodes, right = TABLE[name]
     path = written(tmp_path / "m.onnx", nodes)
-    before = Digest.of_file(path)
+    before = Digest.from_file(path)
     places = tuple(form.at for form in forms(Graph.load(path), name))
     assert places == (str(len(nodes) - 1),)
     (made,) = edit(path, [GraphEdit(rewrite=name, at=places)])
-    assert (made.before, made.after) == (before, Digest.of_file(path))
+    assert (made.before, made.after) == (before, Digest.from_file(path))
     expected = right(WIDE.astype(np.float64))
     few = 1e-6 * np.abs(expected).max() if name in RELATIVE_TO_ALL else 1e-30
     np.testing.assert_allclose(computed(path, WIDE), expected, rtol=3e-6, atol=few)
@@ -194,7 +194,7 @@ def test_float64_leaves_an_input_that_is_absent(tmp_path):
 
 def test_an_edit_of_another_file_is_refused(tmp_path):
     path = written(tmp_path / "m.onnx", TABLE["log_sigmoid"][0])
-    wanted = GraphEdit(rewrite="log_sigmoid", at=("1",), before=Digest.of_bytes(b"another"))
+    wanted = GraphEdit(rewrite="log_sigmoid", at=("1",), before=Digest.from_bytes(b"another"))
     with pytest.raises(ExportError, match="does not fit"):
         edit(path, [wanted])
     with pytest.raises(ExportError, match="no place at 7"):

@@ -164,8 +164,8 @@ def test_the_decision_is_bound_to_the_files_of_labels_and_slices(project: Projec
         data = samples.with_labels(labels, slices=slices, metrics=policy.metrics)
         result = check("model.onnx", "textnet:build", data, policy)
         source = result.evidence.source
-        assert source.labels_sha256 == Digest.of_file(labels)
-        assert source.slices_sha256 == Digest.of_file(slices)
+        assert source.labels_sha256 == Digest.from_file(labels)
+        assert source.slices_sha256 == Digest.from_file(slices)
         return result
 
     before = bound()

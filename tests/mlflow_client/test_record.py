@@ -63,7 +63,7 @@ def test_a_pass_is_told_by_the_list_and_the_page_holds_everything(
     for name in ("samples.csv", "pictures/3.png", "of somebody else.txt"):
         (report / name).parent.mkdir(parents=True, exist_ok=True)
         (report / name).write_text("x")
-    report_folder.write_report(report, *passed(), story=summarize(*passed()))
+    report_folder.write_report(report, *passed(), summary=summarize(*passed()))
     page = recorded(runs, judgment(passed()), report)
     run = run_of(page)
     assert (run.info.run_name, run.info.status) == (f"gate PASS {SHORT}", "FINISHED")

@@ -46,7 +46,7 @@ def test_loads_the_usual_shapes_of_checkpoints(
     trained, fresh = seeded(seed=1), seeded(seed=2)
     path = tmp_path / f"model{suffix}"
     torch.save(wrap(trained.state_dict()), path)
-    assert load_checkpoint(fresh, path) == Digest.of_file(path)
+    assert load_checkpoint(fresh, path) == Digest.from_file(path)
     assert same_weights(trained, fresh)
 
 
@@ -54,7 +54,7 @@ def test_loads_the_usual_shapes_of_checkpoints(
 def test_safetensors_come_back_exactly(tmp_path: Path, kind: type[nn.Module]) -> None:
     trained, fresh = seeded(kind, seed=1), seeded(kind, seed=2)
     path = tmp_path / "model.safetensors"
-    assert save_checkpoint(trained, path) == load_checkpoint(fresh, path) == Digest.of_file(path)
+    assert save_checkpoint(trained, path) == load_checkpoint(fresh, path) == Digest.from_file(path)
     assert same_weights(trained, fresh)
 
 
@@ -249,11 +249,11 @@ def test_weights_that_are_not_finite_are_refused(
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     model = seeded()
     save_checkpoint(model, tmp_path / "model.safetensors")
-    before = Digest.of_file(tmp_path / "model.safetensors")
+    before = Digest.from_file(tmp_path / "model.safetensors")
     model.fc.bias.data[0] = float("nan")
     with pytest.raises(CheckpointError, match=r"fc\.bias"):
         save_checkpoint(model, tmp_path / "model.safetensors")
-    assert Digest.of_file(tmp_path / "model.safetensors") == before
+    assert Digest.from_file(tmp_path / "model.safetensors") == before
 
 
 def test_only_safetensors_are_written(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Shelf:
         """Serve `content` under a name that carries its hash; return the name."""
         self.folder.mkdir(exist_ok=True)
         torch.save(content, self.folder / "file.pth")
-        name = f"tiny-{Digest.of_file(self.folder / 'file.pth').hex[:8]}.pth"
+        name = f"tiny-{Digest.from_file(self.folder / 'file.pth').hex[:8]}.pth"
         (self.folder / "file.pth").rename(self.folder / name)
         self.monkeypatch.setattr(ENTRY.value, "url", (self.folder / name).as_uri())
         return name

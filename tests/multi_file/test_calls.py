@@ -29,7 +29,7 @@ def test_all_calls_are_samples_in_their_order() -> None:
     given = batches(4, 4, 2)
     for batch in given:
         calls.record(doubled, batch)
-    samples = calls.of("one").samples(("y",), part="one")
+    samples = calls.for_part("one").samples(("y",), part="one")
     rows = np.concatenate([batch["x"] * 2 for batch in given])
     assert len(samples) == 10
     assert np.array_equal(next(samples.batches(10))["y"], rows)
@@ -47,7 +47,7 @@ def test_steps_that_grow_are_left_out_and_counted() -> None:
     calls = CallRecorder()
     for batch in batches(4, 4):
         calls.record(chain(steps, one=nn.Identity()), batch)
-    of_one = calls.of("one")
+    of_one = calls.for_part("one")
     assert (of_one.rows, of_one.left_out) == (8, 4)
     assert of_one.samples(("y",), part="one").specs[0].shape == ("samples", 3)
 
@@ -62,7 +62,7 @@ def test_what_has_no_axis_of_samples_is_refused(given: tuple[torch.Tensor, ...])
 
     calls = CallRecorder()
     calls.record(chain(lambda parts, _: parts["one"](*given), one=Takes()), batches(4)[0])
-    of_one = calls.of("one")
+    of_one = calls.for_part("one")
     assert len(of_one.example) == len(given)  # for who has samples of its own, and for the chain
     with pytest.raises(DataError, match="the part one: they share no batch axis"):
         of_one.samples(of_one.names, part="one")
@@ -76,7 +76,7 @@ def test_what_is_changed_in_place_was_noted_before() -> None:
     calls, (batch,) = CallRecorder(), batches(4)
     calls.record(chain(shift, one=nn.Identity()), batch)
     assert np.array_equal(
-        next(calls.of("one").samples(("y",), part="one").batches(4))["y"], batch["x"]
+        next(calls.for_part("one").samples(("y",), part="one").batches(4))["y"], batch["x"]
     )
 
 
@@ -101,13 +101,13 @@ def test_what_a_module_writes_into_was_noted_before(copied: bool) -> None:
         lambda parts, b: parts["one"](b["x"].clone() if copied else b["x"]), one=Doubles()
     )
     calls.record(doubled, batch)
-    of_one = calls.of("one")
+    of_one = calls.for_part("one")
     (noted,) = of_one.samples(("x",), part="one").batches(4)
     assert np.array_equal(noted["x"], batch["x"])
     assert of_one.overwritten == "x"
     still = CallRecorder()
     still.record(chain(lambda parts, b: parts["one"](b["x"]), one=nn.ReLU()), batch)
-    assert still.of("one").overwritten is None
+    assert still.for_part("one").overwritten is None
 
 
 class Takes(nn.Module):
@@ -122,7 +122,7 @@ def test_a_call_with_other_arguments_is_left_out() -> None:
 
     calls = CallRecorder()
     calls.record(chain(run, one=Takes()), batches(4)[0])
-    of_one = calls.of("one")
+    of_one = calls.for_part("one")
     assert (of_one.rows, of_one.left_out) == (8, 1)
     assert list(of_one.named_example) == ["image", "mask"]
     assert len(of_one.taken(("mask",))) == 1
@@ -137,7 +137,7 @@ def test_samples_of_several_sizes_are_never_mixed() -> None:
 
     calls = CallRecorder()
     calls.record(chain(run, one=Takes()), batches(4)[0])
-    of_one = calls.of("one")
+    of_one = calls.for_part("one")
     assert (of_one.rows, of_one.left_out) == (4, 1)
 
 

@@ -41,7 +41,12 @@ class Doubles(Session):
 
 def part(name: str = "one", *, session: Session | None = None, form: Any = None) -> OpenPart:
     subject = Subject(
-        sha256=Digest.of_bytes(b""), size_bytes=1, opset=17, producer="", inputs=(X,), outputs=(Y,)
+        sha256=Digest.from_bytes(b""),
+        size_bytes=1,
+        opset=17,
+        producer="",
+        inputs=(X,),
+        outputs=(Y,),
     )
     form = torch.zeros(1) if form is None else form
     return OpenPart(

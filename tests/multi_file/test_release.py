@@ -88,7 +88,7 @@ def yesterday(folder: Path) -> EvaluationResult:
     return judged(folder, encoder="encoder.onnx", head="yesterday.onnx")
 
 
-def story(verdicted: EvaluationResult) -> Any:
+def summary(verdicted: EvaluationResult) -> Any:
     return summarize(
         verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
     ).headline
@@ -119,7 +119,7 @@ def test_the_digest_is_of_all_files(
 
 def test_a_part_of_yesterday_is_named(folder: Path, yesterday: EvaluationResult) -> None:
     assert yesterday.decision.verdict is Verdict.FAIL
-    headline = story(yesterday)
+    headline = summary(yesterday)
     assert headline.sentence.startswith(
         "In the part head: weight differs from the model's in 4 of 12 elements"
     )
@@ -150,7 +150,7 @@ def test_a_part_of_yesterday_is_named(folder: Path, yesterday: EvaluationResult)
 def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
     verdicted = judged(folder, encoder="turned.onnx", head="head.onnx")
     assert verdicted.decision.verdict is Verdict.FAIL
-    assert "In the part encoder" in story(verdicted).sentence
+    assert "In the part encoder" in summary(verdicted).sentence
     whole = verdicted.evidence.runtime("ort-cpu")
     assert whole is not None
     assert "at the seam before the part head: the chain passes float32 1×5 as 'x'" in str(

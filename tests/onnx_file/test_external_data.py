@@ -25,8 +25,8 @@ def test_the_digest_is_that_of_the_manifest(path: Path) -> None:
     data = path.parent / "w.bin"
     subject = read_subject(path)
     assert subject.external_data == ("w.bin",)
-    assert subject.sha256 == Digest.of_json(
-        {"model.onnx": Digest.of_file(path).hex, "w.bin": Digest.of_file(data).hex}
+    assert subject.sha256 == Digest.from_json(
+        {"model.onnx": Digest.from_file(path).hex, "w.bin": Digest.from_file(data).hex}
     )
     assert subject.size_bytes == path.stat().st_size + 16
     verify_file(path, opset=13)

@@ -8,7 +8,7 @@ from gate.onnx_file.tested_file import described, impersonal, stamp
 from gate.records.evidence import Source
 from gate.storage.digest import Digest
 
-SHA = Digest.of_bytes(b"x")
+SHA = Digest.from_bytes(b"x")
 
 
 def test_what_is_known_is_said_and_nothing_else() -> None:

@@ -21,13 +21,13 @@ def test_one_digest_is_of_all_files(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
     subject = read_subject_in_sandbox(path, None)
     names = ("release.yaml", "encoder.onnx", "head.onnx")
-    assert subject.sha256 == Digest.of_manifest(tmp_path, names)
+    assert subject.sha256 == Digest.from_manifest(tmp_path, names)
     assert subject.size_bytes == sum((tmp_path / name).stat().st_size for name in names)
     assert subject.external_data == names[1:]
     for name in names:
         data = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(data + (b"\n" if name == "release.yaml" else b"r\x01x"))
-        assert Digest.of_manifest(tmp_path, names) != subject.sha256
+        assert Digest.from_manifest(tmp_path, names) != subject.sha256
         (tmp_path / name).write_bytes(data)
 
 

@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 def test_reads_what_the_file_says(path: Path) -> None:
     put(adder(), path)
     assert read_subject(path) == Subject(
-        sha256=Digest.of_file(path),
+        sha256=Digest.from_file(path),
         size_bytes=path.stat().st_size,
         opset=13,
         producer="by hand 1",

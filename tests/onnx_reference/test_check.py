@@ -98,7 +98,7 @@ def test_a_transformed_file_passes(old: Path, how: str) -> None:
         new = converted(old) if how == "opset" else optimized(old, how)
     found = gate.check(new, old, SAMPLES)
     assert found.decision.verdict.value == "PASS", found.decision.problems
-    assert found.evidence.source.onnx_sha256 == Digest.of_file(old)
+    assert found.evidence.source.onnx_sha256 == Digest.from_file(old)
     assert found.evidence.noise_unmeasured is None
 
 
@@ -250,7 +250,7 @@ def test_the_command_line_takes_a_file_as_the_reference(
     np.save(samples, SAMPLES)
     code, found = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
     assert code == 0
-    assert found["evidence"]["source"]["onnx_sha256"] == str(Digest.of_file(old))
+    assert found["evidence"]["source"]["onnx_sha256"] == str(Digest.from_file(old))
 
 
 def test_each_surface_has_remedies_for_a_file_as_the_reference(
@@ -269,8 +269,8 @@ def test_each_surface_has_remedies_for_a_file_as_the_reference(
 
     evidence = Evidence.from_json(json.dumps(found["evidence"]))
     decision = decide(Policy.default(), evidence, decided_at="now")
-    story = summarize(decision, evidence)
-    junit = junit_xml(CiResult(command="check", exit_code=1, story=story))
+    summary = summarize(decision, evidence)
+    junit = junit_xml(CiResult(command="check", exit_code=1, summary=summary))
     assert f"Try: {CONVERT_AGAIN}" in junit
     assert "eval mode" not in junit
 
@@ -426,7 +426,7 @@ def test_a_reference_in_16_bits_is_computed_without_their_rounding(old: Path) ->
     reduced = Policy.built_in("reduced")
     found = gate.check(in_float16(old, "same.onnx"), reference, SAMPLES, reduced)
     assert found.decision.verdict.value == "PASS", found.decision.problems
-    assert found.evidence.source.onnx_sha256 == Digest.of_file(reference)
+    assert found.evidence.source.onnx_sha256 == Digest.from_file(reference)
 
     changed = TENSORS["w2"] * np.float32(1.1)
     found = gate.check(in_float16(old, "other.onnx", w2=changed), reference, SAMPLES, reduced)
@@ -448,7 +448,7 @@ def test_subgraphs_and_casts_of_16_bits_become_float32(old: Path) -> None:
                 else_branch = b () => (float16[n,4] s) { s = Exp (h) } >
             y = Cast <to = 1> (k) }""")
     onnx.save(proto, old)
-    module = Reference.of(old).module
+    module = Reference.from_model(old).module
     x = SAMPLES[:, 0, 0, :4].astype(np.float64) + 1 / 3
     with torch.no_grad():
         for take, right in ((True, 2 * x), (False, np.exp(x))):
@@ -465,7 +465,7 @@ def test_an_element_type_that_a_function_takes_becomes_float32(old: Path) -> Non
     onnx.save(proto, old)
     x = SAMPLES[:, 0, 0, :4].astype(np.float64) + 1 / 3
     with torch.no_grad():
-        made = Reference.of(old).module(torch.from_numpy(x))
+        made = Reference.from_model(old).module(torch.from_numpy(x))
     assert np.allclose(made.numpy(), np.exp(x), rtol=1e-6)  # float16: 1e-3
 
 

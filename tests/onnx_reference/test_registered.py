@@ -53,7 +53,7 @@ def test_a_registered_version_is_the_reference(
     assert code == 0
     source = found["evidence"]["source"]
     assert source["factory"] == "models:/net/1"
-    assert source["onnx_sha256"] == str(Digest.of_file(Path("old.onnx")))
+    assert source["onnx_sha256"] == str(Digest.from_file(Path("old.onnx")))
 
     for reference, kind in (("models:/net@none", "ModelError"), ("models:/net", "ModelError")):
         code, found = check(reference)

@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spec(folder: Path) -> JobSpec:
-    reference = Reference.of(folder / "old.onnx")
+    reference = Reference.from_model(folder / "old.onnx")
     data = EvaluationData.open(folder / "x.npy", batch_size=8)
     case = case_of(folder / "new.onnx", reference=reference, data=data, policy=Policy.default())
     return JobSpec.from_job(case, reference, data)
@@ -70,7 +70,7 @@ def test_the_reference_file_is_sent_with_its_data(
     node = SimpleNamespace(get_node_id=lambda: "here")
     ray = SimpleNamespace(put=bytes, get=bytes, get_runtime_context=lambda: node)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    delivery = Delivery.of(spec)
+    delivery = Delivery.from_spec(spec)
     for name in ("old.onnx", "old.data", "new.onnx", "new.data"):
         (folder / name).unlink()
     there = delivery.unpacked(spec, tmp_path / "there")

@@ -120,7 +120,7 @@ def test_what_was_measured_before_an_edit_is_not_promoted(measured: Path) -> Non
     assert evidence.export is not None
     assert evidence.export.code == evidence.source.code
     assert changed_files(evidence.source.code) == ()
-    old = {"tests.pipelines.tiny": Digest.of_bytes(b"nn.ReLU()")}
+    old = {"tests.pipelines.tiny": Digest.from_bytes(b"nn.ReLU()")}
     edited = evidence.source.model_copy(
         update={"code": evidence.source.code.model_copy(update={"files": old})}
     )
@@ -130,7 +130,7 @@ def test_what_was_measured_before_an_edit_is_not_promoted(measured: Path) -> Non
     assert edited.code is not None
     golden["origin"]["code_sha256"] = str(edited.code.digest())
     (paths.GOLDEN / "golden.json").write_text(json.dumps(golden))
-    vectors = Digest.of_file(paths.GOLDEN / "golden.json")
+    vectors = Digest.from_file(paths.GOLDEN / "golden.json")
     who = signing.signatory()
     signing.write_measured(paths.EVIDENCE_STATEMENT, who, ONNX, earlier, golden=vectors)
     assert promote.main() == ExitCode.REJECTED

@@ -44,7 +44,7 @@ class Project:
         return self.client.get_model_version_by_alias("tiny", "champion")
 
     def digest(self) -> Digest:
-        return Digest.of_file(self.folder / "models/model.onnx")
+        return Digest.from_file(self.folder / "models/model.onnx")
 
     def run_of(self, stage: str) -> Any:
         reference = json.loads((self.folder / f"reports/runs/{stage}.json").read_text())
@@ -71,7 +71,7 @@ def test_one_digest_from_file_to_registry(project: Project, tmp_path: Path) -> N
     digest, version = project.digest(), project.champion()
     registry = MlflowRegistry(f"sqlite:///{project.folder}/mlflow.db")
     downloaded = registry.download("tiny", str(version.version), tmp_path)
-    assert Digest.of_file(downloaded) == digest
+    assert Digest.from_file(downloaded) == digest
     assert version.tags["gate.sha256"] == digest.hex
     assert project.run_of("promote").data.tags["gate.sha256"] == digest.hex
     assert version.run_id == project.run_of("export").info.run_id
@@ -116,7 +116,7 @@ def test_an_edited_factory_is_measured_anew(project: Project) -> None:
     assert str(project.champion().version) == "2"
     assert project.champion().tags["gate.sha256"] == project.digest().hex != before.hex
     evidence = json.loads((project.folder / "reports/evidence.json").read_text())
-    code = {"tests.pipelines.tiny": str(Digest.of_file(source))}
+    code = {"tests.pipelines.tiny": str(Digest.from_file(source))}
     assert evidence["source"]["code"]["files"] == code
     assert UP_TO_DATE in project.repro()
 

@@ -25,7 +25,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_its_lines_are_signed_by_the_projects_key() -> None:
     ledger = project_ledger(is_written=True)
     ledger.append(entry("one"))
-    own = SigningKey.of_file(paths.state() / "keys" / "local.pem")
+    own = SigningKey.from_file(paths.state() / "keys" / "local.pem")
     (row,) = rows(paths.database())
     assert own.public.key_id in (row.signature or "")
 

@@ -43,7 +43,7 @@ def test_digits_are_split_by_class_and_described(project: Path) -> None:
     assert -1.0 <= evaluation.min() < evaluation.max() <= 1.0
     assert np.bincount(labels).min() >= 40
     for name, digest in manifest["sha256"].items():
-        assert str(Digest.of_file(Path("data") / name)) == digest
+        assert str(Digest.from_file(Path("data") / name)) == digest
 
 
 def test_the_same_settings_give_the_same_bytes_and_another_seed_does_not(trained: Path) -> None:

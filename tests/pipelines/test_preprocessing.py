@@ -73,7 +73,7 @@ def test_parity_is_measured_on_the_kept_pictures(project: Path, consumers: tuple
     policy = Policy.default().model_copy(update={"preprocessing": asked})
     seen = preprocessing_of(policy, ONNX)
     assert seen is not None
-    assert (seen.images, seen.spec_sha256) == (64, Digest.of_json(
+    assert (seen.images, seen.spec_sha256) == (64, Digest.from_json(
         PreprocessSpec.load(paths.PREPROCESSING).to_plain()
     ))  # fmt: skip
     assert [consumer.consumer for consumer in seen.consumers] == list(consumers)

@@ -17,11 +17,11 @@ def names(keys: object) -> list[str]:
 
 
 def test_on_first_use_the_project_measures_and_the_service_writes(project: Path) -> None:
-    made = ServiceTrust.of_project()
+    made = ServiceTrust.from_project()
     assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
     trust = Trust.from_file(made.trust)
     local = signing.local_keys().signing_key().public.key_id
-    service = SigningKey.of_file(made.key).public.key_id
+    service = SigningKey.from_file(made.key).public.key_id
     assert [key.key_id for key in trust.measurers] == [local]
     assert trust.reviewers == ()
     assert [key.key_id for key in trust.writers] == [local, service]
@@ -29,13 +29,13 @@ def test_on_first_use_the_project_measures_and_the_service_writes(project: Path)
 
 
 def test_what_is_there_is_left_alone(project: Path) -> None:
-    made = ServiceTrust.of_project()
+    made = ServiceTrust.from_project()
     key = made.key.read_bytes()
     made.trust.write_text(
         made.trust.read_text().replace("\n  writers:", "\n  max_age_days: 7\n  writers:")
     )
     edited = made.trust.read_text()
-    assert ServiceTrust.of_project() == made
+    assert ServiceTrust.from_project() == made
     assert (made.key.read_bytes(), made.trust.read_text()) == (key, edited)
     assert Trust.from_file(made.trust).max_age_days == 7
 
@@ -45,9 +45,9 @@ def test_a_key_and_a_trust_of_the_environment_count_instead(
 ) -> None:
     SigningKey.make(tmp_path / "ci.pem")
     monkeypatch.setenv("GATE_SIGNING_KEY", str(tmp_path / "ci.pem"))
-    assert names(Trust.from_file(ServiceTrust.of_project().trust).measurers) == ["ci"]
+    assert names(Trust.from_file(ServiceTrust.from_project().trust).measurers) == ["ci"]
     assert not (paths.state() / "keys" / "local.pem").exists()
     mine = tmp_path / "mine.yaml"
     monkeypatch.setenv(TRUST_VARIABLE, str(mine))
-    assert ServiceTrust.of_project().trust == mine
+    assert ServiceTrust.from_project().trust == mine
     assert not mine.exists()

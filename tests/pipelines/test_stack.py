@@ -105,7 +105,7 @@ def test_the_words_it_prints_to_hand_in_do_that() -> None:
 
 def lines() -> list[tuple[str, str | None]]:
     """All of the ledger, of which a key signed the end that the service trusts."""
-    trust = Trust.from_file(ServiceTrust.of_project().trust)
+    trust = Trust.from_file(ServiceTrust.from_project().trust)
     return [(e.action, e.version) for e in Ledger(paths.database(), trust=trust).entries()]
 
 

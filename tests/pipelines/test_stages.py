@@ -86,7 +86,7 @@ def test_one_digest_everywhere_and_one_page_for_all(promoted_project: Path) -> N
     evidence, report = Evidence.load(paths.EVIDENCE), ExportReport.load(paths.EXPORT_REPORT)
     assert evidence.export == report.record
     assert evidence.source == report.source
-    digest = Digest.of_file(ONNX)
+    digest = Digest.from_file(ONNX)
     version, run = champion(), page()
     folder = client().download_artifacts(version.run_id, "")  # the run's artifacts are readable
     names = {path.name for path in Path(folder).rglob("*")}
@@ -253,7 +253,7 @@ def test_both_statements_are_signed_by_the_projects_key(measured: Path, capsys) 
     assert registered(summary_in(both.decision).resource_uri) == (tracking_uri(), "tiny")
     measured_then, signed_now = (s.statement for s in (both.evidence, both.decision))
     golden = "golden/golden.json"
-    assert measured_then.digest_of(golden) == Digest.of_file(paths.GOLDEN / "golden.json").hex
+    assert measured_then.digest_of(golden) == Digest.from_file(paths.GOLDEN / "golden.json").hex
     assert signed_now.digest_of(golden) == Ledger(paths.database()).entries()[-1].golden_sha256.hex  # fmt: skip
     assert signed_now.digest_of("preprocessing") == PreprocessSpec.load(paths.PREPROCESSING).digest().hex  # fmt: skip
     code = CodeVersion.model_validate(measured_then.predicate["code"])
@@ -485,7 +485,7 @@ def test_the_version_carries_golden_vectors(promoted_project: Path, tmp_path: Pa
     registry = MlflowRegistry(tracking_uri())
     downloaded = registry.download("tiny", "1", tmp_path)
     golden = downloaded.parent / "golden"
-    assert champion().tags["gate.golden_sha256"] == Digest.of_file(golden / "golden.json").hex
+    assert champion().tags["gate.golden_sha256"] == Digest.from_file(golden / "golden.json").hex
     assert read_golden(golden).golden.origin.policy_sha256 == load_policy().digest()
     result = verify_golden(downloaded, golden)
     assert result.passed, result.problems

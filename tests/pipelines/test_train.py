@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(project: Path) 
     for seed in (0, 0, 1):
         override([f"train.seed={seed}"])
         assert train.main() == 0
-        digests.append(Digest.of_file(paths.CHECKPOINT))
+        digests.append(Digest.from_file(paths.CHECKPOINT))
     assert digests[0] == digests[1] != digests[2]
     client, run_id = run_of_training()
     run = client.get_run(run_id)
@@ -59,7 +59,7 @@ def test_without_epochs_the_weights_are_written_as_they_are(project: Path) -> No
     expected = save_checkpoint(model, project / "mine.safetensors")
     override(["train.epochs=0", "model.checkpoint=mine.safetensors"])
     assert train.main() == 0
-    assert Digest.of_file(paths.CHECKPOINT) == expected
+    assert Digest.from_file(paths.CHECKPOINT) == expected
     assert json.loads(paths.TRAIN_METRICS.read_text()) == {"epoch": 0}
 
 

@@ -66,18 +66,18 @@ def test_a_twin_goes_with_its_file(measured: Path, tmp_path: Path, capsys) -> No
     assert twin.main() == ExitCode.DONE
     file = paths.TWIN / "model.onnx"
     evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
-    assert evidence.subject.sha256 == Digest.of_file(file)
+    assert evidence.subject.sha256 == Digest.from_file(file)
     assert evidence.export is not None
-    assert evidence.export.settings["of_sha256"] == str(Digest.of_file(ONNX))
+    assert evidence.export.settings["of_sha256"] == str(Digest.from_file(ONNX))
     assert promote.main() == ExitCode.DONE
-    assert f"Quantized twin: PASS, {Digest.of_file(file)}" in capsys.readouterr().out
+    assert f"Quantized twin: PASS, {Digest.from_file(file)}" in capsys.readouterr().out
     (line,) = Ledger(paths.database()).entries()
     assert line.twin is not None
     registry = MlflowRegistry(tracking_uri())
     path = registry.download("tiny", "1", tmp_path)
     prove_twin(path.parent / QUANTIZED, line.twin, what="version 1")
     version = MlflowClient(tracking_uri()).get_model_version("tiny", "1")
-    assert version.tags["gate.twin_sha256"] == Digest.of_file(file).hex
+    assert version.tags["gate.twin_sha256"] == Digest.from_file(file).hex
     assert "**Quantized twin.** PASS: " in version.description
     tags = MlflowClient(tracking_uri()).get_run(version.run_id).data.tags
     assert tags["gate.twin_verdict"] == "PASS"
@@ -100,7 +100,7 @@ def test_a_twin_that_fails_keeps_its_file_out(measured: Path) -> None:
     assert reason.startswith("the quantized twin: the statement on the evidence is about evidence")
     assert not paths.DECISION_STATEMENT.exists()
 
-    vectors = Digest.of_file(twin_files.VECTORS / "golden.json")
+    vectors = Digest.from_file(twin_files.VECTORS / "golden.json")
     file = paths.TWIN / twin_files.NAME
     signing.write_measured(twin_files.STATEMENT, signing.signatory(), file, edited, golden=vectors)
     assert promote.main() == ExitCode.REJECTED

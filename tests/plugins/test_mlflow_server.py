@@ -246,7 +246,7 @@ def test_the_service_undoes_what_the_server_does_not_see(
         (path,) = (
             path
             for path in place.server.artifacts.rglob("model.onnx")
-            if Digest.of_file(path).hex == second
+            if Digest.from_file(path).hex == second
         )
         path.write_bytes(path.read_bytes() + b"\0")
         with service(place) as whole:

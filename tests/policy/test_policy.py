@@ -313,10 +313,10 @@ def test_runtimes_that_are_named_are_all(tmp_path: Path) -> None:
 
 def test_only_a_part_of_a_quantized_release_leaves_numbers_to_the_chain():
     exact, twin = builders.policy(), quantized(logits=("answers",))
-    for policy in (exact, twin, exact.of_part(["voxels"])):
+    for policy in (exact, twin, exact.for_part(["voxels"])):
         assert policy.judges("voxels")
         assert policy.bounds_for("ort-cpu", "voxels") == policy.runtimes["ort-cpu"].bounds
-    part = twin.of_part(["voxels", "answers"])
+    part = twin.for_part(["voxels", "answers"])
     assert not part.judges("voxels")
     assert part.bounds_for("ort-cpu", "voxels") == Bounds()
     assert part.bounds_for("ort-cpu", "answers") == part.runtimes["ort-cpu"].bounds
@@ -326,7 +326,7 @@ def test_only_a_part_of_a_quantized_release_leaves_numbers_to_the_chain():
 
 def test_nobody_leaves_numbers_to_the_chain_by_a_file():
     tensors = quantized(task="tensors", runtimes={"ort-cpu": runtime(scaled_diff=0.1)})
-    part = tensors.of_part(["voxels"])
+    part = tensors.for_part(["voxels"])
     assert not part.judges("voxels")
     assert Policy.from_json(part.to_json()).judges("voxels")
     with pytest.raises(ValidationError):

@@ -82,9 +82,9 @@ def test_the_decision_and_the_story_say_what_was_tried() -> None:
     decision = decide(tried, evidence(), decided_at="now")
     assert decision.verdict is Verdict.PASS
     assert decision.tried == {RATIO: 2.5}
-    story = summarize(decision, evidence())
-    assert story.warnings[0] == f"Tried out, so it promotes nothing: {RATIO} = 2.5."
-    (step,) = story.steps
+    summary = summarize(decision, evidence())
+    assert summary.warnings[0] == f"Tried out, so it promotes nothing: {RATIO} = 2.5."
+    (step,) = summary.steps
     assert str(step.command).startswith("gate check ")
     as_written = decide(policy(), evidence(), decided_at="now")
     assert "tried" not in as_written.to_plain()

@@ -58,7 +58,7 @@ def stand(model, arrays, *, fixed=None, size=8, **instruments):
     inputs = specs(arrays, fixed=fixed)
     binding = bind_inputs(inputs, samples.specs, count=len(samples), batch_size=size)
     subject = Subject(
-        sha256=Digest.of_bytes(b"file"),
+        sha256=Digest.from_bytes(b"file"),
         size_bytes=4,
         opset=18,
         producer="",
@@ -73,7 +73,7 @@ def stand(model, arrays, *, fixed=None, size=8, **instruments):
 
 
 def observed(model: nn.Module, arrays: Arrays, **options) -> SampleProfile:
-    return SampleProfile.of(stand(model, arrays, **options))
+    return SampleProfile.from_source(stand(model, arrays, **options))
 
 
 def export(

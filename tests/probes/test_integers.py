@@ -43,7 +43,7 @@ class Table(nn.Module):
 
 def found(model, arrays, **options):
     stand = benches.stand(model, arrays, **options)
-    return {probe.name: probe for probe in integer_probes(stand, SampleProfile.of(stand))}
+    return {probe.name: probe for probe in integer_probes(stand, SampleProfile.from_source(stand))}
 
 
 def values(model, array, name="values_x", **options):

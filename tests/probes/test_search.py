@@ -23,7 +23,7 @@ def _inference():
 X = {"x": benches.vectors()}
 
 
-DIGEST = Digest.of_bytes(b"file9")
+DIGEST = Digest.from_bytes(b"file9")
 """Draws the batch sizes 15 and 43."""
 
 
@@ -31,10 +31,10 @@ def search(model, arrays=None, *, known=True, axes=None, **options):
     """The record and the new probes, with or without the usual probes beforehand."""
     arrays = arrays or X
     stand = benches.stand(model, arrays, **options)
-    observed = SampleProfile.of(stand)
+    observed = SampleProfile.from_source(stand)
     inputs = benches.specs(arrays, fixed=options.get("fixed"), **(axes or {}))
     usual = [*batch_probes(stand, observed, DIGEST), *value_probes(observed)] if known else []
-    return TraceSearcher(stand, DynamicAxes.of(stand, observed, inputs), usual).run()
+    return TraceSearcher(stand, DynamicAxes.from_inputs(stand, observed, inputs), usual).run()
 
 
 class Branch(nn.Module):

@@ -12,7 +12,7 @@ from gate.probes.probe import SampleProfile
 from gate.probes.size_probes import DynamicAxes, batch_probes, length_probes, size_probes
 from tests.probes import benches
 
-DIGEST = Digest.of_bytes(b"file")
+DIGEST = Digest.from_bytes(b"file")
 """Draws the batch sizes 8 and 44."""
 X = benches.images()
 ALL = {2: "height", 3: "width"}
@@ -21,7 +21,7 @@ ALL = {2: "height", 3: "width"}
 def sized(arrays, **axes):
     stand = benches.stand(nn.Identity(), arrays)
     seen = benches.observed(nn.Identity(), arrays)
-    found = DynamicAxes.of(stand, seen, benches.specs(arrays, **axes))
+    found = DynamicAxes.from_inputs(stand, seen, benches.specs(arrays, **axes))
     return {probe.name: probe.batch for probe in size_probes(found)}
 
 
@@ -151,8 +151,8 @@ def test_as_long_as_the_places_that_are_counted(model, names):
     arrays = {"tokens": benches.tokens()}
     with torch.inference_mode():
         stand = benches.stand(model, arrays)
-        axes = DynamicAxes.of(
-            stand, SampleProfile.of(stand), benches.specs(arrays, tokens={1: "length"})
+        axes = DynamicAxes.from_inputs(
+            stand, SampleProfile.from_source(stand), benches.specs(arrays, tokens={1: "length"})
         )
         probes = list(length_probes(stand, axes))
     assert [probe.name for probe in probes] == names

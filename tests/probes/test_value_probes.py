@@ -193,7 +193,9 @@ class By(nn.Module):
 def nonfinite_of(model, arrays=None):
     with torch.inference_mode():
         stand = benches.stand(model, arrays or {"x": VECTORS})
-        return {probe.name: probe for probe in nonfinite_probes(stand, SampleProfile.of(stand))}
+        return {
+            probe.name: probe for probe in nonfinite_probes(stand, SampleProfile.from_source(stand))
+        }
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from gate.records.instruments import drawn_batch_sizes
 from gate.storage.digest import Digest
 
-DIGESTS = [Digest.of_bytes(bytes([n])) for n in range(200)]
+DIGESTS = [Digest.from_bytes(bytes([n])) for n in range(200)]
 
 
 @given(st.binary(), st.sets(st.integers(1, 70)))
 def test_the_same_file_gives_the_same_sizes(data, asked):
-    between, above = drawn_batch_sizes(Digest.of_bytes(data), asked)
-    assert (between, above) == drawn_batch_sizes(Digest.of_bytes(data), asked)
+    between, above = drawn_batch_sizes(Digest.from_bytes(data), asked)
+    assert (between, above) == drawn_batch_sizes(Digest.from_bytes(data), asked)
     assert 2 <= between <= 16
     assert 41 <= above <= 48
     assert between not in asked or set(range(2, 17)) <= asked

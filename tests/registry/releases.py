@@ -101,7 +101,7 @@ def twin_policy(**overrides: Any) -> Policy:
 def twin_file(path: Path, *, of: Path, seed: int) -> Path:
     """A file that says that it was quantized from `of`."""
     model = onnx.load(str(onnx_file(path, seed=seed)))
-    helper.set_model_props(model, {QUANTIZED_FROM: str(Digest.of_file(of))})
+    helper.set_model_props(model, {QUANTIZED_FROM: str(Digest.from_file(of))})
     path.write_bytes(model.SerializeToString(deterministic=True))
     return path
 

@@ -66,7 +66,7 @@ def files_of(judged: EvaluatedFile) -> dict[str, Digest]:
     """The file, with its external data."""
     path = judged.onnx_path
     names = (path.name, *judged.evidence.subject.external_data)
-    return {name: Digest.of_file(path.parent / name) for name in names}
+    return {name: Digest.from_file(path.parent / name) for name in names}
 
 
 def trust_in(*measurers: SigningKey, **overrides: Any) -> Trust:

@@ -16,7 +16,7 @@ from gate.registry.interface import Alias, Draft, Tag, Version
 from gate.storage.digest import Digest
 
 APPROVED = LedgerEntry(
-    action="passed", registry="simulator", model="", reason="", sha256=Digest.of_bytes(b"")
+    action="passed", registry="simulator", model="", reason="", sha256=Digest.from_bytes(b"")
 )
 """A line that approves a version whose file is empty."""
 

@@ -57,7 +57,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, first: Release) -> Counter[str]:
 
     monkeypatch.setattr(Envelope, "verify", counted_verify)
     monkeypatch.setattr(releases, "decide", counted_decide)
-    for name in ("of_bytes", "of_file"):
+    for name in ("from_bytes", "from_file"):
         monkeypatch.setattr(Digest, name, hashing(getattr(Digest, name)))
     return counts
 

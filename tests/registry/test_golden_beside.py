@@ -61,7 +61,7 @@ def test_a_version_brings_its_vectors(registry, ledger: Ledger, tmp_path: Path, 
     assert promotion.outcome == "promoted", promotion.reason
     downloaded = mlflow.download(of.model_name, "1", tmp_path / "down")
     tag = mlflow.version(of.model_name, "1").tags[Tag.GOLDEN]
-    assert tag == Digest.of_file(tmp_path / "golden" / GOLDEN_JSON).hex
+    assert tag == Digest.from_file(tmp_path / "golden" / GOLDEN_JSON).hex
     assert verify_golden(downloaded, downloaded.parent / "golden").passed
     again = promote(mlflow, of, policy=policy, ledger=ledger)
     assert again.outcome == "unchanged"

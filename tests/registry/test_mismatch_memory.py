@@ -11,7 +11,7 @@ from gate.registry.version_files import Download, ExpectedDigests, received_dige
 from gate.storage.digest import Digest
 from tests.registry.simulator import Simulator
 
-ONE, OTHER = Digest.of_bytes(b"one"), Digest.of_bytes(b"other")
+ONE, OTHER = Digest.from_bytes(b"one"), Digest.from_bytes(b"other")
 RIGHT = "right"
 EXPECTED = ExpectedDigests(sha256=ONE)
 FIRST = ("digits", "1", EXPECTED)

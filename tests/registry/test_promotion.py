@@ -302,7 +302,7 @@ def test_code_of_the_model_that_changed_since(
 ) -> None:
     """None: the code is not here, as on a server."""
     monkeypatch.chdir(tmp_path)
-    files = {"their_models": Digest.of_bytes(b"x.relu()")}
+    files = {"their_models": Digest.from_bytes(b"x.relu()")}
     if now is not None:
         Path("their_models.py").write_text(now)
     source = first.evidence.source.model_copy(

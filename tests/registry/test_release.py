@@ -13,7 +13,9 @@ def test_the_text_whose_digest_a_model_with_external_data_has_is_no_model(tmp_pa
     from gate.storage.digest import canonical_json
 
     path = onnx_file_with_data(tmp_path / "model.onnx")
-    digests = {name: Digest.of_file(path.parent / name).hex for name in (path.name, "weights.data")}
+    digests = {
+        name: Digest.from_file(path.parent / name).hex for name in (path.name, "weights.data")
+    }
     text = tmp_path / "text"
     for form in (digests, {name: f"sha256:{seen}" for name, seen in digests.items()}):
         text.write_bytes(canonical_json(form))

@@ -108,7 +108,9 @@ def test_data_beside_the_file_is_vouched_for_by_its_name(world: World) -> None:
     of = signed(release(path, policy=policy), world.key, policy)
     names = {each.name: each.sha256 for each in of.statements.decision.statement.subject}
     (data,) = of.evidence.subject.external_data
-    assert names == {name: Digest.of_file(path.parent / name).hex for name in ("model.onnx", data)}
+    assert names == {
+        name: Digest.from_file(path.parent / name).hex for name in ("model.onnx", data)
+    }
     here = {"trust": world.trust, "registries": frozenset({"simulator"})}
     assert verify_release(of, policy=policy, **here).signers
     (path.parent / data).write_bytes(b"\0" * (path.parent / data).stat().st_size)

@@ -80,7 +80,7 @@ class Shop:
             reviewers=trusted,
             reviewers_threshold=threshold,
         )
-        rule = ReviewSettings.of(SIGNED)
+        rule = ReviewSettings.from_policy(SIGNED)
         model = RegisteredModel(self.registry, self.ledger, self.name, reviews=rule)
         return [taken.outcome for taken in process_reviews(model, SIGNED, trust=lambda: trust)]  # type: ignore[union-attr]
 

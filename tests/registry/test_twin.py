@@ -74,7 +74,7 @@ def test_both_become_one_version(tmp_path: Path, ledger: Ledger) -> None:
     assert twin is not None
     stored = registry.versions[0]
     assert stored.beside[f"{QUANTIZED}/model.int8.onnx"] == twin.onnx_path.read_bytes()
-    assert stored.tags[Tag.TWIN] == Digest.of_file(twin.onnx_path).hex
+    assert stored.tags[Tag.TWIN] == Digest.from_file(twin.onnx_path).hex
     (line,) = ledger.entries()
     assert line.twin == digests_of(twin)
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"

@@ -16,37 +16,39 @@ def _story(case: Report) -> Summary:
 
 def hostile() -> CiResult:
     """Names that attack, with NaN among the numbers."""
-    return CiResult(command="check", exit_code=1, story=summarize(*failed(HOSTILE)), model=HOSTILE)
+    return CiResult(
+        command="check", exit_code=1, summary=summarize(*failed(HOSTILE)), model=HOSTILE
+    )
 
 
 def twice() -> CiResult:
     """A story that has each check twice, and both verdicts of one."""
-    story = _story(stories.rejected())
+    summary = _story(stories.rejected())
     passed = _story(stories.passed())
     return CiResult(
         command="check",
         exit_code=1,
-        story=story.model_copy(update={"words": (*passed.words, *story.words)}),
+        summary=summary.model_copy(update={"words": (*passed.words, *summary.words)}),
     )
 
 
 def parts() -> CiResult:
     """A release of two files, with the same checks of each."""
-    story = _story(stories.rejected())
+    summary = _story(stories.rejected())
     words = [
         word.model_copy(update={"check": word.check.model_copy(update={"part": part})})
         for part in ("encoder", "decoder")
-        for word in story.words
+        for word in summary.words
     ]
     return CiResult(
-        command="check", exit_code=1, story=story.model_copy(update={"words": tuple(words)})
+        command="check", exit_code=1, summary=summary.model_copy(update={"words": tuple(words)})
     )
 
 
 RESULTS = {
-    "passed": lambda: CiResult(command="check", exit_code=0, story=_story(stories.passed())),
-    "rejected": lambda: CiResult(command="check", exit_code=1, story=_story(stories.rejected())),
-    "unjudged": lambda: CiResult(command="check", exit_code=2, story=_story(stories.unjudged())),
+    "passed": lambda: CiResult(command="check", exit_code=0, summary=_story(stories.passed())),
+    "rejected": lambda: CiResult(command="check", exit_code=1, summary=_story(stories.rejected())),
+    "unjudged": lambda: CiResult(command="check", exit_code=2, summary=_story(stories.unjudged())),
     "nothing": lambda: CiResult(
         command="check", exit_code=2, model="m:build", sentence="model.onnx does not exist."
     ),
@@ -62,13 +64,13 @@ RESULTS = {
         exit_code=1,
         model="digits",
         sentence="refused: version 7 was taken back",
-        story=_story(stories.passed()).about(name="digits"),
+        summary=_story(stories.passed()).about(name="digits"),
     ),
     "promoted": lambda: CiResult(
         command="promote",
         exit_code=0,
         sentence="promoted: version 8 is champion",
-        story=_story(stories.passed()).about(name="digits"),
+        summary=_story(stories.passed()).about(name="digits"),
         links={"Model version": "http://127.0.0.1:5000/#/models/digits/versions/8"},
     ),
     "hostile": hostile,

@@ -76,8 +76,8 @@ def waiting() -> Report:
         label="Approve: set the tag gate.review of version 12 to approved",
         address="#/models/resnet-digits/versions/12",
     )
-    story = case.story.model_copy(update={"headline": headline, "steps": (step,)})
-    return replace(case, story=story)
+    summary = case.summary.model_copy(update={"headline": headline, "steps": (step,)})
+    return replace(case, summary=summary)
 
 
 def rejected() -> Report:
@@ -129,8 +129,8 @@ def rejected() -> Report:
         ),
         Step(label="See each layer", command="gate locate model.onnx --reference torchvision.models:resnet18 --inputs samples.npy"),
     )  # fmt: skip
-    story = _story(headline, judged, seen, findings=findings, steps=steps)
-    return Report(story, seen, judged, Explanation(localisation=_layers()), pictures())
+    summary = _story(headline, judged, seen, findings=findings, steps=steps)
+    return Report(summary, seen, judged, Explanation(localisation=_layers()), pictures())
 
 
 def everywhere() -> Report:
@@ -140,14 +140,16 @@ def everywhere() -> Report:
     runtimes = tuple(measured.model_copy(update={"runtime": name}) for name in RUNTIMES)
     seen = case.evidence.model_copy(update={"runtimes": runtimes})
     judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
-    headline = case.story.headline.model_copy(
+    headline = case.summary.headline.model_copy(
         update={
             "sentence": "backbone.encoder.layers.11.attention.output.dense.weight has other values "
             "in 4 096 of 589 824 elements than the checkpoint: 1.2e+04 × rounding, allowed 1.5"
         }
     )
-    story = _story(headline, judged, seen, findings=case.story.findings, steps=case.story.steps)
-    return Report(story, seen, judged, case.explanation, pictures())
+    summary = _story(
+        headline, judged, seen, findings=case.summary.findings, steps=case.summary.steps
+    )
+    return Report(summary, seen, judged, case.explanation, pictures())
 
 
 def unjudged() -> Report:
@@ -179,8 +181,8 @@ def unjudged() -> Report:
     )
     step = Step(label="Judge again on varied samples", command="gate check model.onnx --reference torchvision.models:resnet18 --inputs varied.npy")  # fmt: skip
     absent_change = Change(absent="no champion serves under this name yet")
-    story = _story(headline, judged, seen, findings=(finding,), steps=(step,))
-    return Report(story.model_copy(update={"change": absent_change}), seen, judged)
+    summary = _story(headline, judged, seen, findings=(finding,), steps=(step,))
+    return Report(summary.model_copy(update={"change": absent_change}), seen, judged)
 
 
 def hostile() -> Report:
@@ -214,19 +216,19 @@ def hostile() -> Report:
         checks=judged.problems,
     )  # fmt: skip
     step = Step(label=HOSTILE, command=HOSTILE, address=f"javascript:alert('{HOSTILE}')")
-    story = _story(headline, judged, seen, findings=(finding,), steps=(step,))
+    summary = _story(headline, judged, seen, findings=(finding,), steps=(step,))
     row = ChangeRow(name=HOSTILE, before=HOSTILE, now=HOSTILE, changed=True)
-    story = story.model_copy(
+    summary = summary.model_copy(
         update={
             "change": Change(version=HOSTILE, rows=(row,)),
             "notes": (HOSTILE,),
-            "subject": story.subject.model_copy(
+            "subject": summary.subject.model_copy(
                 update={"name": HOSTILE, "version": HOSTILE, "signed_by": HOSTILE, "machine": HOSTILE}
             ),
         }
     )  # fmt: skip
     found = _layers(HOSTILE)
-    return Report(story, seen, judged, Explanation(localisation=found), pictures())
+    return Report(summary, seen, judged, Explanation(localisation=found), pictures())
 
 
 def pictures() -> dict[int, bytes]:
@@ -249,9 +251,9 @@ def _story(headline, judged, seen, *, findings=(), steps=()):
         ChangeRow(name="policy", before="sha256:1234", now="sha256:1234", changed=False),
     )  # fmt: skip
     change = Change(version="11", sha256=digest("before"), rows=rows)
-    story = summarize(judged, seen, change=change).about(name="resnet-digits", version="12")
+    summary = summarize(judged, seen, change=change).about(name="resnet-digits", version="12")
     update = {"headline": headline, "findings": findings, "steps": steps}
-    return story.signed("release-2026 (ed25519 4f1c…)").model_copy(update=update)
+    return summary.signed("release-2026 (ed25519 4f1c…)").model_copy(update=update)
 
 
 def word(check: CheckResult) -> CheckRow:

@@ -60,11 +60,11 @@ def test_its_colour_is_that_of_the_exit_code(name):
 @pytest.mark.parametrize("name", ["passed", "rejected", "unjudged"])
 def test_a_check_is_a_case_in_the_suite_of_its_runtime(name):
     result = RESULTS[name]()
-    assert result.story is not None
+    assert result.summary is not None
     root = ElementTree.fromstring(junit_xml(result))
     expected = [
         (f"parity-gate.{word.check.runtime or 'measurement'}", TAGS.get(word.check.verdict))
-        for word in result.story.words
+        for word in result.summary.words
     ]
     found = [
         (suite.get("name"), case[0].tag if len(case) else None)

@@ -12,7 +12,7 @@ __all__ = ["reused_charts"]
 
 def test_the_records_come_back_as_they_were(tmp_path):
     decision, evidence = failed()
-    write_report(tmp_path / "report", decision, evidence, story=summarize(decision, evidence))
+    write_report(tmp_path / "report", decision, evidence, summary=summarize(decision, evidence))
     assert Evidence.load(tmp_path / "report/evidence.json").digest() == decision.evidence_sha256
     assert Decision.load(tmp_path / "report/decision.json").digest() == decision.digest()
     names = {path.name for path in (tmp_path / "report").rglob("*") if path.is_file()}
@@ -21,15 +21,15 @@ def test_the_records_come_back_as_they_were(tmp_path):
 
 def test_figures_of_an_earlier_report_go_and_other_files_stay(tmp_path):
     decision, evidence = passed()
-    write_report(tmp_path, decision, evidence, story=summarize(decision, evidence))
+    write_report(tmp_path, decision, evidence, summary=summarize(decision, evidence))
     (tmp_path / "plots/mine.svg").write_bytes(b"mine")
     bare = evidence.model_copy(update={"runtimes": ()})
     empty = decision.model_copy(update={"checks": ()})
-    write_report(tmp_path, empty, bare, story=summarize(empty, bare))
+    write_report(tmp_path, empty, bare, summary=summarize(empty, bare))
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["mine.svg"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
     (tmp_path / "report").write_text("a file is in the way")
     with pytest.raises(StorageError, match="cannot write"):
-        write_report(tmp_path / "report", *passed(), story=summarize(*passed()))
+        write_report(tmp_path / "report", *passed(), summary=summarize(*passed()))

@@ -23,27 +23,27 @@ def stories() -> list[Summary]:
 
 
 def test_the_first_line_is_one_plain_sentence():
-    for story in stories():
-        text = summary_markdown(story, LINKS)
+    for summary in stories():
+        text = summary_markdown(summary, LINKS)
         assert not re.search(r"(?<!\\)<script|\x1b", text)
         for sha256 in (
-            story.subject.sha256,
-            story.subject.policy_sha256,
-            story.subject.evidence_sha256,
+            summary.subject.sha256,
+            summary.subject.policy_sha256,
+            summary.subject.evidence_sha256,
         ):
             assert str(sha256) in text
         assert "[run](<http://127.0.0.1:5000/#/experiments/1/runs/a%20b>)" in text
-        first, second, *_ = summary_markdown(story, LINKS).split("\n")
-        assert first.startswith(f"{story.headline.verdict}: ")
+        first, second, *_ = summary_markdown(summary, LINKS).split("\n")
+        assert first.startswith(f"{summary.headline.verdict}: ")
         assert first.endswith(".")
         assert not re.search(r"[|`*<>#\[\]\\]", first)
         assert second == ""
 
 
 def test_a_runtime_is_a_row_with_all_its_cells():
-    for story in stories():
-        rows = [row for row in summary_markdown(story, LINKS).split("\n") if row.startswith("|")]
-        assert len(rows) == len(story.proof) + 2
+    for summary in stories():
+        rows = [row for row in summary_markdown(summary, LINKS).split("\n") if row.startswith("|")]
+        assert len(rows) == len(summary.proof) + 2
         for row in rows:
             assert len(re.findall(r"(?<!\\)\|", row)) == 8
 
@@ -64,8 +64,8 @@ def test_what_changed_against_the_champion_is_there_and_what_did_not_is_not():
         ChangeRow(name="accuracy", before="97 %", now="96 %", changed=True, sense="worse"),
         ChangeRow(name="opset", before="13", now="13", changed=False),
     )
-    story = summarize(*passed(), change=Change(version="3", rows=rows))
-    text = summary_markdown(story, {})
+    summary = summarize(*passed(), change=Change(version="3", rows=rows))
+    text = summary_markdown(summary, {})
     assert "- accuracy: 97 % → 96 % (worse)" in text
     assert "opset: 13" not in text
     assert "--against was not given" in summary_markdown(summarize(*passed()), {})
@@ -110,9 +110,9 @@ def test_the_heading_has_the_colour_and_the_verdict(name, heading):
 @pytest.mark.parametrize("name", ["rejected", "unjudged", "promoted", "hostile"])
 def test_it_tells_the_story_as_the_version_page_does(name):
     result = RESULTS[name]()
-    assert result.story is not None
+    assert result.summary is not None
     text = pull_request_comment(result)
-    assert text.endswith(summary_markdown(result.story, result.links))
+    assert text.endswith(summary_markdown(result.summary, result.links))
     assert not re.search(r"(?<!\\)<script|\x1b", text)
     order = [text.index(words) for words in (f"{result.verdict}: ", "Against the champion", "| runtime")]  # fmt: skip
     assert order == sorted(order)
@@ -133,11 +133,11 @@ def test_what_the_command_came_to_is_there():
 
 @pytest.mark.parametrize("letter", ["x", "🙂"])
 def test_what_is_too_long_is_cut_after_a_whole_line(letter):
-    story = RESULTS["passed"]().story
-    assert story is not None
+    summary = RESULTS["passed"]().summary
+    assert summary is not None
     note = letter * 200
-    long = story.model_copy(update={"notes": (note,) * 2000})
-    text = pull_request_comment(CiResult(command="check", exit_code=0, story=long))
+    long = summary.model_copy(update={"notes": (note,) * 2000})
+    text = pull_request_comment(CiResult(command="check", exit_code=0, summary=long))
     assert 0.9 * LIMIT < len(text.encode()) <= LIMIT
     *lines, last = text.rstrip().splitlines()
     assert last == "(What does not fit is left out here.)"

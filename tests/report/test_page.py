@@ -128,11 +128,11 @@ def test_each_check_has_its_text_and_remedy(pages):
 
 
 def test_the_story_is_told_in_its_order(pages):
-    story = stories.rejected().story
+    summary = stories.rejected().summary
     text = Outline(pages["rejected"]).text.partition("Skip to the details")[2]
-    told = [story.headline.sentence, "resnet-digits", "version 12", story.subject.sha256.short,
-            "10.2 ×", str(story.steps[0].command), *(f.title for f in story.findings),
-            story.notes[0], str(story.steps[1].command), "0.9711", "Worst samples",
+    told = [summary.headline.sentence, "resnet-digits", "version 12", summary.subject.sha256.short,
+            "10.2 ×", str(summary.steps[0].command), *(f.title for f in summary.findings),
+            summary.notes[0], str(summary.steps[1].command), "0.9711", "Worst samples",
             "Commands to repeat this"]  # fmt: skip
     places = [text.index(part) for part in told]
     assert places == sorted(places)
@@ -169,8 +169,8 @@ def test_what_is_too_much_is_counted():
     assert found is not None
     deep = found.model_copy(update={"layers": found.layers * 40})
     explanation = case.explanation.model_copy(update={"localisation": deep})
-    story = case.story.model_copy(update={"words": case.story.words * 20})
-    report = Report(story, case.evidence, many, explanation)
+    summary = case.summary.model_copy(update={"words": case.summary.words * 20})
+    report = Report(summary, case.evidence, many, explanation)
     text = Outline(render_page(report)).text
     assert f"{len(checks) - html_page.MOST_CHECKS} more that used less of their bounds" in text
     assert f"{html_page.MOST_LAYERS} of {len(deep.layers)} layers, those that are not right" in text
@@ -190,7 +190,7 @@ def test_what_must_not_be_missed_is_before_the_findings():
     case = stories.rejected()
     shown = render_page(case)
     assert shown.count("Error along the depth of the model") == shown.count('id="chart-cause"') * 3
-    warned = case.story.model_copy(update={"warnings": ("the code changed since <b>",)})
+    warned = case.summary.model_copy(update={"warnings": ("the code changed since <b>",)})
     shown = render_page(Report(warned, case.evidence, case.decision, case.explanation))
     assert 0 < shown.index("the code changed since &lt;b&gt;") < shown.index('class="finding"')
 
@@ -200,10 +200,10 @@ def test_reasons_are_short_and_names_of_runtimes_whole():
     assert ": no CUDA device. " in render_page(case)
     proof = [
         one.model_copy(update={"reason": one.reason and "no device here: neither a, nor b."})
-        for one in case.story.proof
+        for one in case.summary.proof
     ]
-    story = case.story.model_copy(update={"proof": tuple(proof)})
-    first = render_page(Report(story, case.evidence, case.decision)).partition("</header>")[0]
+    summary = case.summary.model_copy(update={"proof": tuple(proof)})
+    first = render_page(Report(summary, case.evidence, case.decision)).partition("</header>")[0]
     assert ": no device here. " in first
     assert "neither a" not in first
     assert '<span class="name">ort-cuda-optimized</span>' in first
@@ -212,7 +212,7 @@ def test_reasons_are_short_and_names_of_runtimes_whole():
 @pytest.mark.parametrize("name", [None, "digits"])
 def test_the_page_names_the_model(name):
     case = stories.passed()
-    page = render_page(Report(case.story.about(name=name), case.evidence, case.decision))
+    page = render_page(Report(case.summary.about(name=name), case.evidence, case.decision))
     shown = name or case.evidence.source.factory
     title = re.search(r"<title>(.*?)</title>", page)
     assert title is not None
@@ -242,7 +242,7 @@ def test_fifty_thousand_samples_and_a_thousand_classes_are_small():
     seen = case.evidence.model_copy(update={"runtimes": runtimes})
     judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.verdict is Verdict.FAIL
-    page = render_page(Report(case.story, seen, judged, case.explanation, case.pictures))
+    page = render_page(Report(case.summary, seen, judged, case.explanation, case.pictures))
     title = re.search(r"<title>(.*?)</title>", page)
     assert title is not None
     assert title[1].startswith(f"FAIL resnet-digits: {LAYER}.weight")
@@ -266,8 +266,8 @@ def _told(*outputs: OutputParity) -> tuple[Summary, str]:
         }
     )
     decision = decide(policy(), seen, decided_at="2026-01-01T00:00:00+00:00")
-    story = summarize(decision, seen)
-    return story, render_page(Report(story, seen, decision)).partition("</header>")[0]
+    summary = summarize(decision, seen)
+    return summary, render_page(Report(summary, seen, decision)).partition("</header>")[0]
 
 
 def _slightly_worse(output: OutputParity) -> OutputParity:
@@ -278,25 +278,25 @@ def _slightly_worse(output: OutputParity) -> OutputParity:
 
 @pytest.mark.parametrize("ratio", [1.1, 194.8])
 def test_the_headline_and_the_first_row_show_the_same_number(ratio):
-    story, first = _told(output_parity(noise=noise_parity(ratio=ratio)))
-    worst = story.proof[0].worst
+    summary, first = _told(output_parity(noise=noise_parity(ratio=ratio)))
+    worst = summary.proof[0].worst
     assert worst is not None
     assert (worst.name, worst.runtime) == ("noise_ratio", "ort-cpu-optimized")
     assert worst.observed == 1.01 * ratio
-    assert format_bound_usage(worst) in story.headline.sentence
+    assert format_bound_usage(worst) in summary.headline.sentence
     assert first.index(format_bound_usage(worst)) < first.index('<table class="matrix"')
     assert first.count(format_bound_usage(worst)) == 2
-    assert story.proof[0].runtime == "ort-cpu-optimized"
+    assert summary.proof[0].runtime == "ort-cpu-optimized"
     assert not re.search("194.8[^<]*≤", first)
-    assert "ort-cpu" in [row.runtime for row in story.proof]
+    assert "ort-cpu" in [row.runtime for row in summary.proof]
 
 
 def test_a_bound_that_allows_nothing_is_not_used_by_an_infinite_factor():
     wrong = class_parity(top1_disagreements=3)
     case = stories.rejected()
-    story, first = _told(output_parity(classification=wrong))
-    assert story.headline.verdict == "FAIL"
-    agreement = next(w for w in story.words if w.check.name == "top1_agreement")
+    summary, first = _told(output_parity(classification=wrong))
+    assert summary.headline.verdict == "FAIL"
+    agreement = next(w for w in summary.words if w.check.name == "top1_agreement")
     assert agreement.strain == math.inf
     assert "inf ×" not in first
     assert "inf ×" not in render_page(case)
@@ -306,11 +306,11 @@ def test_a_bound_that_allows_nothing_is_not_used_by_an_infinite_factor():
 def test_rows_name_the_output_where_there_are_several():
     boxes, scores = output_parity(name="boxes"), output_parity(name="scores")
     far = _slightly_worse(scores)
-    story, first = _told(boxes, far)
+    summary, first = _told(boxes, far)
     rows = first.partition('<table class="matrix"')[2].partition("</table>")[0]
     assert re.findall('<span class="output">(.*?)</span>', rows) == ["scores", "scores"]
-    assert "scores / noise_ratio" in story.headline.sentence
-    assert "scores / noise" in summary_markdown(story, {})
+    assert "scores / noise_ratio" in summary.headline.sentence
+    assert "scores / noise" in summary_markdown(summary, {})
     alone, first = _told(output_parity(name="scores"))
     assert 'class="output"' not in first
     assert "scores / " not in alone.headline.sentence

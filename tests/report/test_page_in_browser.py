@@ -185,7 +185,7 @@ def test_it_works_in_the_frame_of_mlflow(browser, pages):
     copied.wait_for()
     assert copied.text_content() in ("Copied", "Selected: copy it with Ctrl+C")
     selected = frame.evaluate("getSelection().toString()")
-    assert selected == stories.rejected().story.steps[0].command
+    assert selected == stories.rejected().summary.steps[0].command
     frame.locator("#checks > details > summary").click()
     frame.locator("#checks th button").first.click()
     assert frame.locator("#checks th").first.get_attribute("aria-sort") == "ascending"

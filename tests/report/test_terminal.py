@@ -24,9 +24,9 @@ from tests.builders import digest
 from tests.report.samples import HOSTILE, failed, passed
 
 
-def printed(story: Summary, *, width: int = 10_000, verbose: bool = False) -> str:
+def printed(summary: Summary, *, width: int = 10_000, verbose: bool = False) -> str:
     stream = io.StringIO()
-    print_summary(story, Console(file=stream, width=width), verbose=verbose)
+    print_summary(summary, Console(file=stream, width=width), verbose=verbose)
     return stream.getvalue()
 
 
@@ -48,8 +48,8 @@ def test_a_pass_has_a_line_a_runtime_and_what_is_waived():
 
 @pytest.mark.parametrize("width", [45, 80, 200])
 def test_a_narrow_terminal_cuts_no_line_but_a_command(width):
-    story = summarize(*failed()).with_files({"MODEL.onnx": "my model.onnx"})
-    assert "gate check 'my model.onnx' --reference" in printed(story, width=width)
+    summary = summarize(*failed()).with_files({"MODEL.onnx": "my model.onnx"})
+    assert "gate check 'my model.onnx' --reference" in printed(summary, width=width)
     for judged, most in ((passed(), 20), (failed(), 30)):
         lines = printed(summarize(*judged), width=width).splitlines()
         told = [line for line in lines if not line.startswith("next")]
@@ -58,9 +58,9 @@ def test_a_narrow_terminal_cuts_no_line_but_a_command(width):
 
 
 def test_verbose_shows_every_check_and_the_verdict_once_more():
-    story = summarize(*failed())
-    text = printed(story, verbose=True)
-    for word in story.words:
+    summary = summarize(*failed())
+    text = printed(summary, verbose=True)
+    for word in summary.words:
         assert word.check.name in text
         assert word.meaning.split()[0] in text
     assert "top-1 agrees on 400 of 400 samples" in text
@@ -68,12 +68,12 @@ def test_verbose_shows_every_check_and_the_verdict_once_more():
 
 
 def test_what_is_longer_than_the_screen_ends_with_the_verdict():
-    story = summarize(*failed())
+    summary = summarize(*failed())
     for height, twice in ((5, True), (60, False)):
         stream = io.StringIO()
         console = Console(file=stream, width=80, height=height, force_terminal=True)
-        print_summary(story, console)
-        assert (stream.getvalue().count(story.headline.sentence[:20]) >= 2) == twice
+        print_summary(summary, console)
+        assert (stream.getvalue().count(summary.headline.sentence[:20]) >= 2) == twice
 
 
 def test_names_from_the_file_cannot_steer_the_terminal():
@@ -155,7 +155,7 @@ def test_every_report_tells_of_the_layer(tmp_path):
         tmp_path,
         decision,
         evidence,
-        story=summarize(decision, evidence, explanation=explanation),
+        summary=summarize(decision, evidence, explanation=explanation),
         explanation=explanation,
     )
     assert (tmp_path / "localisation.json").is_file()
@@ -164,7 +164,7 @@ def test_every_report_tells_of_the_layer(tmp_path):
     shown = (tmp_path / "report.html").read_text()
     assert f"<p>{found().cause}</p>" in shown
     assert "All 4 layers" in shown
-    write_report(tmp_path, *passed(), story=summarize(*passed()))
+    write_report(tmp_path, *passed(), summary=summarize(*passed()))
     assert not (tmp_path / "localisation.json").exists()
     assert not (tmp_path / "plots/localisation.svg").exists()
     assert "diverging" not in (tmp_path / "report.html").read_text()
@@ -173,10 +173,10 @@ def test_every_report_tells_of_the_layer(tmp_path):
 def test_a_localisation_that_broke_is_told():
     decision, evidence = failed()
     explanation = Explanation(failure="mapped 0 of 60 modules")
-    story = summarize(decision, evidence, explanation=explanation)
+    summary = summarize(decision, evidence, explanation=explanation)
     for text in (
-        summary_markdown(story, {}),
-        render_page(Report(story, evidence, decision, explanation)),
+        summary_markdown(summary, {}),
+        render_page(Report(summary, evidence, decision, explanation)),
     ):
         assert "not known: mapped 0 of 60 modules" in text
 

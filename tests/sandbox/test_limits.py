@@ -48,12 +48,12 @@ def test_for_people():
 
 def test_of_a_command_and_of_the_service(monkeypatch):
     monkeypatch.setattr(limits, "usual_memory", lambda: 10**9)
-    assert SandboxLimits.of_command(None, None, usual_s=60.0) == SandboxLimits(60.0, 10**9)
-    assert SandboxLimits.of_command(5.0, 7, usual_s=60.0) == SandboxLimits(5.0, 7)
-    assert SandboxLimits.of_service() == SandboxLimits(600.0, 10**9)  # of a small machine
+    assert SandboxLimits.for_command(None, None, usual_s=60.0) == SandboxLimits(60.0, 10**9)
+    assert SandboxLimits.for_command(5.0, 7, usual_s=60.0) == SandboxLimits(5.0, 7)
+    assert SandboxLimits.for_service() == SandboxLimits(600.0, 10**9)  # of a small machine
     monkeypatch.setattr(limits, "usual_memory", lambda: 10**12)
-    assert SandboxLimits.of_service() == SandboxLimits(600.0, 4 * 2**30)
-    assert SandboxLimits.of_service(5.0, 7) == SandboxLimits(5.0, 7)
+    assert SandboxLimits.for_service() == SandboxLimits(600.0, 4 * 2**30)
+    assert SandboxLimits.for_service(5.0, 7) == SandboxLimits(5.0, 7)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def settings(folder: Path, **given: Any) -> ServiceSettings:
         "store": folder / "store",
         "interval_s": 3600.0,
     }
-    return ServiceSettings.of(**(defaults | given))
+    return ServiceSettings.from_options(**(defaults | given))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Place:
         self.begun = datetime.now(UTC)  # the same release again has the same evidence
 
     def model(self, cause: str = "delivery 1") -> RegisteredModel:
-        rule = ReviewSettings.of(self.policy)
+        rule = ReviewSettings.from_policy(self.policy)
         return RegisteredModel(self.registry, self.ledger, NAME, cause=cause, reviews=rule)
 
     def release(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Release:
@@ -211,5 +211,5 @@ class Service:
         return next(
             str(number)
             for number, stored in enumerate(self.place.registry.versions, start=1)
-            if Digest.of_bytes(stored.data) == manifest.slots[EXACT].sha256
+            if Digest.from_bytes(stored.data) == manifest.slots[EXACT].sha256
         )

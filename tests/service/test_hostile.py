@@ -74,10 +74,10 @@ def service(tmp_path: Path) -> Service:
 def test_the_limits_of_the_settings_are_those_of_the_children(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = {"models": ("digits",), "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
-    settings = ServiceSettings.of(**given, time_limit_s=5.0, memory_limit=10**9)
-    made = [reconciler(of)._reading for of in (settings, ServiceSettings.of(**given))]
+    settings = ServiceSettings.from_options(**given, time_limit_s=5.0, memory_limit=10**9)
+    made = [reconciler(of)._reading for of in (settings, ServiceSettings.from_options(**given))]
     assert [reading and reading.limits for reading in made] == [
-        SandboxLimits(5.0, 10**9), SandboxLimits.of_service(),
+        SandboxLimits(5.0, 10**9), SandboxLimits.for_service(),
     ]  # fmt: skip
 
 

@@ -66,7 +66,7 @@ class Place:
         return manifest and manifest.slots[EXACT].sha256
 
     def digest(self, seed: int) -> Digest:
-        return Digest.of_file(self.folder / f"{seed}.onnx")
+        return Digest.from_file(self.folder / f"{seed}.onnx")
 
     @contextmanager
     def served(self) -> Iterator[Callable[[], dict[str, object]]]:

@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read(path: Path) -> None:
-    assert WebhookSecrets.of_file(path).secrets == (FIRST, SECOND)
+    assert WebhookSecrets.from_file(path).secrets == (FIRST, SECOND)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -36,7 +36,7 @@ def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
 
 def test_blank_lines_and_white_space_do_not_count(path: Path) -> None:
     path.write_text(f"\n  {FIRST}\r\n\n{SECOND}")
-    assert WebhookSecrets.of_file(path).secrets == (FIRST, SECOND)
+    assert WebhookSecrets.from_file(path).secrets == (FIRST, SECOND)
 
 
 def _absent(path: Path) -> None:
@@ -76,20 +76,20 @@ def _folder(path: Path) -> None:
 def test_files_that_will_not_do(path: Path, spoil, said: str) -> None:
     spoil(path)
     with pytest.raises(ServiceError, match=said) as caught:
-        WebhookSecrets.of_file(path)
+        WebhookSecrets.from_file(path)
     assert FIRST not in str(caught.value)
     assert "short" not in str(caught.value)
 
 
 def test_a_changed_file_is_read_again(path: Path) -> None:
-    ring = WebhookSecrets.of_file(path)
+    ring = WebhookSecrets.from_file(path)
     settings.write(path, ["a third secret that is new"])
     assert ring.secrets == ("a third secret that is new",)
     assert ring.all_secrets == {FIRST, SECOND, "a third secret that is new"}
 
 
 def test_a_file_that_became_unusable_leaves_the_secrets_in_force(path: Path, caplog) -> None:
-    ring = WebhookSecrets.of_file(path)
+    ring = WebhookSecrets.from_file(path)
     path.unlink()
     assert ring.secrets == (FIRST, SECOND)
     path.write_text("")
@@ -102,13 +102,13 @@ def test_a_file_that_became_unusable_leaves_the_secrets_in_force(path: Path, cap
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SECRETS", f"{FIRST}\n{SECOND}")
-    assert WebhookSecrets.of_environment("SOME_SECRETS").secrets == (FIRST, SECOND)
+    assert WebhookSecrets.from_environment("SOME_SECRETS").secrets == (FIRST, SECOND)
     monkeypatch.setenv("SOME_SECRETS", "")
     with pytest.raises(ServiceError, match="has no secret"):
-        WebhookSecrets.of_environment("SOME_SECRETS")
+        WebhookSecrets.from_environment("SOME_SECRETS")
     monkeypatch.delenv("SOME_SECRETS")
     with pytest.raises(ServiceError, match="SOME_SECRETS"):
-        WebhookSecrets.of_environment("SOME_SECRETS")
+        WebhookSecrets.from_environment("SOME_SECRETS")
 
 
 def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
     link.symlink_to(path.name)
     settings.write(link, [SECOND])
     assert link.is_symlink()
-    assert WebhookSecrets.of_file(path).secrets == (SECOND,)
+    assert WebhookSecrets.from_file(path).secrets == (SECOND,)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")

@@ -33,7 +33,7 @@ def heads(service: Service, seed: int) -> tuple[Digest, Digest]:
     manifest = service.store.live(NAME)
     assert manifest is not None
     there = service.place.folder / f"parts-{seed}" / "head.onnx"
-    return manifest.slots[EXACT].parts["head"].sha256, Digest.of_file(there)
+    return manifest.slots[EXACT].parts["head"].sha256, Digest.from_file(there)
 
 
 def serves(service: Service, seed: int) -> bool:

@@ -287,7 +287,7 @@ class Account:
 
 
 def _may_be_deployed(place: Place, number: str, account: Account, policy: Policy) -> bool:
-    old = Digest.of_bytes(place.stored(number).data) == place.release(7).evidence.subject.sha256
+    old = Digest.from_bytes(place.stored(number).data) == place.release(7).evidence.subject.sha256
     approved = place.stored(number).tags.get(Tag.REVIEW) == "approved"
     reviewed = policy.review == "automatic" or approved
     passes = policy is not STRICT and reviewed and not old

@@ -11,7 +11,7 @@ GOOD: dict[str, Any] = {"models": ["digits"], "tracking_uri": "http://127.0.0.1:
 
 
 def test_defaults() -> None:
-    settings = ServiceSettings.of(**GOOD, port=None, aliases=None)
+    settings = ServiceSettings.from_options(**GOOD, port=None, aliases=None)
     assert (settings.host, settings.port) == ("127.0.0.1", 8400)
     assert settings.aliases == ("candidate", "champion", "previous")
     assert (settings.body_cap, settings.window_s, settings.interval_s) == (1 << 16, 300, 60)
@@ -19,12 +19,12 @@ def test_defaults() -> None:
 
 def test_a_model_has_one_name_whatever_says_that_it_is_in_the_default_workspace() -> None:
     models = ("default:digits", "digits", "team-a:digits", "team-a:digits", "team-b:digits")
-    chosen = ServiceSettings.of(models=models, tracking_uri="http://127.0.0.1:5000")
+    chosen = ServiceSettings.from_options(models=models, tracking_uri="http://127.0.0.1:5000")
     assert chosen.models == ("digits", "team-a:digits", "team-b:digits")
 
 
 def test_models_are_told_once() -> None:
-    assert ServiceSettings.of(**GOOD | {"models": ["a", "b", "a"]}).models == ("a", "b")
+    assert ServiceSettings.from_options(**GOOD | {"models": ["a", "b", "a"]}).models == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,14 @@ def test_models_are_told_once() -> None:
 )
 def test_wrong_settings_are_told_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ServiceError, match=said):
-        ServiceSettings.of(**GOOD | given)
+        ServiceSettings.from_options(**GOOD | given)
 
 
 def test_every_wrong_field_has_its_line_and_no_password_is_shown() -> None:
     with pytest.raises(ServiceError) as caught:
-        ServiceSettings.of(models=[], tracking_uri="", port=-1, state="mysql://gate:hunter2@db/x")
+        ServiceSettings.from_options(
+            models=[], tracking_uri="", port=-1, state="mysql://gate:hunter2@db/x"
+        )
     lines = str(caught.value).splitlines()
     assert len(lines) == 5
     assert "hunter2" not in str(caught.value)

@@ -225,7 +225,7 @@ class World:
         history = self.place.model().history()
         lasts = [line.version for line in history.entries[-10:] if line.version]
         for number in {*lasts, *filter(None, (history.serving,))}:
-            fate, page = VersionStatus.of(history, number), self.place.stored(number)
+            fate, page = VersionStatus.from_history(history, number), self.place.stored(number)
             assert fate is None or page.description.startswith(fate.status_line(ReviewSettings()))
             if fate is not None and fate.kind == "rejected":
                 assert page.tags[Tag.VERDICT] == REJECTED_VERDICT
@@ -289,7 +289,7 @@ def test_whatever_happened_it_ends_well_by_itself(tmp_path_factory, steps):
         assert champion == world.place.model().history().serving
     else:
         assert champion in world.good()
-        assert world.live() == Digest.of_bytes(world.place.stored(champion).data)
+        assert world.live() == Digest.from_bytes(world.place.stored(champion).data)
     world.assert_pages()
     entries = world.ledger.entries()
     conflicts = sum(e.action == "conflict" for e in entries)

@@ -132,21 +132,21 @@ def test_rotating_refuses_no_delivery(
     service: Service, subscriptions: WebhookSubscription, tmp_path: Path
 ) -> None:
     path = tmp_path / "secrets"
-    before = WebhookSecrets.of_file(path).secrets
+    before = WebhookSecrets.from_file(path).secrets
     url = service.address + WEBHOOK_PATH
     webhook = subscriptions.register(NAME, url, secret=before[0])[1]
     time.sleep(1.5)
     seen: list[tuple[str, ...]] = []
 
     def meanwhile(_seconds: float) -> None:
-        seen.append(WebhookSecrets.of_file(path).secrets)
+        seen.append(WebhookSecrets.from_file(path).secrets)
         events_at(subscriptions._uri, "digits", alias="champion")  # still signed with the old one
         time.sleep(1.5)
         events_at(subscriptions._uri, "digits", alias="champion")  # with the new one
 
     trials = rotate(subscriptions, webhook, path, overlap_s=1, sleep=meanwhile)
     assert all(trial.success for trial in trials)
-    after = WebhookSecrets.of_file(path).secrets
+    after = WebhookSecrets.from_file(path).secrets
     assert len(after) == 1
     assert after[0] not in before
     assert seen == [(after[0], *before)]
@@ -162,10 +162,10 @@ def test_a_rotation_that_the_service_refuses_leaves_both_secrets(
     webhook = subscriptions.register(NAME, service.address + WEBHOOK_PATH, secret=SECRET)[1]
     elsewhere = tmp_path / "another file"
     secret_for(elsewhere, variable="X")
-    old = WebhookSecrets.of_file(elsewhere).secrets
+    old = WebhookSecrets.from_file(elsewhere).secrets
     with pytest.raises(ServiceError, match="refuses the new secret.*both|Old and new"):
         rotate(subscriptions, webhook, elsewhere, overlap_s=0)
-    assert WebhookSecrets.of_file(elsewhere).secrets[1:] == old
+    assert WebhookSecrets.from_file(elsewhere).secrets[1:] == old
 
 
 def test_a_database_sends_no_webhooks() -> None:
@@ -214,7 +214,7 @@ class TestCommands:
         path = tmp_path / "made" / "secrets"
         said = self.call(capsys, "register", "--secret-file", str(path), *at)
         assert said["secret_made"] is True
-        (secret,) = WebhookSecrets.of_file(path).secrets
+        (secret,) = WebhookSecrets.from_file(path).secrets
         assert secret not in json.dumps(said)
         assert self.call(capsys, "test", *at, code=2)["exit_code"] == 2  # nobody listens there
         assert cli.main(["webhooks", "register", "--secret-file", str(path), *at]) == 0

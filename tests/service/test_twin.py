@@ -27,7 +27,7 @@ def slots(service: Service) -> dict[str, Digest]:
 def of(service: Service, seed: int) -> dict[str, Digest]:
     folder = service.place.folder
     exact, twin = folder / f"{seed}.onnx", folder / f"twin-{seed}" / "model.onnx"
-    return {EXACT: Digest.of_file(exact), QUANTIZED: Digest.of_file(twin)}
+    return {EXACT: Digest.from_file(exact), QUANTIZED: Digest.from_file(twin)}
 
 
 @pytest.fixture

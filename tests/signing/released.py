@@ -66,8 +66,8 @@ def release(
     policy = builders.policy()
     decision = decide(policy, evidence, decided_at=now)
     names = (model.name, *read_subject(model).external_data)
-    files = {name: Digest.of_file(folder / name) for name in names}
-    files["golden/golden.json"] = Digest.of_file(folder / "golden" / "golden.json")
+    files = {name: Digest.from_file(folder / name) for name in names}
+    files["golden/golden.json"] = Digest.from_file(folder / "golden" / "golden.json")
     files["preprocessing"] = builders.digest("spec")
     statements = signing.statements(
         evidence, decision, by=by, files=files, resource=resource_uri(REGISTRY, NAME)

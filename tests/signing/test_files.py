@@ -25,7 +25,7 @@ def stating(files: dict[str, Digest]) -> SignedStatement:
 def named(path: Path) -> dict[str, Digest]:
     """As whoever measured names the model: with its external data, each file by its name."""
     data = read_subject(path).external_data
-    return {name: Digest.of_file(path.parent / name) for name in (path.name, *data)}
+    return {name: Digest.from_file(path.parent / name) for name in (path.name, *data)}
 
 
 BESIDE = {
@@ -49,7 +49,7 @@ def test_the_model_is_found_by_its_digest_whatever_its_name(tmp_path: Path, make
 
 def test_other_bytes_are_another_file(tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
-    signed, model = stating(named(path)), Digest.of_file(path)
+    signed, model = stating(named(path)), Digest.from_file(path)
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(Untrusted, match="which the statement does not name. It names 'model.onnx'"):
         verify_model(signed, path, model=model)
@@ -58,10 +58,10 @@ def test_other_bytes_are_another_file(tmp_path: Path) -> None:
 def test_the_twin_is_not_the_model(tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
     signed = stating(
-        {"model.onnx": builders.digest("x"), "quantized/model.onnx": Digest.of_file(path)}
+        {"model.onnx": builders.digest("x"), "quantized/model.onnx": Digest.from_file(path)}
     )
     with pytest.raises(Untrusted, match="does not name"):
-        verify_model(signed, path, model=Digest.of_file(path))
+        verify_model(signed, path, model=Digest.from_file(path))
 
 
 def test_a_model_that_the_verdict_is_not_on_is_refused(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_every_data_file_is_looked_at(tmp_path: Path, spoil: str) -> None:
 
 def test_a_data_file_that_the_statement_left_out_is_missed(tmp_path: Path) -> None:
     path = onnx_file_with_data(tmp_path / "model.onnx")
-    signed = stating({"model.onnx": Digest.of_file(path)})
+    signed = stating({"model.onnx": Digest.from_file(path)})
     with pytest.raises(Untrusted, match="with no external data is not the model"):
         verify_model(signed, path, model=read_subject(path).sha256)
 
@@ -98,7 +98,7 @@ def test_no_file_outside_is_read(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "model"
     path = onnx_file(folder / "model.onnx")
     (folder / "out").symlink_to(tmp_path)
-    signed = stating({**named(path), name: Digest.of_file(tmp_path / "secret")})
+    signed = stating({**named(path), name: Digest.from_file(tmp_path / "secret")})
     with pytest.raises(Untrusted, match="outside the model's folder"):
         verify_model(signed, path, model=builders.digest("x"))
 
@@ -110,8 +110,8 @@ def test_a_file_that_is_not_there_cannot_be_looked_at(tmp_path: Path) -> None:
 
 def test_golden_vectors_are_proven_whole(tmp_path: Path) -> None:
     path, folder = vectors.made(tmp_path)
-    model = Digest.of_file(path)
-    signed = stating({GOLDEN: Digest.of_file(folder / "golden.json")})
+    model = Digest.from_file(path)
+    signed = stating({GOLDEN: Digest.from_file(folder / "golden.json")})
     verify_golden_files(signed, folder, model=model)
     with pytest.raises(Untrusted, match="the verdict to"):
         verify_golden_files(signed, folder, model=builders.digest("x"))
@@ -152,7 +152,7 @@ def test_no_file_of_golden_vectors_can_be_exchanged(
     tmp_path: Path, spoil, error: type[GateError]
 ) -> None:
     path, folder = vectors.made(tmp_path)
-    signed = stating({GOLDEN: Digest.of_file(folder / "golden.json")})
+    signed = stating({GOLDEN: Digest.from_file(folder / "golden.json")})
     spoil(folder)
     with pytest.raises(error):
-        verify_golden_files(signed, folder, model=Digest.of_file(path))
+        verify_golden_files(signed, folder, model=Digest.from_file(path))

@@ -122,7 +122,7 @@ VECTORS = builders.digest("golden.json")
 def test_a_file_its_vectors_and_its_spec_by_name(tmp_path: Path) -> None:
     path, spec = onnx_file(tmp_path / "model.onnx"), builders.digest("spec")
     plain = evidence(path)
-    file = {"model.onnx": Digest.of_file(path)}
+    file = {"model.onnx": Digest.from_file(path)}
     assert statement_subjects(path, plain, golden=None) == file
     source = plain.source.model_copy(update={"preprocess_sha256": spec})
     pictured = plain.model_copy(update={"source": source})

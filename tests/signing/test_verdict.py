@@ -174,7 +174,10 @@ def test_the_policy_of_a_twin_is_found_in_the_whole_one(tmp_path: Path) -> None:
     assert twin is not None
     decision = decide(twin, made.evidence, decided_at=made.decision.decided_at)
     signed = signing.Signatory(signing.key(), signing.CODE).decided(
-        decision, {"model.onnx": Digest.of_file(made.model)}, precision=twin.precision, resource="r"
+        decision,
+        {"model.onnx": Digest.from_file(made.model)},
+        precision=twin.precision,
+        resource="r",
     )
     things = ComparedArtifacts(made.model, evidence=made.evidence, policy=whole)
     found = look(made, things, signed=signed)

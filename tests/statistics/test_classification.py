@@ -28,7 +28,9 @@ NAN, INF = math.nan, math.inf
 def measured(r, c, labels=None, start=0):
     r, c = np.array(r, float), np.array(c, float)
     statistics = ClassStatistics(r.shape[1])
-    statistics.update(ClassAnswers.of(r), ClassAnswers.of(c), start=start, labels=labels)
+    statistics.update(
+        ClassAnswers.from_values(r), ClassAnswers.from_values(c), start=start, labels=labels
+    )
     return statistics.result()
 
 
@@ -121,8 +123,8 @@ def test_a_row_with_nan_in_the_same_places_is_left_out_and_counted(batch):
     for part, start in zip(parts, rows, strict=True):
         stop = start + batch
         part.update(
-            ClassAnswers.of(r[start:stop]),
-            ClassAnswers.of(c[start:stop]),
+            ClassAnswers.from_values(r[start:stop]),
+            ClassAnswers.from_values(c[start:stop]),
             start=start,
             labels=labels[start:stop],
         )
@@ -171,7 +173,9 @@ def test_the_list_of_disagreements_is_capped_and_the_count_is_not():
     r = np.tile([1.0, 0.0], (300, 1))
     statistics = ClassStatistics(2)
     for start in (150, 0):
-        statistics.update(ClassAnswers.of(r[:150]), ClassAnswers.of(-r[:150]), start=start)
+        statistics.update(
+            ClassAnswers.from_values(r[:150]), ClassAnswers.from_values(-r[:150]), start=start
+        )
     result = statistics.result()
     assert result.top1_disagreements == 300
     assert [d.sample for d in result.disagreeing] == list(range(LISTED))
@@ -180,8 +184,10 @@ def test_the_list_of_disagreements_is_capped_and_the_count_is_not():
 def test_accuracy_needs_a_label_for_every_sample():
     statistics = ClassStatistics(3)
     r = np.eye(3)
-    statistics.update(ClassAnswers.of(r), ClassAnswers.of(r), start=0, labels=np.arange(3))
-    statistics.update(ClassAnswers.of(r), ClassAnswers.of(r), start=3)
+    statistics.update(
+        ClassAnswers.from_values(r), ClassAnswers.from_values(r), start=0, labels=np.arange(3)
+    )
+    statistics.update(ClassAnswers.from_values(r), ClassAnswers.from_values(r), start=3)
     assert statistics.result().accuracy is None
 
 
@@ -204,8 +210,8 @@ def test_merging_parts_equals_the_whole(seed, cut, scale):
     for start, stop in ((0, cut), (cut, 20)):
         part = ClassStatistics(8)
         part.update(
-            ClassAnswers.of(r[start:stop]),
-            ClassAnswers.of(c[start:stop]),
+            ClassAnswers.from_values(r[start:stop]),
+            ClassAnswers.from_values(c[start:stop]),
             start=start,
             labels=labels[start:stop],
         )
@@ -219,10 +225,10 @@ def test_merging_parts_equals_the_whole(seed, cut, scale):
 
 def test_probabilities_are_taken_as_they_are():
     values = np.array([[0.7, 0.2, 0.1], [0.25, 0.5, 0.25]])
-    answers = ClassAnswers.of(values, normalised=True)
+    answers = ClassAnswers.from_values(values, normalised=True)
     assert answers.confidence.tolist() == [0.7, 0.5]
-    assert answers.of_row(1).probability == 0.5
-    assert answers.of_row(1).margin == 0.25
+    assert answers.row_answer(1).probability == 0.5
+    assert answers.row_answer(1).margin == 0.25
 
 
 @pytest.mark.parametrize(
@@ -230,15 +236,15 @@ def test_probabilities_are_taken_as_they_are():
     [([1, 5, 5], 1, 0.0), ([1, NAN, 3], 1, 0.0), ([INF, 1, 0], 0, INF), ([-INF, 1, 0], 1, 1.0)],
 )
 def test_ties_nan_and_infinity(row, top1, margin):
-    answer = ClassAnswers.of(np.array([row], float)).of_row(0)
+    answer = ClassAnswers.from_values(np.array([row], float)).row_answer(0)
     assert answer.top1 == top1
     assert answer.margin == pytest.approx(margin)
 
 
 def test_rows_of_a_mask():
     values = np.random.default_rng(0).normal(size=(4, 3))
-    kept = ClassAnswers.of(values).rows(np.array([True, False, True, False]))
-    again = ClassAnswers.of(values[[0, 2]])
+    kept = ClassAnswers.from_values(values).rows(np.array([True, False, True, False]))
+    again = ClassAnswers.from_values(values[[0, 2]])
     assert (kept.top1 == again.top1).all()
     assert (kept.margin == again.margin).all()
     assert len(kept) == 2
@@ -248,7 +254,7 @@ def confidences(r, c):
     statistics = ConfidenceStatistics(r.shape[1])
     if len(r):
         statistics.update(
-            ClassAnswers.of(r, normalised=True), ClassAnswers.of(c, normalised=True)
+            ClassAnswers.from_values(r, normalised=True), ClassAnswers.from_values(c, normalised=True)
         )  # fmt: skip
     return statistics
 
@@ -267,7 +273,7 @@ def test_the_sign_says_who_is_surer():
 
 def counted(r, c, point, *, places=None):
     statistics = CrossingStatistics(point)
-    sides = [ClassAnswers.of(np.array(side, float), normalised=True) for side in (r, c)]
+    sides = [ClassAnswers.from_values(np.array(side, float), normalised=True) for side in (r, c)]
     statistics.update(*sides, np.arange(len(r)) if places is None else places)
     return statistics
 
@@ -339,7 +345,7 @@ def test_crossings_are_the_same_in_any_batches_and_order(seed, cuts, data):
         parts.append(counted(r[start:stop], c[start:stop], point, places=places))
         left = left.merge(parts[-1])
         stream = stream.merge(CrossingStatistics(point))
-        sides = [ClassAnswers.of(x[start:stop], normalised=True) for x in (r, c)]
+        sides = [ClassAnswers.from_values(x[start:stop], normalised=True) for x in (r, c)]
         stream.update(*sides, places)
     right = CrossingStatistics(point)
     for part in parts:
@@ -375,7 +381,7 @@ def test_an_equal_sample_that_comes_later_but_stands_before_takes_its_place():
 
 def test_what_both_sides_answer_is_kept():
     r, c = np.array([[0.0, 1.0], [2.0, 0.0]]), np.array([[0.0, 1.0], [0.0, 3.0]])
-    samples = kept([0.0, 3.0], answers=(ClassAnswers.of(r), ClassAnswers.of(c)),
+    samples = kept([0.0, 3.0], answers=(ClassAnswers.from_values(r), ClassAnswers.from_values(c)),
                    labels=np.array([1, 0]))  # fmt: skip
     (worst,) = samples.result(classes=True)
     assert (worst.sample, worst.label, worst.max_abs_diff) == (1, 0, 3.0)

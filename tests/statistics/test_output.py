@@ -272,7 +272,7 @@ def test_merge_is_associative_and_equals_the_whole(pair, cuts):
 )
 def test_moments_merge(values, cut, offset):
     values = values + offset
-    merged = Moments.of(values[:cut]).merge(Moments.of(values[cut:]))
+    merged = Moments.from_values(values[:cut]).merge(Moments.from_values(values[cut:]))
     assert merged.count == len(values)
     assert merged.mean == pytest.approx(values.mean(), rel=1e-12, abs=1e-3)
     assert merged.std == pytest.approx(values.std(), rel=1e-6, abs=1e-5 + 1e-9 * offset)
@@ -280,7 +280,7 @@ def test_moments_merge(values, cut, offset):
 
 def test_the_deviations_of_equal_values_are_exactly_zero():
     values = np.full(7, 0.1)
-    assert Moments.of(values).merge(Moments.of(values[:3])).deviations == 0.0
+    assert Moments.from_values(values).merge(Moments.from_values(values[:3])).deviations == 0.0
 
 
 def test_worst_is_nan_then_largest_then_first():

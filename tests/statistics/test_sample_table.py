@@ -41,7 +41,7 @@ def rows(start=0, stop=3, *, answers=True, labels=True):
     table.update(
         np.abs(r - c).max(axis=1),
         start=start,
-        answers=(ClassAnswers.of(r), ClassAnswers.of(c)) if answers else None,
+        answers=(ClassAnswers.from_values(r), ClassAnswers.from_values(c)) if answers else None,
         labels=LABELS[start:stop] if labels else None,
     )
     return table
@@ -52,7 +52,7 @@ def spooled(*units, output="logits", classes=True):
     spool = RowSpool(ROW)
     for unit in units:
         spool.add(output, unit.result())
-    return SampleTable.of({"ort-cpu": {output: OutputRows(spool, output, classes)}})
+    return SampleTable.from_runtimes({"ort-cpu": {output: OutputRows(spool, output, classes)}})
 
 
 def read(path):

@@ -12,7 +12,7 @@ from gate.storage.digest import Digest, canonical_json
 
 @given(st.binary())
 def test_parse_reads_what_str_writes(data):
-    digest = Digest.of_bytes(data)
+    digest = Digest.from_bytes(data)
     assert digest.hex == hashlib.sha256(data).hexdigest()
     assert Digest.parse(str(digest)) == digest
     assert Digest.parse(digest.hex) == digest
@@ -30,7 +30,7 @@ def test_what_is_no_digest_is_refused(text):
 def test_order_of_keys_does_not_matter(value):
     finite = {k: v for k, v in value.items() if not isinstance(v, float) or math.isfinite(v)}
     turned = dict(reversed(finite.items()))
-    assert Digest.of_json(finite) == Digest.of_json(turned)
+    assert Digest.from_json(finite) == Digest.from_json(turned)
     assert json.loads(canonical_json(finite)) == finite
 
 
@@ -43,20 +43,20 @@ def test_canonical_json_has_no_words_for_nan(number):
 def test_file_and_manifest(tmp_path):
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "b").write_bytes(b"2")
-    assert Digest.of_file(tmp_path / "a") == Digest.of_bytes(b"1")
-    both = Digest.of_manifest(tmp_path, ["a", "b"])
-    assert both == Digest.of_manifest(tmp_path, ["b", "a"])
+    assert Digest.from_file(tmp_path / "a") == Digest.from_bytes(b"1")
+    both = Digest.from_manifest(tmp_path, ["a", "b"])
+    assert both == Digest.from_manifest(tmp_path, ["b", "a"])
     (tmp_path / "b").write_bytes(b"3")
-    assert both != Digest.of_manifest(tmp_path, ["a", "b"])
+    assert both != Digest.from_manifest(tmp_path, ["a", "b"])
 
 
 def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(StorageError, match="cannot read"):
-        Digest.of_file(tmp_path / "nothing")
+        Digest.from_file(tmp_path / "nothing")
 
 
 def test_verify_names_both_digests():
-    one, two = Digest.of_bytes(b"1"), Digest.of_bytes(b"2")
+    one, two = Digest.from_bytes(b"1"), Digest.from_bytes(b"2")
     one.verify(one, what="the file")
     with pytest.raises(DigestMismatch, match=f"the file has digest {two}, expected {one}"):
         one.verify(two, what="the file")

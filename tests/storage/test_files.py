@@ -40,7 +40,7 @@ def test_what_is_no_plain_file_has_no_digest(tmp_path: Path, kind: str) -> None:
     with pytest.raises(OSError):
         open_plain(path)
     with pytest.raises(StorageError, match="cannot read"):
-        Digest.of_file(path)
+        Digest.from_file(path)
 
 
 def test_a_file_inside_is_opened_through_folders_only(tmp_path: Path) -> None:

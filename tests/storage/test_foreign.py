@@ -55,9 +55,9 @@ def test_too_many_bytes_are_not_read(tmp_path: Path) -> None:
 
 def test_other_bytes_than_the_pinned_ones_are_not_given(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"{}")
-    assert read_untrusted(tmp_path / "file", limit=9, sha256=Digest.of_bytes(b"{}")) == b"{}"
-    with pytest.raises(DigestMismatch, match=f"expected {Digest.of_bytes(b'[]')}"):
-        read_untrusted(tmp_path / "file", limit=9, sha256=Digest.of_bytes(b"[]"))
+    assert read_untrusted(tmp_path / "file", limit=9, sha256=Digest.from_bytes(b"{}")) == b"{}"
+    with pytest.raises(DigestMismatch, match=f"expected {Digest.from_bytes(b'[]')}"):
+        read_untrusted(tmp_path / "file", limit=9, sha256=Digest.from_bytes(b"[]"))
 
 
 def test_a_trouble_of_this_machine_says_nothing_about_the_file(tmp_path: Path, monkeypatch) -> None:

@@ -376,7 +376,7 @@ def verdicted(name: str) -> EvaluationResult:
 
 
 @functools.cache
-def story(name: str) -> Summary:
+def summary(name: str) -> Summary:
     """Of the fault of this name."""
     found = verdicted(name)
     return summarize(

@@ -221,12 +221,12 @@ def test_another_file_with_the_same_numbers_is_not_called_unchanged():
     made = change(champion()).model_copy(update={"rows": same})
     expected = f"another file, and equal in all {len(same)} things"
     assert made.unmoved.startswith(expected)
-    story = summarize(of(builders.policy(), builders.evidence()), builders.evidence())
-    story = story.model_copy(update={"change": made})
+    summary = summarize(of(builders.policy(), builders.evidence()), builders.evidence())
+    summary = summary.model_copy(update={"change": made})
     stream = io.StringIO()
-    print_summary(story, Console(file=stream, width=200))
+    print_summary(summary, Console(file=stream, width=200))
     assert f"champion is version 3: {expected}" in stream.getvalue()
-    assert f"- {expected}" in summary_markdown(story, {})
+    assert f"- {expected}" in summary_markdown(summary, {})
 
 
 AMD = {"cpu": "AMD EPYC 9R14", "cpu_flags": ("avx2", "avx512f"), "cores": 8,

@@ -9,7 +9,7 @@ from playwright.sync_api import Locator
 from gate.report.html_page import Report, render_page
 from tests.browser import chromium
 from tests.exhaustive import some
-from tests.summary.faults import FAULTS, story, verdicted
+from tests.summary.faults import FAULTS, summary, verdicted
 
 pytestmark = pytest.mark.proof
 SIZES = ((390, 844), (1280, 800))
@@ -24,7 +24,7 @@ def browser():
 @pytest.mark.parametrize("name", some(FAULTS, 6))
 class TestFaults:
     def test_the_headline_names_the_cause(self, name):
-        fault, told = FAULTS[name], story(name)
+        fault, told = FAULTS[name], summary(name)
         headline = told.headline
         assert (headline.verdict, headline.cause) == (fault.verdict, fault.cause)
         assert headline.blamed == fault.blamed
@@ -35,20 +35,20 @@ class TestFaults:
 
     def test_one_fault_is_one_finding(self, name):
         """And what the policy waives is another one."""
-        told = story(name)
+        told = summary(name)
         decisive = [finding for finding in told.findings if finding.cause != "waived"]
         assert len(decisive) == 1, [finding.sentence for finding in decisive]
         assert set(decisive[0].checks) == set(verdicted(name).decision.problems)
 
     def test_nothing_shows_none_or_markup_of_ours(self, name):
-        told = story(name)
+        told = summary(name)
         texts = [told.headline.sentence, told.headline.remedy or "", *told.notes]
         texts += [finding.sentence for finding in told.findings]
         texts += [word.why for word in told.words]
         assert not [text for text in texts if "None" in text or "\n" in text]
 
     def test_the_answer_is_read_without_scrolling(self, browser, name):
-        found, told = verdicted(name), story(name)
+        found, told = verdicted(name), summary(name)
         report = Report(told, found.evidence, found.decision, found.explanation)
         shown = browser.new_page()
         shown.set_content(render_page(report))

@@ -30,8 +30,8 @@ from tests.report.samples import failed, passed
 
 def test_a_story_is_exact_through_json():
     for decision, measured in (passed(), failed()):
-        story = summarize(decision, measured)
-        text = story.to_json()
+        summary = summarize(decision, measured)
+        text = summary.to_json()
         assert Summary.from_json(text).to_json() == text
 
 
@@ -53,19 +53,19 @@ def told(**overrides: Any) -> Summary:
 
 
 def test_what_is_slow_and_large_is_blamed_by_its_name():
-    story = told()
-    assert (story.headline.verdict, story.headline.cause) == ("FAIL", "cost")
-    assert story.headline.blamed == "ort-cpu"
-    assert story.headline.sentence == (
+    summary = told()
+    assert (summary.headline.verdict, summary.headline.cause) == ("FAIL", "cost")
+    assert summary.headline.blamed == "ort-cpu"
+    assert summary.headline.sentence == (
         "ort-cpu is slower than the policy allows: latency_ratio 1, allowed 0.5"
     )
-    assert [finding.cause for finding in story.findings] == ["cost"]
-    assert {check.name for check in story.findings[0].checks} == {"latency_ratio", "memory_mb"}
+    assert [finding.cause for finding in summary.findings] == ["cost"]
+    assert {check.name for check in summary.findings[0].checks} == {"latency_ratio", "memory_mb"}
 
 
 def test_what_nobody_timed_is_a_lack_of_evidence():
-    story = told(cost=None, memory_bytes=None)
-    assert (story.headline.verdict, story.headline.cause) == ("ERROR", "evidence")
+    summary = told(cost=None, memory_bytes=None)
+    assert (summary.headline.verdict, summary.headline.cause) == ("ERROR", "evidence")
 
 
 STEP = Step(label="Look at it", command="gate locate model.onnx")
@@ -79,7 +79,7 @@ def judgment(**given: Any) -> SummaryInputs:
 
 def test_what_is_not_said_is_what_follows_from_the_decision():
     made = judgment()
-    assert made.story == summarize(made.decision, made.evidence, confidence=policy().confidence)
+    assert made.summary == summarize(made.decision, made.evidence, confidence=policy().confidence)
 
 
 @pytest.mark.parametrize(("given", "field", "shown"), [
@@ -87,13 +87,13 @@ def test_what_is_not_said_is_what_follows_from_the_decision():
     ({"signed_by": "ci 1234\x1b[31m"}, "signed_by", "ci 1234�[31m"),
 ])  # fmt: skip
 def test_the_subject_is_named(given, field, shown):
-    assert getattr(judgment().story.subject, field) is None
-    assert getattr(judgment(**given).story.subject, field) == shown
+    assert getattr(judgment().summary.subject, field) is None
+    assert getattr(judgment(**given).summary.subject, field) == shown
 
 
 def test_its_own_steps_come_in_the_place_of_the_decision_s():
-    assert judgment(steps=(STEP,)).story.steps == (STEP,)
-    assert judgment().story.steps != (STEP,)
+    assert judgment(steps=(STEP,)).summary.steps == (STEP,)
+    assert judgment().summary.steps != (STEP,)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_its_own_steps_come_in_the_place_of_the_decision_s():
 def test_a_runtime_with_large_rounding_errors_is_warned_of(noise, warned):
     output = output_parity(noise=noise_parity(**noise))
     measured = evidence(runtimes=(runtime_evidence("ort-cpu", outputs=(output,)),))
-    story = summarize(decide(policy(), measured, decided_at=NOW), measured)
-    assert any("rounding error of this runtime" in line for line in story.warnings) is warned
+    summary = summarize(decide(policy(), measured, decided_at=NOW), measured)
+    assert any("rounding error of this runtime" in line for line in summary.warnings) is warned
 
 
 def test_a_runtime_that_passed_shows_what_came_nearest():
@@ -191,16 +191,16 @@ def test_a_quantized_file_is_promoted_beside_the_exact_one():
 
 
 def test_the_command_that_judged_judges_again():
-    story = summarize(*failed()).with_command(
+    summary = summarize(*failed()).with_command(
         "gate check ", "gate check it.onnx --policy mine.yaml"
     )
-    assert story.steps[-1].command == "gate check it.onnx --policy mine.yaml"
-    assert not story.steps[0].command.startswith("gate check")  # type: ignore[union-attr]
+    assert summary.steps[-1].command == "gate check it.onnx --policy mine.yaml"
+    assert not summary.steps[0].command.startswith("gate check")  # type: ignore[union-attr]
 
 
 def test_the_names_of_files_are_filled_in_and_quoted():
-    story = summarize(*passed()).with_files({"MODEL.onnx": "my model.onnx", "DIR": "out"})
-    assert story.steps[0].command == "gate promote 'my model.onnx' --name NAME --report out"
+    summary = summarize(*passed()).with_files({"MODEL.onnx": "my model.onnx", "DIR": "out"})
+    assert summary.steps[0].command == "gate promote 'my model.onnx' --name NAME --report out"
 
 
 def latency(median_ms: float, batch_size: int = 1) -> Latency:

@@ -17,19 +17,19 @@ __all__ = ["reused_charts"]
 @pytest.mark.parametrize("make", [stories.passed, stories.rejected, stories.unjudged])
 def test_all_surfaces_say_the_same(make):
     case = make()
-    story = summarize(case.decision, case.evidence, explanation=case.explanation)
-    story = story.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})
+    summary = summarize(case.decision, case.evidence, explanation=case.explanation)
+    summary = summary.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})
     texts = {
-        "terminal": terminal(story),
-        "markdown": summary_markdown(story, {"MLflow run": "#/experiments/1/runs/2"}),
-        "html": html(replace(case, story=story)),
-        "mlflow": mlflow(case.decision, story),
+        "terminal": terminal(summary),
+        "markdown": summary_markdown(summary, {"MLflow run": "#/experiments/1/runs/2"}),
+        "html": html(replace(case, summary=summary)),
+        "mlflow": mlflow(case.decision, summary),
     }
-    plain = re.sub(r"[\\`*_]", "", story.headline.sentence)
+    plain = re.sub(r"[\\`*_]", "", summary.headline.sentence)
     for surface, printed in texts.items():
         text = " ".join(re.sub(r"[\\`*_]", "", printed).split())
         assert plain.split(";")[0] in text, surface
-        assert story.headline.verdict in text, surface
+        assert summary.headline.verdict in text, surface
         assert "None" not in text.replace("no None", ""), surface
-        for finding in story.findings if surface in ("markdown", "html") else ():
+        for finding in summary.findings if surface in ("markdown", "html") else ():
             assert re.sub(r"[\\`*_]", "", finding.title) in text, surface

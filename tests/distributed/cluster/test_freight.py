@@ -51,7 +51,7 @@ def assignment(folder: Path, tmp_path: Path) -> JobSpec:
 
 
 def test_they_are_whole(assignment: JobSpec, tmp_path: Path) -> None:
-    there = Delivery.of(assignment).unpacked(assignment, tmp_path / "there")
+    there = Delivery.from_spec(assignment).unpacked(assignment, tmp_path / "there")
     assert Path(there.onnx).is_relative_to(tmp_path / "there")
     assert (Path(there.onnx).parent / "weights.bin").is_file()
     assert there.labels is not None
@@ -61,7 +61,7 @@ def test_they_are_whole(assignment: JobSpec, tmp_path: Path) -> None:
 
 
 def test_what_was_changed_on_the_way_is_noticed(assignment: JobSpec, tmp_path: Path) -> None:
-    there = Delivery.of(assignment).unpacked(assignment, tmp_path / "there")
+    there = Delivery.from_spec(assignment).unpacked(assignment, tmp_path / "there")
     data = Path(there.onnx).parent / "weights.bin"
     flipped = bytearray(data.read_bytes())
     flipped[7] ^= 1

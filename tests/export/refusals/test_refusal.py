@@ -144,18 +144,18 @@ def test_no_strategy_that_failed_is_proposed():
 def test_after_a_whole_ladder_no_strategy_is_proposed():
     tried = ("traced", "direct", "scripted", "dynamo")
     error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
-    refusal = ExportFailure.from_error(error, strategy="traced").of_all(tried, cause="none could")
+    refusal = ExportFailure.from_error(error, strategy="traced").for_all(tried, cause="none could")
     assert "export.strategy" not in refusal.text()
     assert refusal.remedy == "Replace it in the model by operators that ONNX has."
     dictionary = ExportFailure.from_error(
         RuntimeError("Encountering a dict at the output of the tracer")
     )
     assert "export.strategy" in dictionary.text()
-    assert "export.strategy" not in dictionary.of_all(tried, cause="none could").text()
+    assert "export.strategy" not in dictionary.for_all(tried, cause="none could").text()
     median = ExportFailure.from_error(
         ValueError(), operators=[UnsupportedOperator("aten::a", since=16)]
     )
-    assert median.of_all(tried, cause="x").remedy == "Set export.opset to 16 or more."
+    assert median.for_all(tried, cause="x").remedy == "Set export.opset to 16 or more."
 
 
 def test_the_text_of_several_operators():

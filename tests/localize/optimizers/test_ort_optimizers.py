@@ -145,17 +145,19 @@ class TestStory:
 
     def test_the_headline_names_it(self, checked):
         fault, verdicted = checked
-        story = summarize(verdicted.decision, verdicted.evidence, explanation=verdicted.explanation)
+        summary = summarize(
+            verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
+        )
         name = fault.names[0]
-        assert (story.headline.cause, story.headline.blamed) == ("optimiser", name)
+        assert (summary.headline.cause, summary.headline.blamed) == ("optimiser", name)
         does = "computes a different result" if fault.raises is None else "fails"
         text = f"With {name} enabled, ONNX Runtime {does} from level {fault.level} on"
-        assert text in story.headline.sentence
-        assert re.search(fault.raises or "became FusedMatMul", story.headline.sentence)
-        assert "onnxruntime_src" not in story.headline.sentence
-        assert f'disabled_optimizers=["{name}"]' in story.headline.remedy
-        assert len(story.findings) == 1
-        assert "--runtime ort-cpu-optimized" in story.steps[0].command
+        assert text in summary.headline.sentence
+        assert re.search(fault.raises or "became FusedMatMul", summary.headline.sentence)
+        assert "onnxruntime_src" not in summary.headline.sentence
+        assert f'disabled_optimizers=["{name}"]' in summary.headline.remedy
+        assert len(summary.findings) == 1
+        assert "--runtime ort-cpu-optimized" in summary.steps[0].command
 
     def test_the_page_of_a_localisation_says_it(self, checked):
         fault, verdicted = checked

@@ -217,7 +217,7 @@ def test_inputs_that_were_changed_after_they_were_sent(there, subject, tmp_path)
 
 @pytest.mark.parametrize("by", ["sent", "meta"])
 def test_another_file_than_the_one_that_ran(there, subject, tmp_path, by):
-    other = Digest.of_bytes(b"another")
+    other = Digest.from_bytes(b"another")
     whence = WHENCE.model_copy(update={"model_sha256": other if by == "meta" else None})
     file = subject if by == "meta" else subject.model_copy(update={"sha256": other})
     with pytest.raises(GateError, match=other.hex):

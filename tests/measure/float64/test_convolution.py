@@ -39,7 +39,7 @@ def test_it_is_the_convolution_of_pytorch(*, samples, channels, sizes, kernel, s
         (aten.conv2d.default, (x, weight, bias, stride, padding, dilation)),
         (aten.convolution.default, (x, weight, bias, stride, padding, dilation, False, [0, 0], 1)),
     ):
-        found = Convolution.of(func, args)
+        found = Convolution.from_call(func, args)
         assert found is not None
         made = found.run()
         assert made.is_contiguous()
@@ -52,7 +52,7 @@ def test_some_rows_at_a_time_give_the_same(samples, stride, dilation, monkeypatc
     call = (drawn(samples, 2, 11, 9), drawn(3, 2, 3, 2), drawn(3), stride, (1, 2), dilation)
     monkeypatch.setattr("gate.reference.float64._MOST_PLACES", 8)
     monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 12 * 11)  # two rows or more
-    whole = Convolution.of(aten.conv2d.default, call)
+    whole = Convolution.from_call(aten.conv2d.default, call)
     assert whole is not None
     unfolded: list[int] = []
     original = Convolution._unfolded
@@ -67,7 +67,7 @@ def test_some_rows_at_a_time_give_the_same(samples, stride, dilation, monkeypatc
 
 def test_some_samples_at_a_time_give_the_same(monkeypatch):
     call = (drawn(5, 2, 8, 8), drawn(3, 2, 3, 3))
-    whole = Convolution.of(aten.conv2d.default, call)
+    whole = Convolution.from_call(aten.conv2d.default, call)
     monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 2 * 9 * 36)
     assert whole is not None
     torch.testing.assert_close(whole.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
@@ -110,7 +110,7 @@ LONE = torch.empty_strided((2, 1, 8, 8), (64, 1, 8, 1), dtype=torch.float64)
     ],
 )
 def test_all_else_is_left_to_pytorch(func, args):
-    assert Convolution.of(func, args) is None
+    assert Convolution.from_call(func, args) is None
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, nullcontext])

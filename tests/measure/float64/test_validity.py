@@ -378,7 +378,7 @@ def assessed(model, arrays):
     assessment = ReferenceAssessment()
     with torch.inference_mode():
         for batch in stand.samples.batches(stand.binding.batch_size):
-            truth = stand.truth.of_first(batch)
+            truth = stand.truth.first_outputs(batch)
             assessment.update(stand.reference.run(batch), truth, length(batch))
         return assessment.result(stand)
 

@@ -716,7 +716,7 @@ SUM = hashlib.sha1(bytes(64)).hexdigest()
 def test_regions_lengths_and_checksums(tmp_path, tensors, places):
     seen = report(written(tmp_path, *tensors), tmp_path)
     assert found(seen, "external_data") == places
-    assert seen.external_data == {"w.bin": str(Digest.of_bytes(bytes(64)))}
+    assert seen.external_data == {"w.bin": str(Digest.from_bytes(bytes(64)))}
 
 
 def test_a_region_inside_another_is_a_slice(tmp_path):
@@ -769,7 +769,7 @@ def test_data_that_was_not_hashed_is_never_read(tmp_path):
     unhashed = subject.model_copy(
         update={
             "external_data": ("model.onnx",),
-            "sha256": Digest.of_manifest(tmp_path, ["model.onnx"] * 2),
+            "sha256": Digest.from_manifest(tmp_path, ["model.onnx"] * 2),
         }
     )
     with pytest.raises(OnnxFileError, match="reads its data from 'w.bin', expected one of"):

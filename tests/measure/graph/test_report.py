@@ -152,7 +152,7 @@ def test_a_graph_whose_tensor_has_no_origin_is_refused(tmp_path):
     proto.graph.node[0].input[0] = "z"
     data = proto.SerializeToString()
     path.with_name("bad.onnx").write_bytes(data)
-    bad = subject.model_copy(update={"sha256": Digest.of_bytes(data)})
+    bad = subject.model_copy(update={"sha256": Digest.from_bytes(data)})
     with pytest.raises(OnnxFileError, match="nothing in the graph makes"):
         read_graph(TestedFile(path.with_name("bad.onnx"), bad), witness())
 

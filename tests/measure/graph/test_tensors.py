@@ -14,7 +14,7 @@ from torch import nn
 from gate.weights import value_graph
 from gate.weights.findings import nearest, suspicion
 from gate.weights.layouts import Lines, equal, match_packed_rnn, misplaced, same
-from gate.weights.model_tensors import ModelTensor, TensorIndex, bit_sum, norms, of_tensor
+from gate.weights.model_tensors import ModelTensor, TensorIndex, bit_sum, model_tensor, norms
 from gate.weights.value_graph import DroppedContents, Initializers, size_of, small_values
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).filter(lambda s: np.prod(s) >= 4)
@@ -109,7 +109,7 @@ def test_bits_do_not_depend_on_the_order_and_tensors_of_other_types_are_compared
     assert bit_sum(values) == bit_sum(values.T) == bit_sum(values[::-1])
     assert bit_sum(values) != bit_sum(-values)
     tensor = torch.from_numpy(values).double()
-    assert of_tensor(("w",), tensor).bits == bit_sum(values)
+    assert model_tensor(("w",), tensor).bits == bit_sum(values)
 
 
 @pytest.fixture(scope="module", params=[nn.LSTM, nn.GRU])

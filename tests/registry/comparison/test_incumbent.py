@@ -44,7 +44,7 @@ def test_bytes_evidence_and_decision_are_those_that_were_promoted(
     champion = load_champion(of(registry, ledger), into=tmp_path)
     assert (champion.state, champion.version, champion.absent) == ("proven", "1", None)
     assert champion.onnx_path is not None
-    assert champion.sha256 == Digest.of_file(champion.onnx_path)
+    assert champion.sha256 == Digest.from_file(champion.onnx_path)
     assert champion.evidence == first.evidence
     assert champion.decision == first.decision
     assert [row.sha256 for row in champion.trend.rows] == [champion.sha256]

@@ -119,9 +119,9 @@ def test_a_promoted_file_is_the_measured_file(
     outcome = place.promote(second, ledger)
     assert (outcome.outcome, outcome.version, outcome.previous_version) == ("promoted", "2", "1")
     assert place.aliases() == {CANDIDATE: "2", CHAMPION: "2", PREVIOUS: "1"}
-    want = Digest.of_file(second.onnx_path)
+    want = Digest.from_file(second.onnx_path)
     path = place.registry.download(place.name, "2", tmp_path / "back")
-    assert Digest.of_file(path) == want
+    assert Digest.from_file(path) == want
     version = place.registry.version(place.name, "2")
     assert version.tags[Tag.SHA256] == want.hex
     assert version.run_id == place.run_id

@@ -136,7 +136,7 @@ def test_it_goes_the_whole_way_and_back_as_one(
         assert str(slot.sha256) == told["digest"]
         assert len(slot.parts) == 2
         for file in slot.parts.values():
-            assert file.sha256 == Digest.of_file(release.parent / file.name)
+            assert file.sha256 == Digest.from_file(release.parent / file.name)
         seen.append(slot)
         golden = ModelStore(Path("store")).content(slot.golden_sha256)  # type: ignore[arg-type]
         served = (ModelStore(Path("store")).live_link(name) / "exact").resolve() / "release.yaml"
@@ -152,7 +152,7 @@ def test_it_goes_the_whole_way_and_back_as_one(
     back = registry.download(name, "2", place / "back")
     assert back.name == "release.yaml"
     assert (
-        Digest.of_manifest(
+        Digest.from_manifest(
             back.parent, ("release.yaml", *(file.name for file in seen[1].external_data))
         )
         == seen[1].sha256

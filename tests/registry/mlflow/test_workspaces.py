@@ -371,8 +371,8 @@ def test_the_same_name_in_two_workspaces_is_two_models(
     assert _outcomes(reconcile(KEY, cause="test")) == [("deploy", "deployed", "2")]
     served = {name: store.live(name) for name in store.names()}
     assert {name: live.slots[EXACT].sha256 for name, live in served.items() if live} == {
-        NAME: Digest.of_file(first.onnx_path),
-        KEY: Digest.of_file(third.onnx_path),
+        NAME: Digest.from_file(first.onnx_path),
+        KEY: Digest.from_file(third.onnx_path),
     }
     for _ in range(2):  # a promotion in one workspace takes no champion from the other
         assert _outcomes(reconcile(NAME, cause="test")) == []

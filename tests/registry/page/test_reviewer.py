@@ -83,7 +83,7 @@ def test_a_no_is_heard_wherever_a_version_may_come_to_serve(ledger, first, secon
     registry = Simulator()
     for each in (first, second):
         promote(registry, release(each.onnx_path, policy=policy), policy=policy, ledger=ledger)
-    model = RegisteredModel(registry, ledger, NAME, reviews=ReviewSettings.of(policy))
+    model = RegisteredModel(registry, ledger, NAME, reviews=ReviewSettings.from_policy(policy))
     for number in ("1", "2"):
         registry.set_tag(NAME, number, key=key, value=word)
         problem = veto(model, number, history=model.history()).problem
@@ -98,7 +98,13 @@ def test_a_no_is_heard_wherever_a_version_may_come_to_serve(ledger, first, secon
     assert (taken.outcome, registry.aliases[CHAMPION]) == ("reverted", "3")
     assert ("rejected", "2") in [(e.action, e.version) for e in ledger.entries()]
     with pytest.raises(RegistryError, match="can't be rolled back to version 1: a reviewer reje"):
-        rollback(registry, NAME, ledger=ledger, reason="worse", reviews=ReviewSettings.of(policy))
+        rollback(
+            registry,
+            NAME,
+            ledger=ledger,
+            reason="worse",
+            reviews=ReviewSettings.from_policy(policy),
+        )
 
 
 def test_the_guard_s_line_has_the_comment_too(ledger, first, second):

@@ -32,7 +32,7 @@ def line(action: str, version: str | None, previous: str | None = None, **more: 
 
 
 def status(lines: list[LedgerEntry], version: str) -> str | None:
-    fate = VersionStatus.of(ModelHistory(tuple(lines)), version)
+    fate = VersionStatus.from_history(ModelHistory(tuple(lines)), version)
     return None if fate is None else fate.status_line(ReviewSettings()).removeprefix(MARK)
 
 
@@ -130,7 +130,7 @@ ANSWERED = {
 
 @pytest.mark.parametrize(("lines", "answer"), ANSWERED.values(), ids=list(ANSWERED))
 def test_what_the_reviewer_is_answered(lines, answer):
-    fate = VersionStatus.of(ModelHistory(tuple(lines)), "2")
+    fate = VersionStatus.from_history(ModelHistory(tuple(lines)), "2")
     assert fate is not None
     assert fate.answer == answer
 
@@ -152,7 +152,7 @@ def test_of_any_lines_comes_one_short_line_and_one_champion_at_most(lines):
     history = ModelHistory(tuple(lines))
     champions = []
     for version in ("1", "2", "3"):
-        fate = VersionStatus.of(history, version)
+        fate = VersionStatus.from_history(history, version)
         if fate is None:
             continue
         assert len(fate.status_line(ReviewSettings())) <= STATUS_LIMIT

@@ -45,7 +45,7 @@ def texts(chart: Chart) -> list[str]:
 
 
 def all_of(case: Report) -> tuple[Chart, ...]:
-    return html_page.report_charts(case.story, case.evidence, case.decision, case.explanation)
+    return html_page.report_charts(case.summary, case.evidence, case.decision, case.explanation)
 
 
 def test_a_rejection_has_every_chart_as_svg_with_texts_as_texts():
@@ -173,18 +173,19 @@ def test_the_name_of_a_layer_lies_on_no_point():
 
 def test_the_first_chart_is_of_the_cause():
     rejected, passed = stories.rejected(), stories.passed()
-    layer = html_page.cause_chart(rejected.story, rejected.explanation)
+    layer = html_page.cause_chart(rejected.summary, rejected.explanation)
     assert layer is not None
     assert stories.LAYER in texts(layer)
-    finding = html_page.cause_chart(rejected.story, Explanation())
+    finding = html_page.cause_chart(rejected.summary, Explanation())
     assert finding is not None
-    blamed = {check.name for check in rejected.story.findings[0].checks}
+    blamed = {check.name for check in rejected.summary.findings[0].checks}
     assert blamed <= set(texts(finding))
-    everything = html_page.cause_chart(passed.story, passed.explanation)
+    everything = html_page.cause_chart(passed.summary, passed.explanation)
     assert everything is not None
     assert "19 more in the table" in everything.title
     assert (
-        html_page.cause_chart(passed.story.model_copy(update={"words": ()}), Explanation()) is None
+        html_page.cause_chart(passed.summary.model_copy(update={"words": ()}), Explanation())
+        is None
     )
 
 

@@ -28,7 +28,7 @@ def archive(tmp_path, monkeypatch):
             tar.addfile(member, io.BytesIO(data))
     digest = base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
     monkeypatch.setattr(browser_page, "INTEGRITY", f"sha512-{digest}")
-    digests = {name: Digest.of_bytes(data).hex for name, data in CONTENTS.items()}
+    digests = {name: Digest.from_bytes(data).hex for name, data in CONTENTS.items()}
     monkeypatch.setattr(browser_page, "FILES", digests)
     npm(tmp_path, monkeypatch, f'cp {path} "$8/onnxruntime-web-1.30.0.tgz"')
     return path

@@ -29,7 +29,7 @@ def whole(tmp_path_factory):
     np.save(folder / "y.npy", 2 * ROWS)
     spec = TensorSpec(name="x", dtype="float32", shape=("n", 3))
     subject = Subject(
-        sha256=Digest.of_bytes(b"file"), size_bytes=1, opset=17, producer="", inputs=(spec,),
+        sha256=Digest.from_bytes(b"file"), size_bytes=1, opset=17, producer="", inputs=(spec,),
         outputs=(spec.model_copy(update={"name": "y"}),),
     )  # fmt: skip
     packing = Packing(
@@ -68,7 +68,7 @@ def replaced(array, **settings):
 
     def spoil(folder):
         np.save(folder / "samples/0.npy", array, **settings)
-        digest = str(Digest.of_file(folder / "samples/0.npy"))
+        digest = str(Digest.from_file(folder / "samples/0.npy"))
         edited(folder, lambda plain: output(plain).update(sha256=digest))
 
     return spoil
@@ -103,7 +103,7 @@ def pipe(folder):
 
 def other_rows(folder):
     np.save(folder / "rows.npy", np.zeros((4, 32), np.uint8))
-    digest = str(Digest.of_file(folder / "rows.npy"))
+    digest = str(Digest.from_file(folder / "rows.npy"))
     edited(folder, lambda plain: plain["rows"].update(sha256=digest))
 
 
