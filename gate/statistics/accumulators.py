@@ -1,4 +1,4 @@
-"""Moments, histograms, worst values."""
+"""Mergeable statistics: moments, histograms, worst values."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ Array = NDArray[np.generic]
 
 
 def distances(left: Array, right: Array) -> TallyFloats:
-    """Return |left - right| of each element of two arrays of one shape, as float64, never NaN.
+    """Return |left - right| for each element of two arrays of equal shape, as float64, never NaN.
 
     NaN on both sides and equal infinities have the distance 0. NaN or infinity on one side only,
-    and infinities of other sign, have an infinite distance, which no bound allows. Integers that
-    differ are at least 1 apart, also beyond 2^53.
+    and infinities of different sign, have an infinite distance. Different integers have a distance
+    of at least 1, also beyond 2^53.
     """
-    one, other = (np.asarray(array, np.float64) for array in (left, right))
+    a, b = (np.asarray(array, np.float64) for array in (left, right))
     with np.errstate(all="ignore"):
-        apart = np.abs(one - other)
+        distance = np.abs(a - b)
     if left.dtype.kind != "f":
-        return np.where(left != right, np.maximum(apart, 1.0), 0.0)
-    if np.isfinite(apart).all():
-        return np.asarray(apart)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    return np.where(same, 0.0, np.nan_to_num(apart, nan=np.inf, posinf=np.inf))
+        return np.where(left != right, np.maximum(distance, 1.0), 0.0)
+    if np.isfinite(distance).all():
+        return np.asarray(distance)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.where(same, 0.0, np.nan_to_num(distance, nan=np.inf, posinf=np.inf))
 
 
 def by_column(left: OutputArray, right: OutputArray) -> TallyFloats:
-    """Return the largest distance of each index of the last axis, shape (columns,); of integers and
-    bools of all together, shape (1,), at least 1 where any differ."""
-    apart = distances(left, right)
+    """Return the largest distance in each column (index of the last axis), shape (columns,).
+
+    Integers and bools count as one column: shape (1,), at least 1 if any differ."""
+    distance = distances(left, right)
     if left.dtype.kind == "f":
-        return columns(apart)
-    return np.array([apart.max(initial=0.0)])
+        return columns(distance)
+    return np.array([distance.max(initial=0.0)])
 
 
 def columns(errors: TallyFloats) -> TallyFloats:
-    """The largest of each index of the last axis, shape (columns,); of what has one axis or none,
-    of all together."""
+    """Return the largest error of each column, shape (columns,); arrays with fewer than two axes
+    count as one column."""
     if errors.ndim < 2 or not errors.size:
         return np.array([errors.max(initial=0.0)])
     return np.asarray(errors.max(axis=tuple(range(errors.ndim - 1)), initial=0.0))
 
 
 def worse_columns(left: TallyFloats, right: TallyFloats) -> TallyFloats:
-    """Return the larger of each column; of all together where an axis has no constant length. What
-    has one column is meant for all."""
+    """Return the larger error of each column. A single column is broadcast; if the numbers of
+    columns differ, all count as one column."""
     if len(left) != len(right) and 1 not in (len(left), len(right)):
         left, right = np.array([left.max()]), np.array([right.max()])
     return np.asarray(np.maximum(left, right))
 
 
 def worst_ratio(moved: TallyFloats, unit: TallyFloats) -> float:
-    """Return the largest change in units of its column: 0 without any change, infinite where it is
-    infinite, and where there is no unit."""
+    """Return the largest ratio of change to unit over the columns: 0 without a change, infinite for
+    an infinite change or a unit of 0."""
     if len(moved) != len(unit) and 1 not in (len(moved), len(unit)):
         moved, unit = np.array([moved.max()]), np.array([unit.max()])
     with np.errstate(all="ignore"):
@@ -70,11 +71,11 @@ def worst_ratio(moved: TallyFloats, unit: TallyFloats) -> float:
     return float(ratios.max())
 
 
-# The scale of an output is its standard deviation without what is the same in every sample.
+# The scale of an output is its standard deviation without elements that are equal in all samples.
 
 
 MOST = 1 << 20
-"""Elements of a sample that are followed one by one; larger samples are taken as they are."""
+"""Maximum number of elements of a sample that are tracked individually."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Moments:
         return cls(values.size, float(values.flat[0]) + mean, deviations)
 
     def merge(self, other: Moments) -> Moments:
-        """Moments of both sets of values together."""
+        """Return the moments of both sets of values together."""
         if not self.count or not other.count:
             return self if self.count else other
         count = self.count + other.count
@@ -116,16 +117,16 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Population standard deviation; 0 without values, infinite where the squares overflow."""
+        """Return the population standard deviation; 0 without values, infinite on overflow."""
         return _root(self.deviations / self.count) if self.count else 0.0
 
 
 class ElementMoments:
-    """Mean and variance of each element of a sample, and whether it ever differed.
+    """Mean and variance of each element of a sample, and whether the two sides ever differed.
 
     An element that is constant over the samples and equal on both sides, such as a mask of -1e9, is
-    no part of the scale. merge is associative and commutative up to rounding (Chan, Golub, LeVeque
-    1979), as that of Moments.
+    excluded from the scale. merge is associative and commutative up to rounding (Chan, Golub,
+    LeVeque 1979), like that of `Moments`.
     """
 
     def __init__(self) -> None:
@@ -137,7 +138,7 @@ class ElementMoments:
 
     @np.errstate(all="ignore")
     def update(self, reference: TallyFloats, unequal: NDArray[np.bool_]) -> None:
-        """Add rows, shape (samples, elements), and where the two sides differ."""
+        """Add rows of shape (samples, elements), and the mask in which the two sides differ."""
         finite = np.isfinite(reference)
         self._whole = self._whole.merge(Moments.from_values(reference[finite]))
         if not self._followed or not reference.size:
@@ -150,12 +151,12 @@ class ElementMoments:
         part = ElementMoments()
         values = np.where(finite, reference, 0.0)
         part._counts = finite.sum(axis=0).astype(np.float64)
-        # From the first row on, so that equal values have a variance of exactly 0.
+        # Relative to the first row, so that equal values have a variance of exactly 0.
         shifted = np.where(finite, values - values[0], 0.0)
         means = shifted.sum(axis=0) / np.maximum(part._counts, 1.0)
         part._deviations = np.square(np.where(finite, shifted - means, 0.0)).sum(axis=0)
         part._means = values[0] + means
-        # What is finite in some samples only is no constant either.
+        # An element that is finite only in some samples is not constant either.
         part._unequal = np.asarray(unequal.any(axis=0) | (finite.any(axis=0) & ~finite.all(axis=0)))
         self._add(part)
 
@@ -171,9 +172,8 @@ class ElementMoments:
 
     @property
     def std(self) -> float:
-        """Population standard deviation over all samples of the elements that vary, or of which the
-        sides differ; of all where none varies. 0 without finite values, infinite where the squares
-        overflow."""
+        """Return the population standard deviation of the elements that vary or differ between the
+        sides; of all elements if none varies. 0 without finite values, infinite on overflow."""
         if not self._followed or self._counts is None or not (self._deviations != 0.0).any():
             return self._whole.std
         kept = ((self._deviations != 0.0) | self._unequal) & (self._counts > 0.0)
@@ -186,7 +186,7 @@ class ElementMoments:
 
     @property
     def count(self) -> int:
-        """Finite values."""
+        """Return the number of finite values."""
         return self._whole.count
 
     def _add(self, part: ElementMoments) -> None:
@@ -210,13 +210,13 @@ class ElementMoments:
 
 
 def _root(variance: float) -> float:
-    """Square root; infinite for NaN, which only an overflow makes."""
+    """Return the square root; infinite for NaN, which only results from an overflow."""
     return math.inf if math.isnan(variance) else math.sqrt(variance)
 
 
 @dataclass(frozen=True, eq=False)
 class Variation:
-    """The variation of the reference: whether its rows differ. The first row is kept."""
+    """Whether the rows of the reference differ; stores the first row."""
 
     rows: int = 0
     first: Array | None = None
@@ -241,14 +241,14 @@ class Variation:
         return Variation(self.rows + other.rows, self.first, same)
 
     def constant(self, samples: int) -> bool:
-        """True if all rows are equal. One row for several samples must vary within itself."""
+        """Return whether all rows are equal; a single row for several samples must vary itself."""
         if self.first is None or not self.same:
             return self.first is None
         return self.rows > 1 or samples == 1 or _equal(self.first, self.first[:1])
 
 
 def _equal(left: Array, right: Array) -> bool:
-    """Equal element by element, `right` broadcast; NaN equals NaN."""
+    """Return whether all elements are equal, with `right` broadcast; NaN equals NaN."""
     both_nan = (left != left) & (right != right)  # noqa: PLR0124  (NaN is not itself)
     return bool(((left == right) | both_nan).all())
 
@@ -256,29 +256,30 @@ def _equal(left: Array, right: Array) -> bool:
 Floats = NDArray[np.float64]
 
 
-_LEAST = -1022
-"""Exponent of the smallest normal float64; smaller numbers count as it does."""
+_MIN_EXPONENT = -1022
+"""Exponent of the smallest normal float64; smaller numbers are in its bin."""
 
-_OCTAVES = 1024 - _LEAST
+_OCTAVES = 1024 - _MIN_EXPONENT
 
 _BINS = PER_OCTAVE * _OCTAVES
 
 _MANTISSA = 5
-"""Leading bits of the mantissa that decide a bin."""
+"""Number of leading bits of the mantissa that determine a bin."""
 
 _CHUNK = 1 << 15
-"""Elements at a time, so that what is made of them stays in the cache."""
+"""Number of elements per chunk, so that intermediate arrays stay in the cache."""
 
 
 def _bins() -> NDArray[np.intp]:
-    """The bin of each value of the leading bits of a float64, sign, exponent and mantissa; the
-    last bin is for NaN and infinity."""
+    """Return the bin for each combination of a float64's leading bits (sign, exponent, mantissa).
+
+    The last bin is for NaN and infinity."""
     step = 1 << _MANTISSA
     leading = np.arange(1 << (12 + _MANTISSA))
     exponent = leading // step % 2048 - 1023
     parts = np.searchsorted(EDGES, 1.0 + leading % step / step, side="right") - 1
-    bins = PER_OCTAVE * (exponent - _LEAST) + parts
-    bins = np.where(exponent < _LEAST, 0, bins)
+    bins = PER_OCTAVE * (exponent - _MIN_EXPONENT) + parts
+    bins = np.where(exponent < _MIN_EXPONENT, 0, bins)
     return np.where(exponent == 1024, _BINS, bins).astype(np.intp)
 
 
@@ -286,7 +287,7 @@ _BIN_OF = _bins()
 
 
 class MagnitudeHistogram:
-    """Counts sizes by the leading bits of their float64: exact, whatever the order.
+    """Counts magnitudes by the leading bits of their float64; independent of the order.
 
     merge is associative and commutative; update(a + b) == update(a).merge(update(b)).
     """
@@ -296,7 +297,7 @@ class MagnitudeHistogram:
         self._counts = np.zeros(_BINS + 1, np.int64)
 
     def update(self, sizes: Floats) -> None:
-        """Add absolute values, of any shape; NaN and infinity are counted apart."""
+        """Add absolute values of any shape; NaN and infinity are counted separately."""
         flat = np.ascontiguousarray(sizes).reshape(-1)
         zeros = flat.size - int(np.count_nonzero(flat))
         bits = flat.view(np.uint64)
@@ -314,7 +315,7 @@ class MagnitudeHistogram:
         return merged
 
     def __getstate__(self) -> dict[str, object]:
-        """The bins between the first and the last that are filled: most are empty."""
+        # Most bins are empty: store only those between the first and the last filled one.
         filled = np.flatnonzero(self._counts)
         first = int(filled[0]) if filled.size else 0
         last = int(filled[-1]) + 1 if filled.size else 0
@@ -326,7 +327,7 @@ class MagnitudeHistogram:
         self._counts[first : first + len(counts)] = counts
 
     def without(self, sizes: ArrayLike) -> MagnitudeHistogram:
-        """Return the histogram with some of the sizes counted as zeros."""
+        """Return the histogram with some of the magnitudes counted as zeros."""
         moved = MagnitudeHistogram()
         moved.update(np.asarray(sizes, np.float64))
         less = MagnitudeHistogram()
@@ -335,29 +336,29 @@ class MagnitudeHistogram:
         return less
 
     def result(self) -> Histogram:
-        """The record."""
+        """Return the record."""
         filled = np.flatnonzero(self._counts[:-1])
         first, last = (int(filled[0]), int(filled[-1])) if filled.size else (0, -1)
         return Histogram(
             zeros=self._zeros,
-            first=first + PER_OCTAVE * _LEAST if filled.size else 0,
+            first=first + PER_OCTAVE * _MIN_EXPONENT if filled.size else 0,
             counts=tuple(self._counts[first : last + 1].tolist()),
             nonfinite=int(self._counts[-1]),
         )
 
 
 KEPT = 8
-"""Worst samples of an output."""
+"""Number of worst samples of an output."""
 
 
 def worse(left: float, right: float) -> float:
-    """The larger number; NaN if either is NaN, so that NaN is never hidden."""
+    """Return the larger number; NaN if either is NaN, so that NaN is never hidden."""
     return math.nan if math.isnan(left) or math.isnan(right) else max(left, right)
 
 
 @dataclass(frozen=True, slots=True)
 class WorstValue:
-    """The worst of the numbers of a stream, and its sample: of equals, the first.
+    """The worst number of a stream and its sample; the first one of equal numbers.
 
     merge is associative and commutative.
     """
@@ -372,9 +373,9 @@ class WorstValue:
         return cls(float(values[index]), start + index)
 
     def merge(self, other: WorstValue) -> WorstValue:
-        """The worse of the two."""
+        """Return the worse of the two."""
         return max(self, other, key=WorstValue._badness)
 
     def _badness(self) -> tuple[bool, bool, float, int]:
-        found, nan = self.sample is not None, math.isnan(self.value)
-        return (found, nan, 0.0 if nan else self.value, -(self.sample or 0))
+        is_set, nan = self.sample is not None, math.isnan(self.value)
+        return (is_set, nan, 0.0 if nan else self.value, -(self.sample or 0))

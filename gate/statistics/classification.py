@@ -31,10 +31,10 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ClassReading:
-    """The interpretation of the numbers of an output of classes."""
+    """The interpretation of the values of a classification output."""
 
     normalised: bool = False
-    """They are probabilities as they are: no softmax is taken."""
+    """True if the values are probabilities, so that no softmax is applied."""
     points: tuple[OperatingPoint, ...] = ()
 
 
@@ -43,20 +43,20 @@ LOGITS = ClassReading()
 
 @dataclass(frozen=True)
 class ClassAnswers:
-    """The class answers of one side, one row for each sample."""
+    """The predictions of one side, one row for each sample."""
 
     values: Floats
-    """As the output has them, shape (rows, classes >= 2)."""
+    """Values of the output, shape (rows, classes >= 2)."""
     probabilities: Floats
-    """Of the same shape; equal infinite logits share theirs. 0 in a row that is `unknown`."""
+    """Probabilities of the same shape; equal infinite logits share theirs. 0 in `unknown` rows."""
     top1: NDArray[np.intp]
-    """Of equals the lowest index."""
+    """Predicted class; the lowest index of equal values."""
     confidence: Floats
-    """The largest probability."""
+    """Largest probability."""
     margin: Floats
-    """Largest minus second largest value; 0 where both are the same infinity, or unknown."""
+    """Largest minus second largest value; 0 for equal infinities and unknown rows."""
     unknown: Bools
-    """Rows without an answer: with NaN, or with an infinite probability."""
+    """Mask of the rows without a prediction: with NaN or an infinite probability."""
 
     @classmethod
     def from_values(cls, values: Floats, *, normalised: bool = False) -> ClassAnswers:
@@ -75,18 +75,18 @@ class ClassAnswers:
         return cls(values, probabilities, top1, confidence, margin, unknown)
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.values)
 
-    def rows(self, kept: Bools) -> ClassAnswers:
-        """Those of a mask, shape (rows,)."""
+    def rows(self, mask: Bools) -> ClassAnswers:
+        """Return the rows of a mask of shape (rows,)."""
         return ClassAnswers(
-            self.values[kept],
-            self.probabilities[kept],
-            self.top1[kept],
-            self.confidence[kept],
-            self.margin[kept],
-            self.unknown[kept],
+            self.values[mask],
+            self.probabilities[mask],
+            self.top1[mask],
+            self.confidence[mask],
+            self.margin[mask],
+            self.unknown[mask],
         )
 
     def row_answer(self, row: int) -> SideAnswer:
@@ -100,7 +100,7 @@ class ClassAnswers:
 
 def _softmax(logits: Floats) -> Floats:
     largest = logits.max(axis=1, keepdims=True)
-    # Equal infinities are as far apart as other equal logits.
+    # Equal infinities have the difference 0, like other equal logits.
     powers: Floats = np.exp(np.where(logits == largest, 0.0, logits - largest))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers
@@ -113,7 +113,7 @@ _BAND_EDGES = (0.01, 0.05, 0.10)
 
 
 class ConfidenceStatistics:
-    """Accumulates max p(c) - max p(r) of samples, which the reference puts into classes.
+    """Accumulates max p(c) - max p(r) over samples, by the class that the reference predicts.
 
     merge is associative and commutative; update(a + b) == update(a).merge(update(b)), up to the
     rounding of float64 sums.
@@ -121,7 +121,7 @@ class ConfidenceStatistics:
 
     def __init__(self, classes: int) -> None:
         self.samples = np.zeros(classes, np.int64)
-        """By the class that the reference gives."""
+        """Number of samples by the class that the reference predicts."""
         self._moved = np.zeros(classes)
         self._largest = np.zeros(classes)
         self._signed = np.zeros(classes)
@@ -162,7 +162,7 @@ class ConfidenceStatistics:
         return merged
 
     def result(self) -> Confidence:
-        """The record; every number is 0 without samples."""
+        """Return the record; every number is 0 without samples."""
         count = int(self.samples.sum())
         n = max(count, 1)
         below_1, to_5, to_10, over_10 = (float(band) / n for band in self._bands)
@@ -191,25 +191,25 @@ class ConfidenceStatistics:
 
 
 class CrossingStatistics:
-    """Counts, at one operating point, the samples on which only one side acts.
+    """Counts the samples that are above an operating point on one side only.
 
-    merge is associative and commutative; update(a + b) == update(a).merge(update(b)). A sample that
-    has no answer on a side crosses. A crossing for a near-tie of two classes alone is left out of
-    all counts, as it is in agreement: `ties` of the result lists these.
+    merge is associative and commutative; update(a + b) == update(a).merge(update(b)). A sample
+    without a prediction on a side crosses. Crossings that are caused only by a near-tie of two
+    classes (`ties` of `result`) are excluded from all counts, like in the agreement.
     """
 
     def __init__(self, point: OperatingPoint) -> None:
         self.point = point
         self._counts = np.zeros(4, np.int64)
-        """Compared, above in the reference, above in the candidate, crossed."""
+        """Numbers of samples: compared, above in the reference, above in the candidate, crossed."""
         self._listed: list[SampleCrossing] = []
         self._torn: list[SampleCrossing] = []
-        """Those with another class; near-ties are among the first of them."""
+        """Crossings with different classes, which include the near-ties."""
 
     def update(
         self, reference: ClassAnswers, candidate: ClassAnswers, places: NDArray[np.intp]
     ) -> None:
-        """Add a batch of both sides; `places`: the indices of its samples."""
+        """Add a batch of both sides. places: the indices of its samples."""
         threshold, label = self.point
         sides = (reference, candidate)
         with np.errstate(invalid="ignore"):
@@ -238,7 +238,7 @@ class CrossingStatistics:
         return merged
 
     def result(self, ties: Collection[int] = ()) -> Crossing:
-        """The record. `ties`: near-ties, of the first hundred samples with another class."""
+        """Return the record. ties: near-ties among the first 100 samples with different classes."""
         excused = [entry for entry in self._torn if entry.sample in ties]
         less = [len(excused), sum(e.reference for e in excused),
                 sum(e.candidate for e in excused), len(excused)]  # fmt: skip
@@ -254,7 +254,7 @@ class CrossingStatistics:
         )
 
     def _take(self, part: CrossingStatistics) -> None:
-        # Twice as many as are shown, because ties are taken from them at the end.
+        # Keep twice as many as are listed, because ties are removed at the end.
         self._listed = sorted(self._listed + part._listed)[: 2 * LISTED]
         self._torn = sorted(self._torn + part._torn)[:LISTED]
 
@@ -264,7 +264,7 @@ class SampleCrossing(NamedTuple):
 
     sample: int
     reference: bool
-    """Above in the reference."""
+    """True if the reference is above the threshold."""
     candidate: bool
 
 
@@ -284,10 +284,9 @@ class ClassStatistics:
     merge is associative; update(a + b) == update(a).merge(update(b)), up to the rounding of
     float64 sums.
 
-    A tie goes to the lowest index on each side, so a tie that is broken otherwise counts as a
-    disagreement with margin 0, unless `look` finds that rounding breaks it. A sample with NaN on
-    one side agrees in nothing; one with NaN on both sides in the same places has no answer to
-    compare, and is only counted.
+    On each side the lowest index wins a tie. A tie that is broken differently is a disagreement
+    with margin 0, unless `accept_tie` finds that rounding breaks it. A sample with NaN on one side
+    only never agrees. A sample with NaN in the same positions on both sides is only counted.
     """
 
     def __init__(self, classes: int, reading: ClassReading = LOGITS) -> None:
@@ -318,12 +317,12 @@ class ClassStatistics:
     ) -> None:
         """Add a batch whose first row is sample `start`; labels have shape (batch,)."""
         places = np.arange(start, start + len(reference))
-        alike = _unknown_alike(reference, candidate)
-        if alike.any():
-            self._nan_rows += int(alike.sum())
-            reference, candidate = reference.rows(~alike), candidate.rows(~alike)
-            places = places[~alike]
-            labels = None if labels is None else labels[~alike]
+        skipped = _both_unknown(reference, candidate)
+        if skipped.any():
+            self._nan_rows += int(skipped.sum())
+            reference, candidate = reference.rows(~skipped), candidate.rows(~skipped)
+            places = places[~skipped]
+            labels = None if labels is None else labels[~skipped]
         if not len(reference):
             return
         self.samples += len(reference)
@@ -333,8 +332,8 @@ class ClassStatistics:
             agree = comparable & (reference.top1 == candidate.top1)
             self._update_agreement(reference, candidate.top1, agree=agree, places=places)
             self._top5_agreements += int((comparable & _same_top(r, c, min(5, self.classes))).sum())
-            apart = np.square(candidate.probabilities - reference.probabilities)
-            norms = np.where(comparable, np.sqrt(apart.sum(axis=1)), np.inf)
+            squares = np.square(candidate.probabilities - reference.probabilities)
+            norms = np.where(comparable, np.sqrt(squares.sum(axis=1)), np.inf)
         self._l2_sum += float(norms.sum())
         self._l2_max = worse(self._l2_max, float(norms.max()))
         self._confidence.update(reference, candidate)
@@ -346,7 +345,7 @@ class ClassStatistics:
             self._right_candidate += int(((candidate.top1 == labels) & ~candidate.unknown).sum())
 
     def merge(self, other: ClassStatistics) -> ClassStatistics:
-        """Statistics of both streams; both have the same number of classes."""
+        """Return the statistics of both streams, which have the same number of classes."""
         merged = ClassStatistics(self.classes, self._reading)
         for field in ("samples", "_nan_rows", "_disagreements", "_unsure", "_sure",
                       "_top5_agreements", "_l2_sum", "_labelled", "_right_reference",
@@ -357,12 +356,12 @@ class ClassStatistics:
         merged._l2_max = worse(self._l2_max, other._l2_max)
         merged._confidence = self._confidence.merge(other._confidence)
         merged._crossings = [
-            own.merge(others) for own, others in zip(self._crossings, other._crossings, strict=True)
+            a.merge(b) for a, b in zip(self._crossings, other._crossings, strict=True)
         ]
         return merged
 
     def result(self) -> ClassParity:
-        """The record; shares and means are 0 without samples."""
+        """Return the record; shares and means are 0 without samples."""
         n = max(self.samples, 1)
         decided = self.samples - len(self._ties)
         disagreements = self._disagreements - len(self._ties)
@@ -387,19 +386,19 @@ class ClassStatistics:
 
     @property
     def _points(self) -> list[OperatingPoint]:
-        """The operating points of which it has the class."""
+        """Return the operating points whose class exists."""
         return [p for p in self._reading.points if p.label is None or p.label < self.classes]
 
     @property
     def doubtful(self) -> list[int]:
-        """Samples whose answers differ, the first hundred."""
+        """Return the first 100 samples whose predictions differ."""
         return [disagreement.sample for disagreement in self._listed]
 
     def accept_tie(self, sample: int, truth: Floats, floor: Floats) -> None:
-        """Count a sample apart if its answers differ by no more than rounding.
+        """Count a sample as a tie if its predictions differ only by rounding.
 
-        That is so if the float64 values of both classes, `truth` of shape (1, classes), are nearer
-        than the errors of two correct implementations.
+        This is the case if the float64 values of both classes differ by less than the errors of two
+        correct implementations. truth, floor: shape (1, classes).
         """
         disagreement = next(
             disagreement for disagreement in self._listed if disagreement.sample == sample
@@ -410,7 +409,7 @@ class ClassStatistics:
             self._ties.add(sample)
 
     def update_truth(self, truth: NDArray[np.intp], reference: NDArray[np.intp]) -> None:
-        """Add the answers to a batch in float64 and float32, both of shape (batch,)."""
+        """Add the predictions for a batch in float64 and float32, both of shape (batch,)."""
         same = int((truth == reference).sum())
         self._sure += same
         self._unsure += len(truth) - same
@@ -449,11 +448,11 @@ class ClassStatistics:
         self._listed = _classification_first(self._listed + new)
 
 
-def _unknown_alike(r: ClassAnswers, c: ClassAnswers) -> Bools:
-    """Rows without an answer on both sides, with NaN in the same places; shape (batch,)."""
+def _both_unknown(r: ClassAnswers, c: ClassAnswers) -> Bools:
+    """Return the mask of rows that are unknown on both sides, with NaN in the same positions."""
     same = (np.isnan(r.values) == np.isnan(c.values)).all(axis=1)
-    alike: Bools = r.unknown & c.unknown & same
-    return alike
+    unknown: Bools = r.unknown & c.unknown & same
+    return unknown
 
 
 def _same_top(r: Floats, c: Floats, k: int) -> Bools:
@@ -465,9 +464,11 @@ def _same_top(r: Floats, c: Floats, k: int) -> Bools:
 
 
 def _top(logits: Floats, k: int) -> Bools:
-    """Mask of the k largest of each row; of equals the lowest indices. Linear, without a sort."""
-    place = logits.shape[1] - k
-    smallest = np.partition(logits, place, axis=1)[:, place, None]
+    """Return the mask of the k largest values of each row; the lowest indices of equal values.
+
+    It takes linear time, without a sort."""
+    index = logits.shape[1] - k
+    smallest = np.partition(logits, index, axis=1)[:, index, None]
     above = logits > smallest
     ties = logits == smallest
     room = k - above.sum(axis=1, keepdims=True)
@@ -480,10 +481,10 @@ def _classification_first(listed: list[Disagreement]) -> list[Disagreement]:
 
 
 class WorstSamples:
-    """The samples with the largest numbers of a stream, each with what both sides answer: NaN
-    before everything, of equals the first. Zeros are no worst samples.
+    """The samples with the largest numbers of a stream, with the predictions of both sides.
 
-    merge is associative and commutative; update(a + b) == update(a).merge(update(b)).
+    NaN counts as largest, the first of equal numbers wins, and zeros are ignored. merge is
+    associative and commutative; update(a + b) == update(a).merge(update(b)).
     """
 
     def __init__(self) -> None:
@@ -497,8 +498,9 @@ class WorstSamples:
         answers: tuple[ClassAnswers, ClassAnswers] | None = None,
         labels: NDArray[np.int64] | None = None,
     ) -> None:
-        """Add values, shape (rows,), whose first belongs to sample `start`. `answers`: of both
-        sides, if they are of classes."""
+        """Add values of shape (rows,), which begin with sample `start`.
+
+        answers: predictions of both sides for a classification output."""
         unknown = np.isnan(values)
         least = self._kept[-1].max_abs_diff if len(self._kept) == KEPT else 0.0
         rows = np.flatnonzero(unknown | (values >= least) & (values > 0.0))
@@ -524,7 +526,7 @@ class WorstSamples:
         return merged
 
     def result(self, *, classes: bool) -> tuple[WorstSample, ...]:
-        """The records. `classes`: false where the answers turned out to be none."""
+        """Return the records. classes: False if the output is not a classification after all."""
         if classes:
             return tuple(self._kept)
         bare = {"reference": None, "candidate": None, "label": None}

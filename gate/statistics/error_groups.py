@@ -18,24 +18,24 @@ Floats = NDArray[np.float64]
 
 
 TRUTH, REFERENCE, CANDIDATE, APART = range(4)
-"""Kinds of numbers: r64, r32 - r64, c - r64, c - r32."""
+"""Indices of the four kinds of numbers: r64, r32 - r64, c - r64, c - r32."""
 
 _KINDS = 4
 
 _WIDEST = float(np.finfo(np.float32).max)
 
 _LARGE = 200
-"""Exponent of the largest magnitude that is taken as it is: beyond it fourth powers overflow."""
+"""Exponent of the largest magnitude that is not scaled; fourth powers beyond it overflow."""
 
 _CLIPPED = 2.0**230
-"""Errors count up to here: 2^60 of their fourth powers can be added."""
+"""Maximum error, so that the sum of 2^60 fourth powers does not overflow."""
 
 
 def representable(truth: NDArray[np.generic], reference: NDArray[np.generic]) -> Floats:
-    """Return r64, with r32 where r64 is finite and beyond float32, and r32 is not.
+    """Return r64 with r32 in the place of finite numbers beyond float32, if r32 is within float32.
 
-    `torch.finfo(x.dtype).min` is a different number in float64. An infinite r64 stays: there the
-    float64 model computes another function (`gate.reference.validity`).
+    `torch.finfo(x.dtype).min` is a different number in float64. An infinite r64 is not replaced:
+    there the float64 model computes another function (`gate.reference.validity`).
     """
     r64, r32 = np.asarray(truth, np.float64), np.asarray(reference, np.float64)
     beyond = np.isfinite(r64) & (np.abs(r64) > _WIDEST) & (np.abs(r32) <= _WIDEST)
@@ -46,8 +46,8 @@ def representable(truth: NDArray[np.generic], reference: NDArray[np.generic]) ->
 def error_kinds(r64: Floats, r32: Floats, c: Floats) -> Floats:
     """Return the four kinds of absolute values, shape (4, ...), small enough for fourth powers.
 
-    All kinds of an element beyond 2^200, which only float64 holds, are divided by the same power of
-    two: its errors keep their share of the truth.
+    All kinds of an element beyond 2^200 are divided by the same power of two, which preserves the
+    relative errors.
     """
     shift = np.minimum(_LARGE - np.frexp(r64)[1], 0)
     if shift.any():
@@ -57,22 +57,22 @@ def error_kinds(r64: Floats, r32: Floats, c: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class GroupedErrors:
-    """Counts, sums of squares and peaks of the four kinds, one column a group.
+    """Counts, sums of squares and peaks of the four kinds, one column for each group.
 
     merge is associative and commutative up to the rounding of float64 sums.
     """
 
     counts: Floats
-    """Elements that count, shape (groups,)."""
+    """Number of elements, shape (groups,)."""
     sums: Floats
     """Sums of squares, shape (4, groups)."""
     peaks: Floats
-    """The largest absolute values, shape (4, groups)."""
+    """Largest absolute values, shape (4, groups)."""
     spread: Floats
-    """Sums of squares of what each independent draw adds to `sums`, shape (4, groups): the fewer
-    draws an error comes from, the larger this is relative to the square of its sum."""
+    """Sums of squares of the contributions of independent draws to `sums`, shape (4, groups). The
+    fewer draws contribute to an error, the larger it is relative to the square of the sum."""
     limit: Floats
-    """Independent draws at most, shape (groups,)."""
+    """Maximum number of independent draws, shape (groups,)."""
 
     @classmethod
     def empty(cls, groups: int) -> GroupedErrors:
@@ -84,8 +84,8 @@ class GroupedErrors:
     def from_values(cls, values: Floats, counted: NDArray[np.bool_]) -> GroupedErrors:
         """Return the errors for absolute values of shape (4, samples, repeats, groups).
 
-        `counted`, shape (samples, repeats, groups): `values` is zero where it is false. A sample is
-        one draw, because its errors have common causes.
+        counted: mask of shape (samples, repeats, groups); other `values` are 0. A sample is one
+        draw, because its errors have common causes.
         """
         squares = np.square(values).sum(axis=2)
         return cls(
@@ -98,9 +98,8 @@ class GroupedErrors:
 
     @classmethod
     def by_label(cls, values: Floats, labels: NDArray[np.int64], groups: int) -> GroupedErrors:
-        """Return the errors for absolute values, shape (4, elements), by group of the element.
-
-        Every element is a draw.
+        """Return the errors for absolute values of shape (4, elements). labels: the group of each
+        element. Every element is a draw.
         """
         counts = np.bincount(labels, minlength=groups).astype(np.float64)
         squares = np.square(values)
@@ -113,12 +112,12 @@ class GroupedErrors:
 
     @classmethod
     def middle(cls, tallies: Iterable[GroupedErrors]) -> GroupedErrors:
-        """The median of several, number by number."""
+        """Return the element-wise median of several."""
         several = list(tallies)
         return cls(*(np.median([getattr(t, name) for t in several], axis=0) for name in _FIELDS))
 
     def merge(self, other: GroupedErrors) -> GroupedErrors:
-        """The tally of both streams, which have the same groups."""
+        """Return the errors of both streams, which have the same groups."""
         return GroupedErrors(
             self.counts + other.counts,
             self.sums + other.sums,
@@ -128,7 +127,7 @@ class GroupedErrors:
         )
 
     def joined(self, stops: NDArray[np.int64]) -> GroupedErrors:
-        """One group for each of `stops`: all groups before it."""
+        """Return cumulative groups: for each of `stops`, the union of all groups before it."""
         sums = [
             np.concatenate([np.zeros((*a.shape[:-1], 1)), a.cumsum(axis=-1)], axis=-1)[..., stops]
             for a in (self.counts, self.sums, self.spread, self.limit)
@@ -139,13 +138,13 @@ class GroupedErrors:
         )
 
     def rms(self, kind: int) -> Floats:
-        """Root of the mean square, shape (groups,); 0 of an empty group."""
+        """Return the root mean square, shape (groups,); 0 for an empty group."""
         return np.asarray(np.sqrt(self.sums[kind] / np.maximum(self.counts, 1.0)))
 
     def draws(self, kind: int) -> Floats:
-        """Return how many independent normal draws scatter as these errors do, shape (groups,).
+        """Return the effective number of independent normal draws, shape (groups,).
 
-        It is 3 (sum e^2)^2 / sum e^4, because of n of them sum e^4 is 3 (sum e^2)^2 / n.
+        It is 3 (sum e^2)^2 / sum e^4, because for n normal draws sum e^4 is 3 (sum e^2)^2 / n.
         """
         with np.errstate(all="ignore"):
             ratio = 3.0 * np.square(self.sums[kind]) / self.spread[kind]
@@ -156,13 +155,13 @@ class GroupedErrors:
 _FIELDS = ("counts", "sums", "peaks", "spread", "limit")
 
 
-_ALONE = 1.5
-"""How many times as far as all together must a column be off to be the one that is named."""
+_MIN_EXCESS = 1.5
+"""Minimum ratio of a column's error to the worst group's for the column to be named."""
 
 _CHANCE = 1e-4
-"""That the largest of all ratios of an output exceeds its scatter, were all errors normal."""
+"""Probability that the largest ratio of an output exceeds its scatter if all errors are normal."""
 
-_MOST = 100.0
+_MAX_SCATTER = 100.0
 
 
 @dataclass(frozen=True)
@@ -170,48 +169,48 @@ class NoiseGroups:
     """Groups of one kind, with the errors of random rounding in the same groups."""
 
     axis: int
-    """Whose indices are the groups, of an output with the samples on axis 0; 0: another kind."""
+    """Axis of the output whose indices are the groups; 0 for another kind of groups."""
     name: list[str]
-    """Of each group; empty for the whole output."""
+    """Name of each group; empty for the whole output."""
     tally: GroupedErrors
     rounding: GroupedErrors | None
 
     def rms(self, kind: int) -> Floats:
-        """Root of the mean square of one kind of error, shape (groups,)."""
+        """Return the root mean square of one kind of error, shape (groups,)."""
         return self.tally.rms(kind)
 
     @property
     def largest(self) -> Floats:
-        """The largest magnitude of the truth, shape (groups,)."""
+        """Return the largest magnitude of the truth, shape (groups,)."""
         return np.asarray(self.tally.peaks[TRUTH])
 
     def rounding_rms(self) -> Floats:
-        """The rms of random rounding, over the elements that count here."""
+        """Return the rms error of random rounding over the counted elements, shape (groups,)."""
         if self.rounding is None:
             return np.zeros_like(self.tally.counts)
         counts = np.maximum(self.tally.counts, 1.0)
         return np.asarray(np.sqrt(self.rounding.sums[CANDIDATE] / counts))
 
     def noise_floor(self, *, peaks: bool) -> Floats:
-        """Return the errors that are attributed to no runtime; NaN if one of them is."""
+        """Return the noise floor, for which no runtime is at fault; NaN if an error is NaN."""
         return self._peak_floor if peaks else self._floor
 
     @cached_property
     def _peak_floor(self) -> Floats:
-        tossed = self.rounding.peaks[CANDIDATE] if self.rounding else np.zeros(len(self.name))
-        return self._at_least(self.tally.peaks[TRUTH], self.tally.peaks[REFERENCE], tossed)
+        rounding = self.rounding.peaks[CANDIDATE] if self.rounding else np.zeros(len(self.name))
+        return self._at_least(self.tally.peaks[TRUTH], self.tally.peaks[REFERENCE], rounding)
 
     @cached_property
     def _floor(self) -> Floats:
         return self._at_least(self.rms(TRUTH), self.rms(REFERENCE), self.rounding_rms())
 
     @staticmethod
-    def _at_least(truth: Floats, reference: Floats, tossed: Floats) -> Floats:
-        least = np.maximum(EPSILON * truth, UNDERFLOW)
-        return np.asarray(np.maximum(np.maximum(reference, tossed), least))
+    def _at_least(truth: Floats, reference: Floats, rounding: Floats) -> Floats:
+        minimum = np.maximum(EPSILON * truth, UNDERFLOW)
+        return np.asarray(np.maximum(np.maximum(reference, rounding), minimum))
 
     def scatter(self, groups: int) -> Floats:
-        """Return by what factor chance may raise a ratio here, by the error that is the floor."""
+        """Return the factor by which chance may raise a ratio here, from the floor's draws."""
         return scatter(self._draws, groups)
 
     @cached_property
@@ -223,11 +222,11 @@ class NoiseGroups:
         return draws
 
     def apart(self) -> float:
-        """max|c - r32| over the whole output, in units of the floor and of scatter."""
+        """Return max|c - r32| over the whole output in units of floor and scatter."""
         return float((self.tally.peaks[APART] / self.noise_floor(peaks=True) / self.scatter(1))[0])
 
     def ratios(self, groups: int, *, peaks: bool) -> Floats:
-        """The runtime's error in units of the floor and of scatter; 0 without any error."""
+        """Return the runtime's error in units of floor and scatter; 0 without an error."""
         error = self.tally.peaks[CANDIDATE] if peaks else self.rms(CANDIDATE)
         with np.errstate(all="ignore"):
             ratio = error / self.noise_floor(peaks=peaks) / self.scatter(groups)
@@ -237,37 +236,37 @@ class NoiseGroups:
 def worst_of(
     groups: list[NoiseGroups], count: int, *, peaks: bool
 ) -> tuple[float, str | None, Side]:
-    """Return the largest ratio of `groups`, its position and the closer side there.
+    """Return the largest ratio of `groups`, the name of its group, and the closer side there.
 
-    The first group is the whole output. `count`: groups in addition to the whole. A column is named
-    where it is so much worse than the rest that it alone makes the ratio.
+    The first group is the whole output. count: number of groups in addition to the whole. A column
+    is named if it is so much worse than the rest that it causes the ratio.
     """
-    places = []
+    candidates = []
     for group in groups:
         if group.name:
             ratios = group.ratios(1 if group is groups[0] else count, peaks=peaks)
             index = int(ratios.argmax())  # the first NaN, if there is one
             raw = group.rms(CANDIDATE)[index] / group.noise_floor(peaks=False)[index]
-            places.append(_WorstGroup(float(ratios[index]), float(raw), group, index))
-    worst = max(places, key=lambda place: (math.isnan(place.ratio), place.ratio))
-    columns = [place for place in places if place.group.axis and place.raw >= _ALONE * worst.raw]
-    named = max(columns, key=lambda place: place.raw, default=worst)
-    group, index = named.group, named.place
+            candidates.append(_WorstGroup(float(ratios[index]), float(raw), group, index))
+    worst = max(candidates, key=lambda each: (math.isnan(each.ratio), each.ratio))
+    columns = [c for c in candidates if c.group.axis and c.raw >= _MIN_EXCESS * worst.raw]
+    named = max(columns, key=lambda column: column.raw, default=worst)
+    group, index = named.group, named.index
     side = _closer(group.rms(REFERENCE)[index], group.rms(CANDIDATE)[index])
     return worst.ratio, group.name[index] or None, side
 
 
 def scatter(draws: Floats, groups: int) -> Floats:
-    """Return how far chance raises a ratio of two equal rms in the worst of `groups` groups.
+    """Return the factor by which chance raises a ratio of two equal rms in the worst of the groups.
 
-    The ratio of two mean squares of n normal errors follows Fisher's F(n, n); here the floor in the
-    denominator is the larger of two such, which is taken as F(n, 2n). The factor is its quantile at
-    1 - 1e-4 / groups: 1.03 for 10 000 draws of one group, 1.25 for 320, 2.1 for 32 in each of ten
-    columns, 25 for 2. At most 100, however few draws there are.
+    The ratio of two mean squares of n normal errors follows Fisher's F(n, n). Here the floor in the
+    denominator is the larger of two of them, which is approximated by F(n, 2n). The factor is the
+    root of its quantile at 1 - 1e-4 / groups: 1.03 for 10 000 draws in one group, 1.25 for 320, 2.1
+    for 32 in each of ten columns, 25 for 2. It is at most 100.
     """
     quantile = fdtri(draws, 2.0 * draws, 1.0 - _CHANCE / max(groups, 1))
     quantile = np.where(np.isnan(quantile), np.inf, quantile)
-    return np.asarray(np.clip(np.sqrt(quantile), 1.0, _MOST))
+    return np.asarray(np.clip(np.sqrt(quantile), 1.0, _MAX_SCATTER))
 
 
 class _WorstGroup(NamedTuple):
@@ -275,9 +274,9 @@ class _WorstGroup(NamedTuple):
 
     ratio: float
     raw: float
-    """The ratio as it is, not divided by its scatter."""
+    """The ratio without division by its scatter."""
     group: NoiseGroups
-    place: int
+    index: int
 
 
 def _closer(reference: float, candidate: float) -> Side:
