@@ -34,7 +34,7 @@ from gate.weights.value_graph import (
 
 
 class _Region(NamedTuple):
-    """Bytes of a data file that a tensor reads."""
+    """The bytes of a data file that a tensor reads."""
 
     start: int
     end: int
@@ -42,11 +42,10 @@ class _Region(NamedTuple):
 
 
 def external_data(model: onnx.ModelProto, folder: Path) -> Iterator[GraphFinding]:
-    """Tensors that state another length than they have, that read half of another tensor's bytes,
-    or whose data file has not the checksum that the model states.
+    """Yield tensors with a wrong length, partly overlapping tensors, and wrong checksums of files.
 
-    Equal regions are tied weights, a region inside another is a slice; bytes that no tensor
-    reads may be padding, or belong to another model that shares the file.
+    Equal regions are tied weights, and a region inside another is a slice. Bytes that no tensor
+    reads may be padding or belong to another model that shares the file.
     """
     regions: dict[str, list[_Region]] = defaultdict(list)
     checksums: dict[str, set[str]] = defaultdict(set)
@@ -71,18 +70,18 @@ def external_data(model: onnx.ModelProto, folder: Path) -> Iterator[GraphFinding
 
 
 def _overlaps(file: str, parts: list[_Region]) -> Iterator[GraphFinding]:
-    far = parts[0]
+    furthest = parts[0]
     for part in parts[1:]:
-        if far.start < part.start < far.end < part.end:
-            shared = far.end - part.start
-            named = {"tensor": far.tensor, "file": file}
-            yield finding("external_data", part.tensor, "overlap", count=shared, **named)
-        if part.end > far.end:
-            far = part
+        if furthest.start < part.start < furthest.end < part.end:
+            shared = furthest.end - part.start
+            other = {"tensor": furthest.tensor, "file": file}
+            yield finding("external_data", part.tensor, "overlap", count=shared, **other)
+        if part.end > furthest.end:
+            furthest = part
 
 
 def _changed(path: Path, file: str, stated: set[str]) -> Iterator[GraphFinding]:
-    """The format's own checksum is SHA-1; it guards against accidents only."""
+    """Yield a finding if a file does not have its SHA-1 checksum, which only detects accidents."""
     with path.open("rb") as stream:
         actual = hashlib.file_digest(stream, "sha1").hexdigest()
     if stated != {actual}:
@@ -90,7 +89,7 @@ def _changed(path: Path, file: str, stated: set[str]) -> Iterator[GraphFinding]:
 
 
 def finding(code: GraphCode, place: str, detail_code: str, **params: Any) -> GraphFinding:
-    """Return a finding with the values that its text names."""
+    """Return a finding with the parameters of its text."""
     return GraphFinding(code=code, place=place, detail_code=detail_code, detail_params=params)
 
 
@@ -101,7 +100,7 @@ _RANDOM = (
 
 
 def training_mode(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
-    """Live nodes in training mode. What the reference does in eval mode itself is none."""
+    """Yield live nodes in training mode, unless the reference in eval mode does the same."""
     for node in graph.live():
         detail_code = _mode(graph, node, witness)
         if detail_code is not None:
@@ -109,7 +108,7 @@ def training_mode(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[Gra
 
 
 def _mode(graph: ValueGraph, node: Node, witness: ReferenceObserver) -> str | None:
-    """Return the code of what a node does in training mode only; None: nothing."""
+    """Return the code of a node's training-mode behavior, or None."""
     if node.operator == "BatchNormalization":
         trains = _batch_norm(graph, node) and not witness.operator_recorder.batch_statistics
         return "batch_statistics" if trains else None
@@ -119,13 +118,14 @@ def _mode(graph: ValueGraph, node: Node, witness: ReferenceObserver) -> str | No
         code = "random" if node.operator in _RANDOM else None
     return (
         code if code and not witness.operator_recorder.draws else None
-    )  # which runs the reference
+    )  # `draws` runs the reference
 
 
 def _batch_norm(graph: ValueGraph, node: Node) -> bool:
-    """Return whether a node computes as in training.
+    """Return whether a BatchNormalization node is in training mode.
 
-    Since opset 14 an attribute has it, since 7 the number of outputs, before `is_test`.
+    Opset 14 and later have an attribute for it, opset 7 and later further outputs, earlier ones
+    `is_test`.
     """
     if graph.opset >= 14:
         return bool(node.attribute("training_mode", 0) != 0)
@@ -135,9 +135,10 @@ def _batch_norm(graph: ValueGraph, node: Node) -> bool:
 
 
 def _dropout(graph: ValueGraph, node: Node) -> str | None:
-    """Return the code of a dropout that computes as in training, or None.
+    """Return the code of a Dropout node in training mode, or None.
 
-    Since opset 12 an input has it; from 7 on there was only inference; before, `is_test`.
+    Opset 12 and later have an input for it, opset 7 and later only inference, earlier ones
+    `is_test`.
     """
     if graph.opset >= 12:
         ratio = graph.constant(node.input(1))
@@ -163,10 +164,10 @@ _NARROW = {
 }
 
 _QUANTIZED = re.compile(r"(.*::)?(\w*[Qq]uantize\w*|Q[A-Z]\w+|\w+(Integer|NBits|Bnb4)\w*)")
-"""Operators that compute in, or unpack, integers of 8 bits and fewer."""
+"""Operators that compute with or unpack integers of at most 8 bits."""
 
 _ROUNDED_TO_STEPS = ("QuantizeLinear", "DequantizeLinear")
-"""What exporters make of fake quantization."""
+"""Operators that exporters write for fake quantization."""
 
 _BYTES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
 
@@ -178,11 +179,11 @@ _MOVES = (
 _MEASURES = ("Shape", "Size")
 
 _AXES = 8
-"""Constants of no more elements may be sizes and scales, one for each axis."""
+"""Maximum number of elements of constants that may be sizes or scales, one for each axis."""
 
 
 def float16(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
-    """Yield where float32 is rounded to 16 or 8 bits, or was when the weights were written."""
+    """Yield nodes that round float32 to 16 or 8 bits, and weights that are stored rounded."""
     for code, dtype in _NARROW.items():
         name = str(dtype).removeprefix("torch.")
         nodes = [node for node in graph.live() if _makes(graph, node, code)]
@@ -198,14 +199,13 @@ def float16(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFind
 
 
 def quantized(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
-    """Yield where floats are rounded to integers of few bits, or were when weights were written.
+    """Yield nodes that quantize floats, and weights that are stored quantized.
 
-    No model that was traced in float32 has such operators. One that was quantized in PyTorch has
-    them rightly, and is not exact either. Not reported are integers that the model itself holds,
-    such as masks, and the rounding to steps of a model that has it in forward. A reference file
-    that is quantized itself is compared by numbers alone.
+    A model that was traced in float32 has no such operators. A model that was quantized in PyTorch
+    has them, but is not exact either. Integers of the model itself, such as masks, and its own fake
+    quantization are not reported, nor are the operators of a quantized reference file.
     """
-    own = witness.bytes_held()
+    model_sizes = witness.bytes_held()
     nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
     rounded = [node for node in nodes if node.operator in _ROUNDED_TO_STEPS]
     if rounded and witness.operator_recorder.fake_quantizes:
@@ -215,12 +215,13 @@ def quantized(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFi
     for value, tensor in graph.live_tensors():
         unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])
         elements = math.prod(tensor.dims)
-        if tensor.data_type in _BYTES and elements > _AXES and elements not in own and unpacked:
+        is_new = tensor.data_type in _BYTES and elements > _AXES and elements not in model_sizes
+        if is_new and unpacked:
             yield finding("quantized", value.name, "quantized_stored")
 
 
 def float64(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
-    """Yield where samples or weights are computed in float64; arithmetic of shapes is not."""
+    """Yield nodes that compute with samples or weights in float64; shape arithmetic is ignored."""
     data = _data(graph)
     nodes = [
         node
@@ -234,14 +235,14 @@ def float64(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFind
 
 
 def _makes(graph: ValueGraph, node: Node, code: int) -> bool:
-    """True if the node computes values of this type or rounds to it, and doesn't just move them."""
+    """Return whether a node computes values of this type or rounds to it, not only moves them."""
     if node.operator in _MOVES:
         return False
     return any(value is not None and graph.types.get(value) == code for value in node.outputs)
 
 
 def _lossy(tensor: TensorProto, dtype: torch.dtype, witness: ReferenceObserver) -> bool:
-    """True if no tensor of the model of that size is whole in so few bits."""
+    """Return whether no tensor of the model of that size is exact in this format."""
     elements = math.prod(tensor.dims)
     return not any(
         held.numel() == elements and torch.equal(held.to(dtype).to(held.dtype), held)
@@ -250,14 +251,14 @@ def _lossy(tensor: TensorProto, dtype: torch.dtype, witness: ReferenceObserver) 
 
 
 def _data(graph: ValueGraph) -> set[GraphValue]:
-    """Values that come from samples or weights, not from shapes and single numbers."""
+    """Return the values that come from samples or weights, not from shapes and single numbers."""
     data = set(graph.entries)
     for value, tensor in graph.tensors.items():
         few = small_values(tensor)
         if few is None or few.size > _AXES:
             data.add(value)
     for node in graph.nodes:
-        inner = bool(node.branches)  # what goes into a subgraph has other names inside
+        inner = bool(node.branches)  # values have other names inside of a subgraph
         on_data = inner or any(value in data for value in node.inputs)
         if on_data and node.operator not in _MEASURES:
             data |= {value for value in node.outputs if value is not None}
@@ -265,54 +266,54 @@ def _data(graph: ValueGraph) -> set[GraphValue]:
 
 
 def _precision_finding(code: GraphCode, nodes: list[Node], **params: Any) -> GraphFinding:
-    """One finding for all nodes, at the first of them."""
+    """Return one finding for all nodes, located at the first node."""
     operators = most_common(Counter(node.operator for node in nodes))
     counted = {"count": len(nodes), "operators": operators}
     return finding(code, nodes[0].place, f"{code}_nodes", **counted, **params)
 
 
 def most_common(operators: Counter[str]) -> list[str]:
-    """Return the five most frequent operators with their numbers: `3 Add`."""
+    """Return the five most frequent operators with their counts: `3 Add`."""
     return [f"{count} {kind}" for kind, count in operators.most_common(5)]
 
 
 HALF = 0.5
 
 _HINT = 0.25
-"""Share of equal elements among some, below which all are not compared."""
+"""Minimum share of equal elements in a sample for a comparison of all elements."""
 
 _CLOSE = 0.05
-"""Relative difference (rms) up to which other weights may be the same, kept in few bits."""
+"""Maximum relative difference (rms) of the same weights in a format of few bits."""
 
 _GRID = 1024.0
-"""Multiples of 1 / 1024 may be anything: masks, grids, counts."""
+"""Multiples of 1 / 1024 do not identify a tensor: they may be masks, grids or counts."""
 
 
 @dataclass(frozen=True)
 class WeightMismatch:
-    """`place` of the file is `name` of the model, but for `wrong` of its `size` elements."""
+    """A constant `place` of the file that is the model's `name` except for `wrong` elements."""
 
     place: str
     name: str
     wrong: int
     size: int
     first: tuple[int, ...]
-    """Index in the file's tensor of the first one that differs."""
+    """Index of the first different element in the file's tensor."""
     largest: float
-    """Largest difference; infinite or NaN where one of both is."""
+    """Largest difference; infinite or NaN if one of the elements is."""
     format: str | None = None
-    """The format that the whole tensor was rounded to."""
+    """Format to which the whole tensor was rounded."""
     moved: float | None = None
-    """By how much the whole tensor was changed, relative to its RMS, if that is little."""
+    """Change of the whole tensor relative to its RMS, if it is small."""
 
     @property
     def whole(self) -> bool:
-        """Hardly anything of it is the model's."""
+        """Return whether more than half of the elements differ."""
         return self.wrong > HALF * self.size
 
     @property
     def rounded(self) -> bool:
-        """True if the whole tensor was rounded, or changed by little."""
+        """Return whether the whole tensor was rounded or changed slightly."""
         return self.format is not None or self.moved is not None
 
     def finding(self) -> GraphFinding:
@@ -396,7 +397,7 @@ def named(place: str, values: Values, stored: ModelTensor) -> WeightMismatch:
 
 
 def telling(values: Values) -> bool:
-    """True if the values are no accident: two different ones that are no round numbers."""
+    """Return whether values identify a tensor: there are two different non-round numbers."""
     if values.dtype.kind != "f":
         return False
     some = values[np.isfinite(values)][: 1 << 16]
@@ -421,7 +422,7 @@ def _owner(stored: ModelTensor, wrong: NDArray[np.bool_]) -> str:
 
 
 def _looks_rounded(values: Values) -> bool:
-    """True if the last twelve bits of every mantissa are zero."""
+    """Return whether the last 12 bits of every mantissa are zero."""
     words = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     return not bool((words[:64] & 0xFFF).any() or (words & 0xFFF).any())
 
@@ -434,13 +435,13 @@ def _rounding(values: Values, expected: NDArray[Any]) -> tuple[str | None, float
     if name is not None:
         return name, None
     with np.errstate(all="ignore"):
-        apart = np.sqrt(np.mean((values.astype(np.float64) - expected) ** 2))
+        error = np.sqrt(np.mean((values.astype(np.float64) - expected) ** 2))
         size = np.sqrt(np.mean(expected.astype(np.float64) ** 2))
-    return None, float(apart / size) if apart <= _CLOSE * size else None
+    return None, float(error / size) if error <= _CLOSE * size else None
 
 
-# Only what a layer multiplies by counts as a weight. Zeros and infinities elsewhere are everyday:
-# masks of -inf, tables that a scatter fills, class tokens before training.
+# Only factors of a layer count as weights. Zeros and infinities elsewhere are common: masks of
+# -inf, tables that a scatter fills, class tokens before training.
 _FACTORS = {
     "Conv": (1,), "ConvTranspose": (1,), "DeformConv": (1,),
     "Gemm": (0, 1), "MatMul": (0, 1),
@@ -454,18 +455,18 @@ _TERMS = {
 }  # fmt: skip
 
 _ROWS: dict[str, tuple[int, ...]] = {"Gather": (0,)}
-"""Embeddings: no sample needs to reach the row that is NaN."""
+"""Embeddings, where the samples may not reach a row with NaN."""
 
 _REARRANGE = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
 _ADDED = ("bias", "running_mean")
-"""Parameters that are added or subtracted, so that folding them into a weight never zeroes it."""
+"""Parameters that are added or subtracted, so that folding them never zeroes a weight."""
 
 
 def zero_initializer(
     graph: ValueGraph, ledger: DroppedContents, witness: ReferenceObserver
 ) -> Iterator[GraphFinding]:
-    """Weights of rank 2 and more that are all zero, and nothing in the reference explains it."""
+    """Yield weights of rank 2 or more that are all zero, unless the reference explains it."""
     for value, tensor in _used_floats(graph):
         contents = ledger.contents(tensor)
         if len(tensor.dims) < 2 or contents.elements < 2 or contents.zeros < contents.elements:
@@ -479,7 +480,7 @@ def zero_initializer(
 def nonfinite_initializer(
     graph: ValueGraph, ledger: DroppedContents, witness: ReferenceObserver
 ) -> Iterator[GraphFinding]:
-    """Weights with NaN or infinity where no tensor of the reference of that size has any."""
+    """Yield weights with NaN or infinity, unless a tensor of that size in the reference has any."""
     for value, tensor in _used_floats(graph):
         contents = ledger.contents(tensor)
         slots = [_FACTORS, _TERMS, *([_ROWS] if contents.nans else [])]
@@ -501,20 +502,20 @@ def _used_floats(graph: ValueGraph) -> Iterator[tuple[GraphValue, TensorProto]]:
 
 
 def _feeds(graph: ValueGraph, value: GraphValue, tables: list[dict[str, tuple[int, ...]]]) -> bool:
-    """True if the value, as it is or rearranged, goes to one of these slots."""
-    waiting = [value]
-    while waiting:
-        for node, slot in graph.readers[waiting.pop()]:
+    """Return whether the value, possibly rearranged, is the input of one of these slots."""
+    pending = [value]
+    while pending:
+        for node, slot in graph.readers[pending.pop()]:
             if any(slot in table.get(node.operator, ()) for table in tables):
                 return True
             if slot == 0 and node.operator in _REARRANGE:
-                waiting += [output for output in node.outputs if output is not None]
+                pending += [output for output in node.outputs if output is not None]
     return False
 
 
 def _has_zeros(witness: ReferenceObserver, shape: tuple[int, ...]) -> bool:
-    """True if the reference has as many zeros in one tensor, whole or as a slice of it, or a
-    factor of zero that may be folded into a tensor of this shape: the scale of a BatchNorm."""
+    """Return whether a tensor of the reference, or a slice of one, has as many zeros, or a zero
+    factor may be folded into a tensor of this shape (the scale of a BatchNorm)."""
     elements = torch.Size(shape).numel()
     for name, tensor in witness.tensors():
         holds_it = tensor.numel() >= elements and tensor.numel() % elements == 0
@@ -529,7 +530,7 @@ def _has_zeros(witness: ReferenceObserver, shape: tuple[int, ...]) -> bool:
 
 
 def _has_nonfinite(witness: ReferenceObserver, contents: Initializers) -> bool:
-    """True if a tensor of the reference that may be this one has NaN or infinity too."""
+    """Return whether a tensor of the reference that may be this one also has NaN or infinity."""
     return any(
         tensor.numel() % contents.elements == 0 and not bool(torch.isfinite(tensor).all())
         for _, tensor in witness.tensors()

@@ -24,12 +24,12 @@ from gate.weights.model_tensors import (
 )
 
 TOLERANCE = 8 * ULP
-"""Of a product, relative. Exporters fold in float32 with up to four roundings; measured on 646
-folded pairs of seven torchvision architectures, legacy and dynamo: at most 1.8 ulp for weights, 1.4
-for biases."""
+"""Relative tolerance of a product. Exporters fold in float32 with up to four roundings. Measured on
+646 folded pairs of seven torchvision architectures, legacy exporter and dynamo: at most 1.8 ulp for
+weights, 1.4 for biases."""
 
 _CHANNELS = 0.5
-"""The share of channels that must follow a BatchNorm, for the others to count as wrong."""
+"""Minimum share of channels that follow a BatchNorm; then the other channels count as wrong."""
 
 _COLUMNS = 16
 
@@ -45,7 +45,7 @@ class WeightLayer:
     groups: int
 
     def channels(self, values: Values) -> Values:
-        """A weight of this layer, (output channels, elements of each)."""
+        """Return a weight of this layer with shape (output channels, elements per channel)."""
         if not self.transposed:
             return values.reshape(len(values), -1)
         inputs, each = values.shape[:2]
@@ -53,7 +53,7 @@ class WeightLayer:
         return grouped.transpose(0, 2, 1, 3).reshape(self.groups * each, -1)
 
     def restored(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """The inverse of `channels`."""
+        """Return the inverse of `channels`."""
         shape = tuple(self.weight.shape)
         if not self.transposed:
             return rows.reshape(shape)
@@ -62,42 +62,42 @@ class WeightLayer:
         return grouped.transpose(0, 2, 1, 3).reshape(shape)
 
     def offset(self) -> Floats:
-        """The bias, zero without one."""
+        """Return the bias, or zero without one."""
         return np.zeros(1) if self.bias is None else doubles(self.bias)
 
 
 @dataclass(frozen=True, eq=False)
 class Folded:
-    """A constant as the weight of a layer with a BatchNorm folded in."""
+    """A constant that is the weight of a layer with a BatchNorm folded in."""
 
     expected: Values
-    """In the shape of the layer's weight, float32."""
+    """Expected values in the shape of the layer's weight, float32."""
     norms: tuple[Norm, ...]
-    """Those with this scale; none: scaled by what no BatchNorm of the model has."""
+    """BatchNorms with this scale; empty if no BatchNorm of the model has it."""
     factor: Floats
-    """By what each channel is scaled."""
+    """Scale of each channel."""
     kept: Leeway
-    """What the format makes of it that the file keeps it in."""
+    """Tolerance of the format in which the file stores the constant."""
 
     @property
     def way(self) -> str:
-        """`folded` with a BatchNorm or `scaled` by what attention divides by."""
+        """Return `folded` for a BatchNorm, or `scaled` for the scale of an attention."""
         return self.norms[0].way if self.norms else "scaled"
 
     def wrong(self, values: Values) -> NDArray[np.bool_]:
-        """Elements that are farther off than folding in float32 and keeping it explain."""
+        """Return the mask of elements that differ by more than the rounding of folding."""
         with np.errstate(all="ignore"):
-            apart = np.subtract(values, self.expected)
-            np.abs(apart, out=apart)
+            error = np.subtract(values, self.expected)
+            np.abs(error, out=error)
             allowed = np.abs(self.expected)
             allowed *= np.float32(TOLERANCE + self.kept.relative)
             allowed += np.float32(self.kept.absolute)
-        wrong: NDArray[np.bool_] = ~(apart <= allowed)
+        wrong: NDArray[np.bool_] = ~(error <= allowed)
         return wrong
 
 
 def layers(model: nn.Module) -> Iterator[WeightLayer]:
-    """All modules with a weight of two axes and more."""
+    """Yield all modules with a weight of at least two axes."""
     for path, module in model.named_modules():
         weight = tensor_of(module, "weight")
         if weight is None or weight.ndim < 2 or not weight.numel():
@@ -114,10 +114,11 @@ def folded(
     arithmetic: str | None = None,
     format_: str | None = None,
 ) -> Folded | None:
-    """`values`, in the shape of the layer's weight, as that weight with each output channel scaled.
+    """Match values with the weight of a layer whose output channels are scaled.
 
-    None if that is not what they are: fewer than half of the channels are scaled. `arithmetic`: of
-    the norms. `format_`: in which the file keeps the values; None: float32.
+    Return None if fewer than half of the channels are scaled. values: in the shape of the layer's
+    weight. arithmetic: the arithmetic of the norms. format_: the format in which the file stores
+    the values; None: float32.
     """
     kept = leeway(format_)
     near = 2 * TOLERANCE + kept.relative
@@ -142,8 +143,8 @@ def folded(
         constant = np.full(len(rows), root)
         norm = Norm("", constant, 0.0 * constant, 0.0 * constant, "scaled", arithmetic)
         return Folded(layer.restored(norm.folded(plain)), (norm,), constant, kept)
-    nobody = Norm("", factor, 0.0 * factor, 0.0 * factor)
-    return Folded(layer.restored(nobody.folded(plain)), (), factor, kept)
+    unknown = Norm("", factor, 0.0 * factor, 0.0 * factor)
+    return Folded(layer.restored(unknown.folded(plain)), (), factor, kept)
 
 
 def likeliest(
@@ -153,20 +154,20 @@ def likeliest(
     *,
     format_: str | None,
 ) -> tuple[Folded | None, NDArray[np.bool_]]:
-    """Return `folded` by the arithmetic that leaves the fewest elements wrong, and their mask.
+    """Return `folded` in the arithmetic with the fewest wrong elements, and their mask.
 
-    The arithmetic is exact, or that of the format in which the file keeps the values. `norms_by`:
-    the norms of the model, by arithmetic.
+    The arithmetic is exact, or that of the format in which the file stores the values. norms_by:
+    returns the norms of the model for an arithmetic.
     """
     best: tuple[Folded | None, NDArray[np.bool_]] = (None, np.ones(values.shape, np.bool_))
     for arithmetic in dict.fromkeys((None, format_)):
-        own = norms_by(arithmetic)
-        found = folded(values, layer, own, arithmetic=arithmetic, format_=format_)
-        if found is None:
+        candidates = norms_by(arithmetic)
+        match = folded(values, layer, candidates, arithmetic=arithmetic, format_=format_)
+        if match is None:
             continue
-        wrong = found.wrong(values) if found.norms else np.ones(values.shape, np.bool_)
+        wrong = match.wrong(values) if match.norms else np.ones(values.shape, np.bool_)
         if best[0] is None or wrong.sum() < best[1].sum():
-            best = (found, wrong)
+            best = (match, wrong)
         if not wrong.any():
             break
     return best
@@ -175,7 +176,7 @@ def likeliest(
 def folded_bias(
     values: Values, layer: WeightLayer, norm: Norm, *, format_: str | None = None
 ) -> NDArray[np.bool_] | None:
-    """Channels in which `values` is not the bias that folding gives; None for another number."""
+    """Return the channels in which `values` is not the folded bias; None for other shapes."""
     if values.shape != norm.scale.shape:
         return None
     kept, expected = leeway(format_), norm.offset(layer.offset())
@@ -187,10 +188,10 @@ def folded_bias(
 def _factors(
     rows: Values, plain: Values, *, near: float
 ) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the factor of each channel, which channels are scaled by it, and which can be judged.
+    """Return the factor of each channel, the scaled channels, and the usable channels.
 
-    The factor is the median, so that single wrong weights do not move it. A channel of zeros alone
-    can't be judged.
+    The factor is the median, so that single wrong weights do not change it. Channels of zeros are
+    not usable.
     """
     with np.errstate(all="ignore"):
         ratios = np.where(plain == 0.0, np.nan, rows.astype(np.float64) / plain)
@@ -204,8 +205,10 @@ def _factors(
 
 
 def _root(factor: Floats, rows: int, *, near: float) -> float | None:
-    """The scale of an attention, if it is what all channels have: the dimension of a head to the
-    power of -1/2, or of -1/4 for query and key each. A head is a part of the rows."""
+    """Return the scale of an attention if all channels have it, or None.
+
+    It is the head dimension to the power of -1/2, or -1/4 for query and key each. The rows are a
+    multiple of the head dimension."""
     middle = float(np.median(factor))
     if not 0.0 < middle < 1.0:
         return None
@@ -219,7 +222,7 @@ def _root(factor: Floats, rows: int, *, near: float) -> float | None:
 
 
 def _agreement(factor: Floats, scale: Floats, usable: NDArray[np.bool_], *, near: float) -> float:
-    """The share of channels that have the scale."""
+    """Return the share of channels with the scale."""
     if scale.shape != usable.shape:
         return 0.0
     wanted = scale[usable]

@@ -43,10 +43,10 @@ _OLDEST = 13
 def fixed_batch(
     subject: Subject, witness: ReferenceObserver, axes: BatchAxes | None = None
 ) -> Iterator[GraphFinding]:
-    """Inputs with a fixed batch axis, and outputs of which the model returns one row a sample.
+    """Yield inputs with a fixed batch axis, and outputs with one although the model has none.
 
-    A batch size that is baked in deeper, such as in a reshape, is left to the probes. `axes`: of
-    the batch; None is the first axis of all.
+    Batch sizes that are baked in elsewhere, such as in a reshape, are left to the probes. axes: the
+    batch axes; None: axis 0 of all inputs and outputs.
     """
     fixed = {
         name: rows
@@ -60,13 +60,13 @@ def fixed_batch(
     if all(size is None for size in declared):
         return
     for spec, size, returned in zip(subject.outputs, declared, witness.rows, strict=False):
-        # With as many samples as rows it is undecided whether the axis follows the batch.
+        # If there are as many samples as rows, the axis may or may not be the batch.
         if size is not None and returned == witness.samples and (fixed or size != returned):
             yield finding("fixed_batch", spec.name, "fixed_output", rows=size)
 
 
 def unused_output(graph: ValueGraph, subject: Subject) -> Iterator[GraphFinding]:
-    """Inputs, initializers and nodes on which no output of the file depends."""
+    """Yield inputs, initializers and nodes on which no output of the file depends."""
     used = {value.name for value in graph.live_values if value.scope == 0}
     for spec in subject.inputs:
         if spec.name not in used:
@@ -80,7 +80,7 @@ def unused_output(graph: ValueGraph, subject: Subject) -> Iterator[GraphFinding]
 
 
 def domain(graph: ValueGraph) -> Iterator[GraphFinding]:
-    """Operators outside of the standard domain, counted by domain."""
+    """Yield the numbers of operators outside of the standard domain, by domain."""
     foreign: dict[str, Counter[str]] = {}
     for node in graph.nodes:
         own = is_of_runtime(node.proto, opset=graph.opset)
@@ -93,8 +93,8 @@ def domain(graph: ValueGraph) -> Iterator[GraphFinding]:
 
 
 def opset(versions: Sequence[int]) -> Iterator[GraphFinding]:
-    """Versions of the standard domain, of the model and of its functions, that are out of place."""
-    if not versions:  # of ai.onnx.ml alone
+    """Yield problems of the standard domain's versions in the model and its functions."""
+    if not versions:  # a model with operators of ai.onnx.ml only
         return
     oldest, newest, place = min(versions), max(versions), "opset_import"
     if newest > oldest:
@@ -107,14 +107,14 @@ def opset(versions: Sequence[int]) -> Iterator[GraphFinding]:
 
 
 def checker(subject: Subject, name: str) -> Iterator[GraphFinding]:
-    """Yield why onnx's checker rejects the file of this name, if it does."""
+    """Yield the error of onnx's checker, if it rejects the file."""
     if subject.checker is not None:
         yield finding("checker", name, "checker", reason=subject.checker.rstrip("."))
 
 
 @cache
 def _runs(version: int) -> bool:
-    """True if the installed ONNX Runtime loads a model of this opset."""
+    """Return whether the installed ONNX Runtime loads a model of this opset."""
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     same = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [same])
@@ -128,17 +128,17 @@ def _runs(version: int) -> bool:
 
 
 def versions(model: onnx.ModelProto) -> list[int]:
-    """The versions of the standard domain that the model and its functions name."""
+    """Return the versions of the standard domain in the model and its functions."""
     imports = [*model.opset_import, *(o for f in model.functions for o in f.opset_import)]
     return [int(entry.version) for entry in imports if entry.domain in STANDARD]
 
 
 _LISTED = 50
-"""Findings of one kind that are kept; the last of them says how many more there are."""
+"""Maximum number of findings of one kind; the last one has the number of omitted findings."""
 
 
 class WeightInstrument:
-    """The report on the graph, or the reason why there is none."""
+    """The instrument that reads the graph and compares the weights."""
 
     needs_runtimes = False
     title = "weights"
@@ -151,11 +151,11 @@ class WeightInstrument:
 
     @staticmethod
     def is_enabled(job: MeasurementJob) -> bool:
-        """Return True if the policy enables it. Each part of a release has its own report."""
+        """Return whether the policy enables it. Each part of a release gets a separate report."""
         return job.chained is None and job.policy.instruments.graph
 
     def run(self, _runtimes: Sequence[RuntimeMeasurement], _advance: Callable[[int], None]) -> None:
-        """Read the graph. It runs the reference at most once."""
+        """Read the graph. The reference is run at most once."""
         context = self._context
         try:
             observer = ReferenceObserver(
@@ -174,29 +174,29 @@ class WeightInstrument:
 def read_graph(
     candidate: TestedFile, witness: ReferenceObserver, *, axes: BatchAxes | None = None
 ) -> GraphReport:
-    """The graph of the candidate, its subgraphs and functions included, against the reference.
+    """Compare the graph of a file, including subgraphs and functions, with the reference.
 
-    Weights are read one at a time. `axes`: of the batch; None is the first axis of all. Raises
-    DigestMismatch, StorageError, and what onnx raises for a file that is no model.
+    Weights are read one at a time. axes: the batch axes; None: axis 0 of all inputs and outputs.
+    Raises DigestMismatch, StorageError, and the exceptions of onnx for a file that is not a model.
     """
     subject, folder = candidate.subject, candidate.path.parent
     model = _parsed(candidate)
     initializers = len(model.graph.initializer) + len(model.graph.sparse_initializer)
-    about_files = list(external_data(model, folder))
+    file_findings = list(external_data(model, folder))
     constants = Constants(witness)
     ledger = condense(model, folder, subject.external_data, look=constants.match_constant)
     graph = ValueGraph(_typed(model))
-    about_weights, weights = constants.compare(graph, ledger)
-    found = chain(
+    weight_findings, weights = constants.compare(graph, ledger)
+    findings = chain(
         training_mode(graph, witness),
         fixed_batch(subject, witness, axes),
         zero_initializer(graph, ledger, witness),
         nonfinite_initializer(graph, ledger, witness),
-        about_weights,
+        weight_findings,
         float64(graph, witness),
         float16(graph, witness),
         quantized(graph, witness),
-        about_files,
+        file_findings,
         unused_output(graph, subject),
         domain(graph),
         opset(versions(model)),
@@ -226,19 +226,18 @@ _PASSING = frozenset(
 
 
 def last_operators(graph: ValueGraph, output: GraphValue) -> tuple[str, ...]:
-    """Return the operators that compute the values of an output; behind them there are only
-    operators that move, scale or sum values."""
+    """Return the last operators before an output that do more than move, scale or sum values."""
     operators: set[str] = set()
     visited: set[GraphValue] = set()
-    waiting = [output]
-    while waiting:
-        value = waiting.pop()
+    pending = [output]
+    while pending:
+        value = pending.pop()
         node = graph.makers.get(value)
         if node is None or value in visited:
             continue
         visited.add(value)
         if node.operator in _PASSING or node.branches:
-            waiting += [each for each in (*node.inputs, *node.branches) if each is not None]
+            pending += [each for each in (*node.inputs, *node.branches) if each is not None]
         else:
             operators.add(node.operator)
     return tuple(sorted(operators))
@@ -253,7 +252,7 @@ def _parsed(candidate: TestedFile) -> onnx.ModelProto:
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The condensed model without functions, with the types of all its values."""
+    """Return the condensed model without functions, with the types of all values."""
     if model.functions:
         model = inline_functions(model)
     return shape_inference.infer_shapes(model)
@@ -261,10 +260,10 @@ def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _limited(findings: Iterable[GraphFinding]) -> Iterable[GraphFinding]:
     for _, group in groupby(findings, key=lambda finding: finding.code):
-        together = list(group)
-        kept, more = together[:_LISTED], len(together) - _LISTED
+        of_code = list(group)
+        listed, more = of_code[:_LISTED], len(of_code) - _LISTED
         if more > 0:
-            last = kept[-1]
+            last = listed[-1]
             params = {**last.detail_params, "more": more}
-            kept[-1] = last.model_copy(update={"detail_params": params})
-        yield from kept
+            listed[-1] = last.model_copy(update={"detail_params": params})
+        yield from listed

@@ -43,14 +43,14 @@ from gate.weights.model_tensors import (
 from gate.weights.value_graph import FLOATS, INTEGERS, DroppedContents, ValueGraph
 
 _ROUNDING = 2.0**-20
-"""Relative difference that another order of operations may make of a computed constant."""
+"""Relative difference of a computed constant that another order of operations may cause."""
 
 _FAR = 0.01
-"""A difference in units of the constant's size (rms) that no rounding makes."""
+"""Difference relative to the constant's size (rms) that rounding can't cause."""
 
 
 class Match(NamedTuple):
-    """A match of a constant, and the tensors of the model for which it accounts."""
+    """The way in which a constant matches, and the matching tensors of the model."""
 
     way: str
     names: tuple[str, ...]
@@ -58,26 +58,26 @@ class Match(NamedTuple):
 
 @dataclass
 class Constant:
-    """A constant of the file, and what is known of it so far."""
+    """A constant of the file and the state of its matching."""
 
     name: str
     values: Values | None
-    """float32 or int64. None once nothing more has to be compared."""
+    """float32 or int64. None if no further comparison is needed."""
     format: str | None = None
-    """The format of fewer bits that the file keeps it in."""
+    """Narrow format in which the file stores the constant."""
     match: Match | None = None
     suspicion: WeightMismatch | None = None
-    """What it is if it is nothing else."""
+    """The most likely mismatch, which is reported if nothing matches."""
     excused: bool = False
-    """It is a tensor of the model in a form that can't be compared."""
+    """True for a tensor of the model in a form that can't be compared."""
 
     @property
     def open(self) -> bool:
-        """True if nothing equal was found yet."""
+        """Return whether no match was found yet."""
         return self.match is None and self.values is not None
 
     def suspect(self, suspected: WeightMismatch | None) -> None:
-        """Keep the suspicion that has the fewest differences."""
+        """Store the mismatch with the fewest wrong elements."""
         if suspected is not None and (
             self.suspicion is None or suspected.wrong < self.suspicion.wrong
         ):
@@ -85,20 +85,20 @@ class Constant:
 
 
 class Fold(NamedTuple):
-    """A layer that one of these was folded into."""
+    """A layer with the candidates for the BatchNorm that was folded into it."""
 
     layer: WeightLayer
     norms: tuple[Norm, ...]
 
 
 class WeightMatcher:
-    """Finds constants among the tensors that the model holds."""
+    """Matches constants with the tensors of the model."""
 
     def __init__(self, witness: ReferenceObserver) -> None:
         self.pool = TensorIndex((*stored_tensors(witness.held()), *match_packed_rnn(witness.model)))
         self.folds: list[Fold] = []
         self.scaled: set[str] = set()
-        """Paths of the layers that something was folded into."""
+        """Paths of the layers with a folded factor."""
         self._lines = Lines(self.pool.all)
         self._norms = cache(lambda arithmetic: tuple(norms(witness.model, arithmetic)))
         self._layers: defaultdict[tuple[int, ...], list[WeightLayer]] = defaultdict(list)
@@ -107,15 +107,15 @@ class WeightMatcher:
         self._renormalized = dict(renormalized_embeddings(witness.model))
 
     def exact(self, constant: Constant) -> Match | None:
-        """The same elements as a tensor of the model, or as one packed for a recurrent operator;
-        of integers only under the same name."""
-        values, own = constant.values, self.pool.by_name.get(constant.name)
+        """Match a constant with a tensor of equal elements, possibly packed for a recurrent
+        operator. Integers match only under the same name."""
+        values, namesake = constant.values, self.pool.by_name.get(constant.name)
         assert values is not None
-        if own is not None and equal(values, own.values):
-            return Match("as it is", own.names)
+        if namesake is not None and equal(values, namesake.values):
+            return Match("as it is", namesake.names)
         if values.dtype.kind != "f":
-            way = None if own is None else same(values, own.values)
-            return None if own is None or way is None else Match(way, own.names)
+            way = None if namesake is None else same(values, namesake.values)
+            return None if namesake is None or way is None else Match(way, namesake.names)
         if values.size == 1:
             return None
         for stored in self.pool.alike(values):
@@ -125,7 +125,7 @@ class WeightMatcher:
         return None
 
     def narrow(self, constant: Constant) -> None:
-        """A constant that the file keeps in fewer bits, against the tensors rounded to these."""
+        """Match a constant in a narrow format with the tensors rounded to that format."""
         values, name = constant.values, constant.format
         if values is None or name is None:
             return
@@ -137,8 +137,9 @@ class WeightMatcher:
         constant.suspect(nearest(constant.name, values, candidates))
 
     def renormalized(self, constant: Constant) -> None:
-        """An embedding with `max_norm`, whose rows are either unchanged or renormalized: a forward
-        before the export has renormalized the rows that it looked up."""
+        """Match an embedding with `max_norm`, whose rows are unchanged or renormalized.
+
+        A forward before the export renormalizes the rows that it looks up."""
         values, kept = constant.values, leeway(constant.format)
         assert values is not None
         for name, limited in self._renormalized.items():
@@ -157,36 +158,36 @@ class WeightMatcher:
                 constant.suspect(mismatch_at(constant.name, name, (values, stored.values), mask))
 
     def is_renormalized(self, stored: ModelTensor) -> bool:
-        """Return True for an embedding with `max_norm`, all of whose right values are known."""
+        """Return whether a tensor is an embedding with `max_norm`; its valid values are known."""
         return not self._renormalized.keys().isdisjoint(stored.names)
 
     def joined(self, constant: Constant) -> None:
-        """A slice of a tensor, or several of them one behind the other."""
+        """Match a constant with a slice of a tensor, or with several slices in a row."""
         values = constant.values
         assert values is not None
-        found = self._lines.read(values)
-        if found is None or not found.ordered:
+        slices = self._lines.read(values)
+        if slices is None or not slices.ordered:
             return
-        wrong = values != found.expected
+        wrong = values != slices.expected
         if not wrong.any():
-            constant.match = Match(found.way, found.names)
+            constant.match = Match(slices.way, slices.names)
             return
-        certain = not (wrong & found.doubtful).any() and telling(values[~wrong])
+        certain = not (wrong & slices.doubtful).any() and telling(values[~wrong])
         if certain and wrong.mean() <= HALF:
             owner = found.owner(int(wrong.argmax()))
             constant.suspect(mismatch_at(constant.name, owner, (values, found.expected), wrong))
 
     def folded(self, constant: Constant) -> None:
-        """The weight of a layer with a BatchNorm in it."""
+        """Match a constant with the weight of a layer with a folded BatchNorm."""
         if constant.values is None:
             return
         for shape in dict.fromkeys((constant.values.shape, constant.values.shape[::-1])):
-            waiting = self._layers.get(shape, [])
-            for at, layer in enumerate(waiting):
+            candidates = self._layers.get(shape, [])
+            for index, layer in enumerate(candidates):
                 for values in _as_weight(constant.values, shape):
                     if self._fold(constant, layer, values):
-                        # Files have their weights in the model's order: what is used up goes last.
-                        waiting.append(waiting.pop(at))
+                        # Weights are in the model's order, so a matched layer goes to the end.
+                        candidates.append(candidates.pop(index))
                         return
 
     def _fold(self, constant: Constant, layer: WeightLayer, values: Values) -> bool:
@@ -209,7 +210,7 @@ class WeightMatcher:
         return True
 
     def folded_bias(self, constant: Constant) -> None:
-        """The bias of a layer whose weight had a BatchNorm folded in."""
+        """Match a constant with the bias of a layer with a folded BatchNorm."""
         values = constant.values
         if values is None or values.ndim != 1 or values.dtype.kind != "f":
             return
@@ -230,19 +231,19 @@ class WeightMatcher:
                         mismatch_at(constant.name, f"{prefix}bias", (values, expected), wrong)
                     )
 
-    def _versions(self, own: Sequence[Norm], format_: str | None) -> Iterator[Norm]:
-        """These norms, and the same in every arithmetic that may have made a constant."""
-        yield from own
-        paths = {norm.path for norm in own if norm.way == "folded"}
+    def _versions(self, norms_of_fold: Sequence[Norm], format_: str | None) -> Iterator[Norm]:
+        """Yield norms, also in the other arithmetics in which they may have been folded."""
+        yield from norms_of_fold
+        paths = {norm.path for norm in norms_of_fold if norm.way == "folded"}
         for arithmetic in dict.fromkeys((None, format_)):
-            alike = (norm for norm in self._norms(arithmetic) if norm.path in paths)
-            yield from (norm for norm in alike if norm.arithmetic != own[0].arithmetic)
+            same_norms = (norm for norm in self._norms(arithmetic) if norm.path in paths)
+            yield from (n for n in same_norms if n.arithmetic != norms_of_fold[0].arithmetic)
 
     def may_be_folded(self, constant: Constant, matched: set[str]) -> bool:
-        """Return True for a bias into which a BatchNorm may be folded.
+        """Return whether a constant is a bias into which a BatchNorm may be folded.
 
-        The weight of its layer is nowhere in the file, as where it was quantized after folding, so
-        that the factors can't be derived.
+        The factors are unknown, because the weight of the layer is not in the file, for example
+        because it was quantized after folding.
         """
         values, (path, _, name) = constant.values, constant.name.rpartition(".")
         if values is None or name != "bias" or f"{path}.weight" in matched:
@@ -253,7 +254,7 @@ class WeightMatcher:
     def computed(self, constant: Constant, pool: TensorIndex) -> None:
         """Match a constant with the tensors that forward computes without the inputs.
 
-        They must be equal exactly or up to the rounding of float32.
+        They must be equal up to the rounding of float32.
         """
         values = constant.values
         assert values is not None
@@ -275,30 +276,30 @@ class WeightMatcher:
 
 
 def _far(values: Values, arranged: Values, *, kept: Leeway) -> NDArray[np.bool_] | None:
-    """Return where a constant differs from a computed one; None if the two are unrelated.
+    """Return the mask in which a constant differs from a computed one; None if they are unrelated.
 
-    Exporters compute it with other roundings than PyTorch, which may add up. So the two are related
-    only where all elements are either within these or far beyond, and at least half are within.
+    Exporters round in other places than PyTorch, and the errors may accumulate. The two are related
+    only if every element either differs by rounding or clearly, and at least half by rounding.
     """
     near = _near(values, arranged, kept=kept)
     with np.errstate(all="ignore"):
-        apart = np.abs(values.astype(np.float64) - arranged)
+        error = np.abs(values.astype(np.float64) - arranged)
         size = np.sqrt(np.mean(arranged.astype(np.float64) ** 2))
-    far = ~near & ~(apart <= _FAR * size)
+    far = ~near & ~(error <= _FAR * size)
     return far if (near | far).all() and near.mean() >= HALF else None
 
 
 def _near(values: Values, expected: Values, *, kept: Leeway) -> NDArray[np.bool_]:
-    """Return where both are equal up to rounding, or both are NaN."""
+    """Return the mask of elements that are equal up to rounding, or both NaN."""
     with np.errstate(all="ignore"):
-        apart = np.abs(values.astype(np.float64) - expected)
+        error = np.abs(values.astype(np.float64) - expected)
         rounding = (_ROUNDING + kept.relative) * np.abs(expected) + kept.absolute
-        near: NDArray[np.bool_] = (apart <= rounding) | (values == expected)
+        near: NDArray[np.bool_] = (error <= rounding) | (values == expected)
     return near | (np.isnan(values) & np.isnan(expected))
 
 
 def _as_weight(values: Values, shape: tuple[int, ...]) -> Iterable[Values]:
-    """A constant in the shape of a weight: as it is, or transposed where that has two axes."""
+    """Yield a constant in the shape of a weight: unchanged, or transposed if it has two axes."""
     if values.shape == shape:
         yield values
     if len(shape) == 2 and values.T.shape == shape:
@@ -306,7 +307,7 @@ def _as_weight(values: Values, shape: tuple[int, ...]) -> Iterable[Values]:
 
 
 def _rounded(stored: Iterable[ModelTensor], name: str) -> Iterable[ModelTensor]:
-    """Each tensor in every way that a converter narrows it; the rounded one first."""
+    """Yield each tensor converted to a narrow format: first rounded, then clamped and rounded."""
     for tensor in stored:
         rounded, *clamped = (convert(tensor.values) for convert in CONVERSIONS[name])
         for values in (rounded, *(v for v in clamped if not np.array_equal(v, rounded))):
@@ -316,13 +317,13 @@ def _rounded(stored: Iterable[ModelTensor], name: str) -> Iterable[ModelTensor]:
 _LISTED = 20
 
 _SETTINGS = 8
-"""Constants of so few round numbers are settings of an operator, no weights."""
+"""Maximum size of constants of round numbers that are settings of an operator, not weights."""
 
 _TRUST = 0.8
-"""The share of names that must lead to equal values, for a name to say more than a value."""
+"""Minimum share of names with equal values for names to be trusted more than values."""
 
 _MANY = 4
-"""More other tensors than these, and most of all, are another checkpoint."""
+"""If more tensors than this and most of all differ, the file has another checkpoint."""
 
 _NARROW: dict[int, str] = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 
@@ -330,10 +331,10 @@ _NARROW: dict[int, str] = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16:
 class Constants:
     """Compares the constants of one file with the reference.
 
-    A constant of floats is looked for among the parameters, buffers and attributes of the model: as
-    it is, in another order, cut out or joined, packed for a recurrent operator, with a BatchNorm
-    folded in, or as forward computes it. One that is certainly a tensor of the model and differs is
-    a finding; one that is not found is listed, and never counts as equal.
+    A constant of floats is compared with the parameters, buffers and attributes of the model:
+    unchanged, reordered, sliced or joined, packed for a recurrent operator, with a folded
+    BatchNorm, or as computed in forward. If it is certainly a tensor of the model but differs, it
+    is a finding. If nothing matches, it is listed and never counts as equal.
     """
 
     def __init__(self, witness: ReferenceObserver) -> None:
@@ -341,7 +342,7 @@ class Constants:
         self._matcher = WeightMatcher(witness)
         self._computed: DerivedConstants | None = None
         self._blind = False
-        """Forward could not be watched, so a constant may be computed that is not found."""
+        """True if forward could not be observed, so that computed constants may be missing."""
 
     def match_constant(self, tensor: TensorProto, array: NDArray[Any]) -> Constant | None:
         """Compare a constant; its values are kept only if nothing equal is found."""
@@ -468,17 +469,17 @@ class Constants:
         return len(leading)
 
     def _excuse(self, constant: Constant) -> None:
-        """Drop the suspicion against a tensor that forward itself changes."""
+        """Drop the suspicion if forward itself changes the tensor."""
         suspected = constant.suspicion
         if suspected is not None and self._moves(self._matcher.pool.by_name.get(suspected.name)):
             constant.suspicion = None
 
     def _scaled(self, constant: Constant) -> bool:
-        """True for the weight or bias of a layer that something was folded into."""
+        """Return whether the constant is the weight or bias of a layer with a folded factor."""
         return constant.name.rpartition(".")[0] in self._matcher.scaled
 
     def _moves(self, stored: ModelTensor | None) -> bool:
-        """True if forward itself writes into the tensor, so that other values may be right, too."""
+        """Return whether forward writes into a tensor, so that other values may be right."""
         if stored is None or self._matcher.is_renormalized(stored):
             return False
         if self._computed is None:
@@ -514,7 +515,7 @@ def _by_name(constant: Constant) -> bool:
 
 
 def _is_weight(constant: Constant, pool: TensorIndex) -> bool:
-    """False for settings of operators: single numbers, fills, few round numbers."""
+    """Return False for settings of operators: single numbers, fills, few round numbers."""
     if constant.name in pool.by_name:
         return True
     values = constant.values
@@ -533,8 +534,9 @@ def _says_something(constant: Constant) -> bool:
 
 
 def _findings(found: list[WeightMismatch], leading: int) -> Iterator[GraphFinding]:
-    """One finding each; of another checkpoint one in all. `leading`: constants with a name of the
-    model's."""
+    """Yield one finding for each mismatch, but a single one for another checkpoint.
+
+    leading: number of constants with a name of the model."""
     others = [one for one in found if one.whole and not one.rounded]
     if len(others) > _MANY and 2 * len(others) >= leading:
         names = [one.name for one in others]

@@ -21,50 +21,50 @@ from gate.reference.onnx_reference import OnnxNode
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import Batch, OutputArray
 
-# A tensor is found by the sum of its bits, which no transposition, reshape or flip changes, and is
-# compared element by element afterwards.
+# Tensors are looked up by the sum of their bits, which transposition, reshape and flip do not
+# change, and then compared element by element.
 Values = NDArray[Any]
 """float32, or int64 for integers and bools."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelTensor:
-    """A tensor of the model, under all of its names if it is shared."""
+    """A tensor of the model, with all of its names if it is shared."""
 
     names: tuple[str, ...]
     load: Callable[[], Values]
     shape: tuple[int, ...]
     integer: bool = False
     parts: tuple[tuple[tuple[slice, ...], str], ...] = ()
-    """Of what was packed: which region comes from which tensor of the model."""
+    """Regions of a packed tensor, with the name of the model's tensor for each."""
 
     @property
     def name(self) -> str:
-        """The first name."""
+        """Return the first name."""
         return self.names[0]
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The shape without ones, sorted: the same for all transpositions."""
+        """Return the sorted shape without ones, which is equal for all transpositions."""
         return tuple(sorted(dim for dim in self.shape if dim != 1))
 
     @cached_property
     def values(self) -> Values:
-        """float32 or int64; for parameters in float32 without a copy."""
+        """Return the values in float32 or int64; for float32 parameters without a copy."""
         return self.load()
 
     @cached_property
     def bits(self) -> int:
-        """`bit_sum` of the values."""
+        """Return the `bit_sum` of the values."""
         return bit_sum(self.values)
 
     def owner(self, index: tuple[int, ...]) -> str:
-        """The name of the tensor that the element comes from."""
+        """Return the name of the tensor from which an element comes."""
         for region, name in self.parts:
             if all(_within(one, at) for one, at in zip(region, index, strict=False)):
                 return name
@@ -72,14 +72,14 @@ class ModelTensor:
 
 
 class TensorIndex:
-    """Tensors by name, by number of elements and by their bits."""
+    """An index of tensors by name, number of elements and bits."""
 
     def __init__(self, stored: Iterable[ModelTensor]) -> None:
         self.all = tuple(stored)
         self.by_name = {
             name: tensor for tensor in self.all for name in tensor.names if not tensor.parts
         }
-        """What was packed has no name of its own."""
+        """Tensors by name. Packed tensors are not included."""
         self._by_size: defaultdict[tuple[bool, int], list[ModelTensor]] = defaultdict(list)
         self._by_dims: defaultdict[tuple[bool, tuple[int, ...]], list[ModelTensor]] = defaultdict(
             list
@@ -89,7 +89,7 @@ class TensorIndex:
             self._by_dims[tensor.integer, tensor.dims].append(tensor)
 
     def alike(self, values: Values) -> Iterator[ModelTensor]:
-        """Return the tensors with the same elements, in any order: equal sums of bits."""
+        """Yield the tensors with an equal sum of bits: the same elements in any order."""
         candidates = self._by_size.get((_integer(values), values.size), [])
         if candidates:
             bits = bit_sum(values)
@@ -102,7 +102,7 @@ class TensorIndex:
 
 
 def stored_tensors(held: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ModelTensor]:
-    """The tensors of a model, shared ones once. Those without plain data are left out."""
+    """Yield the tensors of a model, shared ones once, without those that are not plain."""
     names: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
     first: dict[tuple[Any, ...], torch.Tensor] = {}
     for name, tensor in held:
@@ -127,7 +127,7 @@ def model_tensor(names: tuple[str, ...], tensor: torch.Tensor) -> ModelTensor:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """True for tensors with data that NumPy could hold: not sparse, quantized, complex, meta."""
+    """Return whether NumPy can represent a tensor: not sparse, quantized, complex or meta."""
     return (
         tensor.layout is torch.strided
         and not tensor.is_quantized
@@ -137,7 +137,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def canonical(values: NDArray[Any]) -> Values | None:
-    """The values of a constant as those of `Stored`; None for types that can't be compared."""
+    """Return the values of a constant as `Values`; None for types that can't be compared."""
     if values.dtype.kind in "iub":
         return values.astype(np.int64, copy=False)
     try:
@@ -148,7 +148,7 @@ def canonical(values: NDArray[Any]) -> Values | None:
 
 
 def bit_sum(values: Values) -> int:
-    """The sum of the elements' bits, modulo 2^64."""
+    """Return the sum of the elements' bits modulo 2^64."""
     flat = np.ascontiguousarray(values).reshape(-1)
     words = flat.view(np.uint32 if flat.itemsize == 4 else np.uint64)
     return int(words.sum(dtype=np.uint64))
@@ -163,23 +163,22 @@ def _within(region: slice, at: int) -> bool:
 
 
 _LIMIT = 1 << 28
-"""Elements that are kept at most: 1 GiB of float32."""
+"""Maximum number of stored elements: 1 GiB of float32."""
 
 
 class DerivedConstants(DispatchMode):
-    """Keeps the results of operators that get nothing but the model's tensors and numbers: a masked
-    weight, the weight of a weight norm, a table of sines. Exporters that fold constants write them
-    into the file.
+    """Stores the results of operators whose inputs are only the model's tensors and numbers.
 
-    A tensor of unknown origin is an input or made of one.
+    Examples are a masked weight, the weight of a weight norm, and a table of sines. Exporters that
+    fold constants write them into the file. Tensors of unknown origin are inputs or depend on them.
     """
 
     def __init__(self, own: Iterable[torch.Tensor]) -> None:
-        """`own`: the model's tensors."""
+        """own: the model's tensors."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._own = list(own)
         self._constant = {id(tensor): tensor for tensor in self._own}
-        """By identity. They are kept, so that no other tensor gets the number."""
+        """Constants by `id`. The reference keeps them alive, so that ids are not reused."""
         self._addresses = {
             _address(tensor) for tensor in self._own if is_plain(tensor) and tensor.numel()
         }
@@ -190,28 +189,28 @@ class DerivedConstants(DispatchMode):
         self._written: set[int] = set()
 
     def results(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of floats that were computed, each under the name of its operator."""
+        """Yield the computed tensors of floats, with the names of their operators."""
         return (pair for pair in self._results.values() if pair[1].is_floating_point())
 
     def wrote(self, tensor: torch.Tensor) -> bool:
-        """True if forward itself changes the values of a tensor of the model."""
+        """Return whether forward itself changes the values of a tensor of the model."""
         return _address(tensor) in self._written
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if _is_tensor(tensor)]
+        inputs = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if _is_tensor(tensor)]
         result = func(*args, **(kwargs or {}))
-        made = [tensor for tensor in pytree.tree_leaves(result) if _is_tensor(tensor)]
+        outputs = [tensor for tensor in pytree.tree_leaves(result) if _is_tensor(tensor)]
         fresh = func.namespace == "aten" and "lift_fresh" in func.name()
         random = torch.Tag.nondeterministic_seeded in func.tags
-        fixed = not random and (fresh or all(self._is_constant(tensor) for tensor in given))
+        fixed = not random and (fresh or all(self._is_constant(tensor) for tensor in inputs))
         if func._schema.is_mutable:
             self._note_writes(func, args, kwargs or {}, fixed=fixed)
-        for tensor in made:
+        for tensor in outputs:
             if not fixed:
                 self._forget(tensor)
             elif is_plain(tensor) and self._elements <= _LIMIT:
                 self._constant[id(tensor)] = tensor
-                if not any(tensor is other for other in given):
+                if not any(tensor is other for other in inputs):
                     self._elements += tensor.numel()
                     self._results[id(tensor)] = (func.name().partition("::")[2], tensor)
                     self._places[_address(tensor)] += 1
@@ -237,7 +236,7 @@ class DerivedConstants(DispatchMode):
                     self._forget(tensor)
 
     def _forget(self, tensor: torch.Tensor) -> None:
-        """Neither the tensor nor those that share its storage are constants any more."""
+        """Remove the tensor and all that share its storage from the constants."""
         self._constant.pop(id(tensor), None)
         address = _address(tensor) if is_plain(tensor) else 0
         if not self._places[address]:
@@ -258,20 +257,20 @@ def _is_tensor(value: object) -> bool:
 
 
 class Leeway(NamedTuple):
-    """The allowed difference of a number."""
+    """The tolerance for a number that is stored in a format."""
 
     relative: float
     absolute: float
-    """Where numbers are so small that a format has no bits left."""
+    """Tolerance for numbers that underflow in the format."""
 
 
 def leeway(name: str | None) -> Leeway:
-    """Return how far storing a number in a format may move it; None: float32."""
+    """Return the tolerance for numbers stored in a format; None: float32."""
     return _LEEWAYS.get(name, _FLOAT32)
 
 
 def rounded_to(values: Values, stored: Values) -> str | None:
-    """The format whose rounding of `stored` is exactly `values`, where it changes anything."""
+    """Return the format in which `stored` rounds exactly to `values` and is changed, or None."""
     if values.dtype.kind != "f" or values.shape != stored.shape:
         return None
     for name, rounded in FORMATS.items():
@@ -293,7 +292,7 @@ def _bfloat(values: Values) -> Values:
 
 
 def _tf32(values: Values) -> Values:
-    """Round to 10 bits of mantissa, half away from zero, as tensor cores do."""
+    """Round to a 10-bit mantissa, half away from zero, like tensor cores."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
@@ -315,7 +314,7 @@ def _clamped(least: float) -> Callable[[Values], Values]:
     def half(values: Values) -> Values:
         size = np.abs(values)
         kept = np.where((size > 0.0) & (size < least), least, np.where(size >= _MASK, 1e4, size))
-        # What is infinite stays so.
+        # Infinite values do not change.
         return _half(np.copysign(np.where(np.isinf(size), size, kept), values))
 
     return half
@@ -328,7 +327,7 @@ CONVERSIONS: Mapping[str, tuple[Callable[[Values], Values], ...]] = {
     "float16": (_half, _clamped(1e-7), _clamped(5.96e-8)),
     "bfloat16": (_bfloat,),
 }
-"""What converters make of a weight in a narrow format: rounded, or clamped first."""
+"""Conversions of weights to narrow formats: rounded, or clamped and rounded."""
 
 _FLOAT32 = Leeway(0.0, float(np.finfo(np.float32).tiny))
 
@@ -338,24 +337,24 @@ _LEEWAYS: Mapping[str | None, Leeway] = {
 }
 
 
-# Folded, output channel k of a weight is `weight[k] * scale[k]` and its bias
+# With a folded norm, output channel k of a weight is `weight[k] * scale[k]` and its bias
 # `(bias[k] - mean[k]) * scale[k] + beta[k]`, with `scale = gamma / sqrt(var + eps)` (Ioffe and
-# Szegedy 2015, section 3.1). Of a model that was made half before its export each of these steps
-# rounds to 16 bits, in this order: both exporters of PyTorch give these weights to the last bit.
+# Szegedy 2015, section 3.1). If the model was converted to half before the export, each of these
+# steps rounds to 16 bits, in this order: the weights of both PyTorch exporters are bit-identical.
 Floats = NDArray[np.float64]
 
 
 def rounding(arithmetic: str | None) -> Callable[[Values], Values]:
-    """Return the rounding of the float32 result of a step in the arithmetic of a format.
+    """Return the rounding of a step's float32 result in the arithmetic of a format.
 
-    None: no rounding, because that of float32 is so small that it counts as exact.
+    None: no rounding, because float32 counts as exact.
     """
     return (lambda values: values) if arithmetic is None else FORMATS[arithmetic]
 
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A BatchNorm in eval mode, by channels."""
+    """A BatchNorm in eval mode, as one scale, mean and shift for each channel."""
 
     path: str
     scale: Floats
@@ -363,27 +362,27 @@ class Norm:
     beta: Floats
     way: str = "folded"
     arithmetic: str | None = None
-    """The format in which it is folded; None: exactly."""
+    """Format in which it is folded; None: exactly."""
 
     @property
     def parameters(self) -> str:
-        """All of them by one name; none for the scale of an attention."""
+        """Return one name for all parameters; empty for the scale of an attention."""
         return f"{self.path}.*" if self.way == "folded" else ""
 
     @property
     def size(self) -> Floats:
-        """The size of the terms except the layer's bias, for the error of folding."""
+        """Return the magnitude of the terms except the layer's bias, for the error of folding."""
         size: Floats = np.abs(self.beta) + np.abs(self.mean * self.scale)
         return size
 
     def folded(self, rows: Values) -> Values:
-        """The channels of a weight with the norm in it, float32. `rows`: rounded as it is."""
+        """Return the channels of a weight with the folded norm, float32. rows: already rounded."""
         with np.errstate(all="ignore"):
             product: Values = rows * self.scale.astype(np.float32)[:, None]
         return rounding(self.arithmetic)(product)
 
     def offset(self, bias: Floats) -> Floats:
-        """The bias of a layer, of one axis, with the norm in it."""
+        """Return the bias of a layer (one axis) with the folded norm."""
         step, (mean, scale, beta, bias) = _stepwise(
             self.arithmetic, self.mean, self.scale, self.beta, bias
         )
@@ -393,10 +392,7 @@ class Norm:
 
 
 def norms(model: nn.Module, arithmetic: str | None = None) -> Iterator[Norm]:
-    """Return all modules that normalize by running statistics.
-
-    Subclasses and others with the names of nn.BatchNorm are included.
-    """
+    """Yield all modules that normalize by running statistics, by the names of their tensors."""
     for path, module in model.named_modules():
         mean, variance = (_numbers(module, name) for name in ("running_mean", "running_var"))
         if mean is None or variance is None:
@@ -416,14 +412,14 @@ def norms(model: nn.Module, arithmetic: str | None = None) -> Iterator[Norm]:
 def _stepwise(
     arithmetic: str | None, *numbers: Floats
 ) -> tuple[Callable[[Any], Any], Iterator[NDArray[Any]]]:
-    """Yield pairs of the rounding of a step and the numbers to begin with."""
+    """Return the rounding of a step, and the rounded numbers."""
     step, kind = rounding(arithmetic), np.float64 if arithmetic is None else np.float32
     return step, (step(each.astype(kind)) for each in numbers)
 
 
 def renormalized_embeddings(model: nn.Module) -> Iterator[tuple[str, Values]]:
-    """The names of the weights of embeddings with `max_norm`, and their values when a forward has
-    looked up every row."""
+    """Yield the weights of embeddings with `max_norm`: names, and values after all rows were
+    renormalized by a forward."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             weight, rows = module.weight.detach().clone(), torch.arange(len(module.weight))
@@ -433,7 +429,7 @@ def renormalized_embeddings(model: nn.Module) -> Iterator[tuple[str, Values]]:
 
 
 def tensor_of(module: nn.Module, name: str) -> torch.Tensor | None:
-    """A plain tensor of floats among the attributes of a module; None: there is none."""
+    """Return an attribute of a module if it is a plain tensor of floats, or None."""
     try:
         value = getattr(module, name, None)
     except Exception:  # a parametrization that can't be computed
@@ -443,7 +439,7 @@ def tensor_of(module: nn.Module, name: str) -> torch.Tensor | None:
 
 
 def doubles(tensor: torch.Tensor) -> Floats:
-    """Its numbers in float64."""
+    """Return the values of a tensor in float64."""
     numbers: Floats = tensor.detach().to("cpu", torch.float64).numpy()
     return numbers
 
@@ -458,9 +454,9 @@ _SWITCHES = ("train", "training")
 
 @dataclass
 class ReferenceObserver:
-    """Answers about the reference. It is run at most once, and only for a file that gives reason.
+    """Facts about the reference, which is run lazily and at most once.
 
-    `run` computes `batch` with `model`.
+    run: runs `model` on `batch`.
     """
 
     model: nn.Module
@@ -469,34 +465,35 @@ class ReferenceObserver:
 
     @property
     def samples(self) -> int:
-        """The number of samples in the batch that was run."""
+        """Return the number of samples in the batch."""
         return len(next(iter(self.batch.values())))
 
     @cached_property
     def rows(self) -> tuple[int | None, ...]:
-        """The first axis of each output for that batch; None: it has no axis."""
+        """Return the size of axis 0 of each output for that batch; None for scalars."""
         return tuple(output.shape[0] if output.ndim else None for output in self._watched[1])
 
     @cached_property
     def operator_recorder(self) -> OperatorRecorder:
-        """The record of the operators of the reference."""
+        """Return the record of the operators of the reference."""
         return self._watched[0]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and value of all parameters, buffers and plain attributes that hold floats."""
+        """Yield name and value of all parameters, buffers and attributes that are tensors of
+        floats."""
         return ((name, value) for name, value in self.held() if value.is_floating_point())
 
     def bytes_held(self) -> set[int]:
-        """Numbers of elements of what the model holds in integers of eight bits."""
-        few = (torch.int8, torch.uint8)
-        return {value.numel() for _, value in self.held() if value.dtype in few}
+        """Return the sizes of the model's tensors of 8-bit integers."""
+        bytes_ = (torch.int8, torch.uint8)
+        return {value.numel() for _, value in self.held() if value.dtype in bytes_}
 
     def onnx_operators(self) -> set[str]:
-        """The operators of the nodes of an ONNX reference; none of a model in PyTorch."""
+        """Return the operators of an ONNX reference; empty for a PyTorch model."""
         return {m.call.operator for m in self.model.modules() if isinstance(m, OnnxNode)}
 
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every tensor of any type; a shared one comes under each of its names."""
+        """Yield every tensor of any type; a shared tensor under each of its names."""
         for path, module in self.model.named_modules(remove_duplicate=False):
             own = {
                 **vars(module),
@@ -515,21 +512,21 @@ class ReferenceObserver:
 
 
 class OperatorRecorder(DispatchMode):
-    """Watches the operators of PyTorch that run inside it.
+    """Records the PyTorch operators that run within its context.
 
-    Without gradients these are the ones that forward calls, such as `batch_norm` and `linear`.
+    Without gradients these are the operators that forward calls, such as `batch_norm`.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.dtypes: set[torch.dtype] = set()
-        """Of all tensors that operators returned."""
+        """Dtypes of all returned tensors."""
         self.draws = False
-        """True if one drew random numbers."""
+        """True if an operator drew random numbers."""
         self.batch_statistics = False
-        """True if one normalized by the statistics of the batch."""
+        """True if an operator normalized with batch statistics."""
         self.fake_quantizes = False
-        """True if one rounded floats to the steps of a quantized type."""
+        """True if an operator rounded floats to the steps of a quantized type."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -537,9 +534,9 @@ class OperatorRecorder(DispatchMode):
         for one in result if isinstance(result, tuple | list) else (result,):
             if isinstance(one, torch.Tensor):
                 self.dtypes.add(one.dtype)
-        given = _arguments(func, args) | kwargs
-        training = [bool(given[name]) for name in _SWITCHES if name in given]
-        if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0.0:
+        arguments = _arguments(func, args) | kwargs
+        training = [bool(arguments[name]) for name in _SWITCHES if name in arguments]
+        if torch.Tag.nondeterministic_seeded in func.tags and arguments.get("dropout_p") != 0.0:
             self.draws = self.draws or all(training)
         if bare(func._schema.name) in FAKE_QUANTIZERS:
             self.fake_quantizes = True
@@ -549,7 +546,7 @@ class OperatorRecorder(DispatchMode):
 
 
 def _arguments(func: Any, args: tuple[Any, ...]) -> dict[str, Any]:
-    """The positional arguments and the defaults, by name."""
+    """Return the positional arguments and the defaults by name."""
     arguments = func._schema.arguments
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
     return defaults | dict(zip((a.name for a in arguments), args, strict=False))

@@ -26,7 +26,7 @@ INTEGERS = (
 )  # fmt: skip
 
 _SMALL = 1024
-"""Elements of a tensor whose values stay: shapes, flags and scalars are all smaller."""
+"""Maximum size of tensors whose values are kept: shapes, flags and scalars are smaller."""
 
 _CHUNK = 1 << 20
 
@@ -35,7 +35,7 @@ _BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4}
 
 @dataclass(frozen=True)
 class Initializers:
-    """The number of elements of a tensor of floats, and how many are zero or not finite."""
+    """The number of elements of a tensor of floats, and of zero and non-finite ones."""
 
     elements: int
     zeros: int = 0
@@ -44,7 +44,7 @@ class Initializers:
 
     @classmethod
     def from_array(cls, array: NDArray[Any]) -> Initializers:
-        """Count in pieces, so that the masks stay small beside the array."""
+        """Count the elements in chunks, which keeps the masks small."""
         flat = array.reshape(-1)
         zeros = nans = infinities = 0
         for start in range(0, flat.size, _CHUNK):
@@ -57,7 +57,7 @@ class Initializers:
 
     @classmethod
     def from_tensor(cls, tensor: TensorProto, values: NDArray[Any]) -> Initializers:
-        """Return the counts for the values of `tensor`; only their number if not floats."""
+        """Return the counts for the values of a tensor; only the total if they are not floats."""
         return cls.from_array(values) if tensor.data_type in FLOATS else cls(math.prod(tensor.dims))
 
 
@@ -75,15 +75,15 @@ class DroppedContents:
         return Initializers.from_tensor(tensor, numpy_helper.to_array(tensor))
 
     def dropped(self, tensor: TensorProto) -> bool:
-        """True if the tensor has no values any more."""
+        """Return whether the values of a tensor were dropped."""
         return _is_dropped(tensor)
 
     def note(self, tensor: TensorProto) -> object:
-        """Return the note on a tensor from before its values were dropped; None for small ones."""
+        """Return the note that was stored when a tensor was dropped; None for small tensors."""
         return self._notes[int(tensor.external_data[0].value)] if _is_dropped(tensor) else None
 
     def drop(self, tensor: TensorProto, contents: Initializers, note: object = None) -> None:
-        """Drop the values of a tensor and leave the place of their count as its data file."""
+        """Drop the values of a tensor; its external location becomes the index of the counts."""
         self._counted.append(contents)
         self._notes.append(note)
         _clear(tensor)
@@ -98,10 +98,10 @@ def condense(
     *,
     look: Callable[[TensorProto, NDArray[Any]], object] | None = None,
 ) -> DroppedContents:
-    """Drop the values of the big tensors of `model`, and take in those of small external ones.
+    """Drop the values of the large tensors of a model, and load small external tensors.
 
-    `look` sees each big tensor once more, and the ledger keeps what it returns as its note.
-    Data is read from `files` in `folder` only. Raises OnnxFileError for any other.
+    look: called with each large tensor before; its result becomes the note of the tensor. Data is
+    only read from `files` in `folder`. Raises OnnxFileError for other files.
     """
     ledger = DroppedContents()
     for tensor in tensors_of(model):
@@ -121,12 +121,12 @@ def condense(
 
 
 def small_values(tensor: TensorProto) -> NDArray[Any] | None:
-    """The values of a tensor of a condensed model, None if they were dropped."""
+    """Return the values of a tensor of a condensed model; None if they were dropped."""
     return None if _is_dropped(tensor) else numpy_helper.to_array(tensor)
 
 
 def size_of(tensor: TensorProto) -> int:
-    """Bytes of the tensor's data; types of less than a byte are packed."""
+    """Return the size of a tensor's data in bytes; types of less than a byte are packed."""
     elements: int = math.prod(tensor.dims)
     bits = _BITS.get(TensorProto.DataType.Name(tensor.data_type))
     if bits is not None:
@@ -135,8 +135,9 @@ def size_of(tensor: TensorProto) -> int:
 
 
 def inlined(tensor: TensorProto, candidate: TestedFile) -> TensorProto:
-    """The tensor with its data inside, read from the file's data files, links followed; as it is
-    where its data is inside. Raises OSError, ValueError and OnnxFileError."""
+    """Return a tensor with its external data loaded; links of data files are followed.
+
+    Raises OSError, ValueError and OnnxFileError."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return tensor
     whole = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
@@ -151,7 +152,7 @@ def _external_bytes(tensor: TensorProto, folder: Path, files: tuple[str, ...]) -
     if location not in files:
         raise OnnxFileError(
             f"the tensor {tensor.name} reads its data from {location!r}, expected one of the "
-            f"data files that were hashed, {list(files)}. Read the subject of the file again."
+            f"hashed data files {list(files)}. The file was changed. Measure it again."
         )
     with (folder / location).open("rb") as stream:
         stream.seek(int(entries.get("offset") or 0))
@@ -159,12 +160,12 @@ def _external_bytes(tensor: TensorProto, folder: Path, files: tuple[str, ...]) -
 
 
 def _is_dropped(tensor: TensorProto) -> bool:
-    # `condense` leaves no other tensor with external data.
+    # After `condense` only dropped tensors are external.
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
 def _clear(tensor: TensorProto) -> None:
-    """Drop the values, keep name, dtype and shape."""
+    """Remove everything except name, dtype and shape."""
     for field, _ in tensor.ListFields():
         if field.name not in ("name", "data_type", "dims"):
             tensor.ClearField(field.name)
@@ -176,7 +177,7 @@ _HAND_ON = ("Identity", "Cast")
 
 
 class GraphValue(NamedTuple):
-    """A name in the graph or subgraph that defines it: branches may use the same names."""
+    """A value, by its name and the graph that defines it, because branches may reuse names."""
 
     scope: int
     name: str
@@ -184,15 +185,15 @@ class GraphValue(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A node with its values; an input or output that is left out is None."""
+    """A node with its values; an omitted input or output is None."""
 
     proto: NodeProto
     place: str
-    """`op_type:name`, after the nodes whose subgraphs it lies in."""
+    """`op_type:name`, after the nodes whose subgraphs contain it."""
     inputs: tuple[GraphValue | None, ...]
     outputs: tuple[GraphValue | None, ...]
     branches: tuple[GraphValue, ...]
-    """What its subgraphs return."""
+    """Values that its subgraphs return."""
 
     @property
     def operator(self) -> str:
