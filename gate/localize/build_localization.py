@@ -42,14 +42,14 @@ class LocalizationFindings:
     layout: ValueLayout
     measured: Measured
     folded: Mapping[int, int]
-    """Values of layers to those of the BatchNorm that is folded into them."""
+    """Values of layers, mapped to those of the BatchNorm that is folded into them."""
     constants: Callable[[], Container[int]] = frozenset
-    """Returns the numbers of the values that are the same for all samples."""
+    """Returns the numbers of the values that are equal for all samples."""
     trials: TrialRuns | None = None
-    """Finds what depends on what; None: nothing is known of that."""
+    """Finds dependencies between values; None: they are unknown."""
 
     def suspect(self, number: int) -> DivergentValue:
-        """The value as a suspect."""
+        """Return a value as a possible cause, without dependencies."""
         layers = {norm: layer for layer, norm in self.folded.items()}
         unmatched = number in layers and layers[number] not in self.layout.matching.tensors
         return DivergentValue(
@@ -63,7 +63,7 @@ class LocalizationFindings:
         )
 
     def source(self, number: int) -> DivergentValue:
-        """The value as a suspect that is wrong although its inputs are right."""
+        """Return a value that is wrong although its inputs are right, with its dependencies."""
         suspect = self.suspect(number)
         if self.trials is None:
             return suspect
@@ -93,8 +93,9 @@ class LocalizationFindings:
         )
 
     def _overwritten(self, number: int) -> dict[str, str]:
-        """Tensors of values that were overwritten before this one was computed: a node that reads
-        the tensor now reads another value than PyTorch did."""
+        """Return the tensors of values that PyTorch overwrote before it computed this value.
+
+        A node that reads such a tensor reads another value than PyTorch did."""
         names = self.layout.names
         return {
             names[earlier]: by.text
@@ -111,8 +112,8 @@ class LocalizationFindings:
         return next((v for v in values if v.functional and v.number not in self.layout.names), None)
 
     def is_comparable(self, value: ComputedValue) -> bool:
-        """False for what needs no tensor: code between modules, inputs, what only hands on a
-        value, what is folded into the next."""
+        """Return False for values that need no tensor: of code between modules, inputs, repeated
+        values, and values folded into the next layer."""
         return not (
             value.functional
             or value.repeats is not None
@@ -127,8 +128,8 @@ class LocalizationFindings:
         return loose_tensors(model, self.survey, {n for n in unmatched if n in constant})
 
     def _unmatched_before(self, number: int, trials: TrialRuns) -> tuple[ComputedValue, ...]:
-        """Return the values of modules without a tensor that this one is computed from by way of
-        no value that has one."""
+        """Return the values of modules without a tensor on which this value directly depends, with
+        no matched value in between."""
         names = self.layout.names
         matched = {(v.path, v.call) for v in self.survey.values if v.number in names}
         return tuple(
@@ -142,8 +143,8 @@ class LocalizationFindings:
         )
 
 
-_FAULTS = 5
-"""Faults that are reported, at most."""
+_MAX_FAULTS = 5
+"""Maximum number of reported faults."""
 
 _LEVELS: dict[Level, str] = {"ORT_ENABLE_ALL": "optimized", "ORT_DISABLE_ALL": "not optimized"}
 
@@ -156,9 +157,9 @@ def build_localization(
     *,
     blame: OptimizerFault | None = None,
 ) -> Localization:
-    """Return the record. `blame`: the optimizer at fault, where one is suspected."""
+    """Build the record. blame: the optimizer at fault, if one is suspected."""
     measured = findings.measured
-    detective = Diagnoser(
+    diagnoser = Diagnoser(
         model,
         findings.graph,
         findings.layout,
@@ -168,15 +169,15 @@ def build_localization(
         fake_quantized=limits.fake_quantized,
         loose=lambda: findings.loose(model),
     )
-    causes = _causes(findings, limits, detective)
-    # Quantization that the policy allows is a fault only if there is no other one.
+    causes = _causes(findings, limits, diagnoser)
+    # Quantization that the policy allows is a fault only if there is no other fault.
     faults = [one for one in causes.values() if not (limits.quantized and _is_rounded(one))]
-    exchanged = {} if causes else dict(_exchanged(findings, limits, detective))
+    exchanged = {} if causes else dict(_exchanged(findings, limits, diagnoser))
     divergences = faults or list(causes.values()) or list(exchanged.values())
     rows = [*_layers(findings, limits, causes, model)]
     rows += _outputs(measured, limits, exchanged, has_source=bool(causes))
     outcome = list(_sources(divergences) if divergences else _whole(measured, limits, rows))
-    # With optimizations off no optimizer runs, so none can be at fault.
+    # Without optimizations no optimizer can be at fault.
     optimiser = limits.level != OFF and limits.is_optimizer(measured.whole)
     if divergences and optimiser:
         outcome.append({"code": "unoptimized_agrees"})
@@ -200,38 +201,39 @@ def build_localization(
 
 
 def _is_rounded(fault: LayerFault) -> bool:
-    """Return True if rounding to the bits of a quantized file is all of it."""
+    """Return whether a fault is only the rounding of quantization."""
     return fault.code == "int8" and fault.params.get("variant") != "lossy"
 
 
 def _causes(
-    findings: LocalizationFindings, limits: DeviationLimits, detective: Diagnoser
+    findings: LocalizationFindings, limits: DeviationLimits, diagnoser: Diagnoser
 ) -> dict[int, LayerFault]:
-    """Return the faults by the number of the value, most upstream first. Exchanged inputs are one
-    fault, even if several values are computed from them, and so is another output of a faulty node.
-    """
+    """Return the faults by the number of the value, most upstream first.
+
+    Exchanged inputs are one fault, even if several values depend on them. So are several outputs of
+    one faulty node."""
     numbers = [n for n, layer in findings.measured.layers.items() if limits.is_source(layer)]
     suspects: list[DivergentValue] = []
     for number in numbers:
         suspect = findings.source(number)
-        if not detective.reads_other_output(suspect, suspects):
+        if not diagnoser.reads_other_output(suspect, suspects):
             suspects.append(suspect)
     exchanged = {name: by for suspect in suspects for name, by in suspect.exchanged.items()}
     causes: dict[int, LayerFault] = {}
     for suspect in suspects:
         if suspect.exchanged:
             if not any(cause.code == "input_order" for cause in causes.values()):
-                causes[suspect.value.number] = detective.exchanged_inputs(exchanged)
-        elif (missing := detective.missing_module(suspect)) is not None:
-            causes.setdefault(missing.number, detective.nowhere(missing, suspect.tensor))
+                causes[suspect.value.number] = diagnoser.exchanged_inputs(exchanged)
+        elif (missing := diagnoser.missing_module(suspect)) is not None:
+            causes.setdefault(missing.number, diagnoser.nowhere(missing, suspect.tensor))
         else:
-            causes.setdefault(suspect.value.number, detective.cause(suspect))
+            causes.setdefault(suspect.value.number, diagnoser.cause(suspect))
     return dict(sorted(causes.items()))
 
 
 def _independent(faults: Sequence[LayerFault]) -> Sequence[LayerFault]:
-    """The first faults, each once: a module that is called twice is wrong twice, and a file that
-    is quantized is so everywhere."""
+    """Return the first faults without duplicates, such as those of a module that is called twice or
+    of a quantized file."""
     first: list[LayerFault] = []
     for fault in faults:
         if not any(
@@ -240,7 +242,7 @@ def _independent(faults: Sequence[LayerFault]) -> Sequence[LayerFault]:
             if one.code == fault.code
         ):
             first.append(fault)
-    return first[:_FAULTS]
+    return first[:_MAX_FAULTS]
 
 
 def _layers(
@@ -249,13 +251,13 @@ def _layers(
     causes: Mapping[int, LayerFault],
     model: nn.Module,
 ) -> Iterator[LayerRow]:
-    """One row a value that a module computed, or that code between modules did."""
+    """Yield one row for each value of a module or of code between modules."""
     before: float | None = None
     calls = {(v.path, v.call) for v in findings.survey.values if v.number in findings.layout.names}
     for value in findings.survey.values:
         layer, cause = findings.measured.layers.get(value.number), causes.get(value.number)
         if layer is None:
-            # Where other outputs of the call have a tensor, nothing uses this one.
+            # If another output of the call has a tensor, this output is unused.
             used = (value.path, value.call) not in calls
             if cause is not None or (used and findings.is_comparable(value)):
                 yield LayerRow(
@@ -291,7 +293,7 @@ def _layers(
 def _kind(
     findings: LocalizationFindings, suspect: DivergentValue, model: nn.Module, module: str
 ) -> str:
-    """The module's type; of functional values the operators of the file."""
+    """Return the module's type; for functional values, the operators of the file."""
     if not suspect.value.functional:
         return class_name(model.get_submodule(module))
     places, _ = findings.graph.segment(suspect.tensor, findings.layout.cuts)
@@ -320,8 +322,9 @@ def _detail(suspect: DivergentValue, layer: LayerDeviations, cause: LayerFault |
 def _outputs(
     measured: Measured, limits: DeviationLimits, exchanged: Container[str], *, has_source: bool
 ) -> Iterator[LayerRow]:
-    """The outputs of the file as it is, which marking could have changed. `exchanged`: those that
-    are other tensors than the right ones."""
+    """Yield the outputs of the unmodified file, because marking may change the outputs.
+
+    exchanged: the outputs that are the wrong tensors."""
     for level, outputs in measured.whole.items():
         for name, output in outputs.items():
             agrees = limits.agrees({name: output})
@@ -342,20 +345,20 @@ def _outputs(
 
 
 def _exchanged(
-    findings: LocalizationFindings, limits: DeviationLimits, detective: Diagnoser
+    findings: LocalizationFindings, limits: DeviationLimits, diagnoser: Diagnoser
 ) -> Iterator[tuple[str, LayerFault]]:
-    """Outputs that are other tensors than the right ones, where all layers are right."""
+    """Yield the outputs that are the wrong tensors although all layers are right."""
     names, outputs = findings.layout.names, findings.graph.outputs
     returned = returned_values(outputs, findings.survey, names)
     wanted = findings.survey.outputs
     if len(outputs) < len(wanted):
-        left = [str(at) for at, n in enumerate(wanted, start=1) if n not in returned.values()]
-        yield "", detective.left_out(left if len(returned) == len(outputs) else [])
+        missing = [str(i) for i, n in enumerate(wanted, start=1) if n not in returned.values()]
+        yield "", diagnoser.left_out(missing if len(returned) == len(outputs) else [])
         return
     for name, number in returned.items():
         right = findings.layout.names.get(number, name)
         if right != name and not limits.agrees({name: findings.measured.marked[name]}):
-            yield name, detective.output(name, right)
+            yield name, diagnoser.output(name, right)
 
 
 def _sources(causes: list[LayerFault]) -> Iterator[Detail]:
@@ -401,5 +404,5 @@ def _whole(measured: Measured, limits: DeviationLimits, rows: list[LayerRow]) ->
 
 
 def _number(deviation: Deviation, value: float) -> float | None:
-    """None where the shapes differ: there is nothing to subtract."""
+    """Return a number, or None if the shapes differ."""
     return None if deviation.mismatch is not None else value

@@ -40,7 +40,7 @@ _SETTINGS: dict[str, Mapping[str, tuple[str, Any]]] = {
     "Elu": {"alpha": ("alpha", 1.0)},
     "Gelu": {"approximate": ("approximate", "none")},
 }
-"""Operator to attribute to (attribute of the module, default of the operator)."""
+"""For each operator, its attributes with (attribute of the module, default of the operator)."""
 
 _PADDING_MODES = {
     "zeros": "constant",
@@ -51,8 +51,8 @@ _PADDING_MODES = {
 """`padding_mode` of a convolution to `mode` of Pad."""
 
 _MEANS = ("ReduceMean", "GlobalAveragePool")
-"""What computes the statistics of a batch, which BatchNormalization reads in the place of those of
-training: exporters write a norm that has lost them so."""
+"""Operators that compute batch statistics. Exporters write a BatchNorm without running statistics
+as a BatchNormalization that reads their results."""
 
 _FUNCTIONS = {
     ("Relu",): "ReLU",
@@ -75,14 +75,13 @@ _FUNCTIONS = {
     ("Softmax",): "Softmax",
     ("LogSoftmax",): "LogSoftmax",
 }
-"""Sorted operators, constants left out, to the module that exporters write so."""
+"""Activation modules by the sorted operators that exporters write for them, without constants."""
 
 _ACTIVATIONS = {*_FUNCTIONS.values(), "ReLU6", "Hardtanh", "GELU", "Softmin"}
 
 
 def mismatched_activation(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> str | None:
-    """The activation that exporters write by just these operators, where the module is another
-    one; else None."""
+    """Return the activation that the nodes compute, if the module is a different activation."""
     operators = sorted(node.op_type for node in nodes if node.op_type != "Constant")
     kind = class_name(module)
     if kind not in _ACTIVATIONS:
@@ -94,42 +93,42 @@ def mismatched_activation(module: nn.Module, nodes: Iterable[onnx.NodeProto]) ->
 
 
 def _gelu(operators: list[str]) -> str | None:
-    of = set(operators)
-    if "Erf" in of and of <= {"Erf", "Mul", "Add", "Div"}:
+    kinds = set(operators)
+    if "Erf" in kinds and kinds <= {"Erf", "Mul", "Add", "Div"}:
         return "GELU"
-    return "GELU by tanh" if {"Tanh", "Add"} <= of <= {"Tanh", "Add", "Mul", "Pow"} else None
+    return "GELU by tanh" if {"Tanh", "Add"} <= kinds <= {"Tanh", "Add", "Mul", "Pow"} else None
 
 
 def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[Detail]:
-    """Each setting that a node has otherwise than the module."""
+    """Yield the settings in which a node differs from the module."""
     listed = list(nodes)
     yield from _padding_mode(module, listed)
     yield from _reset_gate(module, listed)
-    padded = any(node.op_type == "Pad" for node in listed)  # then pads say only a part of it
+    padded = any(node.op_type == "Pad" for node in listed)  # then `pads` is not the whole padding
     for node in listed:
-        given = attributes(node)
+        of_node = attributes(node)
         for name, (attribute, default) in _SETTINGS.get(node.op_type, {}).items():
             if not hasattr(module, attribute) or (name == "pads" and padded):
                 continue
-            stated, want = given.get(name, default), getattr(module, attribute)
+            stated, want = of_node.get(name, default), getattr(module, attribute)
             if stated is not None and not _equal(stated, want, name):
                 text = stated.decode() if isinstance(stated, bytes) else stated
                 yield _setting(name, _short(text), attribute, want)
 
 
 def compared(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> list[str]:
-    """The attributes of the module that nodes have too."""
-    names = (one for node in nodes for one, _ in _SETTINGS.get(node.op_type, {}).values())
+    """Return the attributes of the module that were compared with those of the nodes."""
+    names = (name for node in nodes for name, _ in _SETTINGS.get(node.op_type, {}).values())
     return [name for name in dict.fromkeys(names) if hasattr(module, name)]
 
 
 def training(nodes: Iterable[onnx.NodeProto]) -> bool:
-    """Return True if a node computes as in training: BatchNorm by the batch, Dropout at random."""
+    """Return whether a BatchNorm uses batch statistics or a Dropout is random."""
     listed = list(nodes)
     means = {name for node in listed if node.op_type in _MEANS for name in node.output}
     for node in listed:
-        given = attributes(node)
-        by_batch = given.get("training_mode") == 1 or bool(means & set(node.input[3:5]))
+        training_mode = attributes(node).get("training_mode")
+        by_batch = training_mode == 1 or bool(means & set(node.input[3:5]))
         if node.op_type == "BatchNormalization" and by_batch:
             return True
         if node.op_type == "Dropout" and len(node.input) > 2:
@@ -138,8 +137,9 @@ def training(nodes: Iterable[onnx.NodeProto]) -> bool:
 
 
 def _setting(name: str, got: str, attribute: str, want: Any) -> Detail:
-    named = {"setting": name, "attribute": attribute}
-    return {"code": "setting", **named, "got": got, "want": str(want)}
+    return {
+        "code": "setting", "setting": name, "attribute": attribute, "got": got, "want": str(want)
+    }  # fmt: skip
 
 
 def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[Detail]:
@@ -148,13 +148,15 @@ def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[De
         return
     pads = [node for node in nodes if node.op_type == "Pad"]
     modes = [mode.decode() for node in pads if (mode := attributes(node).get("mode"))]
-    found = set(modes or ["constant"])
-    if _PADDING_MODES[want] not in found:
-        yield _setting("padding mode", ", ".join(found), "padding_mode", want)
+    actual = set(modes or ["constant"])
+    if _PADDING_MODES[want] not in actual:
+        yield _setting("padding mode", ", ".join(actual), "padding_mode", want)
 
 
 def _reset_gate(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[Detail]:
-    """PyTorch's GRU applies the reset gate behind the product with the hidden weights."""
+    """Yield the difference if a GRU applies the reset gate before the hidden weights.
+
+    PyTorch applies it after the product with them."""
     for node in nodes if isinstance(module, nn.GRU) else ():
         if node.op_type == "GRU" and not attributes(node).get("linear_before_reset"):
             yield {"code": "reset_gate"}
@@ -181,13 +183,13 @@ def _short(value: Any) -> str:
 
 
 _TF32 = 2.0**-12
-"""Typical relative error (rms) of rounding to 10 bits of mantissa."""
+"""Typical relative error (rms) of rounding to a 10-bit mantissa."""
 
-_SHOWN = 4
-"""Nodes."""
+_MAX_NODES = 4
+"""Maximum number of nodes that a fault names."""
 
 _KEY_MASKS = {"Attention": 3, "QAttention": 5, "MultiHeadAttention": 4}
-"""Fused operators of ONNX Runtime to the place of their mask, or of the lengths that it gives."""
+"""Index of the mask input (a mask or key lengths) of ONNX Runtime's fused operators."""
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
 
@@ -197,51 +199,51 @@ _QUANTIZED = re.compile(
 )
 
 _FLOAT_OPERANDS = {"DynamicQuantizeMatMul": 4, "MatMulNBits": 5, "QAttention": 2}
-"""Quantized operators that take a bias as it is, and at which place. Their other constants are
-integers, scales and zero points."""
+"""Index of the float bias of quantized operators. Their other constants are integers, scales and
+zero points."""
 
-_LOST = 0.25
-"""Relative error (rms) of a layer that eight or four bits explain; well calibrated ones lose 0.005
-to 0.03 in eight and 0.1 in four."""
+_MAX_QUANTIZATION_ERROR = 0.25
+"""Relative error (rms) of a layer that 8-bit or 4-bit quantization can explain. Well calibrated
+layers have 0.005 to 0.03 with 8 bits and 0.1 with 4 bits."""
 
 
 @dataclass(frozen=True)
 class DivergentValue:
-    """A value that is wrong although what it was computed from is right."""
+    """A value that is wrong although the values from which it is computed are right."""
 
     value: ComputedValue
     tensor: str
     missing: bool
-    """True if no node computes it, and its readers read `tensor` instead."""
+    """True if no node computes the value, and its consumers read `tensor` instead."""
     folded: ComputedValue | None
-    """The layer whose BatchNorm this is, where one node computes both."""
+    """The layer before this BatchNorm, if one node computes both."""
     alone: Deviation
     overwritten: Mapping[str, str] = field(default_factory=dict)
-    """Tensors with what PyTorch has overwritten in place by then, and what did it."""
+    """Tensors of values that PyTorch has already overwritten in place, with the writer."""
     got: ComputedValue | None = None
-    """What code between modules computed and it was computed from, if no tensor has that value."""
+    """A source value that was computed by code between modules and has no tensor in the file."""
     unmatched: tuple[ComputedValue, ...] = ()
-    """Values of modules without a tensor that it was computed from: folded or fused into it, or
-    computed otherwise in the file."""
+    """Source values of modules without a tensor: they are folded or fused, or the file computes
+    them differently."""
     exchanged: Mapping[str, str] = field(default_factory=dict)
-    """Inputs that the file reads to those in whose place, if these make it right."""
+    """Inputs that the file reads, with the right ones, if exchanging them makes the value right."""
     depends_on: tuple[str, ...] = ()
-    """Inputs that the model computes it from by way of no other value with a tensor."""
+    """Inputs on which the value depends without another matched value in between."""
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Return the paths of the modules that may be at fault, the likeliest first."""
-        own = (self.value.path,)
-        return (self.folded.path, *own) if self.folded else own
+        paths = (self.value.path,)
+        return (self.folded.path, *paths) if self.folded else paths
 
 
 def _fault(path: str, code: FaultCode, **params: Any) -> LayerFault:
-    given = {name: value for name, value in params.items() if value is not None}
-    return LayerFault(module=path, code=code, params=given)
+    present = {name: value for name, value in params.items() if value is not None}
+    return LayerFault(module=path, code=code, params=present)
 
 
 class Diagnoser:
-    """Looks for the cause of a source in the file and in the model."""
+    """Finds the cause of a divergent value in the file and in the model."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -255,10 +257,10 @@ class Diagnoser:
         fake_quantized: bool = False,
         loose: Callable[[], Mapping[str, Floats]] = dict,
     ) -> None:
-        """`cuda`: the file ran there. `reduced`: what 16 bits lose is no cause. `quantized`: the
-        policy knows that the file is quantized. `fake_quantized`: the model rounds floats to the
-        steps of a quantized type, which is then no cause. `loose`: finds the tensors that code may
-        use anywhere, where that is asked."""
+        """cuda: the file ran on CUDA. reduced: rounding to 16 bits is not a cause. quantized: the
+        policy allows quantization. fake_quantized: the model itself rounds to the steps of a
+        quantized type, which is then not a cause. loose: returns the tensors that code outside of
+        modules may use."""
         self._model = model
         self._loose = cache(loose)
         self._names = tensor_names(model)
@@ -271,42 +273,42 @@ class Diagnoser:
         self._fake_quantized = fake_quantized
 
     def cause(self, suspect: DivergentValue) -> LayerFault:
-        """The first explanation that the evidence gives, from the most certain to the least."""
+        """Return the most certain fault that explains a divergent value."""
         if suspect.missing:
             return _fault(suspect.value.path, "missing_value", tensor=suspect.tensor)
-        places, met = self._graph.segment(suspect.tensor, self._cuts)
-        nodes = [self._graph.nodes[place] for place in places]
-        for evidence in (
+        indices, sources = self._graph.segment(suspect.tensor, self._cuts)
+        nodes = [self._graph.nodes[index] for index in indices]
+        for fault in (
             _fault(suspect.value.path, "training_mode") if training(nodes) else None,
-            self._weights(suspect, places, nodes),
+            self._weights(suspect, indices, nodes),
             self._settings(suspect, nodes),
             self._shape(suspect, nodes),
             self._precision(suspect, nodes),
             self._quantization(suspect, nodes),
-            self._overwrite_fault(suspect, met),
-            self._unread(suspect, nodes, met),
-            self._code(suspect, nodes, met),
+            self._overwrite_fault(suspect, sources),
+            self._unread(suspect, nodes, sources),
+            self._code(suspect, nodes, sources),
         ):
-            if evidence is not None:
-                return evidence
+            if fault is not None:
+                return fault
         module = self._model.get_submodule(suspect.paths[0])
-        another = mismatched_activation(module, nodes)
+        function = mismatched_activation(module, nodes)
         params: Detail = {"nodes": _operators(nodes), "kind": class_name(module)}
-        if another is not None:
-            params |= {"variant": "of", "function": another}
+        if function is not None:
+            params |= {"variant": "of", "function": function}
         else:
-            params |= self._excluded(suspect, places, nodes)
+            params |= self._excluded(suspect, indices, nodes)
         return _fault(suspect.paths[0], "operators", **params)
 
     def _excluded(
-        self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
+        self, suspect: DivergentValue, indices: Sequence[int], nodes: Sequence[onnx.NodeProto]
     ) -> Detail:
         """Return the causes that are excluded, and why.
 
         The details name the module's tensors that match the file and those that could not be
         compared.
         """
-        same, unfound = self._compared(suspect, places, nodes)
+        same, unfound = self._compared(suspect, indices, nodes)
         details: list[Detail] = [{"code": "same", "names": same}] if same else []
         if suspect.unmatched:
             before = list(dict.fromkeys(value.path for value in suspect.unmatched))
@@ -328,149 +330,149 @@ class Diagnoser:
         }
 
     def reads_other_output(self, suspect: DivergentValue, faulty: Iterable[DivergentValue]) -> bool:
-        """Return True if the suspect is computed from another output of a node with a faulty one,
-        which is no value of the model: nothing right could be put in there."""
-        places, _ = self._graph.segment(suspect.tensor, self._cuts)
-        nodes = {self._graph.producer.get(one.tensor) for one in faulty}
-        own = self._graph.producer.get(suspect.tensor)
-        return any(place in nodes for place in places if place != own)
+        """Return whether the suspect is computed from another output of a faulty node.
+
+        That output is not a value of the model, so it can't be replaced by a right one."""
+        indices, _ = self._graph.segment(suspect.tensor, self._cuts)
+        nodes = {self._graph.producer.get(each.tensor) for each in faulty}
+        producer = self._graph.producer.get(suspect.tensor)
+        return any(index in nodes for index in indices if index != producer)
 
     def missing_module(self, suspect: DivergentValue) -> ComputedValue | None:
-        """Return the first unmatched value that the file computes in separate nodes, and so
-        differently, or that it does not compute; None if all unmatched values are folded or fused
-        into the suspect.
+        """Return the first unmatched value that the file does not compute, or computes differently
+        in separate nodes; None if all unmatched values are folded or fused into the suspect.
 
         A value has separate nodes if the file has at least as many operators of its kind as the
-        model has modules. It is not computed if no node reads what its module reads.
+        model has modules. It is not computed if no node reads the inputs of its module.
         """
         if not suspect.unmatched:
             return None
-        places, met = self._graph.segment(suspect.tensor, self._cuts)
+        indices, sources = self._graph.segment(suspect.tensor, self._cuts)
         for value in suspect.unmatched:
             read = [self._tensors.get(number) for number in value.inputs]
-            if read and None not in read and not set(read) & set(met):
+            if read and None not in read and not set(read) & set(sources):
                 return value
-            if self._is_as_in_file(value, places) and not self._differing_settings(value, places):
+            if self._is_in_file(value, indices) and not self._differing_settings(value, indices):
                 continue
             among = [*suspect.unmatched, *([] if suspect.value.functional else [suspect.value])]
             wanted = len({(v.path, v.call) for v in among if v.kind == value.kind})
             weight = getattr(self._model.get_submodule(value.path), "weight", None)
             axes = weight.dim() if isinstance(weight, torch.Tensor) else 0
-            if sum(self._computes(place, value.kind, axes) for place in places) >= wanted:
+            if sum(self._computes(index, value.kind, axes) for index in indices) >= wanted:
                 return value
         return None
 
-    def _is_as_in_file(self, value: ComputedValue, places: Sequence[int]) -> bool:
-        """Return True if the nodes read all parameters of the value's module as they are."""
-        comparison = self._parameters(value, places)
+    def _is_in_file(self, value: ComputedValue, indices: Sequence[int]) -> bool:
+        """Return whether the nodes read all parameters of the value's module unchanged."""
+        comparison = self._parameters(value, indices)
         return bool(comparison.same) and not (comparison.differences or comparison.unfound)
 
     def _parameters(
-        self, value: ComputedValue, places: Sequence[int]
+        self, value: ComputedValue, indices: Sequence[int]
     ) -> layer_weights.WeightComparison:
-        """The tensors of the value's module, where the nodes compute other modules too."""
-        module, found = self._model.get_submodule(value.path), self._graph.constants(places)
+        """Compare the tensors of the value's module with nodes that also compute other modules."""
+        module, constants = self._model.get_submodule(value.path), self._graph.constants(indices)
         return layer_weights.comparison(
             module,
             value.path,
-            found,
+            constants,
             others=self._names,
             folded=True,
-            reordered=self._has_gates(places),
+            reordered=self._has_gates(indices),
         )
 
-    def _has_gates(self, places: Sequence[int]) -> bool:
-        """Return True if a recurrent operator reads its rows in an order of its own."""
-        return any(self._graph.nodes[place].op_type in _RECURRENT for place in places)
+    def _has_gates(self, indices: Sequence[int]) -> bool:
+        """Return whether there is a recurrent operator, which reorders the rows of its weights."""
+        return any(self._graph.nodes[index].op_type in _RECURRENT for index in indices)
 
-    def _differing_settings(self, value: ComputedValue, places: Sequence[int]) -> list[Detail]:
-        """The settings that the only node of the value's kind has otherwise than its module."""
-        nodes = [self._graph.nodes[place] for place in places]
-        own = [node for node in nodes if computes(node.op_type, value.kind)]
-        return list(differing(self._model.get_submodule(value.path), own)) if len(own) == 1 else []
+    def _differing_settings(self, value: ComputedValue, indices: Sequence[int]) -> list[Detail]:
+        """Return the settings in which the only node of a value's kind differs from its module."""
+        module = self._model.get_submodule(value.path)
+        nodes = [self._graph.nodes[index] for index in indices]
+        same_kind = [node for node in nodes if computes(node.op_type, value.kind)]
+        return list(differing(module, same_kind)) if len(same_kind) == 1 else []
 
-    def _computes(self, place: int, kind: str, axes: int) -> bool:
-        """Return True if the node computes a module of this kind whose weight has so many axes."""
-        if not computes(self._graph.nodes[place].op_type, kind):
+    def _computes(self, index: int, kind: str, axes: int) -> bool:
+        """Return whether a node computes a module of this kind, with a weight of `axes` axes."""
+        if not computes(self._graph.nodes[index].op_type, kind):
             return False
-        constants = self._graph.constants([place]).values()
+        constants = self._graph.constants([index]).values()
         return not axes or any(array.ndim == axes for array in constants)
 
     def nowhere(self, value: ComputedValue, behind: str) -> LayerFault:
-        """The cause where no tensor has the value, and the first one behind is wrong."""
-        places, _ = self._graph.segment(behind, self._cuts)
-        for difference in self._parameters(value, places).differences:
+        """Return the fault if no tensor has a value and the next tensor `behind` is wrong."""
+        indices, _ = self._graph.segment(behind, self._cuts)
+        for difference in self._parameters(value, indices).differences:
             return _fault(difference.module, "weights", details=[difference.detail])
-        settings = self._differing_settings(value, places)
+        settings = self._differing_settings(value, indices)
         if settings:
             return _fault(value.path, "settings", details=settings)
         return _fault(value.path, "missing_value", variant="unmatched", tensor=behind)
 
     def left_out(self, places: Sequence[str]) -> LayerFault:
-        """The cause where the model returns more than the file. `places`: of what is left out,
-        counted from 1; empty where that is not known."""
+        """Return the fault if the model returns more outputs than the file.
+
+        places: positions of the missing outputs, from 1; empty if unknown."""
         params = {"variant": "places", "places": places} if places else {}
         return _fault("", "not_returned", **params)
 
     def output(self, name: str, right: str) -> LayerFault:
-        """The cause where an output of the file is another tensor than the right one, although
-        all layers are right."""
+        """Return the fault if an output is the wrong tensor although all layers are right."""
         if right in self._graph.outputs:
             return _fault("", "output_order", name=name, right=right)
-        places, _ = self._graph.segment(name, self._cuts)
-        nodes = _operators([self._graph.nodes[place] for place in places])
+        indices, _ = self._graph.segment(name, self._cuts)
+        nodes = _operators([self._graph.nodes[index] for index in indices])
         variant = "followed" if nodes else "tensor"
         return _fault("", "output_order", variant=variant, name=name, right=right, nodes=nodes)
 
     def exchanged_inputs(self, moved: Mapping[str, str]) -> LayerFault:
-        """The cause where the file reads inputs in the place of others."""
+        """Return the fault if the file exchanges inputs."""
         inputs = sorted({*moved, *moved.values()})
         return _fault("", "input_order", inputs=inputs, pairs=sorted(moved.items()))
 
     def _unread(
-        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
+        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], sources: Sequence[str]
     ) -> LayerFault | None:
         path = suspect.paths[0]
-        unread = [name for name in suspect.depends_on if name not in met]
+        unread = [name for name in suspect.depends_on if name not in sources]
         if unread:
             return _fault(path, "unread_input", inputs=unread)
         sums = {name for node in nodes if node.op_type == "ReduceSum" for name in node.output}
         for node in nodes:
-            at = _KEY_MASKS.get(node.op_type) if node.domain == "com.microsoft" else None
-            if at is not None and at < len(node.input) and node.input[at] in sums:
+            index = _KEY_MASKS.get(node.op_type) if node.domain == "com.microsoft" else None
+            if index is not None and index < len(node.input) and node.input[index] in sums:
                 return _fault(path, "unread_input", variant="mask", nodes=_operators([node]))
         return None
 
     def _weights(
-        self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
+        self, suspect: DivergentValue, indices: Sequence[int], nodes: Sequence[onnx.NodeProto]
     ) -> LayerFault | None:
-        found = self._constants(suspect, places)
+        constants = self._constants(suspect, indices)
         value, layer = suspect.value, suspect.folded
         module = self._model.get_submodule(value.path)
         if layer is not None and any(_QUANTIZED.search(node.op_type) for node in nodes):
-            return None  # scaled, then rounded: no number of it is the model's
+            return None  # scaled, then rounded, so that no number equals one of the model
         if layer is None:
-            differences = [*self._comparison(suspect, places).differences]
+            differences = [*self._comparison(suspect, indices).differences]
             differences += layer_weights.affine_differences(
-                module, value.path, found, format_=self._format
+                module, value.path, constants, format_=self._format
             )
-            turned = layer_weights.transposed(module, value.path, nodes, found)
+            turned = layer_weights.transposed(module, value.path, nodes, constants)
             differences += [] if turned is None else [turned]
-            differences += layer_weights.moved(module, value.path, found)
-            # its own ones first
+            differences += layer_weights.moved(module, value.path, constants)
+            # Differences of the module itself come first.
             differences.sort(key=lambda difference: difference.module != value.path)
         else:
             pair = (self._model.get_submodule(layer.path), module)
             differences = layer_weights.folded_differences(
-                pair, (layer.path, value.path), found, format_=self._format
+                pair, (layer.path, value.path), constants, format_=self._format
             )
         if self._reduced:
-            differences = [one for one in differences if not one.in_16_bits]
+            differences = [each for each in differences if not each.in_16_bits]
         if not differences:
             return None
-        # Another number is more than one that was rounded.
-        # A weight in another order is a better explanation than its bias.
-        first = min(differences, key=lambda one: (one.rounded_to is not None, -one.reordered))
+        # Prefer different numbers to rounded ones, and a reordered weight to its bias.
+        first = min(differences, key=lambda each: (each.rounded_to is not None, -each.reordered))
         variant = "by_code" if first.by_code else None
         if first.rounded_to:
             variant = "rounded_reduced" if self._reduced else "rounded"
@@ -482,44 +484,44 @@ class Diagnoser:
         return "float16" if self._reduced else None
 
     def _comparison(
-        self, suspect: DivergentValue, places: Sequence[int]
+        self, suspect: DivergentValue, indices: Sequence[int]
     ) -> layer_weights.WeightComparison:
-        """Compare the module's tensors with the constants that the nodes at `places` read.
+        """Compare the module's tensors with the constants that nodes read.
 
         If code between two calls computed the value, the tensors that this code may have used are
         compared as well: parameters first and, if none of them differs, constants that modules
         returned.
         """
-        value, found = suspect.value, self._constants(suspect, places)
+        value, constants = suspect.value, self._constants(suspect, indices)
         compare = partial(
             layer_weights.comparison,
             self._model.get_submodule(value.path),
             value.path,
-            found,
+            constants,
             others=self._names,
-            folded=not all(self._is_as_in_file(before, places) for before in suspect.unmatched),
+            folded=not all(self._is_in_file(before, indices) for before in suspect.unmatched),
         )
         fused: dict[str, Floats] = {}
         for before in suspect.unmatched:
             fused |= tensors_of(self._model.get_submodule(before.path), before.path)
         if fused and not value.functional:
-            return compare(loose=fused, reordered=self._has_gates(places))
+            return compare(loose=fused, reordered=self._has_gates(indices))
         if not value.functional:
-            return compare(reordered=self._has_gates(places))
+            return compare(reordered=self._has_gates(indices))
         loose = {**fused, **self._loose(), **tensors_around(self._model, value.path)}
         comparison = compare(loose={name: loose[name] for name in loose if name in self._names})
         if comparison.differences:
             return comparison
-        # What a module returned may have been turned before it was stored.
+        # A constant that a module returned may have been transposed before it was stored.
         return replace(comparison, differences=compare(loose=loose, reordered=True).differences)
 
     def _compared(
-        self, suspect: DivergentValue, places: Sequence[int], nodes: Sequence[onnx.NodeProto]
+        self, suspect: DivergentValue, indices: Sequence[int], nodes: Sequence[onnx.NodeProto]
     ) -> tuple[list[str], list[str]]:
         """Return the names of the module's matching tensors, and of those not compared."""
         if suspect.folded is not None:
             return [], []
-        comparison = self._comparison(suspect, places)
+        comparison = self._comparison(suspect, indices)
         cut = len(suspect.value.path) + 1 if suspect.value.path else 0
         module = self._model.get_submodule(suspect.value.path)
         same = [name[cut:] for name in comparison.same] + compared(module, nodes)
@@ -540,16 +542,16 @@ class Diagnoser:
     def _differing_steps(
         self, module: nn.Module, nodes: Sequence[onnx.NodeProto]
     ) -> Iterator[Detail]:
-        """Yield the scale and the zero point of fake quantization that the file has otherwise."""
-        for place, name in enumerate(("scale", "zero_point"), 1):
+        """Yield differences in scale and zero point of a fake quantization."""
+        for index, name in enumerate(("scale", "zero_point"), 1):
             want = getattr(module, name, None)
             if not isinstance(want, torch.Tensor):
                 continue
             expected = want.detach().numpy()
             for node in nodes:
-                if node.op_type not in STEPPED or len(node.input) <= place:
+                if node.op_type not in STEPPED or len(node.input) <= index:
                     continue
-                got = self._graph.constant(node.input[place])
+                got = self._graph.constant(node.input[index])
                 if got is None or got.size != expected.size:
                     continue
                 pairs = zip(got.ravel().tolist(), expected.ravel().tolist(), strict=True)
@@ -598,7 +600,8 @@ class Diagnoser:
             return None
         few = any("Bits" in node.op_type or "Bnb" in node.op_type for node in quantized)
         error = suspect.alone.relative
-        variant = "lossy" if not error <= _LOST else "allowed" if self._quantized else None
+        is_lossy = not error <= _MAX_QUANTIZATION_ERROR  # also for NaN
+        variant = "lossy" if is_lossy else "allowed" if self._quantized else None
         return _fault(
             suspect.paths[0],
             "int8",
@@ -608,50 +611,51 @@ class Diagnoser:
             error=error,
         )
 
-    def _constants(self, suspect: DivergentValue, places: Sequence[int]) -> dict[str, OutputArray]:
-        """Return the constants that the nodes at `places` read, by name.
+    def _constants(self, suspect: DivergentValue, indices: Sequence[int]) -> dict[str, OutputArray]:
+        """Return the constants that nodes read, by name.
 
-        A constant that is only a model tensor rounded to the steps of a quantized one is replaced
-        by that tensor of the model.
+        A constant that is only the quantized form of a model tensor is replaced by that tensor.
         """
-        found = self._graph.constants(
-            place for place in places if not self._has_integers_only(self._graph.nodes[place])
+        constants = self._graph.constants(
+            index for index in indices if not self._has_integers_only(self._graph.nodes[index])
         )
-        for place in places:
-            node = self._graph.nodes[place]
+        for index in indices:
+            node = self._graph.nodes[index]
             at = _FLOAT_OPERANDS.get(node.op_type)
             if at is not None and at < len(node.input) and node.input[at] in self._graph.weights:
-                found[node.input[at]] = self._graph.weights[node.input[at]]
+                constants[node.input[at]] = self._graph.weights[node.input[at]]
         modules = {*suspect.paths, *(value.path for value in suspect.unmatched)}
         tensors = [
             tensor
             for path in modules
             for tensor in tensors_of(self._model.get_submodule(path), path).values()
         ]
-        for name in found:
+        for name in constants:
             stored = self._graph.dequantized(name)
             if stored is None:
                 continue
             for tensor in tensors:
-                turned = layer_weights.rounded_to_steps(tensor, stored)
-                if turned is not None:
-                    found[name] = turned
+                original = layer_weights.rounded_to_steps(tensor, stored)
+                if original is not None:
+                    constants[name] = original
                     break
-        return found
+        return constants
 
     def _has_integers_only(self, node: onnx.NodeProto) -> bool:
         quantized = _QUANTIZED.search(node.op_type) is not None
         return quantized and node.op_type not in ("QuantizeLinear", "DequantizeLinear")
 
-    def _overwrite_fault(self, suspect: DivergentValue, met: Sequence[str]) -> LayerFault | None:
-        for tensor in met:
+    def _overwrite_fault(
+        self, suspect: DivergentValue, sources: Sequence[str]
+    ) -> LayerFault | None:
+        for tensor in sources:
             if tensor in suspect.overwritten:
                 writer = suspect.overwritten[tensor]
                 return _fault(suspect.paths[0], "in_place", tensor=tensor, writer=writer)
         return None
 
     def _code(
-        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], met: Sequence[str]
+        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], sources: Sequence[str]
     ) -> LayerFault | None:
         value = suspect.value if suspect.value.functional else suspect.got
         if value is None:
@@ -662,7 +666,7 @@ class Diagnoser:
             code_of=value.path,
             before=value.before if value.before != value.path else "",
             nodes=_operators(nodes),
-            inputs=met,
+            inputs=sources,
             tensor=suspect.tensor,
         )
 
@@ -670,21 +674,21 @@ class Diagnoser:
 def _related_details(
     first: layer_weights.WeightDifference, differences: Sequence[layer_weights.WeightDifference]
 ) -> list[Detail]:
-    """Return the details of the other tensors of the same module that certainly differ."""
+    """Return the details of other tensors of the same module that differ by more than rounding."""
     if not first.tensor or first.rounded_to:
         return []
     details = {
-        one.tensor: one.detail
-        for one in reversed(differences)
-        if one.module == first.module and one.tensor and not one.rounded_to
+        each.tensor: each.detail
+        for each in reversed(differences)
+        if each.module == first.module and each.tensor and not each.rounded_to
     }
     details.pop(first.tensor, None)
     return list(reversed(details.values()))
 
 
 def _operators(nodes: Sequence[onnx.NodeProto]) -> str:
-    """The last nodes, with their names."""
+    """Return the last nodes with their names, as a text."""
     names = [f"{node.op_type} {node.name}".strip() for node in nodes if node.op_type != "Constant"]
-    more = len(names) - _SHOWN
+    more = len(names) - _MAX_NODES
     before = "" if more <= 0 else "1 node and " if more == 1 else f"{more} nodes and "
-    return before + ", ".join(names[-_SHOWN:])
+    return before + ", ".join(names[-_MAX_NODES:])

@@ -31,20 +31,20 @@ from gate.storage.arrays import Batch, OutputArray
 
 
 class Deviation:
-    """One tensor against one value, over all samples.
+    """The deviation of one tensor from one value, over all samples.
 
-    Differences count every element. Noise counts the elements of the sketches, on the first batch,
-    on which the float64 reference ran.
+    Differences are over all elements. Noise is over the elements of the sketches in the first
+    batch, for which the float64 reference was run.
     """
 
     def __init__(self) -> None:
         self.mismatch: dict[str, str] | None = None
-        """The first shapes that are not equal, or why there is no tensor, as a detail of
+        """The first pair of different shapes, or why there is no tensor, as a detail of
         `gate.decision.faults`."""
         self.failure: str | None = None
-        """What the runtime raised in the tensor's place."""
+        """The exception of the runtime instead of the tensor."""
         self.largest = 0.0
-        """max|c - r|; infinite where only one of them is finite."""
+        """max|c - r|; infinite if only one of them is finite."""
         self._sum = 0.0
         self._elements = 0
         self._noise = NoiseStatistics()
@@ -52,7 +52,7 @@ class Deviation:
         self._compared = False
         self._exact = False
         self.finite = False
-        """True if the model has any finite number here."""
+        """True if the model's value has a finite element."""
         self._scale = 0.0
         self._scale_in_float64 = 0.0
 
@@ -66,13 +66,13 @@ class Deviation:
         self._compared = True
         self._exact = value.dtype.kind != "f"
         self._scale = max(self._scale, _magnitude(value))
-        apart = _apart(value, tensor)
-        self.largest = max(self.largest, float(apart.max(initial=0.0)))
-        self._sum += float(apart.sum())
-        self._elements += apart.size
+        difference = _difference(value, tensor)
+        self.largest = max(self.largest, float(difference.max(initial=0.0)))
+        self._sum += float(difference.sum())
+        self._elements += difference.size
 
     def fail(self, failure: str) -> None:
-        """There is no tensor, because the runtime can't compute it."""
+        """Record that the runtime can't compute the tensor."""
         self.failure = failure
         self.mismatch = {"code": "unrun"}
 
@@ -83,9 +83,10 @@ class Deviation:
         truth: OutputArray | None,
         rounding: OutputArray | None = None,
     ) -> None:
-        """Add the first batch again, with the sketch of what the float64 reference computed.
-        Without one the value itself is the truth, and the unit is the rounding of one float32
-        operation, or `rounding`: the error that random rounding makes."""
+        """Add the noise of the first batch. truth: sketch of the float64 reference.
+
+        Without a truth the value itself is used. Then the unit is the rounding of one float32
+        operation, or `rounding`, the error of random rounding."""
         if value.shape == tensor.shape and value.dtype.kind == "f":
             sketched = sketch(value)
             true = sketched.astype(np.float64) if truth is None else truth
@@ -103,46 +104,47 @@ class Deviation:
 
     @property
     def equal(self) -> bool:
-        """Return True if all elements are equal, NaN to NaN."""
+        """Return whether all elements are equal; NaN equals NaN."""
         return self._compared and self.mismatch is None and self.largest == 0.0
 
     @property
     def mean(self) -> float:
-        """mean|c - r|; NaN where nothing could be compared."""
+        """Return mean|c - r|; NaN if nothing was compared."""
         return self._sum / self._elements if self._elements else math.nan
 
     @property
     def ratio(self) -> float:
-        """`noise_ratio`; of integers and bools 0 or infinite, NaN where nothing could be
-        compared."""
+        """Return the `noise_ratio`; 0 or infinite for integers and bools, NaN if not compared."""
         noise = self._record()
         return self._measured(noise.ratio if noise.elements else math.nan)
 
     @property
     def peak(self) -> float:
-        """`noise_diff` over all samples; where values are larger than those that the float64
-        reference computed, they may be off by more."""
-        grown = self._scale / self._scale_in_float64 if self._scale_in_float64 else 1.0
+        """Return the `noise_diff` over all samples.
+
+        The unit grows with the values, if they exceed those of the float64 reference."""
+        growth = self._scale / self._scale_in_float64 if self._scale_in_float64 else 1.0
         floor = self._record().floor_peak
-        return self._measured(self.largest / grown / floor if floor else math.nan)
+        return self._measured(self.largest / growth / floor if floor else math.nan)
 
     @property
     def relative(self) -> float:
-        """rms(c - r64) / rms(r64)."""
+        """Return rms(c - r64) / rms(r64)."""
         noise = self._record()
         return noise.candidate_rms / noise.truth_rms if noise.truth_rms else math.nan
 
     def tolerances(self, bounds: tuple[float, float]) -> tuple[float, float]:
-        """Return the rms and the maximum of c - r up to which `ratio` and `peak` over the whole
-        tensor are within `bounds`; 0 for integers and bools."""
+        """Return the rms and maximum of c - r at which `ratio` and `peak` reach their `bounds`.
+
+        Both are 0 for integers and bools."""
         noise = self._record()
         if self._exact or not noise.elements:
             return 0.0, 0.0
-        grown = self._scale / self._scale_in_float64 if self._scale_in_float64 else 1.0
+        growth = self._scale / self._scale_in_float64 if self._scale_in_float64 else 1.0
         ratio, peak = bounds
         return (
             ratio * noise.floor_rms * (noise.scatter or 1.0),
-            peak * (noise.floor_peak or 0.0) * grown,
+            peak * (noise.floor_peak or 0.0) * growth,
         )
 
     def _record(self) -> NoiseParity:
@@ -156,16 +158,17 @@ class Deviation:
         return 0.0 if self.equal and math.isnan(number) else number  # no finite number, no noise
 
 
-def _apart(value: OutputArray, tensor: OutputArray) -> NDArray[np.float64]:
-    """|tensor - value|; infinite where only one of them is finite, 0 where both are the same NaN
-    or infinity."""
+def _difference(value: OutputArray, tensor: OutputArray) -> NDArray[np.float64]:
+    """Return |tensor - value|; 0 for equal infinities and NaNs, infinite if only one is finite."""
     with np.errstate(all="ignore"):
-        apart = np.asarray(np.subtract(tensor, value, dtype=np.float64))  # of scalars no array
-        np.abs(apart, out=apart)
-        if not np.isfinite(apart).all():
-            alike = (tensor == value) | (_is_nan(tensor) & _is_nan(value))
-            apart = np.where(alike, 0.0, np.where(np.isfinite(apart), apart, math.inf))
-    return apart
+        # np.subtract returns no array for scalars.
+        difference = np.asarray(np.subtract(tensor, value, dtype=np.float64))
+        np.abs(difference, out=difference)
+        if not np.isfinite(difference).all():
+            equal = (tensor == value) | (_is_nan(tensor) & _is_nan(value))
+            finite = np.where(np.isfinite(difference), difference, math.inf)
+            difference = np.where(equal, 0.0, finite)
+    return difference
 
 
 def _is_nan(array: OutputArray) -> NDArray[np.bool_]:
@@ -174,7 +177,7 @@ def _is_nan(array: OutputArray) -> NDArray[np.bool_]:
 
 
 def _magnitude(value: OutputArray) -> float:
-    """max|value| over its finite elements."""
+    """Return max|value| over its finite elements."""
     with np.errstate(all="ignore"):
         largest = max(float(value.max(initial=0)), -float(value.min(initial=0)))
         if not math.isfinite(largest):
@@ -192,7 +195,7 @@ OFF: Level = "ORT_DISABLE_ALL"
 
 @dataclass
 class LayerDeviations:
-    """One value in both runs: through the whole file, and alone, from right inputs."""
+    """The deviations of one value in both runs: through the whole file, and from right inputs."""
 
     through: Deviation = field(default_factory=Deviation)
     alone: Deviation = field(default_factory=Deviation)
@@ -203,30 +206,30 @@ class Measured:
     """The deviations measured for one file."""
 
     layers: dict[int, LayerDeviations]
-    """By the numbers of values."""
+    """Deviations by the number of the value."""
     marked: dict[str, Deviation] = field(default_factory=dict)
-    """The file's outputs, when the tensors of all layers are outputs too."""
+    """Deviations of the outputs of the marked file, which also returns the layers' tensors."""
     whole: dict[Level, dict[str, Deviation]] = field(default_factory=dict)
-    """The same for the unmodified file, by optimization level: ORT_ENABLE_ALL stands for the level
-    of the runtime, where it enables any."""
+    """Deviations of the outputs of the unmodified file, by optimization level. ORT_ENABLE_ALL
+    stands for the level of the runtime, if it enables any."""
     samples: int = 0
     noise_unmeasured: str | None = None
 
 
 @dataclass(frozen=True)
 class _View:
-    """A run, and which of its tensors is compared with which value, in what."""
+    """A session, with the (value, tensor, deviation) triples that it measures."""
 
     run: SubgraphSession
     pairs: Sequence[tuple[int, str, Deviation]]
     references: ValueLayout | None = None
-    """Where the file is cut."""
-    doubted: bool = False
-    """True if it is a result that it can't run."""
+    """The cuts of the file, if it is cut."""
+    may_fail: bool = False
+    """True if a failure of the session is a result instead of an error."""
 
 
 class Measuring:
-    """Runs all batches, in parts of the layers that fit the budget."""
+    """Runs all batches for groups of layers that fit into the memory budget."""
 
     def __init__(
         self,
@@ -237,7 +240,7 @@ class Measuring:
         *,
         optimized: OrtSetup,
     ) -> None:
-        """`setup`: of the layers; `optimized`: of the file as it is, with optimizations on."""
+        """setup: for the layers. optimized: for the unmodified file with optimizations."""
         self._optimized = optimized
         self._bench = bench
         self._survey = survey
@@ -248,19 +251,19 @@ class Measuring:
         self._returned = returned_values(bench.graph.outputs, survey, layout.names)
 
     def run(self) -> Measured:
-        """Raises EvidenceError, and what ONNX Runtime raises."""
+        """Measure all layers. Raises EvidenceError and the exceptions of ONNX Runtime."""
         measured = Measured({number: LayerDeviations() for number in self._names})
         size = 2 * sum(self._survey.values[number].nbytes for number in self._names)
         parts = list(self._bench.parts(list(self._names), size=size)) or [()]
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             views = self._layers(part, measured)
-            if place == 0:
+            if index == 0:
                 views = [*views, *self._outputs(measured)]
             self._compare(views, measured)
         return measured
 
     def _layers(self, part: Sequence[int], measured: Measured) -> list[_View]:
-        """Both runs of some layers; the outputs of the marked file with the first of them."""
+        """Return both runs of some layers; the first call also measures the marked outputs."""
         graph = self._bench.graph
         names = {number: self._names[number] for number in part}
         tensors = list(dict.fromkeys(names.values()))
@@ -280,28 +283,28 @@ class Measuring:
         ]
 
     def _outputs(self, measured: Measured) -> Iterator[_View]:
-        """The file as it is, with the runtime's optimizations and without any.
+        """Yield the unmodified file with the runtime's optimizations and without any.
 
-        Without optimizations marking changes nothing. That it can't run with them is a result.
+        Without optimizations marking changes nothing. With them a failure to run is a result.
         """
         for level in LEVELS:
-            doubted = level != OFF
+            may_fail = level != OFF
             if level == self._setup.optimization == OFF:
                 measured.whole[level] = measured.marked
                 continue
             whole = measured.whole[level] = {name: Deviation() for name in self._returned}
-            setup = self._optimized if doubted else self._setup.plain
+            setup = self._optimized if may_fail else self._setup.plain
             try:
                 run = SubgraphSession(self._bench.graph.marked(()), setup)
             except GateError:
                 raise
             except Exception as error:  # of ONNX Runtime, without a common base
-                if not doubted:
+                if not may_fail:
                     raise
                 _fail(whole.values(), error)
                 continue
             pairs = [(n, o, whole[o]) for o, n in self._returned.items()]
-            yield _View(run, pairs, doubted=doubted)
+            yield _View(run, pairs, may_fail=may_fail)
 
     def _compare(self, views: Sequence[_View], measured: Measured) -> None:
         layout = self._layout
@@ -329,7 +332,7 @@ class Measuring:
         try:
             arrays = view.run(self._bench.feed(batch), cuts, only=only)
         except Exception as error:  # of ONNX Runtime, without a common base
-            if not view.doubted:
+            if not view.may_fail:
                 raise
             _fail((deviation for _, _, deviation in view.pairs), error)
             return
@@ -349,12 +352,12 @@ class Measuring:
                 )
 
     def _values(self, needed: set[int]) -> Iterator[tuple[Batch, dict[int, OutputArray]]]:
-        """All batches whose forward takes the way of the first one."""
-        for place, batch in enumerate(self._bench.batches):
+        """Yield the batches whose forward calls the same modules as in the first one."""
+        for index, batch in enumerate(self._bench.batches):
             try:
                 yield batch, self._bench.side.values(batch, self._survey, needed)
             except ForwardPathChanged:
-                if place == 0:
+                if index == 0:
                     raise
 
     def _truths(
@@ -421,73 +424,74 @@ _ALONE = (8.0, 24.0)
 
 Measured on the corpus of correct files (benchmarks/corpus: all architectures, exporters and opsets,
 both levels of optimization) and on resnet18, mobilenet_v3_small, densenet121, convnext_tiny, swin_t
-and a small vision transformer by all exporters that take them: layers that are right have at most
-3.2 and 6.6. One weight of a layer off by 10 % gives 2 400, one tensor through float16 1 100, GELU
-by tanh 3 400, epsilon 1e-3 for 1e-5 4 000 and 1e-5 for 1e-6 14.
+and a small vision transformer with all exporters that support them: right layers have at most 3.2
+and 6.6. An error of 10 % in one weight gives 2 400, one tensor in float16 1 100, GELU by tanh
+3 400, epsilon 1e-3 instead of 1e-5 4 000, and 1e-5 instead of 1e-6 14.
 """
 
 _THROUGH = 16.0
-"""Bound on `ratio` of a layer in the run through, where errors add up: correct layers have at most
-7. It only separates propagated deviations from layers that are still correct."""
+"""Bound on `ratio` of a layer in the whole file, where errors accumulate: right layers have at most
+7. It only separates propagated deviations from layers that are still right."""
 
 _OUTPUT = (8.0, 64.0)
-"""Bounds on `ratio` and `peak` of the outputs of the file as it is: right ones have at most 3 and
-7. Wider than the policy's, because here are few samples and no verdict depends on it."""
+"""Bounds on `ratio` and `peak` of the outputs of the unmodified file: right ones have at most 3 and
+7. They are wider than the policy's, because there are few samples and no verdict depends on it."""
 
-_FARTHER = 2.0
-"""By what factor an answer must be farther off with optimizations on for these to be in doubt: the
-limit may lie between two that are off by nearly the same."""
+_MIN_GROWTH = 2.0
+"""Minimum factor between the deviations with and without optimizations at which the optimizers are
+suspected. Otherwise the limit could lie between two similar deviations."""
 
 _ON_CUDA = 10.0
-"""Other algorithms, with other orders of summation, may round more; wider than the policy's bounds,
-because no verdict depends on it."""
+"""Factor for CUDA, where other algorithms and orders of summation may round more. It is wider than
+the policy's bounds, because no verdict depends on it."""
 
 _WITHOUT_FLOAT64 = 64.0
-"""Then the unit is one rounding, not that of all operations of the layer."""
+"""Factor without float64, where the unit is one rounding instead of those of a whole layer."""
 
 
 @dataclass(frozen=True)
 class DeviationLimits:
-    """Up to where a difference is rounding."""
+    """The limits up to which a deviation counts as rounding."""
 
     runtime: RuntimeName
     setup: OrtSetup
     float64: bool
     """False if the model can't run in float64."""
     reduced: bool = False
-    """True if the file is in 16 bits on purpose, by its policy."""
+    """True if the policy allows 16-bit floats."""
     bfloat16: bool = False
-    """True if these are those of bfloat16."""
+    """True if the 16-bit floats are bfloat16."""
     quantized: bool = False
-    """True if the file is quantized on purpose, by its policy."""
+    """True if the policy allows quantization."""
     fake_quantized: bool = False
     """True if the model itself rounds floats to the steps of a quantized type."""
     plain_refused: bool = False
-    """True if the same providers with optimizations off were refused: then no optimizer is at fault
-    alone."""
+    """True if the same providers without optimizations were refused, so that the optimizers are not
+    the only cause."""
 
     @property
     def level(self) -> Level:
-        """Optimization level of the runtime."""
+        """Return the optimization level of the runtime."""
         enabled = self.setup.optimization != "ORT_DISABLE_ALL"
         return "ORT_ENABLE_ALL" if enabled else "ORT_DISABLE_ALL"
 
     def is_optimizer(self, whole: Mapping[Level, Mapping[str, Deviation]]) -> bool:
-        """Return True if the file as it is agrees with optimizations off, and not with them on, by
-        more than the limit lies between the two."""
+        """Return whether the unmodified file is right without optimizations and clearly wrong with
+        them."""
         return self.relaxed_limit(whole, refused=False) is not None
 
     def relaxed_limit(
         self, whole: Mapping[Level, Mapping[str, Deviation]], *, refused: bool
     ) -> float | None:
-        """The strain up to which an answer is as right as with optimizations off, where these are
-        in doubt; else None. `refused`: with them on it is not right enough, though within
-        limits."""
+        """Return the strain up to which outputs are as right as without optimizations, or None if
+        the optimizers are not suspected.
+
+        refused: the outputs with optimizations are refused although they are within the limits."""
         off, on = self.strain(whole["ORT_DISABLE_ALL"]), self.strain(whole["ORT_ENABLE_ALL"])
         wrong = on > 1.0 or (refused and self.level != "ORT_DISABLE_ALL" and on > 0.0)
-        if self.plain_refused or not (off <= 1.0 and wrong and on >= _FARTHER * off):
+        if self.plain_refused or not (off <= 1.0 and wrong and on >= _MIN_GROWTH * off):
             return None
-        return min(1.0, math.sqrt(max(off, on / _FARTHER**4) * on))
+        return min(1.0, math.sqrt(max(off, on / _MIN_GROWTH**4) * on))
 
     def is_source(self, layer: LayerDeviations) -> bool:
         """Return True if the layer is wrong although its inputs are right."""
@@ -495,11 +499,11 @@ class DeviationLimits:
         return not (layer.alone.ratio <= ratio and layer.alone.peak <= peak)
 
     def is_off(self, layer: LayerDeviations) -> bool:
-        """Return True if its output in the file differs by more than rounding."""
-        return not layer.through.ratio <= _THROUGH * self._wider
+        """Return whether the layer's output in the whole file differs by more than rounding."""
+        return not layer.through.ratio <= _THROUGH * self._factor
 
     def agrees(self, outputs: Mapping[str, Deviation]) -> bool:
-        """Return True if all outputs differ by rounding only."""
+        """Return whether all outputs differ only by rounding."""
         return self.strain(outputs) <= 1.0
 
     def strain(self, outputs: Mapping[str, Deviation]) -> float:
@@ -519,17 +523,17 @@ class DeviationLimits:
         return self._widened(_OUTPUT)
 
     def _widened(self, bounds: tuple[float, float]) -> tuple[float, float]:
-        return bounds[0] * self._wider, bounds[1] * self._wider
+        return bounds[0] * self._factor, bounds[1] * self._factor
 
     @property
-    def _wider(self) -> float:
-        wider = 1.0 if self.setup.on_cpu else _ON_CUDA
+    def _factor(self) -> float:
+        factor = 1.0 if self.setup.on_cpu else _ON_CUDA
         if self.reduced:  # other orders of summation are negligible in comparison
-            wider = REDUCED_UNIT * (BFLOAT16 if self.bfloat16 else 1.0)
-        return wider if self.float64 else wider * _WITHOUT_FLOAT64
+            factor = REDUCED_UNIT * (BFLOAT16 if self.bfloat16 else 1.0)
+        return factor if self.float64 else factor * _WITHOUT_FLOAT64
 
 
 def worst(outputs: Mapping[str, Deviation]) -> float:
-    """The largest `ratio`; NaN without outputs."""
+    """Return the largest `ratio` of the outputs; NaN without outputs."""
     ratios = [output.ratio for output in outputs.values()]
     return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=math.nan)

@@ -12,7 +12,7 @@ from gate.localize.reduce import ReducedFailure
 from gate.storage.arrays import OutputArray
 
 AGREES = "agrees"
-"""The last line that the script prints where the layer computes the expected values."""
+"""Last line of the script's output if the layer computes the expected values."""
 
 _SCRIPT = '''"""Compute expected.npz by the layer in PyTorch. Needs numpy and torch."""
 import sys
@@ -39,16 +39,17 @@ sys.exit(0 if agrees else 1)
 
 @dataclass(frozen=True)
 class LayerScript:
-    """The text of `layer.py`, and what it loads from `weights.npz`."""
+    """The text of `layer.py`, and the arrays that it loads from `weights.npz`."""
 
     text: str
     weights: Mapping[str, OutputArray]
 
     @classmethod
     def from_layer(cls, layer: nn.Module, failure: ReducedFailure) -> LayerScript | None:
-        """Return the script of a layer of torch.nn, or of a module of other code whose forward
-        torch.fx can trace; None for one with modules inside, and where the text makes another layer
-        or NumPy lacks the dtype of a weight."""
+        """Create the script of a layer of torch.nn, or of a module that torch.fx can trace.
+
+        Return None for a layer with submodules, a layer that its text does not reproduce, and
+        weights with a dtype that NumPy lacks."""
         if any(layer.children()) or failure.arguments is None:
             return None
         try:
@@ -74,24 +75,24 @@ class LayerScript:
 
 
 _Written = tuple[str, str, Mapping[str, torch.Tensor]]
-"""A definition, the expression that makes the layer, and its weights by name."""
+"""A class definition, the expression that creates the layer, and its weights by name."""
 
 
 def _of_torch(layer: nn.Module) -> _Written:
-    """Return a layer of torch.nn. Raises where its text makes another layer."""
+    """Return a layer of torch.nn. Raises if its `repr` does not create an equal layer."""
     text = f"nn.{layer!r}"
-    # The text that a class of torch.nn has for itself; some of them leave arguments out.
-    made = eval(text, {"nn": nn})
+    # The repr of some classes of torch.nn omits arguments; then loading the weights fails.
+    copy = eval(text, {"nn": nn})
     state = layer.state_dict()
-    made.load_state_dict(state)
+    copy.load_state_dict(state)
     return "", text, state
 
 
 _BUILTINS = {"torch", "inf", "nan", "device", "NoneType", "fx_pytree", "pytree"}
-"""Names that code of torch.fx may use; of these `_CLASS` and the script define some."""
+"""Names that code of torch.fx may use; `_CLASS` and the script define some of them."""
 
 _LONG = 200
-"""Characters from which an argument may be a table of weights."""
+"""Maximum length of an argument in characters; longer ones may be tables of weights."""
 
 _CLASS = """
 inf, nan, device = float("inf"), float("nan"), torch.device
@@ -107,8 +108,9 @@ class Layer(nn.Module):
 
 
 def _traced(layer: nn.Module) -> _Written | None:
-    """Return a class with the operations of a module's forward, without its source; None where they
-    need more than torch. Raises what torch.fx raises."""
+    """Return a class with the traced operations of a module; None if they need more than torch.
+
+    Raises the exceptions of torch.fx."""
     graph = fx.symbolic_trace(layer)
     for node in graph.graph.nodes:
         node.type = None  # annotations may name anything

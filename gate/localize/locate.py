@@ -57,14 +57,14 @@ from gate.storage.arrays import OutputArray, text_digests
 from gate.summary.render import with_fault_texts
 
 MATCHED = 2
-"""Samples on which tensors are matched and the float64 reference runs."""
+"""Number of samples on which tensors are matched and the float64 reference runs."""
 
 _steps = logging.getLogger("gate.steps")
 
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """The layers of one file compared with those of the model, and the runs behind the record."""
+    """The comparison of a file's layers with the model's, with the record and its runs."""
 
     bench: LocalizationContext
     findings: LocalizationFindings
@@ -77,7 +77,7 @@ class LayerComparison:
 
 
 def locate(case: MeasurementJob, *, runtime: RuntimeName, limit: int = 8) -> Localization:
-    """Return the record of `compare_layers`, without its runs. Raises what that raises."""
+    """Return the record of `compare_layers`. Raises the exceptions of `compare_layers`."""
     return compare_layers(case, runtime=runtime, limit=limit).localization
 
 
@@ -91,16 +91,16 @@ def compare_layers(
 ) -> LayerComparison:
     """Compare every layer of the file in `runtime` with the modules of the model.
 
-    On the first `limit` samples; of a file with a fixed batch axis on whole batches. `refused`: by
-    the policy. Where `runtime` is, an optimizer may be to blame for less than what is a divergence
-    here; where the same without optimizations is, none is. `beyond`: inputs of the samples' shapes
-    that are compared in their place; the samples, which agree, only say which tensor is which
-    value. The model and all global switches are afterwards as they were.
+    limit: number of samples, rounded up to whole batches for a fixed batch axis. refused: runtimes
+    that the policy refused. If `runtime` is among them, an optimizer may be at fault for deviations
+    below the limits here; if the same runtime without optimizations is, no optimizer is. beyond:
+    inputs of the samples' shapes to compare on; then the samples, on which both agree, only serve
+    to match tensors. The model and all global switches are restored.
 
-    Raises PolicyError for a runtime that the policy does not name, InputMismatch and DataError for
-    samples that don't fit, ModelError and EvidenceError where the model or the file can't compute
-    them or nothing can be matched, or the runtime shows no tensors, DigestMismatch if the file is
-    not the one that `candidate.subject` describes.
+    Raises PolicyError for a runtime that the policy does not name; InputMismatch and DataError for
+    samples that do not fit; ModelError and EvidenceError if the model or the file can't compute
+    them, nothing can be matched, or the runtime does not expose tensors; DigestMismatch if the file
+    is not the one that `candidate.subject` describes.
     """
     candidate, samples, policy = case.candidate, case.inputs, case.policy
     setup = _setup(policy, runtime)
@@ -109,11 +109,11 @@ def compare_layers(
     wanted = -(-limit // size) * size if binding.fixed else limit
     taken = next(samples.batches(min(wanted, len(samples))))
     if not binding.fixed and beyond is None and length(taken) == size + 1:
-        size += 1  # none alone behind others: a batch norm may need two rows
+        size += 1  # avoid a last batch of one sample: a batch norm may need two rows
     with _switched(policy):
         graph = FileGraph(candidate)
-        own = case.reference.copy(double=binding.double)
-        side = ModelRunner(own.module, binding, original=case.reference.module)
+        copy = case.reference.copy(double=binding.double)
+        side = ModelRunner(copy.module, binding, original=case.reference.module)
         first = {name: array[:size] for name, array in taken.items()}
         watch = FakeQuantization()
         with watch:
@@ -161,7 +161,7 @@ def compare_layers(
         except Exception as error:  # of ONNX Runtime, without a common base
             raise EvidenceError(
                 f"{candidate.path.name} can't compute the samples layer by layer: "
-                f"{describe_failure(error)}. If the whole file can, it is of another model: "
+                f"{describe_failure(error)}. If the whole file can, it belongs to another model: "
                 f"{_how_to_name_its_source(side.model)}"
             ) from error
     candidate.verify()
@@ -193,37 +193,39 @@ def _matcher(bench: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
 def _still(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> ValueLayout:
     """Return the part of the samples' layout that also holds for the values of another input.
 
-    `before` is the survey of the samples. Dropped are values that repeat each other in only one of
-    the two surveys, for example the input and the output of a clamp.
-
-    Raises ForwardPathChanged where the model makes other calls on this input.
+    before: the survey of the samples. Values that repeat each other in only one of the two surveys
+    are dropped, for example the input and the output of a clamp.
+    Raises ForwardPathChanged if the model makes other calls on this input.
     """
     if before.paths != survey.paths or before.at != survey.at:
         raise ForwardPathChanged("the model makes other calls on this input than on the samples.")
-    apart = [v for v in before.values if v.repeats != survey.values[v.number].repeats]
-    unsure = {number for value in apart for number in (value.number, value.repeats)}
+    changed = [v for v in before.values if v.repeats != survey.values[v.number].repeats]
+    unsure = {number for value in changed for number in (value.number, value.repeats)}
     return layout.only({value.number for value in survey.values} - unsure)
 
 
 def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
-    """Raise EvidenceError for a runtime that shows no tensor but the file's outputs."""
-    named = {*RUNTIMES, *policy.runtimes}
-    if runtime not in named:
+    """Return the setup of a runtime of ONNX Runtime.
+
+    Raises PolicyError for an unknown runtime, EvidenceError for one without intermediate tensors.
+    """
+    names = {*RUNTIMES, *policy.runtimes}
+    if runtime not in names:
         raise PolicyError(
-            f"the policy names no runtime '{runtime}'; there are {', '.join(sorted(named))}. Give "
-            "the policy that has it: --policy FILE."
+            f"the policy names no runtime '{runtime}', only {', '.join(sorted(names))}. Name a "
+            "policy that has it with --policy FILE."
         )
     setup = ort_setup(policy, runtime)
     if setup is None:
         raise EvidenceError(
-            f"{runtime} gives no intermediate tensors, so its layers can't be compared. Look at "
-            "the same file in ort-cpu: gate locate --runtime ort-cpu."
+            f"{runtime} does not expose intermediate tensors, so its layers can't be compared. "
+            "Compare the file in ort-cpu instead: gate locate --runtime ort-cpu."
         )
     return setup
 
 
 def _is_plain(policy: Policy, runtime: RuntimeName, setup: OrtSetup) -> bool:
-    """Return whether the runtime is that of `setup` with optimizations off."""
+    """Return whether a runtime has the providers of `setup` without optimizations."""
     other = ort_setup(policy, runtime)
     return other is not None and other == other.plain and other.providers == setup.providers
 
@@ -231,8 +233,10 @@ def _is_plain(policy: Policy, runtime: RuntimeName, setup: OrtSetup) -> bool:
 def _measured(
     bench: LocalizationContext, survey: ValueSurvey, layout: ValueLayout, setup: OrtSetup
 ) -> Measured:
-    """All samples in the runtime; where its optimizations break the pieces of the file, without
-    them; where a batch of another size does not fit the tensors, the first samples."""
+    """Measure all samples in the runtime.
+
+    If its optimizations fail on the parts of the file, measure without them; if other batch sizes
+    do not fit the tensors, measure only the first batch."""
     setups = [setup] if setup.plain == setup else [setup, setup.plain]
     benches = [bench] if len(bench.batches) == 1 else [bench, bench.first]
     attempts = [(some, each) for some in benches for each in setups]
@@ -242,7 +246,7 @@ def _measured(
         except GateError:
             raise
         except Exception:  # of ONNX Runtime, without a common base
-            _steps.debug("comparing layers again, in another way")
+            _steps.debug("comparing layers again, with fewer optimizations or samples")
     some, each = attempts[-1]
     return Measuring(some, survey, layout, each, optimized=setup.optimized).run()
 
@@ -291,7 +295,7 @@ def _blame(
     candidate: TestedFile,
     bound: float | None,
 ) -> OptimizerFault | None:
-    """Return the optimizer at fault, where optimizations are suspected and there is a bound."""
+    """Return the optimizer at fault; None without a bound, which means no suspicion."""
     if bound is None:
         return None
     try:
@@ -326,25 +330,25 @@ def _switched(policy: Policy) -> Iterator[None]:
 
 
 def _step(survey: ValueSurvey, size: int, budget: int) -> int:
-    """Samples a batch, so that all values of a batch fit the budget with the file's."""
+    """Return the batch size at which all values of model and file fit the budget."""
     each = sum(value.nbytes for value in survey.values) / size
     return max(size, int(budget // max(1.0, 2 * each)))
 
 
 def _check_finite(measured: Measured) -> None:
-    """Raise EvidenceError if the model has nothing to compare an output with."""
+    """Raise EvidenceError if the model returns no finite number for an output."""
     for name, output in measured.marked.items():
         if not output.finite:
             raise EvidenceError(
                 f"the model returns no finite number for output '{name}' on {measured.samples} "
-                "samples: nothing can be compared. Give samples on which it does."
+                "samples, so nothing can be compared. Use samples with finite outputs."
             )
 
 
 def _how_to_name_its_source(model: nn.Module) -> str:
     if isinstance(model, OnnxReference):
-        return "give the file that it was made from as the reference."
-    return "give the factory and the checkpoint of the model that it was exported from."
+        return "use the file from which it was made as the reference."
+    return "use the factory and the checkpoint of the model from which it was exported."
 
 
 def _check_matched(
@@ -362,33 +366,34 @@ def _check_matched(
         kinds = sorted({survey.values[number].kind for number in calls})
         raise EvidenceError(
             f"mapped 0 of {len(calls)} module calls ({', '.join(kinds[:5])}): no tensor of the "
-            "file has the shape and the name, operator or values of any of them. If it is of "
-            f"another model: {_how_to_name_its_source(model)}"
+            "file has the shape and the name, operator or values of any of them. If the file "
+            f"belongs to another model, {_how_to_name_its_source(model)}"
         )
 
 
 SAMPLES = 8
-"""Samples on which the layers are compared."""
+"""Number of samples on which the layers are compared."""
 
 
 def locate_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
-    """Return the localization of `compare_failure`, or the reason why there is none. It runs after
-    the verdict and never changes it."""
+    """Return the localization of `compare_failure`, or the reason why there is none.
+
+    It runs after the verdict and never changes it."""
     try:
-        compared = compare_failure(case, evidence, decision)
+        comparison = compare_failure(case, evidence, decision)
     except Exception as error:
         return Explanation(failure=describe_failure(error))
-    return Explanation(localisation=None if compared is None else compared.localization)
+    return Explanation(localisation=None if comparison is None else comparison.localization)
 
 
 def compare_failure(
     case: MeasurementJob, evidence: Evidence, decision: Decision
 ) -> LayerComparison | None:
-    """Compare layers where a comparison of outputs failed, where optimizations break the file, or
-    where only a probe of other values fails; None elsewhere.
+    """Compare layers if outputs differ, optimizations break the file, or only a value probe fails;
+    else return None.
 
-    Computed on the worst sample and the first ones, or on the worst sample of the probe. The
-    caller's model stays as it is. Raises what `compare_layers` raises.
+    The layers are compared on the worst and the first samples, or on the worst sample of the probe.
+    The caller's model does not change. Raises the exceptions of `compare_layers`.
     """
     if decision.verdict is not Verdict.FAIL:
         return None
@@ -400,9 +405,9 @@ def compare_failure(
 
 
 def _of_broken(case: MeasurementJob, evidence: Evidence) -> LayerComparison | None:
-    """Compare layers in the first runtime that breaks only with optimizations enabled.
+    """Compare layers in the first runtime that fails only with optimizations.
 
-    Return None where the optimizations are not the cause, because then the error of the runtime is
+    Return None if the optimizations are not the cause, because then the error of the runtime is
     more informative.
     """
     runtime = next((r for r in evidence.runtimes if _breaks_optimized(case, evidence, r)), None)
@@ -418,7 +423,7 @@ def _of_broken(case: MeasurementJob, evidence: Evidence) -> LayerComparison | No
 def _of_probe(
     case: MeasurementJob, evidence: Evidence, decision: Decision
 ) -> LayerComparison | None:
-    """Compare layers on the failed value probe that deviates most; None where no layer shows it."""
+    """Compare layers on the failed value probe that deviates most; None if no layer diverges."""
     failed = [
         (runtime, probe)
         for check in decision.problems
@@ -432,7 +437,7 @@ def _of_probe(
     if not failed:
         return None
     first = failed[0][0].runtime
-    probe = max((p for r, p in failed if r.runtime == first), key=_farness)
+    probe = max((p for r, p in failed if r.runtime == first), key=_deviation)
     refused = [r.runtime for r, p in failed if p.name == probe.name]
     try:
         beyond = _worst_of(case, probe.name)
@@ -447,20 +452,20 @@ def _of_probe(
     return replace(compared, localization=found.model_copy(update={"probe": probe.name}))
 
 
-def _farness(probe: ProbeResult) -> float:
-    """How far a runtime is off; NaN is farthest."""
+def _deviation(probe: ProbeResult) -> float:
+    """Return the deviation of a runtime on a probe; infinite for NaN."""
     number = probe.noise_ratio if probe.noise_ratio is not None else probe.relative_diff
     return math.inf if number is None or math.isnan(number) else number
 
 
 def _worst_of(case: MeasurementJob, name: str) -> SampleSet:
-    """The sample of the probe that is farthest off, as often as samples are matched on; of a file
-    with a fixed batch the whole probe. Raises anything."""
+    """Return the worst sample of a probe, repeated `MATCHED` times; the whole probe for a file with
+    a fixed batch. Raises anything."""
     with deterministic(case.policy.determinism):
         context = MeasurementContext.bare(case)
         probe = ProbeInstrument(context).named(name)
         if probe is None:
-            raise EvidenceError(f"there is no probe {name}. Judge the file again.")
+            raise EvidenceError(f"there is no probe {name}. Measure the file again.")
         batch = probe.batch
         if not context.binding.fixed:
             session = open_on_cpu(case.candidate.path)
@@ -475,21 +480,21 @@ def _worst_of(case: MeasurementJob, name: str) -> SampleSet:
 def _worst_sample(
     reference: Sequence[OutputArray], outputs: Sequence[OutputArray], *, size: int
 ) -> int:
-    """The sample that is farthest off in its own scale."""
-    apart = np.zeros(size)
+    """Return the sample with the largest difference relative to its scale."""
+    ratios = np.zeros(size)
     for r, c in zip(reference, outputs, strict=True):
         if r.shape == c.shape and r.ndim and len(r) == size and r.size:
             with np.errstate(all="ignore"):
-                off = distances(r, c).reshape(size, -1)
+                error = distances(r, c).reshape(size, -1)
                 scale = np.nan_to_num(np.abs(r.astype(np.float64))).reshape(size, -1).max(axis=1)
-                ratio = off.max(axis=1) / np.where(scale > 0.0, scale, 1.0)
-            torn = (np.isfinite(r) != np.isfinite(c)).reshape(size, -1).any(axis=1)
-            apart = np.fmax(apart, np.where(torn, math.inf, ratio))
-    return int(apart.argmax())
+                ratio = error.max(axis=1) / np.where(scale > 0.0, scale, 1.0)
+            mismatched = (np.isfinite(r) != np.isfinite(c)).reshape(size, -1).any(axis=1)
+            ratios = np.fmax(ratios, np.where(mismatched, math.inf, ratio))
+    return int(ratios.argmax())
 
 
 def _breaks_optimized(case: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
-    """Return whether ONNX Runtime fails there with optimizations on, and nowhere with them off."""
+    """Return whether a runtime fails, and no runtime without optimizations fails."""
     setup = ort_setup(case.policy, runtime.runtime)
     if setup is None or setup == setup.plain or not runtime.failure:
         return False
@@ -500,15 +505,15 @@ def _breaks_optimized(case: MeasurementJob, evidence: Evidence, runtime: Runtime
 def _compared(
     case: MeasurementJob, runtime: RuntimeEvidence, *, refused: Sequence[RuntimeName]
 ) -> LayerComparison:
-    places = _sample_indices(case, runtime)
-    samples = case.samples.take(places)
+    indices = _sample_indices(case, runtime)
+    samples = case.samples.take(indices)
     return compare_layers(
-        replace(case, samples=samples), runtime=runtime.runtime, limit=len(places), refused=refused
+        replace(case, samples=samples), runtime=runtime.runtime, limit=len(indices), refused=refused
     )
 
 
 def _failed(decision: Decision) -> list[RuntimeName]:
-    """The runtimes of which a number of an output is beyond its bound."""
+    """Return the runtimes with a number of an output beyond its bound."""
     return [
         check.runtime
         for check in decision.problems
@@ -522,14 +527,15 @@ def _failed(decision: Decision) -> list[RuntimeName]:
 def _shown(
     case: MeasurementJob, evidence: Evidence, failed: Sequence[RuntimeName]
 ) -> RuntimeEvidence | None:
-    """The first of them: one of ONNX Runtime, which shows its tensors, where there is one."""
+    """Return the first failed runtime of ONNX Runtime, which exposes its tensors, or else the first
+    failed one."""
     shown = [name for name in failed if ort_setup(case.policy, name) is not None]
     name = next(iter(shown or failed), None)
     return None if name is None else evidence.runtime(name)
 
 
 def _sample_indices(case: MeasurementJob, runtime: RuntimeEvidence) -> list[int]:
-    """The worst sample and the first ones; of a file with a fixed batch, the worst one's batch."""
+    """Return the worst and the first samples; for a fixed batch, the batch of the worst sample."""
     total = len(case.samples)
     worst = next((o.max_abs_diff_sample for o in runtime.outputs if o.max_abs_diff_sample), 0)
     binding = case.bind()

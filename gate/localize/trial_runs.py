@@ -1,5 +1,4 @@
-"""Run the model with a changed value, or the file with exchanged inputs, to find what depends on
-what."""
+"""Find dependencies: run the model with a changed value, or the file with exchanged inputs."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from gate.localize.value_matching import ValueLayout, is_equal
 from gate.policy.runtime_options import plain_setup
 from gate.storage.arrays import OutputArray
 
-_ALIKE = 4
-"""Inputs of one shape and dtype of which every order is tried, at most."""
+_MAX_ALIKE = 4
+"""Maximum number of inputs of one shape and dtype for which all permutations are tried."""
 
 
 class TrialRuns:
@@ -30,7 +29,7 @@ class TrialRuns:
         layout: ValueLayout,
         switched: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`switched`: sets the switches of the policy while the model runs."""
+        """switched: context manager that sets the policy's switches while the model runs."""
         self._switched = switched
         self._bench = bench
         self._survey = survey
@@ -38,8 +37,8 @@ class TrialRuns:
         self.dependents = cache(self._dependents)
 
     def _dependents(self, value: int) -> frozenset[int]:
-        """Return the values with a tensor that the model computes from `value` by way of no other
-        one with a tensor."""
+        """Return the matched values that depend on `value` without another matched value in
+        between."""
         before, after = self._undisturbed, self._disturbed(value)
         return frozenset(
             number
@@ -48,8 +47,8 @@ class TrialRuns:
         )
 
     def exchanged(self, number: int) -> dict[str, str]:
-        """Return which inputs the file reads for a tensor in the place of which others,
-        where it equals the value with these; empty where there are no such inputs."""
+        """Return the exchanged inputs that make a tensor equal its value: the input that the file
+        reads, mapped to the right one. Empty if no exchange does."""
         bench, layout, tensor = self._bench, self._layout, self._layout.names[number]
         piece = bench.graph.cut([tensor], layout.cuts)
         values = self._references
@@ -65,12 +64,12 @@ class TrialRuns:
             for read in piece.cuts
             if read in fed
         }
-        tried = {read: alike for read, alike in alike_of.items() if 2 <= len(alike) <= _ALIKE}
+        tried = {read: alike for read, alike in alike_of.items() if 2 <= len(alike) <= _MAX_ALIKE}
         if not tried:
             return {}
         run = SubgraphSession(piece, plain_setup("ort-cpu"))
         if is_equal(values[number], run(bench.feed(bench.batches[0]), references)[tensor]):
-            return {}  # wrong by so little that any exchange of like inputs would do
+            return {}  # the error is so small that any exchange of similar inputs would fit
         for read, alike in tried.items():
             for order in permutations(alike):
                 moved = {name: by for name, by in zip(alike, order, strict=True) if name != by}
@@ -78,10 +77,10 @@ class TrialRuns:
                     continue
                 changed = {name: fed[by] for name, by in moved.items() if name in references}
                 try:
-                    found = run(bench.feed(bench.batches[0]), {**references, **changed})[tensor]
-                except Exception:  # of ONNX Runtime: an index that another input can't take
+                    array = run(bench.feed(bench.batches[0]), {**references, **changed})[tensor]
+                except Exception:  # of ONNX Runtime, for example an index out of range
                     continue
-                if is_equal(values[number], found):
+                if is_equal(values[number], array):
                     return {name: by for name, by in moved.items() if name in references}
         return {}
 

@@ -436,8 +436,8 @@ class TestErrors:
             (_Stuck(), ModelError, ["can't be copied", "gradient history"]),
             (nn.Linear(5, 3), EvidenceError, ["can't compute", "accepts these inputs"]),
             (_Unlike(), EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
-                                        "give the factory and the checkpoint"]),
-            (_Nowhere(), EvidenceError, ["no finite number", "Give samples"]),
+                                        "use the factory and the checkpoint"]),
+            (_Nowhere(), EvidenceError, ["no finite number", "Use samples"]),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
     )  # fmt: skip
