@@ -209,7 +209,7 @@ def read_graph(
         external_data={
             name: str(Digest.from_file(folder / name)) for name in subject.external_data
         },
-        findings=tuple(_limited(found)),
+        findings=tuple(_limited(findings)),
         weights=weights,
         last_operators={value.name: last_operators(graph, value) for value in graph.outputs},
     )

@@ -174,8 +174,8 @@ class WeightMatcher:
             return
         certain = not (wrong & slices.doubtful).any() and telling(values[~wrong])
         if certain and wrong.mean() <= HALF:
-            owner = found.owner(int(wrong.argmax()))
-            constant.suspect(mismatch_at(constant.name, owner, (values, found.expected), wrong))
+            owner = slices.owner(int(wrong.argmax()))
+            constant.suspect(mismatch_at(constant.name, owner, (values, slices.expected), wrong))
 
     def folded(self, constant: Constant) -> None:
         """Match a constant with the weight of a layer with a folded BatchNorm."""
