@@ -251,7 +251,7 @@ def worst_of(
     worst = max(candidates, key=lambda each: (math.isnan(each.ratio), each.ratio))
     columns = [c for c in candidates if c.group.axis and c.raw >= _MIN_EXCESS * worst.raw]
     named = max(columns, key=lambda column: column.raw, default=worst)
-    group, index = named.group, named.index
+    group, index = named.group, named.position
     side = _closer(group.rms(REFERENCE)[index], group.rms(CANDIDATE)[index])
     return worst.ratio, group.name[index] or None, side
 
@@ -276,7 +276,7 @@ class _WorstGroup(NamedTuple):
     raw: float
     """The ratio without division by its scatter."""
     group: NoiseGroups
-    index: int
+    position: int
 
 
 def _closer(reference: float, candidate: float) -> Side:
