@@ -98,7 +98,7 @@ class VersionStatus:
         status: VersionStatus | None = None
         for entry in history.naming(version):
             if entry.version == version:
-                status = _after_own_entry(status, entry)
+                status = _after_entry(status, entry)
             elif entry.action in MOVING:
                 status = _after_move_away(status, entry)
         if status is None or status.kind != "champion" or history.serving == version:
@@ -187,7 +187,7 @@ def with_status(description: str, line: str) -> str:
     return f"{line}\n\n{body}"
 
 
-def _after_own_entry(status: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
+def _after_entry(status: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
     """Return the status after an entry about the version itself."""
     kind, answer = (None, None) if status is None else (status.kind, status.answer)
     match line.action:

@@ -41,11 +41,11 @@ def insert_entry(
         row = document.lc.key(section)[0] + 1
         indent = " " * entries.lc.key(next(iter(entries)))[1]  # type: ignore[attr-defined]
     else:
-        raise _add_by_hand(path, section, lines)
+        raise _manual_edit_error(path, section, lines)
     entry = [f"{indent}{line}".rstrip() + newline for line in lines]
     changed = "".join([*rows[:row], *entry, *rows[row:]])
     if not _is_single_addition(document, _parsed(changed, path), key):
-        raise _add_by_hand(path, section, lines)
+        raise _manual_edit_error(path, section, lines)
     return changed
 
 
@@ -73,7 +73,7 @@ def _parsed(text: str, path: Path) -> Any:
     return document
 
 
-def _add_by_hand(path: Path, section: str, lines: Sequence[str]) -> PolicyError:
+def _manual_edit_error(path: Path, section: str, lines: Sequence[str]) -> PolicyError:
     shown = "\n".join(f"  {line}" for line in lines)
     return PolicyError(
         f"{path}: expected '{section}:' with each entry on separate lines below it. "
