@@ -172,7 +172,7 @@ def test_a_probe_that_failed_there_fails_here(judged, made, tmp_path):
     ("probes", "verdict", "of_all"),
     [("required", Verdict.ERROR, Verdict.ERROR), ("when_recorded", Verdict.WAIVED, Verdict.PASS)],
 )
-def test_probes_that_were_not_recorded(judged, made, tmp_path, probes, verdict, for_all):
+def test_probes_that_were_not_recorded(judged, made, tmp_path, probes, verdict, of_all):
     outputs = shutil.copytree(made / "outputs", tmp_path / "outputs")
     header = json.loads((outputs / "outputs.json").read_text())
     header["parts"] = {"samples": header["parts"]["samples"]}
@@ -180,7 +180,7 @@ def test_probes_that_were_not_recorded(judged, made, tmp_path, probes, verdict, 
     subject = tiny.candidate(made / "model.onnx").subject
     Packing(subject, made / "sent", outputs, WHENCE).write(tmp_path / "phone")
     phone, checks, decision = judged(tmp_path / "phone", by=policy(probes))
-    assert (checks["probes"].verdict, decision.verdict) == (verdict, for_all)
+    assert (checks["probes"].verdict, decision.verdict) == (verdict, of_all)
     assert "batch_1" in phone.unprobed
     assert "it has no outputs for batch_1" in render_check(checks["probes"])
     assert (checks["probes"] in decision.waived) == (verdict is Verdict.WAIVED)
