@@ -372,7 +372,7 @@ BAD_POLICIES = {
 BAD_INPUTS = {
     "no checkpoint": (("--checkpoint", "missing.pt"), "CheckpointError", "does not exist"),
     "unreadable checkpoint": (("--checkpoint", "noise.pt"), "CheckpointError", "noise.pt"),
-    "malicious checkpoint": (("--checkpoint", "evil.pt"), "CheckpointError", "run code"),
+    "malicious checkpoint": (("--checkpoint", "evil.pt"), "CheckpointError", "would run"),
     "other architecture": (("--checkpoint", "other.pt"), "CheckpointError", "missing"),
     "no file": (("good.onnx", "missing.onnx"), "OnnxFileError", "missing"),
     "not ONNX": (("good.onnx", "text.onnx"), "OnnxFileError", "ONNX model"),

@@ -157,7 +157,7 @@ def test_what_can_not_be_exported_is_a_row_that_says_why() -> None:
 
 def test_where_nothing_is_exported_it_is_an_error() -> None:
     exports = [("scripted", 13, folding) for folding in (True, False)]
-    with pytest.raises(ExportError, match="none of 2 exports"):
+    with pytest.raises(ExportError, match="all 2 exports"):
         compared(Unscriptable(), exports)
 
 

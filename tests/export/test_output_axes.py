@@ -62,9 +62,9 @@ def test_a_declared_batch_axis_may_have_a_name_of_its_own(tmp_path):
     ({**WIDE, "z": {1: "classes"}}, r"batch 4 and 5, width 6 and 9\), and for other data"),
     ({"z": {2: "depth"}}, r"names axis 2 of z, the model returns the shape \[4, 3\]"),
     ({"w": {1: "width"}}, "names w, the inputs are x, the outputs y, z"),
-    ({**WIDE, "y": {1: "width"}}, "axis 1 of y is 12, axis 1 of x is 6. Axes of one label"),
-    ({**WIDE, "y": {1: "n"}, "z": {0: "n"}}, "called n have several sizes"),
-    ({**WIDE, "y": {1: "batch"}}, "called batch have several sizes"),
+    ({**WIDE, "y": {1: "width"}}, "axis 1 of y is 12, axis 1 of x is 6. Axes with one label"),
+    ({**WIDE, "y": {1: "n"}, "z": {0: "n"}}, "label n have several sizes"),
+    ({**WIDE, "y": {1: "batch"}}, "label batch have several sizes"),
 ])  # fmt: skip
 def test_a_declaration_that_does_not_hold_is_refused_before_the_export(tmp_path, axes, says):
     with pytest.raises(ExportError, match=says):

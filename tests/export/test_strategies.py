@@ -36,7 +36,9 @@ class Lists(nn.Module):
 
 
 class Tuples(nn.Module):
-    def forward(self, pair, z):
+    def forward(
+        self, pair: tuple[Tensor, list[Tensor]], z: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         a, rest = pair
         return a + z, (a * rest[0], rest[1])
 

@@ -142,6 +142,12 @@ def run_with_attributes(parts: Mapping[str, Any], batch: Mapping[str, Any]) -> A
     return parts["head"](voxels) * parts["head"].scale
 
 
+def build_scaled() -> nn.Module:
+    model = Detector()
+    model.head = Scaled(model.head)  # type: ignore[assignment]
+    return model.eval()
+
+
 def build() -> nn.Module:
     return Detector().eval()
 

@@ -58,7 +58,7 @@ def test_of_a_policy_those_that_it_names_with_their_options(tmp_path, monkeypatc
     found = {row.name: row for row in listed(wanted)}
     assert set(found) == {"ort-cpu", "mine"}
     assert (found["mine"].kind, found["mine"].state) == ("ort", "absent")
-    assert "has no RknpuExecutionProvider" in found["mine"].reason
+    assert "does not have RknpuExecutionProvider" in found["mine"].reason
     none = policy("mine", kind="ort", options={"providers": ["NoSuchExecutionProvider"]})
     assert {row.name: row for row in listed(none)}["mine"].state == "broken"
     acme.install(tmp_path, {"acme": "tests.runtimes.acme:Acme"})
