@@ -193,7 +193,7 @@ class TestErrors:
         data = tmp_path / "m.data"
         data.write_bytes(data.read_bytes()[:-8])
         described = TestedFile(candidate.path, candidate.subject.model_copy(update={
-            "sha256": type(candidate.subject.sha256).of_manifest(tmp_path, ["m.onnx", "m.data"]),
+            "sha256": type(candidate.subject.sha256).from_manifest(tmp_path, ["m.onnx", "m.data"]),
         }))  # fmt: skip
         with pytest.raises(OnnxFileError, match=r"m\.onnx can't be read.*export it again"):
             FileGraph(described)

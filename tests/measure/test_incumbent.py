@@ -148,8 +148,8 @@ def test_what_is_not_there_is_said(new, state):
 
 @pytest.mark.parametrize(("make", "reason"), [
     ({"features": 4}, "doesn't fit the samples"),
-    ({"output": "other"}, "the new file 'logits'"),
-    ({"batch": 7}, "no multiple"),
+    ({"output": "other"}, "the new file returns 'logits'"),
+    ({"batch": 7}, "not a multiple"),
 ])  # fmt: skip
 def test_a_champion_that_takes_other_samples_is_incomparable(new, tmp_path, make, reason):
     found = compared(new, champion(linear(tmp_path / "other.onnx", **make)))

@@ -260,7 +260,7 @@ def test_a_fixed_batch_axis_sets_the_batch_size(model, tmp_path):
     fixed = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
     runtime = runtime_of(model, fixed, tiny.samples(6), batch_size=32)
     assert (runtime.latency.batch_size, runtime.outputs[0].samples) == (2, 6)
-    with pytest.raises(InputMismatch, match="7 samples are no multiple"):
+    with pytest.raises(InputMismatch, match="7 samples are not a multiple"):
         measured(model, fixed, tiny.samples(7))
 
 

@@ -78,7 +78,7 @@ def test_without_a_floor_nothing_is_judged(there, floor):
 @pytest.mark.parametrize(("part", "says"), [
     (RuntimeUnitResult(failure="out of memory"), "out of memory"),
     (RuntimeUnitResult(absent_reason="no such device"), "no such device"),
-    (RuntimeUnitResult(), "ran otherwise in another process"),
+    (RuntimeUnitResult(), "ran differently in another process"),
 ])  # fmt: skip
 def test_a_part_that_measured_nothing_fails_its_runtime(here, there, part, says):
     there.judge_by(here.first_unit_state())
@@ -150,7 +150,7 @@ def test_what_was_measured_on_something_else_is_refused(case, what):
         there.judge_by(here.first_unit_state())
         part = there.measure_for(there.units[-1])
         expected = here.units[1] if what == "unit" else here.units[-1]
-        with pytest.raises(DigestMismatch, match=f"unit {expected.index} .*other samples or"):
+        with pytest.raises(DigestMismatch, match=f"unit {expected.index} .*different samples or"):
             here.merge(part, expected)
 
 

@@ -168,6 +168,6 @@ def test_the_command_says_it_and_writes_no_marked_file(rectified_folder, tmp_pat
     assert cli.main(["locate", path, *asked, "--save", str(marked)]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "Each part is right by itself. In PyTorch the part head" in printed
-    assert "nothing was written: no part diverges" in printed
+    assert "not written: no part diverges" in printed
     assert not marked.exists()
     assert cli.main(["locate", str(release(rectified_folder, "run_on_a_copy")), *asked]) == 0

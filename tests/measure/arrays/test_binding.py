@@ -41,18 +41,18 @@ def test_a_name_that_the_model_does_not_take_is_refused():
 
 
 @pytest.mark.parametrize(("inputs", "samples", "words"), [
-    ((A,), (spec("c", "s", 3), spec("b", "s", 4)), "takes 1 inputs"),
-    ((A, B), (spec("a", "s", 3),), "takes 2 inputs"),
-    ((), (A,), "takes 0 inputs, none"),
+    ((A,), (spec("c", "s", 3), spec("b", "s", 4)), "has 1 inputs"),
+    ((A, B), (spec("a", "s", 3),), "has 2 inputs"),
+    ((), (A,), "has 0 inputs, none"),
     ((A, B), (spec("b", "s", 3), spec("c", "s", 4)), r"share only the names \['b'\]"),
     ((A,), (spec("a", "s", 4),), "doesn't fit"),
     ((A,), (spec("a", "s"),), "doesn't fit"),
     ((A,), (spec("a", "s", 3, 1),), "doesn't fit"),
     ((spec("a"),), (spec("a", "s"),), "doesn't fit"),
     ((A,), (spec("a", "s", 3, dtype="float16"),), "Save the samples as float32"),
-    ((spec("a", 4, 3),), (spec("a", "s", 3),), "10 samples are no multiple"),
-    ((spec("a", 0, 3),), (spec("a", "s", 3),), "fixed batch axis of 0"),
-    ((spec("a", 2, 3), spec("b", 5, 4)), (A, B), "different fixed batch axes"),
+    ((spec("a", 4, 3),), (spec("a", "s", 3),), "10 samples are not a multiple"),
+    ((spec("a", 0, 3),), (spec("a", "s", 3),), "fixed batch size of 0"),
+    ((spec("a", 2, 3), spec("b", 5, 4)), (A, B), "different fixed batch sizes"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(inputs, samples, words):
     with pytest.raises(InputMismatch, match=words):

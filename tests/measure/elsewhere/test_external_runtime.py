@@ -182,7 +182,7 @@ def of_samples(parts):
     (lambda parts: of_samples(parts).update(shape=None), "needs dtype and shape"),
     (lambda parts: of_samples(parts).update(dtype="object"), "needs dtype and shape"),
     (lambda parts: of_samples(parts).update(dtype="nonsense"), "not understood"),
-    (lambda parts: of_samples(parts).update(file="../sent/samples/0.raw"), "no path inside"),
+    (lambda parts: of_samples(parts).update(file="../sent/samples/0.raw"), "not a path inside"),
     (lambda parts: of_samples(parts).update(file="gone.raw"), "No such file"),
     (lambda parts: of_samples(parts).update(file="gone.npy"), "cannot read gone.npy"),
     (lambda parts: parts.update(samples={"failed": "out of memory"}), "out of memory"),
