@@ -370,16 +370,16 @@ class Ort(_OnnxRuntime):
 def _missing(providers: Sequence[str]) -> str | None:
     """Return a text about the first provider that this build lacks, or None."""
     onnxruntime = onnx_runtime()
-    available, known = onnxruntime.get_available_providers(), onnxruntime.get_all_providers()
+    available, supported = onnxruntime.get_available_providers(), onnxruntime.get_all_providers()
     version = f"ONNX Runtime {onnxruntime.__version__}"
     missing = [name for name in providers if name not in available]
     for name in missing:
-        if name not in known:
-            stems = {_stem(each): each for each in (*available, *known)}
+        if name not in supported:
+            stems = {_stem(each): each for each in (*available, *supported)}
             near = difflib.get_close_matches(_stem(name), stems, n=1, cutoff=0.5)
             hint = f" Did you mean '{stems[near[0]]}'?" if near else ""
             raise PolicyError(
-                f"{version} does not support {name}, expected one of {', '.join(known)}.{hint}"
+                f"{version} does not support {name}, expected one of {', '.join(supported)}.{hint}"
             )
     if not missing:
         return None

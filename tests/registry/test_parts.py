@@ -124,7 +124,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "elsewhere": (_elsewhere, "does not describe .*: parts .*../head.onnx"),
     "renamed": (_renamed, "parts .*encoder_2.*, not .*encoder"),
     "other shapes": (_other_shapes, "does not describe .*head.onnx: inputs"),
-    "vectors of one": (_vectors_of_one, "are of other parts than the release: head"),
+    "vectors of one": (_vectors_of_one, "were computed with other parts than the release has: head"),
 }  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def test_another_spec_than_that_of_the_evidence_is_refused(tmp_path: Path, ledge
     with pytest.raises(DigestMismatch, match="preprocessing spec"):
         promote(Simulator(), of, policy=POLICY, ledger=ledger)
     (tmp_path / "0.json").write_text("[]")
-    with pytest.raises(DigestMismatch, match="no whole preprocessing spec"):
+    with pytest.raises(DigestMismatch, match="not a valid preprocessing spec"):
         promote(Simulator(), of, policy=POLICY, ledger=ledger)
 
 

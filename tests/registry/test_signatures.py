@@ -186,11 +186,11 @@ SPOILED: dict[str, tuple[Callable[[World], Release], str]] = {
     "golden vectors left out": (
         lambda w: replace(w.signed(), golden=None),
         "names golden/golden.json, which was not submitted"),
-    "another twin": (another_twin, "The twin was exchanged"),
+    "another twin": (another_twin, "The twin was replaced"),
     "twin left out": (
         lambda w: replace(w.signed(), twin=None),
         "names quantized/model.int8.onnx, which was not submitted"),
-    "another file": (of_another_file, "The evidence was edited, or is another's"),
+    "another file": (of_another_file, "The evidence was edited, or belongs to another model"),
     "another name": (
         lambda w: w.signed(model="letters"),
         "is for simulator#/models/letters, expected digits in simulator"),
@@ -266,7 +266,10 @@ def test_a_spec_that_was_not_signed_does_not_go_along(world: World, ledger: Ledg
     bare = signed(replace(of, preprocessing=None), world.key, policy)
     for handed_in, reason in (
         (replace(whole, statements=bare.statements), "names preprocessing with digest none"),
-        (replace(bare, statements=whole.statements), "names preprocessing, which was not handed"),
+        (
+            replace(bare, statements=whole.statements),
+            "names preprocessing, which was not submitted",
+        ),
     ):
         found = promote(Simulator(), handed_in, policy=policy, ledger=ledger, trust=world.trust)
         assert found.outcome == "refused"
@@ -324,7 +327,7 @@ class TestSigning:
             outputs={"logits": vectors.ExpectedOutput(vectors.inputs() @ vectors.weights(of.onnx_path) * 2, 1.0)},
             origin=of.golden.golden.origin,
         )  # fmt: skip
-        with pytest.raises(Untrusted, match="other arrays"):
+        with pytest.raises(Untrusted, match="golden vectors differ"):
             self.sign(world, replace(of, golden=GoldenFolder.open(world.folder / "else")))
         with pytest.raises(Untrusted, match="were signed when .* and are not handed in"):
             self.sign(world, replace(of, golden=None))

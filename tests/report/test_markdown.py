@@ -114,7 +114,7 @@ def test_it_tells_the_story_as_the_version_page_does(name):
     text = pull_request_comment(result)
     assert text.endswith(summary_markdown(result.summary, result.links))
     assert not re.search(r"(?<!\\)<script|\x1b", text)
-    order = [text.index(words) for words in (f"{result.verdict}: ", "Against the champion", "| runtime")]  # fmt: skip
+    order = [text.index(words) for words in (f"{result.verdict}: ", "Comparison with the champion", "| runtime")]  # fmt: skip
     assert order == sorted(order)
 
 
@@ -140,5 +140,5 @@ def test_what_is_too_long_is_cut_after_a_whole_line(letter):
     text = pull_request_comment(CiResult(command="check", exit_code=0, summary=long))
     assert 0.9 * LIMIT < len(text.encode()) <= LIMIT
     *lines, last = text.rstrip().splitlines()
-    assert last == "(What does not fit is left out here.)"
+    assert last == "(Truncated: the report has the rest.)"
     assert lines[-2:] == [f"- {note}", ""]
