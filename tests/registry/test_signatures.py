@@ -329,7 +329,7 @@ class TestSigning:
         )  # fmt: skip
         with pytest.raises(Untrusted, match="golden vectors differ"):
             self.sign(world, replace(of, golden=GoldenFolder.open(world.folder / "else")))
-        with pytest.raises(Untrusted, match="were signed when .* and are not handed in"):
+        with pytest.raises(Untrusted, match="were signed when .* but they are missing"):
             self.sign(world, replace(of, golden=None))
         file = world.folder / "golden" / GOLDEN_JSON
         file.write_text(file.read_text() + "\n")
