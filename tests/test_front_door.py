@@ -395,7 +395,7 @@ def test_the_evidence_and_the_export_name_the_model_s_code(project: Path, tmp_pa
     arguments = ["check", str(output), "--reference", "small_models:build", "--inputs"]
     arguments += ["images.npy", "--export-record", f"{output}.export.json"]
     assert cli.main([*arguments, "--report", str(tmp_path / "report")]) == 0
-    assert "exported from other code" not in capsys.readouterr().out
+    assert "code changed between the export and the measurement" not in capsys.readouterr().out
     evidence = Evidence.load(tmp_path / "report/evidence.json")
     code = evidence.source.code
     assert code is not None
@@ -412,7 +412,7 @@ def test_the_evidence_and_the_export_name_the_model_s_code(project: Path, tmp_pa
     record = note.record.model_copy(update={"code": old})
     note.model_copy(update={"record": record}).save(note_at)
     assert cli.main(arguments) == 0  # the measurement decides
-    assert "exported from other code" in capsys.readouterr().out
+    assert "code changed between the export and the measurement" in capsys.readouterr().out
 
 
 def test_code_that_changes_while_it_is_measured_is_no_evidence(tmp_path, monkeypatch) -> None:

@@ -497,7 +497,7 @@ def _with_nodes(found: OptimizerFault, trials: OptimizerTrials, size_bytes: int)
 APART_LIMIT_S = 300.0
 """For the whole process, by the clock: only one that hangs takes as long."""
 
-_WHAT = "switching off optimisers"
+_WHAT = "disabling optimizers"
 
 _steps = logging.getLogger("gate.steps")
 
@@ -527,7 +527,7 @@ def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> Opt
     Never raises, except KeyboardInterrupt: if the process dies or takes too long, the result gives
     that as the reason why no optimizer is named.
     """
-    _steps.debug("switching off optimisers of ONNX Runtime")
+    _steps.debug("disabling optimizers of ONNX Runtime")
     limits = SandboxLimits(APART_LIMIT_S, usual_memory())
     try:
         with temporary_folder() as folder:

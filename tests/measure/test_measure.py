@@ -381,7 +381,7 @@ def test_a_number_is_no_name_of_an_output(tmp_path):
     ({"input": tiny.images(4).astype(np.float64)}, "Save the samples as float32"),
     ({"input": tiny.images(4)[:, :, 0]}, "doesn't fit"),
     ({"input": tiny.images(4)[:, :, :, :7]}, "doesn't fit"),
-    ({"input": tiny.images(4), "more": tiny.images(4)}, "'more'. is no input of the file"),
+    ({"input": tiny.images(4), "more": tiny.images(4)}, "'more'. is neither an input of the file"),
     ({"input": np.zeros((4, 3, 8, 8), np.uint8)}, "Save the samples as float32"),
 ])  # fmt: skip
 def test_samples_that_do_not_fit_name_both_sides(model, good, arrays, words):
@@ -402,7 +402,7 @@ def test_nan_in_inputs_is_a_data_error(model, good):
     ({"labels": np.arange(19)}, DataError, "need \\(20,\\)"),
     ({"labels": np.full(20, tiny.CLASSES)}, DataError, "has 7 classes|is 7, the model"),
     ({"labels": np.full(20, -1)}, DataError, "start at 0"),
-    ({"labels": np.zeros(20)}, DataError, "integers are expected"),
+    ({"labels": np.zeros(20)}, DataError, "expected integers"),
     ({"batch_size": 0}, InputMismatch, "batch size is 0"),
 ])  # fmt: skip
 def test_labels_and_batch_sizes_that_do_not_fit_are_refused(model, good, options, error, words):

@@ -398,8 +398,8 @@ def test_what_is_asked_and_the_arrays_arrive_as_they_are(faulty_file, right, mon
 
 
 @pytest.mark.parametrize(("does", "limit_s", "reason"), [
-    (("die", {"number": 6}), 40.0, "the process that did it died of SIGABRT"),
-    (("for_ever", {}), 0.5, "switching off optimisers took more than the 0.5 s that are allowed"),
+    (("die", {"number": 6}), 40.0, "its process died of SIGABRT"),
+    (("for_ever", {}), 0.5, "disabling optimizers took more than the time limit of 0.5 s"),
     (("stumble", {}), 40.0, "KeyError"),
     (("echo", {"names": 5}), 40.0, "names"),
 ])  # fmt: skip
