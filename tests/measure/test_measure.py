@@ -399,7 +399,7 @@ def test_nan_in_inputs_is_a_data_error(model, good):
 
 
 @pytest.mark.parametrize(("options", "error", "words"), [
-    ({"labels": np.arange(19)}, DataError, "need \\(20,\\)"),
+    ({"labels": np.arange(19)}, DataError, "expected \\(20,\\)"),
     ({"labels": np.full(20, tiny.CLASSES)}, DataError, "has 7 classes|is 7, the model"),
     ({"labels": np.full(20, -1)}, DataError, "start at 0"),
     ({"labels": np.zeros(20)}, DataError, "expected integers"),
