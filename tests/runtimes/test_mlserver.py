@@ -152,6 +152,15 @@ def export(model: nn.Module, path: Path) -> None:
         )  # fmt: skip
 
 
+def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    """Wait for the model at `url`. Fails with the log if the server ends before."""
+    while process.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(f"{url}/ready"):
+            break
+        time.sleep(0.2)
+    assert process.poll() is None, log.read_text()
+
+
 @contextmanager
 def serving(mlserver: Path, folder: Path, model: nn.Module, fault: str) -> Iterator[str]:
     export(model, folder / "model.onnx")
@@ -173,13 +182,9 @@ def serving(mlserver: Path, folder: Path, model: nn.Module, fault: str) -> Itera
             env={**os.environ, "PYTHONPATH": str(folder)},
         )  # fmt: skip
     try:
-        base = f"http://127.0.0.1:{http}/v2"
-        while process.poll() is None:
-            with suppress(OSError), urllib.request.urlopen(f"{base}/models/net/ready"):
-                break
-            time.sleep(0.2)
-        assert process.poll() is None, (folder / "log.txt").read_text()
-        yield f"{base}/models/net"
+        url = f"http://127.0.0.1:{http}/v2/models/net"
+        wait_until_ready(process, url, folder / "log.txt")
+        yield url
     finally:
         process.terminate()
         process.wait()

@@ -6,10 +6,8 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from torch import nn
 from gate.decision.check_result import Verdict
 from tests.exhaustive import exhaustive
 from tests.free_ports import free_port
-from tests.runtimes.test_mlserver import ARCHITECTURES, Image, export, judged
+from tests.runtimes.test_mlserver import ARCHITECTURES, Image, export, judged, wait_until_ready
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, exhaustive]
 
@@ -97,11 +95,7 @@ def serving(python: Path, folder: Path, model: nn.Module, fault: str) -> Iterato
         )  # fmt: skip
     try:
         url = f"http://127.0.0.1:{http}/v2/models/net"
-        while process.poll() is None:
-            with suppress(OSError), urllib.request.urlopen(f"{url}/ready"):
-                break
-            time.sleep(0.2)
-        assert process.poll() is None, (folder / "log.txt").read_text()
+        wait_until_ready(process, url, folder / "log.txt")
         yield url
     finally:
         process.terminate()
