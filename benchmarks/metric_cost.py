@@ -4,7 +4,7 @@
     python -m benchmarks.metric_cost --width 3000 --rounds 1
 
 CPU time of both commands with all processes that they start, one after the other in each round:
-four metrics, one of them a user's function, and five slices by two columns. The network has
+three built-in metrics, a user's function, and five slices by two columns. The network has
 two layers of `--width` units.
 """
 

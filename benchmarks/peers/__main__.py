@@ -35,21 +35,21 @@ def main() -> None:
     arguments = _arguments()
     require_extra()
     console = Console(width=None if sys.stdout.isatty() else 140)
-    told: dict[str, Any] = {"conditions": conditions()}
-    console.print(told["conditions"])
+    results: dict[str, Any] = {"conditions": conditions()}
+    console.print(results["conditions"])
     if arguments.rounds:
-        told["race"] = raced(arguments.rounds, console)
+        results["race"] = raced(arguments.rounds, console)
     if arguments.corpus:
         from benchmarks.corpus.registry import chosen
 
-        told["corpus"] = judged(chosen(arguments.only), arguments.peer, console)
+        results["corpus"] = judged(chosen(arguments.only), arguments.peer, console)
     if arguments.world:
         from benchmarks.world.registry import chosen as of_half
 
         entries = of_half(arguments.only, arguments.world)
-        told["world"] = judged(entries, arguments.peer, console)
+        results["world"] = judged(entries, arguments.peer, console)
     if arguments.json:
-        files.write_text(arguments.json, json.dumps(told, indent=1) + "\n")
+        files.write_text(arguments.json, json.dumps(results, indent=1) + "\n")
 
 
 def require_extra() -> None:

@@ -35,7 +35,7 @@ MORE_PEERS: dict[str, Judge] = {
     "pytest-torch": validations.pytest_torch,
     "olive-ai": validations.olive,
 }
-"""Each in an environment of its own (benchmarks/README.md)."""
+"""Each tool needs a separate environment (benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)

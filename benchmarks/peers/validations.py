@@ -32,7 +32,7 @@ def onnx_diagnostic(case: Case) -> bool:
 
 def pytest_torch(case: Case) -> bool:
     """`assert_onnx_parity` on the first batch, with its defaults: 1e-4 plus 1e-3 of the reference.
-    It exports a file of its own and does not read the case's."""
+    Exports its own file and does not read the file of the case."""
     from pytest_torch import assert_onnx_parity
 
     assert_onnx_parity(case.model, tensors(next(case.batches())))

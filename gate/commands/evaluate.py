@@ -397,7 +397,7 @@ class TrackedRun:
     workspace: str | None
     """The command's workspace; MLFLOW_WORKSPACE is already restored when the run is finished."""
     remember: bool
-    """Whether to write the run ID into the folder."""
+    """True if the run ID is written into the folder."""
     failure: GateError | None = None
     plain: dict[str, Any] = field(default_factory=dict)
     """The fields of the run in `--json`."""

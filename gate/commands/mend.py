@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _TRIALS, _LOG, _CHART, _POLICY = "trials.json", "trials.jsonl", "trials.svg", "policy.json"
 
 _SETTINGS, _EXACT = "settings.yaml", "exact.onnx"
-"""For an int8 result: the settings and the float32 file, as inputs of gate quantize."""
+"""The settings and the float32 file of an int8 result, the inputs of gate quantize."""
 
 _MODEL, _RECIPE = "model.onnx", "recipe.yaml"
 

@@ -224,7 +224,7 @@ class Line:
 
     arguments: tuple[str, ...]
     child: bool
-    """Whether commands run in a child process; False in the child itself."""
+    """True if commands run in a child process; False in the child itself."""
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2

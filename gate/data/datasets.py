@@ -123,7 +123,7 @@ class Sample:
     """One sample."""
 
     arrays: dict[str, RowsArray]
-    """By input name, without a batch axis."""
+    """Arrays by input name, without a batch axis."""
     label: int | None
 
 

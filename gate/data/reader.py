@@ -31,7 +31,7 @@ class Block:
     """Some samples as arrays with a common axis 0, and their labels if the source has labels."""
 
     arrays: dict[str, RowsArray]
-    """By input name: contiguous, writable copies in native byte order."""
+    """Contiguous, writable arrays in native byte order, by input name."""
     labels: NDArray[np.int64] | None = None
     """Class indices, shape (samples,)."""
 
@@ -46,11 +46,11 @@ class SampleReader(ABC):
     origin: str
     """The name of the source in messages."""
     specs: tuple[TensorSpec, ...]
-    """For each input its dtype, and shape ("samples", ...)."""
+    """The dtype and shape ("samples", ...) of each input."""
     labelled = False
-    """Whether its blocks have labels."""
+    """True if the blocks have labels."""
     repeated = False
-    """Whether repeated reads are compared with the first one."""
+    """True if repeated reads are compared with the first one."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -158,7 +158,7 @@ class NotDeployed(Exception):
     """The files are not deployed, for the reason in the message."""
 
     judged = True
-    """Whether the files are known to be wrong."""
+    """True if the files are proven to be wrong."""
 
 
 class NotEvaluated(NotDeployed):
