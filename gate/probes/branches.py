@@ -1,4 +1,4 @@
-"""The traced model; the branches that the eager model takes."""
+"""A traced copy of the model, and a recorder of the branches that the eager model takes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from gate.reference.random_rounding import EXACT, seed
 from gate.storage.arrays import Batch, OutputArray
 
 PROBE_SCALE = 2.0
-"""A probe may sit where rounding decides everything: both neighbors of a result are tried."""
+"""Unit roundoffs that a random rounding may move a probe's result: both neighboring floats
+occur."""
 
 
 def perturb_rounding(
     context: MeasurementContext, batch: Batch, *, draws: Iterable[int]
 ) -> list[list[OutputArray]]:
-    """The reference's outputs in runs with random rounding, each seeded by the policy and its
-    number.
+    """Return the reference's outputs of one run with random rounding per draw number.
 
-    Empty if the model can't be computed so: then nothing is excused by rounding.
+    Empty if the model can't run with random rounding; then no difference is excused by rounding.
     """
     runs = []
     for draw in draws:
         random = np.random.default_rng(seed(context.policy.determinism, draw))
-        moved = {name: _input(array, random) for name, array in batch.items()}
+        moved = {name: _perturb_input(array, random) for name, array in batch.items()}
         try:
             runs.append(context.rounded_run(moved, draw=draw, scale=PROBE_SCALE, near=batch))
         except Exception:
@@ -42,7 +42,7 @@ def perturb_rounding(
     return runs
 
 
-def _input(array: OutputArray, random: np.random.Generator) -> OutputArray:
+def _perturb_input(array: OutputArray, random: np.random.Generator) -> OutputArray:
     if array.dtype.kind != "f":
         return array
     values = array.astype(np.float64)
@@ -72,32 +72,32 @@ _COMBINATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "any": torch.max,
     "all": torch.min,
 }
-"""How margins combine where bools do."""
+"""How the margins of two conditions combine when the conditions do."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """A value that Python code took out of a tensor."""
+    """One value that Python code reads from a tensor."""
 
     branch: bool | None
-    """The value where it is a bool: probably a branch. None: a number, or a whole array."""
+    """The value if it is a bool, which probably decides a branch. None: a number or an array."""
     margin: float | None
-    """Positive where the bool is true, negative where it is false, and the nearer to zero the
-    nearer it is to flip; None where that is not known."""
+    """Distance of the condition from flipping: positive if true, negative if false. None:
+    unknown."""
 
 
 class BranchRecorder(TorchFunctionMode):
-    """Records the reads while a model runs."""
+    """Records every read of a tensor's value while a model runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reads: list[Read] = []
         self._margins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """By id of a comparison's result, which is kept alive so that no other gets its id."""
+        """By id of a comparison's result. The result is kept alive so that its id is not reused."""
 
     @property
     def path(self) -> tuple[bool, ...]:
-        """The branches, in the order in which they were taken."""
+        """The outcomes of the branches, in order."""
         return tuple(read.branch for read in self.reads if read.branch is not None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,26 +105,26 @@ class BranchRecorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _READS:
             branch = returned if isinstance(returned, bool) else None
-            self.reads.append(Read(branch, self._margin_of(args[0]) if args else None))
+            self.reads.append(Read(branch, self._recorded_margin(args[0]) if args else None))
         elif isinstance(returned, torch.Tensor) and returned.dtype == torch.bool and not kwargs:
-            self._follow(name, args, returned)
+            self._record_margin(name, args, returned)
         return returned
 
-    def _margin_of(self, value: Any) -> float | None:
+    def _recorded_margin(self, value: Any) -> float | None:
         margin = self._margins.get(id(value))
         return float(margin[1]) if margin is not None and margin[1].numel() == 1 else None
 
-    def _follow(self, name: str, args: tuple[Any, ...], returned: torch.Tensor) -> None:
+    def _record_margin(self, name: str, args: tuple[Any, ...], returned: torch.Tensor) -> None:
         try:
             margin = self._margin(name, args)
-        except (RuntimeError, TypeError):  # what can't be subtracted has no margin
+        except (RuntimeError, TypeError):  # the operands can't be subtracted
             return
         if margin is not None:
             self._margins[id(returned)] = (returned, margin)
 
     def _margin(self, name: str, args: tuple[Any, ...]) -> torch.Tensor | None:
         if name in _GREATER | _LESS | _EQUAL | _UNEQUAL:
-            return _compared(name, *args)
+            return _comparison_margin(name, *args)
         margins = [self._margins[id(arg)][1] for arg in args if id(arg) in self._margins]
         combine = _COMBINATIONS.get(name)
         return (
@@ -134,7 +134,7 @@ class BranchRecorder(TorchFunctionMode):
         )
 
 
-def _compared(name: str, left: Any, right: Any) -> torch.Tensor:
+def _comparison_margin(name: str, left: Any, right: Any) -> torch.Tensor:
     difference = torch.as_tensor(left).double() - torch.as_tensor(right).double()
     if name in _GREATER:
         return difference
@@ -145,63 +145,63 @@ def _compared(name: str, left: Any, right: Any) -> torch.Tensor:
 
 _TORCH = Path(torch.__file__).parent
 
-_TELLING = ("Converting a tensor to a Python", "Converting a tensor to a NumPy")
+_VALUE_READ_WARNINGS = ("Converting a tensor to a Python", "Converting a tensor to a NumPy")
 
-_DIFFERS = 1e-6
-"""Relative difference that is no rounding: trace and model run the same operators."""
+_MAX_RELATIVE = 1e-6
+"""Largest relative difference that can be rounding: trace and model run the same operators."""
 
 
 class TracedReference:
-    """The traced module; it shares its weights with the reference."""
+    """A traced copy of the reference model. It shares the reference's weights."""
 
     def __init__(self, context: MeasurementContext, batch: Batch) -> None:
-        """Trace `batch`. Raises ModelError, with the reason, where that is impossible."""
+        """Trace the model on `batch`. Raises ModelError with the reason if tracing fails."""
         self._binding = context.binding
         self._state = context.reference.state
-        with _quiet() as caught:
+        with _recorded_warnings() as caught:
             try:
                 self._net = context.model.flat(context.binding, own_tensors=True)
                 self._module = self._trace(batch)
-            except Exception:  # as of scripted parts, which only modules can call
+            except Exception:  # for example scripted parts, which only modules can call
                 self._net = context.model.flat(context.binding, own_tensors=False)
-                self._module = self._trace_or_say_why(batch)
-        self.warned = any(map(_tells, caught))
+                self._module = self._trace_or_explain(batch)
+        self.warned = any(map(_is_about_model_code, caught))
         """True if the tracer warned that the model's own code takes values out of tensors."""
 
     def watched(self, batch: Batch) -> tuple[BranchRecorder, bool]:
-        """Return what the model reads from its tensors, and whether it computes the batch."""
+        """Return the recorded reads, and whether the model accepts the batch."""
         tensors = self._tensors(batch)
-        with _quiet(), self._state.restored(), BranchRecorder() as watch:
+        with _recorded_warnings(), self._state.restored(), BranchRecorder() as watch:
             try:
                 self._net(*tensors)
-            except Exception:  # what the model refuses is no input of it
+            except Exception:  # the model rejects this input
                 return watch, False
         return watch, True
 
     def sizes_watched(self, batch: Batch) -> BranchRecorder | None:
-        """Return what the model reads while traced again; None if the batch can't be traced.
+        """Return the reads of another tracing run; None if the batch can't be traced.
 
-        Sizes are tensors then, so the record includes their comparisons.
+        While tracing, sizes are tensors, so their comparisons are recorded too.
         """
         watch = BranchRecorder()
-        with _quiet(), watch:
+        with _recorded_warnings(), watch:
             try:
                 self._trace(batch)
-            except Exception:  # it is refused as it would be without a trace
+            except Exception:  # the model or the tracer rejects this batch
                 return None
         return watch
 
     def run(self, batch: Batch) -> list[OutputArray]:
-        """All outputs. May raise anything."""
+        """Return all outputs of the trace. Any exception of the traced code passes through."""
         with (
-            _quiet(),
+            _recorded_warnings(),
             self._state.restored(),
             torch.jit.optimized_execution(False),  # type: ignore[attr-defined]
         ):
             outputs = self._module(*self._tensors(batch))
             return self._binding.from_call([output.detach().numpy().copy() for output in outputs])
 
-    def _trace_or_say_why(self, batch: Batch) -> Any:
+    def _trace_or_explain(self, batch: Batch) -> Any:
         try:
             return self._trace(batch)
         except Exception as error:
@@ -212,7 +212,7 @@ class TracedReference:
 
     def _trace(self, batch: Batch) -> Any:
         if any(array.dtype.kind == "U" for array in batch.values()):
-            raise TypeError("it takes texts")
+            raise TypeError("it has a string input")
         with self._state.restored():
             return torch.jit.trace(  # type: ignore[no-untyped-call]
                 self._net, self._tensors(batch), check_trace=False, strict=False
@@ -225,8 +225,10 @@ class TracedReference:
 
 
 def disagree(eager: list[OutputArray], traced: list[OutputArray]) -> bool:
-    """True if the outputs differ in number, shape, dtype, NaN or infinities, or by more than
-    rounding."""
+    """Return True if the outputs differ by more than rounding.
+
+    Number, shapes, dtypes, NaN and infinities must be equal.
+    """
     if len(eager) != len(traced):
         return True
     return any(_differs(one, other) for one, other in zip(eager, traced, strict=True))
@@ -242,23 +244,23 @@ def _differs(eager: OutputArray, traced: OutputArray) -> bool:
         return True
     one, other = eager[finite].astype(np.float64), traced[finite].astype(np.float64)
     scale = float(np.abs(one).max(initial=0.0))
-    return not float(np.abs(other - one).max(initial=0.0)) <= _DIFFERS * scale
+    return not float(np.abs(other - one).max(initial=0.0)) <= _MAX_RELATIVE * scale
 
 
-def _tells(warning: warnings.WarningMessage) -> bool:
-    """Return whether a warning reports a branch on a tensor outside torch's own library.
+def _is_about_model_code(warning: warnings.WarningMessage) -> bool:
+    """Return whether the tracer warns about code outside torch's own library.
 
     The library raises the same warnings, but is written to be traced.
     """
     return (
         issubclass(warning.category, torch.jit.TracerWarning)  # type: ignore[attr-defined]
-        and str(warning.message).startswith(_TELLING)
+        and str(warning.message).startswith(_VALUE_READ_WARNINGS)
         and not Path(warning.filename).is_relative_to(_TORCH)
     )
 
 
 @contextmanager
-def _quiet() -> Iterator[list[warnings.WarningMessage]]:
+def _recorded_warnings() -> Iterator[list[warnings.WarningMessage]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught

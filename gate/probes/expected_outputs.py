@@ -1,4 +1,4 @@
-"""Reference outputs of a probe; compare a runtime with them."""
+"""Expected outputs of one probe, and the comparison of a runtime with them."""
 
 from __future__ import annotations
 
@@ -33,56 +33,56 @@ from gate.statistics.error_groups import representable
 from gate.storage.arrays import Batch, OutputArray
 
 _SUSPICIOUS_RATIO = 4.0
-"""A noise ratio from which on the conditioning of the probe is looked at."""
+"""Noise ratio above which the conditioning of the probe is examined."""
 
 _SUSPICIOUS_DIFF = 1e-4
-"""A relative difference from which on it is looked at, where no float64 reference runs."""
+"""Relative difference above which it is examined if there is no float64 reference."""
 
-_FEW = 0.01
-"""Share of an output's integers that three runs may have missed, although all are near-ties."""
+_NEAR_TIE_SHARE = 0.01
+"""Share of an output's integers that may be near-ties although three runs did not change them."""
 
-_NARROW, _HOPELESS = 8.0, 1024.0
-"""Ratios between which the widest of few runs may be too narrow: among a thousand columns are some
-of which all three had a small error by chance."""
+_MORE_RUNS_FROM, _MORE_RUNS_UP_TO = 8.0, 1024.0
+"""Ratios between which more runs are made: with a thousand columns, some have a small error in all
+three runs by chance."""
 
-_FEW_ELEMENTS = 2**22
-"""Up to which so many runs are held for that; the columns of a larger output have errors enough."""
+_MOST_ELEMENTS = 2**22
+"""Largest number of output elements for which more runs are made. Larger outputs have enough."""
 
-_MORE_DRAWS = 32
-"""Runs in all, where so few differ."""
+_MOST_DRAWS = 32
+"""Largest number of runs with random rounding."""
 
 _SHARED_ELEMENTS = 2**20
-"""Of the outputs of samples up to which their runs are kept for several probes: 128 MiB of 32."""
+"""Largest number of output elements whose runs are shared by several probes: 32 take 128 MiB."""
 
-_LEEWAY = 16.0
-"""How many times what rounding moves may a runtime be off, where no float64 reference runs."""
+_ALLOWED_ROUNDING_MOVES = 16.0
+"""Allowed difference in units of what random rounding changes, if there is no float64 reference."""
 
-_FAR = 10.0 * (1.0 - 1e-6)
-"""Times the samples, from which on `instruments.probe_beyond_range` decides about an overflow; a
-factor of ten is not exact in float32."""
+_FAR_BEYOND = 10.0 * (1.0 - 1e-6)
+"""Multiple of the samples' range from which `instruments.probe_beyond_range` decides about an
+overflow. A factor of ten is not exact in float32."""
 
 _NEAR_TRUTH = 1e-3
-"""How far, in shares of the float64 value, a runtime may be from it where float32 overflows in
-PyTorch: there is no rounding error of PyTorch to compare with."""
+"""Largest relative distance from the float64 value where PyTorch overflows in float32. There is no
+rounding error of PyTorch to compare with."""
 
 _LEAST_SCALE = 2.0**-96
-"""A sample with smaller outputs is judged in the scale of the others: a value that may be flushed
-to zero is no scale."""
+"""Samples with smaller outputs use the scale of the whole output, because a value that may be
+flushed to zero can't serve as a scale."""
 
 
 Mask = NDArray[np.bool_]
 
 Compute = Callable[[Batch, Sequence[OutputArray]], list[OutputArray]]
-"""Computes a batch and checks number, dtype and shapes of the outputs against the reference's."""
+"""Computes a batch and checks the outputs' number, dtypes and shapes against the reference's."""
 
 
 class _Numbers(NamedTuple):
-    """The worst over the outputs. `ratio` is None without a float64 reference."""
+    """The worst numbers over all outputs. `ratio` is None without a float64 reference."""
 
     ratio: float | None
     relative: float
-    torn: bool = False
-    """True where an integer, a bool, NaN or infinity is on one side only."""
+    class_differs: bool = False
+    """True if an integer or bool differs, or NaN or infinity occurs on one side only."""
 
     @property
     def suspicious(self) -> bool:
@@ -92,14 +92,15 @@ class _Numbers(NamedTuple):
 
 
 class SampleRuns:
-    """Runs of a few samples under random rounding, for all probes that are made of them.
+    """Runs of a few samples with random rounding, shared by all probes that consist of these
+    samples.
 
-    A batch of 48 may hold each of 8 samples six times. Where the rest of the batch does not matter
-    to the model, its float32 outputs show it, and then rounding does the same to every copy.
+    A batch of 48 may contain each of 8 samples six times. If the float32 outputs show that a sample
+    does not depend on the rest of the batch, rounding affects every copy in the same way.
     """
 
     def __init__(self, context: MeasurementContext, rows: Batch) -> None:
-        """`rows`: the samples."""
+        """Store the samples; nothing is run yet."""
         self._context = context
         self._rows = rows
         self._runs: dict[int, list[OutputArray]] = {}
@@ -107,9 +108,11 @@ class SampleRuns:
     def outputs_for(
         self, batch: Batch, reference: list[OutputArray], draws: range
     ) -> list[list[OutputArray]]:
-        """Return the outputs of these runs for a batch; empty where it holds other inputs, its
-        samples do not have the answers that they have here, or the runs take too much memory.
-        `reference`: its outputs."""
+        """Return the outputs of the runs, assembled for `batch`; `reference` holds its outputs.
+
+        Empty if the batch contains other inputs, if a sample's outputs depend on the batch, or if
+        the runs would take too much memory.
+        """
         places = self._positions(batch)
         alone = self._reference
         if not places or not alone or len(alone) != len(reference):
@@ -126,7 +129,7 @@ class SampleRuns:
         return [[output[places] for output in self._runs[draw]] for draw in draws]
 
     def _positions(self, batch: Batch) -> list[int]:
-        """Return the position of each sample of a batch; empty where one is not in the table."""
+        """Return the index of each sample of a batch; empty if one of them is not in `rows`."""
         places = [self._by_digest.get(digest.tobytes()) for digest in row_digests(batch)]
         numbers = [place for place in places if place is not None]
         return numbers if len(numbers) == len(places) else []
@@ -137,7 +140,7 @@ class SampleRuns:
 
     @cached_property
     def _reference(self) -> list[OutputArray]:
-        """The reference's outputs; empty where they are large, or no row is one sample's."""
+        """The reference's outputs of the samples; empty if they are large or not by sample."""
         try:
             outputs = self._context.answers.reference(self._rows)
         except GateError:
@@ -148,23 +151,23 @@ class SampleRuns:
 
 
 class ExpectedOutputs:
-    """The outputs of the model for a probe.
+    """The model's outputs for a probe.
 
-    The bound on probes is wide, and yet a probe can be *ill-conditioned*: a constant image before
-    InstanceNorm, equal scores before argmax, a value on the very edge of a branch. There PyTorch
-    may be exact by luck and a correct runtime far off by its own rounding. So a runtime that is
-    suspiciously far off is judged again, with a floor from random rounding (`jittered`): an
-    element's floor is the largest error that PyTorch or any of those runs made there, and integers,
-    bools, NaN and infinities that rounding alone changes are left out.
+    A probe can be *ill-conditioned*: a constant image before InstanceNorm, equal scores before
+    argmax, a value at the edge of a branch. PyTorch may then be exact by chance, while a correct
+    runtime deviates by amplified rounding. A runtime with a suspicious difference is therefore
+    compared again, with a noise floor from random rounding: the floor of an element is the largest
+    error of PyTorch and of all these runs. Integers, bools, NaN and infinities that change under
+    random rounding are not compared.
 
     This hides no branch that the trace baked in, unless the probe lies within rounding of the
-    condition, where the model itself has no defined result (zeros stay exactly zero). An output
-    that is far larger than those of the samples is judged like every other one: random rounding
-    shows how such a network amplifies rounding errors.
+    condition, where the model itself has no defined result (zeros stay exactly zero). An output far
+    larger than the samples' is judged by the same rule: random rounding shows how such a network
+    amplifies rounding errors.
 
-    Where the samples of a probe have scales of their own (`Probe.apart`), each is judged in its
-    own. Only a runtime that is far off costs the further runs. The thresholds are fixed, not the
-    policy's: the evidence must not depend on bounds.
+    If the samples of a probe have different scales (`Probe.apart`), each is judged in its own. Only
+    a suspicious difference costs further runs. The thresholds are constants, not policy fields: the
+    evidence must not depend on bounds.
     """
 
     def __init__(
@@ -175,38 +178,43 @@ class ExpectedOutputs:
         *,
         shared: SampleRuns | None = None,
     ) -> None:
-        """`observed`: the range of the samples; None: nothing counts as beyond it. `shared`: runs
-        under random rounding for all probes that are made of the samples."""
+        """Compute the reference outputs, or set `inapplicable` to the reason why there are none.
+
+        observed: range of the samples; None: no sample counts as far beyond it. shared: runs with
+        random rounding that several probes share.
+        """
         self.probe = probe
         self._shared = shared
         self._observed = observed
         self.inapplicable: str | None = None
         self._context = context
         self._more = True
-        """False if no further runs are made: the reference and its runs make the choices of a file,
-        and others would make their own, or they are not needed."""
+        """False if no further runs are made: they are not needed, or the runs replay the choices of
+        a file, which further runs would not."""
         self._refused = False
-        """True if further runs change nothing, because the samples refuse the runtime."""
+        """True if the runtime has already failed on the samples, so further runs change nothing."""
         self._reference: list[OutputArray] = []
         self._truth: list[OutputArray] | None = None
         self._left_out: list[Mask] = []
-        """Of each output, what is not compared; empty: everything is."""
+        """Per output, a mask of the elements that are not compared; empty: all are compared."""
         try:
             self._reference = context.answers.reference(probe.batch)
         except GateError as error:
             cause = error.__cause__
             self.inapplicable = describe_failure(cause if isinstance(cause, Exception) else error)
         else:
-            self._truth = self._checked(_honest(self._reference, context.baseline(probe.batch)))
+            self._truth = self._checked(
+                _usable_truth(self._reference, context.baseline(probe.batch))
+            )
             if probe.emptied and attends_nothing(context, probe.batch):
                 self.inapplicable = "nothing_attended"
             elif probe.finite and not _finite(self._reference):
                 self.inapplicable = "not_finite"
 
     def _checked(self, truth: list[OutputArray] | None) -> list[OutputArray] | None:
-        """Return the truth, with the reference for outputs whose float64 is another function here.
+        """Return `truth`, with float32 outputs wherever float64 computes another function here.
 
-        That may be so on this probe alone. Runs are made only where it is far off.
+        That may be the case on this probe alone. Runs are made only where float64 is far off.
         """
         if truth is None or all(map(is_near, truth, self._reference)):
             return truth
@@ -220,37 +228,37 @@ class ExpectedOutputs:
         examine: bool = True,
         refused: bool = False,
     ) -> ProbeResult:
-        """Return the record of one runtime; any error of `compute` is its failure.
+        """Return the record of one runtime. Any exception of `compute` is recorded as its failure.
 
-        `runtime`: the one whose choices are replayed; None: none. `refused`: by the samples, so
-        that the effect of rounding on the probe changes nothing, and few runs are made; none if not
-        `examine`.
+        runtime: name of the runtime whose choices are replayed; None: none are. examine: whether
+        runs with random rounding may be made. refused: True if the runtime has failed on the
+        samples; then few runs are made.
         """
         if self.inapplicable is not None:
             return self._record(inapplicable=self.inapplicable)
         try:
             outputs = compute(self.probe.batch, self._reference)
         except Exception as error:
-            if self._is_untaken:
+            if self._is_rejected_by_model:
                 return self._record(inapplicable="not_finite")
             return self._failed(error, compute, runtime)
         with np.errstate(all="ignore"):
-            if self._is_untaken and not self._invents(outputs):
+            if self._is_rejected_by_model and not self._replaces_nan(outputs):
                 return self._record(inapplicable="not_finite")
             numbers = self._numbers(outputs)
             if numbers.suspicious and not examine:
                 return self._unexamined(outputs, numbers)
-            own = self._by_its_choices(compute, runtime) if numbers.suspicious else None
+            own = self._by_replayed_choices(compute, runtime) if numbers.suspicious else None
             few = numbers.suspicious and refused
             return own or (self._few_runs() if few else self)._evaluate(outputs, numbers)
 
     @property
-    def _is_untaken(self) -> bool:
-        """Return True where the model itself does not accept the input."""
+    def _is_rejected_by_model(self) -> bool:
+        """Return True if the model itself does not accept the input."""
         return self.probe.beyond and not all(np.isfinite(r).all() for r in self._reference)
 
-    def _invents(self, outputs: list[OutputArray]) -> bool:
-        """True if the file has numbers where the model has NaN."""
+    def _replaces_nan(self, outputs: list[OutputArray]) -> bool:
+        """Return True if the file returns numbers where the model returns NaN."""
         lost = any(
             (_is_lost(r, c) & ~self._overflows_alone(index, c)).any()
             for index, (r, c) in enumerate(self._pairs(outputs))
@@ -258,7 +266,7 @@ class ExpectedOutputs:
         return lost and not self._loses_nan
 
     def _overflows_alone(self, index: int, c: OutputArray) -> Mask:
-        """Return where PyTorch overflows in float32, and a runtime has the value of float64."""
+        """Return where PyTorch overflows in float32 while a runtime matches the float64 value."""
         r = self._reference[index]
         if self._truth is None or r.dtype.kind != "f":
             return np.zeros(r.shape, np.bool_)
@@ -268,7 +276,7 @@ class ExpectedOutputs:
 
     @cached_property
     def _loses_nan(self) -> bool:
-        """True if the file computes NaN here and ONNX Runtime loses it."""
+        """True if the file computes NaN and ONNX Runtime loses it."""
         with contextlib.suppress(Exception):  # ONNX Runtime may refuse the edited graph
             return nan_is_lost(self._context, self.probe.batch)
         return False
@@ -276,24 +284,28 @@ class ExpectedOutputs:
     def _failed(
         self, error: Exception, compute: Compute, runtime: RuntimeName | None
     ) -> ProbeResult:
-        """The record of a runtime that raised."""
+        """Return the record of a runtime that raised `error`."""
         if isinstance(error, OutputMismatch):
             if self._shapes_unsettled():
                 return self._record(inapplicable="rounding_changes_shapes")
-            return self._by_its_choices(compute, runtime) or self._record(failure=str(error))
+            return self._by_replayed_choices(compute, runtime) or self._record(failure=str(error))
         failure = describe_failure(error)
-        return self._record(failure=failure, beyond_range=self._without_rows(compute))
+        return self._record(failure=failure, beyond_range=self._failure_on_empty_outputs(compute))
 
-    def _by_its_choices(self, compute: Compute, runtime: RuntimeName | None) -> ProbeResult | None:
-        """The record against the model with the choices of the file; None where they are the
-        model's, or rounding does not leave them open (`gate.reference.choices`)."""
+    def _by_replayed_choices(
+        self, compute: Compute, runtime: RuntimeName | None
+    ) -> ProbeResult | None:
+        """Compare with the model that makes the file's choices (`gate.reference.choices`).
+
+        None if the file makes the model's choices or rounding does not explain the difference.
+        """
         batch = self.probe.batch
         found = runtime and self._context.replayed(runtime, batch, scale=PROBE_SCALE)
         if not found:
             return None
         own = copy.copy(self)
         own._reference, own._runs, own._more = found.outputs, found.draws, False
-        own._truth = _honest(found.outputs, found.truth)
+        own._truth = _usable_truth(found.outputs, found.truth)
         try:
             outputs = compute(batch, found.outputs)
         except Exception:
@@ -305,25 +317,27 @@ class ExpectedOutputs:
         return record.model_copy(update={"undefined": found.undefined})
 
     def _few_runs(self) -> ExpectedOutputs:
-        """Return a copy that makes no further runs."""
+        """Return a copy that makes no further runs with random rounding."""
         few = copy.copy(self)
         few._runs, few._more, few._refused = self._runs, False, True
         return few
 
     def _unexamined(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
-        """The record without further runs under random rounding."""
+        """Return the record without further runs with random rounding."""
         own = copy.copy(self)
         own._runs, own._more = (self._runs if self.examined else []), False
         return own._evaluate(outputs, numbers).model_copy(update={"unexamined": True})
 
     def _evaluate(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
-        """The record of these outputs; where they overflow far beyond the samples' range, with the
-        numbers of what does not."""
+        """Return the record of these outputs.
+
+        If they overflow far beyond the samples' range, the numbers are of the other elements.
+        """
         record = self._compared(outputs, numbers)
         if record.relative_diff is None or record.relative_diff <= _SUSPICIOUS_DIFF:
             return record
         own = copy.copy(self)
-        own._left_out, casts = self._open(outputs)
+        own._left_out, casts = self._uncompared(outputs)
         if any(mask.any() for mask in own._left_out):
             record = own._compared(outputs, own._numbers(outputs))
             record = record.model_copy(update={"undefined": casts})
@@ -336,7 +350,7 @@ class ExpectedOutputs:
         rest = own._compared(outputs, own._numbers(outputs))
         found = BeyondRange(
             kind="overflow",
-            factor=float(self._reach[self._rows_of(overflow)].min()),
+            factor=float(self._reach[self._marked_samples(overflow)].min()),
             elements=elements,
             noise_ratio=rest.noise_ratio,
             relative_diff=0.0 if rest.inapplicable else rest.relative_diff,
@@ -344,7 +358,7 @@ class ExpectedOutputs:
         return record.model_copy(update={"beyond_range": found})
 
     def _overflow(self, r: OutputArray, c: OutputArray) -> Mask:
-        """Return where a runtime alone is not finite, in samples far beyond the others.
+        """Return where only the runtime is not finite, in samples far beyond the others.
 
         In an output that is not by sample, only if all samples are far beyond.
         """
@@ -352,13 +366,15 @@ class ExpectedOutputs:
             return np.zeros(r.shape, np.bool_)
         overflow = np.isfinite(r) & ~np.isfinite(c)
         if self._by_sample(r):
-            return overflow & self._far.reshape(-1, *[1] * (r.ndim - 1))
-        return np.asarray(overflow & self._far.all())
+            return overflow & self._far_samples.reshape(-1, *[1] * (r.ndim - 1))
+        return np.asarray(overflow & self._far_samples.all())
 
-    def _open(self, outputs: list[OutputArray]) -> tuple[list[Mask], tuple[UndefinedCast, ...]]:
-        """Return a mask of what is not compared in each output, and undefined conversions.
+    def _uncompared(
+        self, outputs: list[OutputArray]
+    ) -> tuple[list[Mask], tuple[UndefinedCast, ...]]:
+        """Return a mask per output of elements not to compare, and the undefined conversions.
 
-        NaN that the runtime loses is not compared, nor values that depend on conversions that are
+        The masks mark NaN that the runtime loses, and values that depend on conversions that are
         undefined in the file and in the model.
         """
         batch = self.probe.batch
@@ -367,36 +383,37 @@ class ExpectedOutputs:
             if any(mask.any() for mask in masks) and not self._loses_nan:
                 masks = [np.zeros_like(mask) for mask in masks]
             casts, depends = undefined_casts(self._context, batch)
-        except Exception:  # as it would be without a look into the file
+        except Exception:  # the file can't be examined: compare everything
             return [np.zeros(r.shape, np.bool_) for r in self._reference], ()
         if depends:
             pairs = zip(self._pairs(outputs), depends, masks, strict=True)
             masks = [mask | explained(r, c, runs) for (r, c), runs, mask in pairs]
         return masks, casts
 
-    def _rows_of(self, masks: list[Mask]) -> Mask:
-        """The samples of which an element is marked."""
+    def _marked_samples(self, masks: list[Mask]) -> Mask:
+        """Return the samples with a marked element."""
         rows = np.zeros(self.probe.size, np.bool_)
         for r, mask in zip(self._reference, masks, strict=True):
             rows |= mask.reshape(len(r), -1).any(axis=1) if self._by_sample(r) else mask.any()
         return rows
 
-    def _without_rows(self, compute: Compute) -> BeyondRange | None:
-        """Return the cause of a failure on samples for which an output of the model has no element.
+    def _failure_on_empty_outputs(self, compute: Compute) -> BeyondRange | None:
+        """Return the cause if the runtime fails on samples for which the model returns empty
+        outputs.
 
         None unless only samples far beyond the others make the runtime fail.
         """
-        if self._observed is None or not self._far.any():
+        if self._observed is None or not self._far_samples.any():
             return None
-        far = self._only(self._far)
+        far = self._only(self._far_samples)
         if far.inapplicable is not None or all(r.size for r in far._reference):
             return None
-        factor = float(self._reach[self._far].min())
-        if self._far.all():
+        factor = float(self._reach[self._far_samples].min())
+        if self._far_samples.all():
             return BeyondRange(kind="no_rows", factor=factor)
         if self._observed.fixed:
             return None
-        near = self._only(~self._far).parity(compute)
+        near = self._only(~self._far_samples).parity(compute)
         return BeyondRange(
             kind="no_rows",
             factor=factor,
@@ -406,7 +423,7 @@ class ExpectedOutputs:
         )
 
     def _only(self, rows: Mask) -> ExpectedOutputs:
-        """Return the expected outputs for these samples of the probe alone."""
+        """Return the expected outputs for a subset of the probe's samples."""
         if rows.all():
             return self
         batch = {name: np.ascontiguousarray(a[rows]) for name, a in self.probe.batch.items()}
@@ -415,21 +432,23 @@ class ExpectedOutputs:
 
     @cached_property
     def _reach(self) -> NDArray[np.float64]:
-        """The factor by which each sample of the probe exceeds the samples."""
+        """The factor by which each sample of the probe exceeds the range of the samples."""
         if self._observed is None:
             return np.zeros(self.probe.size)
         return self._observed.reach(self.probe)
 
     @property
-    def _far(self) -> Mask:
+    def _far_samples(self) -> Mask:
         """The samples of the probe on which an overflow is weak evidence against the file."""
-        return np.asarray(self._reach >= _FAR)
+        return np.asarray(self._reach >= _FAR_BEYOND)
 
     def _pairs(self, outputs: list[OutputArray]) -> Iterator[tuple[OutputArray, OutputArray]]:
         return zip(self._reference, outputs, strict=True)
 
-    def _settled(self, index: int, truth: OutputArray | None, draws: Sequence[OutputArray]) -> Mask:
-        """Return which elements of an output are compared: those that rounding does not change."""
+    def _compared_elements(
+        self, index: int, truth: OutputArray | None, draws: Sequence[OutputArray]
+    ) -> Mask:
+        """Return the elements of an output that are compared: rounding does not change them."""
         decided = _decided(self._reference[index], truth, draws)
         return decided & ~self._left_out[index] if self._left_out else decided
 
@@ -437,22 +456,26 @@ class ExpectedOutputs:
         runs: dict[str, Any] = {}
         if numbers.suspicious and self._draws:
             numbers = self._numbers(outputs, self._draws)
-            while self._more and self._is_unsure(outputs, numbers) and self._run_more():
+            while self._more and self._may_be_rounding(outputs, numbers) and self._run_more():
                 numbers = self._numbers(outputs, self._draws)
-            if numbers.ratio is None and not numbers.torn and self._wobbles(outputs):
+            if (
+                numbers.ratio is None
+                and not numbers.class_differs
+                and self._moves_every_output(outputs)
+            ):
                 return self._record(inapplicable="rounding_moves_output")
-            cut = self._refused and self._is_unsure(outputs, numbers)
+            cut = self._refused and self._may_be_rounding(outputs, numbers)
             runs = {"rounding_draws": len(self._runs), "unexamined": cut}
         if numbers.relative == 0.0 and not any(np.isfinite(r).any() for r in self._reference):
             return self._record(inapplicable="no_finite_number")
         return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative, **runs)
 
-    def _is_unsure(self, outputs: list[OutputArray], numbers: _Numbers) -> bool:
-        """True if more runs may excuse what the runtime made."""
+    def _may_be_rounding(self, outputs: list[OutputArray], numbers: _Numbers) -> bool:
+        """Return True if more runs may explain the difference by rounding."""
         return numbers.suspicious and (
-            self._narrow(numbers)
-            or (numbers.torn and self._nearly_equal(outputs))
-            or (self._is_small and not numbers.torn and self._unsteady(outputs))
+            self._is_floor_uncertain(numbers)
+            or (numbers.class_differs and self._nearly_equal(outputs))
+            or (self._is_small and not numbers.class_differs and self._moves_some_output(outputs))
         )
 
     def _record(self, **numbers: Any) -> ProbeResult:
@@ -464,14 +487,18 @@ class ExpectedOutputs:
     def _numbers(
         self, outputs: list[OutputArray], draws: Sequence[list[OutputArray]] | None = None
     ) -> _Numbers:
-        """`draws`: the runs with random rounding, by output; None: by the reference alone."""
+        """Compare outputs with the reference. `draws`: by output, the runs with random rounding."""
         draws = draws or [[]] * len(outputs)
         ratios, relatives = [0.0], [0.0]
         for index, (r, c) in enumerate(zip(self._reference, outputs, strict=True)):
             truth = self._truth[index] if self._truth is not None else None
-            decided = self._settled(index, truth, draws[index]) & ~self._overflows_alone(index, c)
-            if (_class_differs(r, c) & decided).any():
-                return _Numbers(None if self._truth is None else math.inf, math.inf, torn=True)
+            decided = self._compared_elements(index, truth, draws[index]) & ~self._overflows_alone(
+                index, c
+            )
+            if (_differs(r, c) & decided).any():
+                return _Numbers(
+                    None if self._truth is None else math.inf, math.inf, class_differs=True
+                )
             if r.dtype.kind != "f":
                 continue
             judged = decided & np.isfinite(r)
@@ -486,7 +513,7 @@ class ExpectedOutputs:
         return _Numbers(None if self._truth is None else max(ratios), max(relatives))
 
     def _scale(self, r: OutputArray, left_out: Mask | None = None) -> NDArray[np.float64]:
-        """Return the unit of each sample of an output: a power of two, so that scaling is exact."""
+        """Return the unit of each sample of an output: a power of two, so scaling is exact."""
         if not (self.probe.apart and self._by_sample(r) and r.size):
             return np.ones((), np.float64)
         counted = np.isfinite(r) if left_out is None else np.isfinite(r) & ~left_out
@@ -504,9 +531,9 @@ class ExpectedOutputs:
         return self._perturbed(range(DRAWS))
 
     def _run_more(self) -> bool:
-        """Make as many runs again, up to 32 in all; False if there are no more."""
+        """Double the number of runs, up to `_MOST_DRAWS`; return False if there are no more."""
         count = len(self._runs)
-        draws = range(count, min(2 * count, _MORE_DRAWS))
+        draws = range(count, min(2 * count, _MOST_DRAWS))
         more = self._perturbed(draws) if draws else []
         self._runs += more
         return bool(more)
@@ -523,22 +550,24 @@ class ExpectedOutputs:
 
     @property
     def _draws(self) -> list[list[OutputArray]]:
-        """The runs by output that have the shapes of the reference; empty if there are none."""
+        """By output, the runs whose shapes are the reference's; empty if there are none."""
         runs = [run for run in self._runs if self._has_shapes(run)]
         return [list(arrays) for arrays in zip(*runs, strict=True)]
 
-    def _narrow(self, numbers: _Numbers) -> bool:
-        """True if what the few runs made may be too narrow by chance."""
-        limits = numbers.ratio is not None and _NARROW < numbers.ratio < _HOPELESS
+    def _is_floor_uncertain(self, numbers: _Numbers) -> bool:
+        """Return True if a few runs may underestimate the floor by chance."""
+        limits = numbers.ratio is not None and _MORE_RUNS_FROM < numbers.ratio < _MORE_RUNS_UP_TO
         return self._is_small and limits
 
     @property
     def _is_small(self) -> bool:
-        return sum(r.size for r in self._reference) <= _FEW_ELEMENTS
+        return sum(r.size for r in self._reference) <= _MOST_ELEMENTS
 
     def _nearly_equal(self, outputs: list[OutputArray]) -> bool:
-        """True if more runs may show that all integers that differ are near-ties: in each output
-        few differ, or the few runs have moved most of those."""
+        """Return True if more runs may show that all differing integers are near-ties.
+
+        That is so if few of each output differ, or if the runs have changed most of them.
+        """
         differing = undecided = False
         for index, (r, c) in enumerate(zip(self._reference, outputs, strict=True)):
             if r.dtype.kind == "f":
@@ -548,7 +577,9 @@ class ExpectedOutputs:
             left = int((differs & _decided(r, truth, self._draws[index])).sum())
             count = int(differs.sum())
             differing = differing or count > 0
-            undecided = undecided or (count > max(1.0, _FEW * r.size) and 2 * left > count)
+            undecided = undecided or (
+                count > max(1.0, _NEAR_TIE_SHARE * r.size) and 2 * left > count
+            )
         return differing and not undecided
 
     def _shapes_unsettled(self) -> bool:
@@ -557,32 +588,38 @@ class ExpectedOutputs:
     def _has_shapes(self, run: list[OutputArray]) -> bool:
         return [array.shape for array in run] == [r.shape for r in self._reference]
 
-    def _wobbles(self, outputs: list[OutputArray]) -> bool:
-        """True if random rounding moves every output about as far as the runtime is off."""
+    def _moves_every_output(self, outputs: list[OutputArray]) -> bool:
+        """Return True if random rounding moves every differing output about as far."""
         return all(self._moved_as_far(outputs))
 
-    def _unsteady(self, outputs: list[OutputArray]) -> bool:
-        """True if it moves some output as far: of boxes that are equally likely others are taken,
-        and what comes with them, as their scores, may be others in a run that was not made."""
+    def _moves_some_output(self, outputs: list[OutputArray]) -> bool:
+        """Return True if random rounding moves some differing output about as far.
+
+        When boxes are equally likely, a run that was not made may select others, and with them
+        other scores.
+        """
         return any(self._moved_as_far(outputs))
 
     def _moved_as_far(self, outputs: list[OutputArray]) -> Iterator[bool]:
-        """Yield, for each output that is far off, whether random rounding moves it as far."""
+        """Yield for each output with a large difference whether random rounding moves it as far."""
         for index, ((r, c), draws) in enumerate(
             zip(self._pairs(outputs), self._draws, strict=True)
         ):
             if r.dtype.kind == "f":
-                judged, scale = self._settled(index, None, draws) & np.isfinite(r), self._scale(r)
+                judged, scale = (
+                    self._compared_elements(index, None, draws) & np.isfinite(r),
+                    self._scale(r),
+                )
                 near, far = _in_units(r, scale, judged), _in_units(c, scale, judged)
                 if _relative(near, far) > _SUSPICIOUS_DIFF:
                     wobble = max(_distance(near, _in_units(draw, scale, judged)) for draw in draws)
-                    yield _distance(near, far) <= _LEEWAY * wobble
+                    yield _distance(near, far) <= _ALLOWED_ROUNDING_MOVES * wobble
 
 
-def _honest(
+def _usable_truth(
     reference: list[OutputArray], truth: list[OutputArray] | None
 ) -> list[OutputArray] | None:
-    """The float64 outputs if they can be the truth: same shapes, finite wherever float32 is."""
+    """Return float64 outputs that can serve as truth: equal shapes, finite where float32 is."""
     if truth is None or len(truth) != len(reference):
         return None
     for r, r64 in zip(reference, truth, strict=True):
@@ -595,29 +632,31 @@ def _honest(
 
 
 def _in_units(array: OutputArray, scale: NDArray[np.float64], judged: Mask) -> NDArray[np.float64]:
-    """An array of floats in units of `scale`; what is not judged is zero, on every side."""
+    """Return floats in units of `scale`, with zeros where `judged` is False."""
     return np.where(judged, array.astype(np.float64) / scale, 0.0)
 
 
 def _finite(outputs: list[OutputArray]) -> bool:
-    """True if there are floats, and all of them are finite."""
+    """Return True if there are float outputs and all of them are finite."""
     floats = [output for output in outputs if output.dtype.kind == "f"]
     return bool(floats) and all(np.isfinite(output).all() for output in floats)
 
 
 def _decided(r: OutputArray, truth: OutputArray | None, draws: Sequence[OutputArray]) -> Mask:
-    """Return where rounding changes no integer and no bool, and not the kind of a float."""
+    """Return where rounding changes no integer, no bool and not the class of a float."""
     decided = np.ones(r.shape, np.bool_)
     for draw in draws:
-        decided &= ~_class_differs(r, draw)
+        decided &= ~_differs(r, draw)
     if draws and truth is not None and r.dtype.kind != "f":
         decided &= r == truth
     return decided
 
 
-def _class_differs(r: OutputArray, c: OutputArray) -> Mask:
-    """Integers and bools: where they differ. Floats: where one is NaN, or infinite, and the other
-    is not so with the same sign."""
+def _differs(r: OutputArray, c: OutputArray) -> Mask:
+    """Return where integers or bools differ, or where floats differ in class.
+
+    The classes of floats are finite, NaN, infinity and minus infinity.
+    """
     if r.dtype.kind != "f":
         return np.asarray(r != c)
     infinite = np.isinf(r) | np.isinf(c)
@@ -625,7 +664,7 @@ def _class_differs(r: OutputArray, c: OutputArray) -> Mask:
 
 
 def _is_lost(r: OutputArray, c: OutputArray) -> Mask:
-    """Return where the reference is NaN and a runtime is not."""
+    """Return where the reference is NaN and the runtime is not."""
     if r.dtype.kind != "f":
         return np.zeros(r.shape, np.bool_)
     return np.asarray(np.isnan(r) & ~np.isnan(c))
@@ -646,7 +685,7 @@ def _relative(r: OutputArray, c: OutputArray) -> float:
 
 
 def _widest(truth: OutputArray, answers: Sequence[OutputArray]) -> OutputArray:
-    """Return for each element the answer farthest from the truth; at least the underflow away."""
+    """Return for each element the output farthest from the truth, at least UNDERFLOW away."""
     r64 = truth.astype(np.float64)
     errors = np.stack([array.astype(np.float64) - r64 for array in answers])
     farthest = np.take_along_axis(errors, np.abs(errors).argmax(axis=0)[None], axis=0)[0]
@@ -657,8 +696,10 @@ def _widest(truth: OutputArray, answers: Sequence[OutputArray]) -> OutputArray:
 def _ratio(
     truth: OutputArray, reference: OutputArray, candidate: OutputArray, *, columns: bool
 ) -> float:
-    """The largest of the ratios over the output, as it is, and over its columns and channels,
-    which a few samples say little about."""
+    """Return the largest noise ratio of the output, its columns and its channels.
+
+    With few samples, a column or channel alone says little; the whole output is included.
+    """
     if truth.size == 0:
         return 0.0
     statistics = NoiseStatistics(columns=columns)

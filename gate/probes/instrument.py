@@ -43,7 +43,7 @@ _steps = logging.getLogger("gate.steps")
 
 
 class ProbeInstrument:
-    """The probes that the samples and the file's inputs give."""
+    """Runs the probes that the samples and the file's inputs allow."""
 
     needs_runtimes = True
     title = "probes"
@@ -56,7 +56,7 @@ class ProbeInstrument:
         self._shared = SampleRuns(context, self._observed.rows)
         self._digests: set[bytes] = set()
         self._examined: Counter[RuntimeName] = Counter()
-        """Probes that got a second look."""
+        """Number of probes that were examined with random rounding."""
         self._search: TraceSearch | None = None
         self.probes = basic_probes(context, self._axes, sha256=subject.sha256)
         self.cost = sum(probe.size for probe in self.probes)
@@ -67,12 +67,11 @@ class ProbeInstrument:
         return job.policy.instruments.probes
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return what the search for more probes saw, None without it, or without a runtime; and
-        the memory by which probes were made smaller."""
+        """Return the result of the search (None without one) and the memory limit per sample."""
         return {"trace_search": self._search, "sample_bytes": self._context.sample_bytes}
 
     def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:
-        """Judge every runtime that has a runner; `advance` gets the samples of each probe."""
+        """Judge every runtime with a runner; call `advance` with each probe's number of samples."""
         if not any(runtime.runner for runtime in runtimes):
             advance(self.cost)
             return
@@ -90,14 +89,14 @@ class ProbeInstrument:
             self._judge(probe, runtimes)
 
     def everything(self) -> Iterator[Probe]:
-        """The probes that `run` judges by, in its order; some may have the input of another."""
+        """Yield all probes in the order of `run`. Two of them may have the same input."""
         yield from self.probes
         yield from self._further()
         if self._context.policy.instruments.search_inputs:
             yield from TraceSearcher(self._context, self._axes, self.probes).run()[1]
 
     def named(self, name: str) -> Probe | None:
-        """The probe of this name, without the search for more; None: it is none of the others."""
+        """Return the probe of this name; None if only the search could make it."""
         made = chain(self.probes, self._further())
         found = next((p for p in made if p.name == name.removesuffix(NEARER_SUFFIX)), None)
         if found is None or found.name == name:
@@ -116,8 +115,10 @@ class ProbeInstrument:
                 yield probe
 
     def _compute_in_float64(self) -> None:
-        """The samples that batches are made of, and what changes a lone sample's values, together:
-        batches of one cost twice as much."""
+        """Compute the reference of the samples, and of all probes of one sample, in batches.
+
+        Running those probes one by one takes twice as long.
+        """
         answers, rows = self._context.answers, self._observed.rows
         with contextlib.suppress(GateError):  # each probe reports it itself
             answers.reference(rows)
@@ -131,7 +132,7 @@ class ProbeInstrument:
         answers.ask_together(alike, most=most)
 
     def _judge(self, probe: Probe, runtimes: Sequence[RuntimeMeasurement]) -> None:
-        """An input that another probe had already is not computed again."""
+        """Judge every runtime on a probe, unless an earlier probe had the same input."""
         digest = row_digests(probe.batch).tobytes()
         if digest in self._digests:
             return
@@ -157,8 +158,7 @@ class ProbeInstrument:
 
 
 def basic_probes(context: ProbeSource, axes: DynamicAxes, *, sha256: Digest) -> list[Probe]:
-    """Those that the samples and the file's inputs give, without the model. `sha256`: the
-    file's."""
+    """Return the probes that do not need the model. `sha256`: digest of the file."""
     observed = axes.observed
     return [
         *batch_probes(context, observed, sha256),

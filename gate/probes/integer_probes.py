@@ -1,4 +1,4 @@
-"""Integers and table lookups."""
+"""Probes of integer inputs, masks and the indices of table lookups."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _EMBEDDINGS = {
     "aten::_embedding_bag_forward_only",
 }  # fmt: skip
 
-_ALONG = {"aten::index_select", "aten::gather"}
+_AXIS_LOOKUPS = {"aten::index_select", "aten::gather"}
 
-_INDEXED = {"aten::index", "aten::_unsafe_index"}
+_INDEXING = {"aten::index", "aten::_unsafe_index"}
 
 _COMPARISONS = {"aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::eq", "aten::ne"}
 
 
 class Lookup(NamedTuple):
-    """One reading of a table."""
+    """One read of a table by index."""
 
     size: int
     """Rows of the table."""
     indices: OutputArray
-    """Which of them were read, flat."""
+    """The indices of the rows that were read, flattened."""
 
 
 class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
-    """Records the readings of tables and the comparisons of inputs while a model runs."""
+    """Records table lookups and comparisons of integer inputs while a model runs."""
 
     def __init__(self, inputs: Batch | None = None) -> None:
-        """`inputs`: those of integers of the batch that is run."""
+        """`inputs`: the integer inputs of the batch that is run."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[Lookup] = []
         self._inputs = inputs or {}
         self.bounds: dict[str, list[OutputArray]] = {name: [] for name in self._inputs}
-        """The numbers that each element of an input is compared with, in its shape."""
+        """By input: the numbers that its elements are compared with, in the input's shape."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
@@ -71,14 +71,14 @@ class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_plain(side: Any) -> bool:
-    """Return True for what can be an array of real numbers."""
+    """Return True for a value that can be an array of real numbers."""
     if isinstance(side, torch.Tensor):
         return side.layout == torch.strided and not side.is_complex()
     return isinstance(side, int | float)
 
 
 def _is_input(side: torch.Tensor, array: OutputArray) -> bool:
-    """Return True if one side of a comparison is the input, as it is or cast to floats."""
+    """Return True if one side of a comparison is the input itself or its cast to floats."""
     if side.dtype == torch.bool or side.numel() != array.size:
         return False
     return np.array_equal(side.detach().cpu().double().numpy().ravel(), array.ravel())
@@ -87,8 +87,11 @@ def _is_input(side: torch.Tensor, array: OutputArray) -> bool:
 def _floor_of(
     other: Any, compared: tuple[int, ...], shape: tuple[int, ...]
 ) -> NDArray[np.float64] | None:
-    """Return the whole numbers at or below the other side, in the shape of the input; infinite
-    where that is not finite. None: several for each element."""
+    """Return the other side rounded down, in the shape of the input; infinite where it is not
+    finite.
+
+    None if each element is compared with several numbers.
+    """
     wide = other.detach().cpu().double() if isinstance(other, torch.Tensor) else other
     bound = np.asarray(wide, np.float64)
     bound = np.where(np.isfinite(bound), np.floor(bound), np.inf)
@@ -106,77 +109,81 @@ def lookups(context: MeasurementContext, batch: Batch) -> list[Lookup]:
 def _readings(name: str, args: tuple[Any, ...]) -> Iterator[tuple[int, torch.Tensor]]:
     if name in _EMBEDDINGS:
         yield args[0].shape[0], args[1]
-    elif name in _ALONG:
+    elif name in _AXIS_LOOKUPS:
         table, axis, indices = args[:3]
         if table.ndim:
             yield table.shape[axis], indices
-    elif name in _INDEXED:
+    elif name in _INDEXING:
         table, places = args[:2]
         for axis, indices in enumerate(places):
-            if indices is not None and axis < table.ndim and not _is_choice(indices):
+            if indices is not None and axis < table.ndim and not _is_mask_index(indices):
                 yield table.shape[axis], indices
 
 
-def _is_choice(indices: torch.Tensor) -> bool:
+def _is_mask_index(indices: torch.Tensor) -> bool:
     return indices.dtype in (torch.bool, torch.uint8) or indices.is_floating_point()
 
 
-# An integer may be an index, and beyond its table the model raises. So the model is watched while
-# it looks the samples up (`lookups`), and run with the last row of the table that it read with
-# them: of the whole input first, then of each column, because the columns of a
-# recommender have tables of their own. What no table is read with goes beyond the samples' range
-# and below it; 8 bits have no beyond. What is constant 1, as a mask is, becomes 0 in places.
+# An integer may be an index, and beyond its table the model raises. Therefore the model's lookups
+# are recorded while it runs the samples (`lookups`), and the model is run with the last row of the
+# recorded table: for the whole input first, then for each column, because the columns of a
+# recommender have separate tables. An input that reads no table gets values above and below the
+# samples' range; 8-bit integers get all their values. A mask that is constant 1 becomes 0 in some
+# positions.
 
 
 _BOUNDS = 8
-"""Numbers with which an input is compared, that are kept."""
+"""Largest number of comparisons that are kept per input."""
 
 _STEPS = (0, -1, 1)
-"""From what an integer is compared with: there `<` and `<=` differ, and a bound that is off."""
+"""Steps from the number that an integer is compared with. They distinguish `<` from `<=`, and
+reveal a bound that is off by one."""
 
 _COLUMNS = 64
-"""Columns that may each have a range of their own."""
+"""Largest number of columns that may have different ranges."""
 
-_ALL = 64
-"""Values of a column of which each one is tried; of more, as many as fit into `_FEW` samples."""
+_EVERY_VALUE_UP_TO = 64
+"""Number of values of a column up to which all are tried. Of more, as many as fit into `_FEW`
+samples."""
 
 _FEW = 8
 
 _MOST = 512
-"""Samples, where each column has a range of its own: what has such columns is small."""
+"""Largest number of samples of a probe whose columns have different ranges; such inputs are
+small."""
 
-_LISTED = 2**16
-"""Values of which those that no sample has are picked."""
+_MOST_CANDIDATES = 2**16
+"""Number of values among which unsampled ones are selected."""
 
 _ELEMENTS = 2**18
-"""Of a probe with more samples than `_FEW`."""
+"""Largest number of elements of a probe with more samples than `_FEW`."""
 
-_TRIED = 96
-"""Forwards that the ends of all tables of one input may cost."""
+_MOST_RUNS = 96
+"""Largest number of forward passes for the table ends of one input."""
 
-_EDGE = 4
-"""Values next to both ends of what is new that come first."""
+_EDGE_VALUES = 4
+"""Number of values at both ends of the unsampled range that come first."""
 
 
 _BEYOND = ("below", "zero", "above", "far")
-"""Probes of one value outside the samples' range: a model may divide by zero there."""
+"""Probes of one value outside the samples' range, where a model may divide by zero."""
 
-_FILLED = {"empty": 0, "full": 1}
-"""Masks that leave nothing, in either convention: a mean over nothing is NaN, and a file may clamp
-what it divides by."""
+_EMPTY_MASKS = {"empty": 0, "full": 1}
+"""Masks that leave nothing, in either convention: a mean over nothing is NaN, but a file may clamp
+the divisor."""
 
 _EXACT = 2**24
-"""Integers beyond it are lost where a file casts them to float32."""
+"""Integers beyond this lose digits if a file casts them to float32."""
 
 _WIDE = 2**53
-"""Samples that reach it are hashes or time stamps, and others than these have no meaning."""
+"""Samples that reach this are hashes or timestamps; other values would have no meaning."""
 
 
 Values = NDArray[np.integer[Any]]
 
 
 def integer_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
-    """Yield the probes of each input of integers, and of each mask."""
+    """Yield the probes of each integer input and each mask."""
     integers = {n: array for n, array in observed.rows.items() if array.dtype.kind in "iu"}
     watch = context.watch(observed.rows, partial(Lookups, integers)) if integers else Lookups()
     read = watch.found
@@ -185,14 +192,14 @@ def integer_probes(context: MeasurementContext, observed: SampleProfile) -> Iter
             yield from _probes(observed, f"masked_{name}", name, _masked(observed, name))
         if _is_mask(observed, name):
             shape = (observed.small, *array.shape[1:])
-            for title, value in _FILLED.items():
+            for title, value in _EMPTY_MASKS.items():
                 if observed.low[name] == observed.high[name] == value:
-                    continue  # as the samples are
+                    continue  # the samples already have this value
                 filled = np.full(shape, value, array.dtype)
                 yield from _probes(observed, f"{title}_{name}", name, filled, emptied=True)
         if array.dtype.kind in "iu":
             column = _Column(context, observed, name)
-            for title, changed in _of_input(column, read):
+            for title, changed in _value_changes(column, read):
                 beyond = title in _BEYOND
                 yield from _probes(observed, f"{title}_{name}", name, changed, beyond=beyond)
             bounds = watch.bounds.get(name, [])[: column.most // (len(_STEPS) + 1)]
@@ -202,11 +209,12 @@ def integer_probes(context: MeasurementContext, observed: SampleProfile) -> Iter
 
 
 def _at_bounds(bounds: Sequence[OutputArray], observed: SampleProfile, name: str) -> OutputArray:
-    """Return samples with each element at, just below and just above what it is compared with.
+    """Return samples with each element at, just below and just above the number it is compared
+    with.
 
-    In a fourth of the places the sampled value stays, because what is nothing but padding has no
-    answer. It also stays where the new value is outside of the samples' range. The samples are
-    those next to which `_probes` sets them: a bound may be another input of the same sample.
+    A fourth of the elements keep the sampled value, because an input that is only padding has no
+    defined result. So do elements whose new value is outside the samples' range. The rows are those
+    that `_probes` combines with the same sample: a bound may be another input of it.
     """
     array, low, high = observed.rows[name], int(observed.low[name]), int(observed.high[name])
     made: list[OutputArray] = []
@@ -231,7 +239,7 @@ def _row(number: int, rows: int) -> slice:
 
 
 class _Column:
-    """One input of integers, and what the model takes in it."""
+    """One integer input, with the values that the model accepts in it."""
 
     def __init__(self, context: MeasurementContext, observed: SampleProfile, name: str) -> None:
         self._context = context
@@ -241,7 +249,7 @@ class _Column:
         self.high = int(observed.high[name])
         self.rows = observed.rows[name]
         self.limits: Any = np.iinfo(self.rows.dtype)
-        self._left = _TRIED
+        self._runs_left = _MOST_RUNS
 
     @property
     def is_of_onnx(self) -> bool:
@@ -255,7 +263,7 @@ class _Column:
     def ends(self, read: Sequence[Lookup]) -> list[int | None]:
         """Return, for each column, the number after the last value that the model accepts.
 
-        One number for all columns where a table is read with all of them; None where none is.
+        One number if the same table is read with all columns; None where no table is read.
         """
         whole = self._end(self.rows.ravel(), read, None)
         if whole is not None or not self.by_column:
@@ -265,7 +273,7 @@ class _Column:
 
     @property
     def most(self) -> int:
-        """Samples of a probe: fewer where they are large."""
+        """Largest number of samples of a probe; fewer if samples are large."""
         elements = sum(int(array[0].size) for array in self.observed.rows.values())
         return min(_MOST, max(_FEW, _ELEMENTS // max(elements, 1)))
 
@@ -274,17 +282,18 @@ class _Column:
         return self.rows.ndim == 2 and 1 < self.rows.shape[1] <= _COLUMNS
 
     def _end(self, values: OutputArray, read: Sequence[Lookup], column: int | None) -> int | None:
-        """The largest table that was read with just these values and whose last row is taken."""
+        """Return the size of the largest table read with exactly these values whose last row is
+        accepted."""
         sizes = {lookup.size for lookup in read if _reads(lookup, values)}
         for size in sorted(sizes, reverse=True):
-            if size - 1 <= self.limits.max and self._takes(size - 1, column):
+            if size - 1 <= self.limits.max and self._accepts(size - 1, column):
                 return size
         return None
 
-    def _takes(self, value: int, column: int | None) -> bool:
-        if self._left <= 0:
+    def _accepts(self, value: int, column: int | None) -> bool:
+        if self._runs_left <= 0:
             return False
-        self._left -= 1
+        self._runs_left -= 1
         batch = self.observed.batch(self.observed.small)
         flat = batch[self.name].reshape(len(batch[self.name]), -1)
         flat[:, slice(None) if column is None else column] = value
@@ -296,22 +305,25 @@ class _Column:
 
 
 def _reads(lookup: Lookup, values: OutputArray) -> bool:
-    """True if the table was read with these values, each as often (as `gather` repeats them)."""
+    """Return True if the table was read with these values, each repeated equally often
+    (`gather`)."""
     often, rest = divmod(lookup.indices.size, values.size)
     return often > 0 and rest == 0 and np.array_equal(lookup.indices, np.repeat(values, often))
 
 
-def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, OutputArray]]:
+def _value_changes(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, OutputArray]]:
     limits = column.limits
     if column.rows.dtype.itemsize == 1 and not column.like_a_mask:
         yield (
             "values",
-            _dealt(column, [_new_first(column, range(limits.min, limits.max + 1), column.rows)]),
+            _distributed(
+                column, [_new_first(column, range(limits.min, limits.max + 1), column.rows)]
+            ),
         )
         return
     ends = column.ends(read)
     if not column.like_a_mask or any(end is not None and end > 2 for end in ends):
-        yield "values", _dealt(column, _of_columns(column, ends))
+        yield "values", _distributed(column, _column_values(column, ends))
     if column.like_a_mask or max(-column.low, column.high) >= _WIDE:
         return
     reads_tables = any(end is not None for end in ends)
@@ -321,7 +333,7 @@ def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Ou
     if not reads_tables:
         beyond |= {"zero": 0, "above": column.high + 1, "far": 2 * column.high + 1}
         inside = range(1, column.low)
-        if inside:  # such as lengths that are the same in all samples
+        if inside:  # for example lengths that are equal in all samples
             values = np.asarray(_spread(inside, _FEW)).reshape(-1, *[1] * (column.rows.ndim - 1))
             shape = (len(values), *column.rows.shape[1:])
             yield "less", np.broadcast_to(values, shape).astype(limits.dtype)
@@ -333,8 +345,8 @@ def _of_input(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, Ou
             )
 
 
-def _of_columns(column: _Column, ends: Sequence[int | None]) -> list[Values]:
-    """The values of each column, or of all of them."""
+def _column_values(column: _Column, ends: Sequence[int | None]) -> list[Values]:
+    """Return the values of each column, or one list for all columns."""
     sampled = column.observed.integers[column.name]
     if len(ends) == 1:
         return [_values(column, sampled, ends[0])]
@@ -343,25 +355,24 @@ def _of_columns(column: _Column, ends: Sequence[int | None]) -> list[Values]:
 
 
 def _values(column: _Column, sampled: OutputArray, end: int | None) -> Values:
-    """Return values from 0 to the end of the table, or without a table the samples' range."""
+    """Return the values from 0 to the end of the table; without a table, the samples' range."""
     low, high = int(sampled.min()), int(sampled.max())
     every = range(low, high + 1) if end is None else range(min(low, 0), end)
     return _new_first(column, every, sampled)
 
 
 def _new_first(column: _Column, every: range, sampled: OutputArray) -> Values:
-    """Return all values, or a selection of very many, new ones first.
+    """Return all values, or a selection if there are many; unsampled values come first.
 
-    These are both ends and the neighbors of the samples' range, values that no sample has, and the
-    rest.
+    The order is: both ends and the neighbors of the samples' range, unsampled values, the rest.
     """
     room = max(_MOST, _FEW * math.prod(column.rows.shape[1:]))
     above = range(int(sampled.max()) + 1, every.stop)
     inexact = range(max(every.start, _EXACT) | 1, every.stop, 2)
-    looked_at = range(every.start, min(every.stop, every.start + _LISTED))
+    looked_at = range(every.start, min(every.stop, every.start + _MOST_CANDIDATES))
     unseen = np.setdiff1d(np.asarray(looked_at), sampled).tolist()
     chosen = [
-        *every[-1:], *above[:_EDGE], *above[-_EDGE:], *every[:_EDGE],
+        *every[-1:], *above[:_EDGE_VALUES], *above[-_EDGE_VALUES:], *every[:_EDGE_VALUES],
         *_spread(inexact, _FEW), *_spread(unseen, room // 2), *_spread(above, room // 2),
         *_spread(every, room),
     ]  # fmt: skip
@@ -371,7 +382,7 @@ def _new_first(column: _Column, every: range, sampled: OutputArray) -> Values:
 def _spread(values: Sequence[int], most: int) -> list[int]:
     length = _length(values)
     count = min(most, length)
-    if length > _WIDE:  # beyond the integers of linspace, and of `len`
+    if length > _WIDE:  # too large for linspace and `len`
         return [values[i * (length - 1) // (count - 1)] for i in range(count)]
     return [values[int(place)] for place in np.linspace(0, length - 1, count)]
 
@@ -382,13 +393,15 @@ def _length(values: Sequence[int]) -> int:
     return len(values)
 
 
-def _dealt(column: _Column, values: Sequence[Values]) -> OutputArray:
-    """A batch of the input in which each column takes its values one after the other; the columns
-    of one range share them where these are many."""
+def _distributed(column: _Column, values: Sequence[Values]) -> OutputArray:
+    """Return a batch of the input in which each column steps through its values.
+
+    If the columns share a range of many values, these are divided among the columns.
+    """
     shape = column.rows.shape[1:]
     width = max(1, math.prod(shape))
     longest = max(map(len, values))
-    if len(values) == 1 and width > 1 and not (column.by_column and longest <= _ALL):
+    if len(values) == 1 and width > 1 and not (column.by_column and longest <= _EVERY_VALUE_UP_TO):
         size = min(_FEW, math.ceil(longest / width))
         dealt = column.observed.random(column.name).permuted(np.resize(values[0], size * width))
     else:
@@ -400,7 +413,7 @@ def _dealt(column: _Column, values: Sequence[Values]) -> OutputArray:
 
 
 def _is_mask(observed: SampleProfile, name: str) -> bool:
-    """True for integers and bools that are nothing but 0 and 1, several in a sample."""
+    """Return True for integers and bools that are only 0 and 1, several in a sample."""
     array = observed.rows[name]
     if array.dtype.kind not in "iub" or array.ndim < 2:
         return False
@@ -408,20 +421,22 @@ def _is_mask(observed: SampleProfile, name: str) -> bool:
 
 
 def _is_constant_mask(observed: SampleProfile, name: str) -> bool:
-    """True for a constant 1, and for a constant 0 of integers: what may be a mask."""
+    """Return True for a constant 1, or an integer constant 0: the input may be a mask."""
     low, high = float(observed.low[name]), float(observed.high[name])
     return low == high and (low == 1.0 or (low == 0.0 and observed.rows[name].dtype.kind in "iu"))
 
 
 def _masked(observed: SampleProfile, name: str) -> OutputArray:
-    """Two samples of the other value: in the last third, and at random; never in the first place,
-    because what is masked as a whole has no answer."""
+    """Return two samples with the other value in the last third, and in random positions.
+
+    The first position never changes, because a fully masked sample has no defined result.
+    """
     array = np.ascontiguousarray(
         np.resize(observed.rows[name], (2, *observed.rows[name].shape[1:]))
     )
     width = array.shape[-1] if array.ndim > 1 else 1
     flipped = np.zeros(array.shape, np.bool_)
-    if array.ndim == 1:  # one number a sample: of one sample it is the other one
+    if array.ndim == 1:  # one number per sample: change it in the second sample
         flipped[1] = True
     else:
         flipped[0, ..., width - math.ceil(width / 3) :] = True
@@ -440,8 +455,10 @@ def _probes(
     beyond: bool = False,
     emptied: bool = False,
 ) -> Iterator[Probe]:
-    """The changed input beside samples as they are; in parts where the batch is fixed, and where
-    a call takes one value of the input."""
+    """Yield probes with this input changed and the others sampled.
+
+    There are several parts if the batch is fixed, or if a call accepts one value of the input.
+    """
     alone = observed.fixed or name in observed.shared
     size = observed.small if alone else len(changed)
     parts = min(_FEW, math.ceil(len(changed) / size))

@@ -1,4 +1,4 @@
-"""One probe; the profile of the samples."""
+"""A probe, and a profile of the samples that probes are made from."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from gate.measure.context import UNLIMITED, ProbeSource
 from gate.records.instruments import ProbeKind
 from gate.storage.arrays import Batch, OutputArray
 
-_LOOKED_AT = 256
-"""Samples whose range of values is taken, spread over all."""
+_MOST_EXAMINED = 256
+"""Number of samples whose range of values is examined, evenly spread."""
 
 _ELEMENTS = 2**22
-"""Elements of a probe; at least 64 samples of any size."""
+"""Largest number of elements that are examined; at least 64 samples of any size."""
 
-_LEAST_LOOKED_AT = 64
+_LEAST_EXAMINED = 64
 
 _SEEDS = 2**63
-"""A policy may have a negative seed, a generator may not."""
+"""A policy may have a negative seed, but a NumPy generator may not."""
 
 LEAST_RATIO = 3.0
-"""A scaled sample counts as that many times the samples only if it is well beyond their range: a
-tenfold small sample may still lie within it."""
+"""Smallest ratio to the samples' range at which a scaled sample counts as scaled. Ten times a small
+sample may still lie within the range."""
 
 _ROWS = 8
-"""Samples that are kept as material."""
+"""Number of samples that probes are made from."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """An input by name, built when it is needed."""
+    """A generated input by name; its arrays are built on first use."""
 
     name: str
     kind: ProbeKind
@@ -44,19 +44,19 @@ class Probe:
     """Samples in the batch."""
     build: Callable[[], Batch] = field(repr=False)
     apart: bool = False
-    """True where the samples have scales of their own, so that each is judged in its own."""
+    """True if the samples have different scales, so each is judged in its own scale."""
     finite: bool = False
-    """True where only a finite answer says that the model takes the input."""
+    """True if the model accepts the input only if all its outputs are finite."""
     beyond: bool = False
-    """True where an answer with NaN or infinity says that the model does not take the input."""
+    """True if NaN or infinity in an output means that the model does not accept the input."""
     emptied: bool = False
-    """True where a mask leaves nothing, so that attention has no answer."""
+    """True if a mask leaves nothing, so the result of attention is undefined."""
     factors: tuple[float, ...] = ()
-    """By what each sample is scaled; empty: no sample is."""
+    """Scale factor of each sample; empty if no sample is scaled."""
 
     @cached_property
     def batch(self) -> Batch:
-        """The input, arrays of the samples' dtypes."""
+        """The input arrays, with the samples' dtypes."""
         return self.build()
 
 
@@ -65,37 +65,37 @@ class SampleProfile:
     """Some of the samples, and the range of values of each input."""
 
     rows: Batch
-    """The first ones."""
+    """The first samples."""
     spread: Batch
-    """As many from everywhere, the last one included."""
+    """As many samples spread over the whole set, including the last one."""
     low: dict[str, OutputArray]
-    """Smallest value of each input of numbers, of its dtype and shape ()."""
+    """Smallest value of each numeric input, with its dtype and shape ()."""
     high: dict[str, OutputArray]
     integers: Batch
-    """All samples of the inputs of integers that were looked at."""
+    """All examined samples of the integer inputs."""
     small: int
-    """The smallest batch of the file: one, or the fixed batch axis."""
+    """Smallest batch that the file accepts: one, or the fixed batch size."""
     fixed: bool
     seed: int
     most: int = UNLIMITED
-    """The samples of the largest batch, by the memory that the activations of one take."""
+    """Largest batch that fits into memory, by the size of one sample's activations."""
     shared: frozenset[str] = frozenset()
-    """Inputs without a batch axis, if others have one: a call takes one value of them."""
+    """Inputs without a batch axis, if others have one. A call accepts one value of them."""
 
     @classmethod
     def from_source(cls, context: ProbeSource) -> SampleProfile:
-        """Look at the samples of the context."""
+        """Create the profile of the context's samples."""
         binding, samples = context.binding, context.samples
         rows = next(samples.batches(binding.batch_size if binding.fixed else _ROWS))
         kept = len(next(iter(rows.values())))
-        looked_at = _some(samples, _count(rows))
-        numbers = {name: a for name, a in looked_at.items() if a.dtype.kind != "U"}
+        examined = _evenly_spread(samples, _examined_count(rows))
+        numbers = {name: a for name, a in examined.items() if a.dtype.kind != "U"}
         return cls(
             rows=rows,
-            spread=_some(samples, kept),
+            spread=_evenly_spread(samples, kept),
             low={name: _finite(array).min() for name, array in numbers.items()},
             high={name: _finite(array).max() for name, array in numbers.items()},
-            integers={name: a for name, a in looked_at.items() if a.dtype.kind in "iu"},
+            integers={name: a for name, a in examined.items() if a.dtype.kind in "iu"},
             small=context.smallest,
             fixed=binding.fixed,
             seed=context.policy.determinism.seed,
@@ -104,11 +104,11 @@ class SampleProfile:
         )
 
     def batch(self, size: int, *, start: int = 0) -> dict[str, OutputArray]:
-        """`size` samples from `start` on, around again where there are too few; own copies."""
+        """Return copies of `size` samples from `start` on, repeated if there are too few."""
         return self.taken([*range(start, start + size)])
 
     def taken(self, places: Sequence[int]) -> dict[str, OutputArray]:
-        """The samples at these places of `rows`, around again beyond the last; own copies."""
+        """Return copies of the samples at these indices of `rows`, modulo their number."""
         return {
             name: np.ascontiguousarray(array[np.asarray(places) % len(array)])
             for name, array in self.rows.items()
@@ -127,8 +127,8 @@ class SampleProfile:
         return np.where(ratios >= LEAST_RATIO, np.maximum(ratios, scaled), ratios)
 
     def ratios(self, name: str, array: OutputArray) -> NDArray[np.float64]:
-        """The largest magnitude of each sample in units of that of all samples; 0 where those are
-        all zero."""
+        """Return the largest magnitude of each sample divided by that of all samples; 0 if all
+        samples are zero."""
         peak = max(abs(float(self.low[name])), abs(float(self.high[name])))
         rows = np.abs(array.astype(np.float64)).reshape(len(array), -1)
         largest = np.where(np.isfinite(rows), rows, 0.0).max(axis=1, initial=0.0)
@@ -140,17 +140,17 @@ class SampleProfile:
 
 
 def _finite(array: OutputArray) -> OutputArray:
-    """The numbers among them; zero without any."""
+    """Return the finite numbers; one zero if there are none."""
     finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
     return finite if finite.size else np.zeros(1, array.dtype)
 
 
-def _count(rows: Batch) -> int:
+def _examined_count(rows: Batch) -> int:
     width = sum(int(array[0].size) for array in rows.values())
-    return min(_LOOKED_AT, max(_LEAST_LOOKED_AT, _ELEMENTS // max(width, 1)))
+    return min(_MOST_EXAMINED, max(_LEAST_EXAMINED, _ELEMENTS // max(width, 1)))
 
 
-def _some(samples: SampleSet, count: int) -> Batch:
-    """At most `count` samples, the first and the last among them, evenly spread."""
+def _evenly_spread(samples: SampleSet, count: int) -> Batch:
+    """Return at most `count` evenly spread samples, including the first and the last."""
     last = len(samples) - 1
     return samples.at([int(place) for place in np.linspace(0, last, min(count, last + 1))])

@@ -1,4 +1,4 @@
-"""Other batch sizes, lengths and dynamic axes."""
+"""Probes of batch sizes, sequence lengths and dynamic axes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from gate.records.instruments import drawn_batch_sizes
 from gate.storage.arrays import Batch, OutputArray, resized
 from gate.storage.digest import Digest
 
-# To the model's code a size is a number, to the tracer it is a tensor. So the model is traced while
-# its reads are watched, at the samples' size and at another one: how a comparison's margin grows
-# along an axis shows where it flips.
+# In the model's code a size is a number, in the tracer it is a tensor. Therefore the model is
+# traced with its reads recorded, at the samples' size and at another one: the change of a
+# comparison's margin along an axis shows where it flips.
 
 
 _LARGEST = 2**18
-"""Elements of the largest input that is tried, unless 16 samples have more."""
+"""Largest number of elements of an input, unless 16 samples have more."""
 
 _MOST_SAMPLES = 16
 
 
 def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[tuple[str, Batch]]:
-    """Yield one input beyond each edge that lies near enough; nothing where no size is compared."""
+    """Yield one input beyond each edge that is near enough; none if no size is compared."""
     small = axes.observed.small
     here = (small, *axes.now)
     example = axes.batch(small, axes.now)
@@ -47,9 +47,9 @@ def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[
     tried = {here}
     for axis in range(axes.observed.fixed, len(here)):
         step = max(1, here[axis] // 4)
-        other = traced.sizes_watched(axes.batch(*_split(_at(here, axis, here[axis] + step))))
+        other = traced.sizes_watched(axes.batch(*_split(_with_size(here, axis, here[axis] + step))))
         for edge in _edges(base, other, here[axis], step):
-            there = _at(here, axis, edge)
+            there = _with_size(here, axis, edge)
             if there in tried or math.prod(there) * _elements(example) > allowed * math.prod(here):
                 continue
             tried.add(there)
@@ -60,7 +60,7 @@ def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[
 def _edges(
     base: BranchRecorder, other: BranchRecorder | None, size: int, step: int
 ) -> Iterator[int]:
-    """The first size beyond the edge of each condition that changes linearly with the size."""
+    """Yield the first size beyond the edge of each condition that is linear in the size."""
     if other is None:
         return
     for one, two in zip(base.reads, other.reads, strict=False):
@@ -72,7 +72,7 @@ def _edges(
             yield beyond
 
 
-def _at(sizes: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+def _with_size(sizes: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     return (*sizes[:axis], size, *sizes[axis + 1 :])
 
 
@@ -85,46 +85,48 @@ def _elements(batch: Batch) -> int:
 
 
 _LONGEST = 1024
-"""Of an axis that becomes as long as a table: attention grows with its square."""
+"""Largest length of an axis that becomes as long as a table; attention grows with its square."""
 
-_FAR = 512
-"""Of an axis that is the only one and becomes ten times as long, where windows end."""
+_LONGEST_SINGLE = 512
+"""Largest length of an only axis that becomes ten times as long; attention windows often end here.
+"""
 
-_ALONE = 3
-"""Axes that become longer alone."""
+_MOST_SINGLE_AXES = 3
+"""Largest number of axes that are lengthened one at a time."""
 
-_DRAWN_FROM = 2**16
-"""Places, which go around: so many more than samples that each comes about as often."""
+_INDEX_RANGE = 2**16
+"""Range of random indices, which are taken modulo the number of samples: large enough that each
+sample is about equally likely."""
 
 _BATCH_ELEMENTS = 2**23
-"""Of the larger batch that is drawn: 48 pictures of 224 x 224; of larger ones fewer, else it would
-take gigabytes."""
+"""Largest number of elements of the larger random batch: 48 images of 224 x 224. Fewer samples if
+they are larger, because gigabytes would be needed."""
 
-_MADE_UP = re.compile(r"\?|s\d+|unk__\d+|.+_dynamic_axes_\d+")
-"""A dynamic axis that has no name (so `gate.records.evidence.TensorSpec` writes it), or one that
-PyTorch's exporters made: it is another for the mask than for the words, which are always as
-long."""
+_GENERATED_NAME = re.compile(r"\?|s\d+|unk__\d+|.+_dynamic_axes_\d+")
+"""Matches a dynamic axis without a name (`gate.records.evidence.TensorSpec` writes `?`), or with a
+name that PyTorch's exporters generate. Such names differ between mask and tokens although their
+lengths are equal."""
 
 
 @dataclass(frozen=True)
 class DynamicAxes:
     """The dynamic axes of the file other than the batch.
 
-    Axes of one name are one, whichever inputs have them; so are those without a name, if they are
-    as long and have the same position in several inputs.
+    Axes with the same name are one axis, whichever inputs have them. So are axes without a name
+    that have equal length and position in several inputs.
     """
 
     observed: SampleProfile
     now: tuple[int, ...]
-    """The samples' size along each."""
+    """Length of each axis in the samples."""
     places: tuple[tuple[tuple[str, int], ...], ...]
-    """Of each: names of samples, and the axis there."""
+    """For each axis, the inputs that have it, and its position there."""
 
     @classmethod
     def from_inputs(
         cls, context: ProbeSource, observed: SampleProfile, inputs: Sequence[TensorSpec]
     ) -> DynamicAxes:
-        """`inputs`: the file's."""
+        """Find the dynamic axes of the file's `inputs`."""
         shapes = {spec.name: spec.shape for spec in context.binding.canonical(inputs)}
         places: dict[str, list[tuple[str, int]]] = {}
         for file_name, name in context.binding.pairs:
@@ -134,29 +136,34 @@ class DynamicAxes:
                     places[f"{name}_dynamic_axes_{axis}"] = [(name, axis)]
                 elif isinstance(size, str) and size != batch_axis:
                     places.setdefault(size, []).append((name, axis))
-        places = _joined(places, observed)
+        places = _merged_axes(places, observed)
         now = tuple(observed.rows[name].shape[axis] for (name, axis), *_ in places.values())
         for name in context.binding.model_only:
             for axis, size in enumerate(observed.rows[name].shape[1:], start=1):
-                alike = [of for of, long in zip(places.values(), now, strict=True) if long == size]
-                if len(alike) == 1:  # not in the file: as long as that one axis
+                alike = [
+                    group for group, long in zip(places.values(), now, strict=True) if long == size
+                ]
+                if len(alike) == 1:  # not an input of the file: as long as that axis
                     alike[0].append((name, axis))
         return cls(observed, now, tuple(map(tuple, places.values())))
 
     def batch(self, size: int, sizes: Sequence[int]) -> Batch:
-        """`size` samples, cut off or repeated from their beginning along each axis. A mask is the
-        same everywhere, because one that is cut off may leave nothing."""
+        """Return `size` samples, each axis cut off or repeated from the beginning to the given
+        length.
+
+        Masks become constant, because a mask that is cut off may leave nothing.
+        """
         batch = self.observed.batch(size)
         for length, places in zip(sizes, self.places, strict=True):
             for name, axis in places:
-                usual = _usual(self.observed.rows[name])
+                usual = _valid_value(self.observed.rows[name])
                 if usual is not None:
                     batch[name][...] = usual
                 batch[name] = resized(batch[name], axis, length)
         return batch
 
     def shaped(self, size: int, sizes: Sequence[int]) -> Batch:
-        """Return a batch of these sizes without values, which takes no memory."""
+        """Return arrays of these shapes for computing shapes only; they take no memory."""
         shapes = {n: [size, *a.shape[1:]] for n, a in self.observed.rows.items()}
         for length, places in zip(sizes, self.places, strict=True):
             for name, axis in places:
@@ -165,23 +172,23 @@ class DynamicAxes:
         return {n: np.broadcast_to(np.zeros((), rows[n].dtype), s) for n, s in shapes.items()}
 
 
-def _joined(
+def _merged_axes(
     places: Mapping[str, list[tuple[str, int]]], observed: SampleProfile
 ) -> dict[str, list[tuple[str, int]]]:
     joined: dict[str, list[tuple[str, int]]] = {}
     for axis_name, group in places.items():
         name, axis = group[0]
         alike = f"axis {axis}, {observed.rows[name].shape[axis]} long"
-        key = alike if _MADE_UP.fullmatch(axis_name) else axis_name
+        key = alike if _GENERATED_NAME.fullmatch(axis_name) else axis_name
         joined.setdefault(key, []).extend(group)
     return joined
 
 
-def _usual(array: OutputArray) -> int | None:
-    """Return which of the two values of a mask marks a valid position; None: the input is no mask.
+def _valid_value(array: OutputArray) -> int | None:
+    """Return the value of a mask that marks a valid position; None if the input is no mask.
 
-    A mask has nothing but zeros and ones, or bools. The first position of all samples is valid, or
-    the last one where padding comes first.
+    A mask has only zeros and ones, or bools. The first position of all samples is valid, or the
+    last one if padding comes first.
     """
     if not array.size or not np.isin(array, (0, 1)).all():
         return None
@@ -192,9 +199,12 @@ def _usual(array: OutputArray) -> int | None:
 
 
 def batch_probes(context: ProbeSource, observed: SampleProfile, sha256: Digest) -> Iterator[Probe]:
-    """Batches of the policy's sizes, and of two that the file's digest draws, those in random
-    order; with a fixed batch axis only of that one. The larger of the two is smaller where the
-    activations of a sample are large."""
+    """Yield batches of the policy's sizes, and two of random samples whose sizes the file's digest
+    decides.
+
+    With a fixed batch axis, yield one batch of that size. The larger random batch is smaller if the
+    activations of a sample are large.
+    """
     if observed.fixed:
         size = observed.small
         yield Probe(f"batch_{size}", "batch", size, partial(observed.batch, size))
@@ -208,7 +218,7 @@ def batch_probes(context: ProbeSource, observed: SampleProfile, sha256: Digest) 
     for size in dict.fromkeys((small, largest)):
         if size not in listed:
             random = observed.random(f"batch_{size}")
-            yield _batch(observed, tuple(map(int, random.integers(0, _DRAWN_FROM, size))))
+            yield _batch(observed, tuple(map(int, random.integers(0, _INDEX_RANGE, size))))
 
 
 def _batch(observed: SampleProfile, places: tuple[int, ...]) -> Probe:
@@ -217,16 +227,18 @@ def _batch(observed: SampleProfile, places: tuple[int, ...]) -> Probe:
 
 
 def size_probes(axes: DynamicAxes) -> Iterator[Probe]:
-    """Smaller, larger, odd, not square, and each axis alone three times as long; an axis that is
-    the only one also one, two, twice and ten times as long."""
+    """Yield inputs of other sizes: smaller, larger, odd, not square, and each axis alone three
+    times as long.
+
+    A single axis also becomes 1, 2, twice and ten times as long.
+    """
     for sizes in dict.fromkeys(_variations(axes.now)):
         if sizes != axes.now and _fits(axes, sizes):
             yield _sized(axes, sizes)
 
 
 def length_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator[Probe]:
-    """The longest that the model takes by what it counts its places with, such as a table of
-    positions: of each dynamic axis alone."""
+    """Yield, for each dynamic axis, the longest input that its table of positions allows."""
     if not axes.now:
         return
     read = lookups(context, axes.batch(axes.observed.small, axes.now))
@@ -234,30 +246,32 @@ def length_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator[Pr
         sizes = {
             min(lookup.size - int(lookup.indices.min()), _LONGEST)
             for lookup in read
-            if _counts(lookup, now)
+            if _are_positions(lookup, now)
         }
         for longest in sorted((size for size in sizes if size > now), reverse=True):
             there = (*axes.now[:place], longest, *axes.now[place + 1 :])
-            if _fits(axes, there) and _takes(context, axes.batch(axes.observed.small, there)):
+            if _fits(axes, there) and _accepts(context, axes.batch(axes.observed.small, there)):
                 yield _sized(axes, there)
                 break
 
 
 _SCANNED = 64
-"""Sizes of an axis that are tried one by one for what the file decides by them."""
+"""Number of sizes of an axis that are tried one by one for conditions in the file."""
 
 _FLIPS = 4
-"""Of one condition, nearest to the samples' size: a remainder flips again and again."""
+"""Largest number of flips of one condition, nearest to the samples' size. A remainder flips
+often."""
 
 _MOST_ELEMENTS = 2**22
-"""Of an input that is made for a condition in the file, unless `_SCANNED` sizes have more."""
+"""Largest number of elements of an input made for a condition, unless `_SCANNED` sizes have
+more."""
 
 
 def condition_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator[Probe]:
-    """Both sides of each edge where the file decides something by the batch or another size."""
+    """Yield inputs on both sides of each size at which a condition in the file changes."""
     try:
         conditions = SizeConditions(context.tested_file)
-    except Exception:  # a release of several files; who can't read the file fails by it elsewhere
+    except Exception:  # several files, or a file whose parsing error is reported elsewhere
         return
     if not conditions:
         return
@@ -268,7 +282,7 @@ def condition_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator
             if axis == 0:
                 yield _batch(axes.observed, tuple(range(size)))
             else:
-                yield _sized(axes, _at(here, axis, size)[1:])
+                yield _sized(axes, _with_size(here, axis, size)[1:])
 
 
 def _flips(
@@ -277,14 +291,14 @@ def _flips(
     conditions: SizeConditions,
     where: tuple[tuple[int, ...], int],
 ) -> set[int]:
-    """Sizes of one axis next to which a condition of the file changes."""
+    """Return sizes of one axis next to which a condition of the file changes."""
     here, axis = where
 
     def feed(size: int) -> Batch:
-        return context.binding.by_input(axes.batch(*_split(_at(here, axis, size))))
+        return context.binding.by_input(axes.batch(*_split(_with_size(here, axis, size))))
 
     def shapes(size: int) -> Batch:
-        empty = axes.shaped(*_split(_at(here, axis, size)))
+        empty = axes.shaped(*_split(_with_size(here, axis, size)))
         return context.binding.by_input(empty)
 
     try:
@@ -292,14 +306,14 @@ def _flips(
         if state is None:
             return set()
         return _edges_of(state, _candidates(axes, conditions, where), here[axis])
-    except Exception:  # what can't be computed at other sizes is no probe
+    except Exception:  # the conditions can't be computed at other sizes
         return set()
 
 
 def _candidates(
     axes: DynamicAxes, conditions: SizeConditions, where: tuple[tuple[int, ...], int]
 ) -> list[int]:
-    """The small sizes, those next to the constants of the file, and powers of two beyond."""
+    """Return small sizes, sizes next to the constants of the file, and powers of two."""
     here, axis = where
     each = max(array[0].size for array in axes.observed.rows.values()) * here[0]
     largest = max(_SCANNED, min(_LONGEST + 1, _MOST_ELEMENTS * here[axis] // max(each, 1)))
@@ -314,13 +328,13 @@ def _edges_of(state: Callable[[int], State], sizes: Sequence[int], here: int) ->
     for low, high in pairwise(sizes):
         for number, (one, two) in enumerate(zip(states[low], states[high], strict=True)):
             if one != two:
-                edges[number].append(_narrowed(state, number, low, high))
-    nearest = (sorted(of, key=lambda edge: abs(edge[0] - here))[:_FLIPS] for of in edges)
-    return {size for of in nearest for edge in of for size in edge} - {here}
+                edges[number].append(_bisected(state, number, low, high))
+    nearest = (sorted(group, key=lambda edge: abs(edge[0] - here))[:_FLIPS] for group in edges)
+    return {size for group in nearest for edge in group for size in edge} - {here}
 
 
-def _narrowed(state: Callable[[int], State], number: int, low: int, high: int) -> tuple[int, int]:
-    """Two sizes in a row between which the condition changes."""
+def _bisected(state: Callable[[int], State], number: int, low: int, high: int) -> tuple[int, int]:
+    """Return two consecutive sizes between which the condition changes."""
     first = state(low)[number]
     while high - low > 1:
         middle = (low + high) // 2
@@ -328,8 +342,8 @@ def _narrowed(state: Callable[[int], State], number: int, low: int, high: int) -
     return low, high
 
 
-def _counts(lookup: Lookup, now: int) -> bool:
-    """True if consecutive rows were read, as many as the axis is long."""
+def _are_positions(lookup: Lookup, now: int) -> bool:
+    """Return True if consecutive rows were read, as many as the axis is long."""
     places = np.unique(lookup.indices)
     return len(places) == now and int(places[-1]) - int(places[0]) == now - 1
 
@@ -344,11 +358,11 @@ def _variations(now: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     yield tuple(size + 1 + size % 2 for size in now)
     if len(now) > 1:
         yield tuple(larger[i] if i % 2 else smaller[i] for i in range(len(now)))
-        for place, size in enumerate(now[:_ALONE]):
+        for place, size in enumerate(now[:_MOST_SINGLE_AXES]):
             yield (*now[:place], 3 * size + 1, *now[place + 1 :])
     else:
         yield from ((1,), (2,), (2 * now[0],), (3 * now[0] + 1,))
-        if (far := min(10 * now[0], _FAR)) > 3 * now[0] + 1:
+        if (far := min(10 * now[0], _LONGEST_SINGLE)) > 3 * now[0] + 1:
             yield (far,)
 
 
@@ -359,14 +373,14 @@ def _sized(axes: DynamicAxes, sizes: tuple[int, ...]) -> Probe:
 
 
 def _fits(axes: DynamicAxes, sizes: tuple[int, ...]) -> bool:
-    """True if the inputs are not much larger than the samples are together."""
+    """Return True if the inputs are not much larger than all samples together."""
     example = max(int(array[0].size) for array in axes.observed.rows.values())
     here, there = math.prod(axes.now), math.prod(sizes)
     most = min(max(_LARGEST, _MOST_SAMPLES * example), axes.observed.most * example)
     return there * example <= most * here
 
 
-def _takes(context: MeasurementContext, batch: Batch) -> bool:
+def _accepts(context: MeasurementContext, batch: Batch) -> bool:
     try:
         context.reference.run(batch)
     except GateError:

@@ -25,20 +25,21 @@ _MIXES = 4
 
 @dataclass(frozen=True)
 class ProbeFamily:
-    """Inputs by a number: all floats scaled by it, or moved by it, or equal to it."""
+    """A family of inputs with one parameter: all floats scaled by it, shifted by it or equal to
+    it."""
 
     name: str
     grid: tuple[float, ...]
-    """Where the search starts, ascending."""
+    """Initial parameter values of the search, ascending."""
     build: Callable[[float], Batch] = field(repr=False)
 
     def title(self, at: float) -> str:
-        """The name of one input: `scale_1e+03`."""
+        """Return the name of one input, for example `scale_1e+03`."""
         return f"{self.name}_{at:.4g}"
 
 
 def families(observed: SampleProfile) -> list[ProbeFamily]:
-    """Return the families of all inputs of floats together, then of each alone if several."""
+    """Return the families that change all float inputs together, then each one alone."""
     names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
     groups = [tuple(names)] if names else []
     if len(names) > 1:
@@ -55,14 +56,14 @@ def families(observed: SampleProfile) -> list[ProbeFamily]:
             ("offset", _moved, tuple(span * k for k in (-100, -10, -1, -0.3, 0.3, 1, 10, 100))),
             ("spike", _spiked, tuple(high + span * k for k in (-101, -11, 1, 10, 100))),
         ):
-            build = partial(_of_family, observed, change, group)
+            build = partial(_changed_batch, observed, change, group)
             made.append(ProbeFamily(f"{title}{suffix}", grid, build))
     return made
 
 
 def mixtures(observed: SampleProfile) -> Iterator[tuple[str, Batch]]:
-    """Integers that are all the same, other samples, mixes of two with random signs, and integers
-    drawn from their range."""
+    """Yield integers that are all equal, other samples, mixes of two samples with random signs, and
+    integers drawn from their range."""
     for title, ends in (("lowest", observed.low), ("highest", observed.high)):
         if observed.integers:
             filled = observed.batch(observed.small)
@@ -83,8 +84,11 @@ def mixtures(observed: SampleProfile) -> Iterator[tuple[str, Batch]]:
 
 
 def _mixed(one: OutputArray, other: OutputArray, random: np.random.Generator) -> OutputArray:
-    """Floats: a convex mix with random signs. Others: each element from either of the two, which
-    stays in their range."""
+    """Return a random mix of two samples.
+
+    Floats: a convex combination with random signs. Others: each element comes from one of the two,
+    so it stays in their range.
+    """
     if one.dtype.kind == "U":
         return one
     if one.dtype.kind != "f":
@@ -105,7 +109,9 @@ Floats = NDArray[np.float64]
 Change = Callable[[Floats, float], Floats]
 
 
-def _of_family(observed: SampleProfile, change: Change, group: tuple[str, ...], at: float) -> Batch:
+def _changed_batch(
+    observed: SampleProfile, change: Change, group: tuple[str, ...], at: float
+) -> Batch:
     batch = observed.batch(observed.small)
     for name in group:
         with np.errstate(over="ignore"):  # `within` cuts it off
@@ -133,23 +139,23 @@ def _spiked(array: Floats, at: float) -> Floats:
 
 @dataclass(frozen=True)
 class InputTrial:
-    """One input that was tried."""
+    """One input of the search, with the branches that the model took on it."""
 
     name: str
     path: tuple[bool, ...]
-    """The branches that the model's code took."""
+    """The outcomes of the branches of the model's code."""
     margins: tuple[float | None, ...]
-    """How near each of them is to flip."""
+    """Distance of each branch from flipping; None if unknown."""
     reads: int
-    """Values that the code took out of tensors, those of branches included."""
+    """Number of values that the code read from tensors, including those of branches."""
     shapes: tuple[tuple[int, ...], ...]
     differs: bool
     batch: Batch | None
-    """The input, where the trace disagrees and it is no known probe."""
+    """The input if the trace disagrees on it and it is not already a probe."""
 
 
 class SearchTrials:
-    """Tries inputs as long as the budget lasts. The first one is the example of the trace."""
+    """Runs inputs within a budget. The first one is the example of the trace."""
 
     def __init__(
         self,
@@ -159,7 +165,10 @@ class SearchTrials:
         computed: Collection[str],
         budget: int,
     ) -> None:
-        """`computed`: names of probes that are computed anyway. `budget`: inputs."""
+        """computed: names of probes that are run in any case.
+
+        budget: largest number of inputs.
+        """
         self._context = context
         self._traced = traced
         self._computed = computed
@@ -167,20 +176,20 @@ class SearchTrials:
         self.budget = budget
 
     def attempt(self, name: str, batch: Batch) -> InputTrial | None:
-        """Run the model and, unless it can't make a difference, the trace.
+        """Run the model and, unless it can't differ, the trace.
 
-        None without budget, or where that name was tried before.
+        None if the budget is used up or an input of this name was run before.
         """
         if len(self._by_name) >= self.budget or name in self._by_name:
             return None
         shapes = tuple(array.shape for array in batch.values())
-        if self._is_blind(shapes):
+        if self._can_skip_recording(shapes):
             watch, computed = BranchRecorder(), True
         else:
             watch, computed = self._traced.watched(batch)
         branches = [read for read in watch.reads if read.branch is not None]
         path, reads = watch.path, len(watch.reads)
-        harmless = name not in self._computed and self._harmless(path, reads, shapes)
+        harmless = name not in self._computed and self._same_path(path, reads, shapes)
         differs = computed and not harmless and self._differs(batch)
         kept = batch if differs and name not in self._computed else None
         margins = tuple(read.margin for read in branches)
@@ -188,26 +197,26 @@ class SearchTrials:
         return self._by_name[name]
 
     def __len__(self) -> int:
-        """Inputs that were tried."""
+        """Return the number of inputs that were run."""
         return len(self._by_name)
 
     @property
     def example(self) -> InputTrial:
-        """The first one."""
+        """The first input."""
         return next(iter(self._by_name.values()))
 
     @property
     def different(self) -> list[InputTrial]:
-        """Those on which model and trace disagree."""
+        """The inputs on which model and trace disagree."""
         return [trial for trial in self._by_name.values() if trial.differs]
 
     @property
     def silent(self) -> bool:
-        """True if the model's code took no value out of its tensors so far."""
+        """True if the model's code has read no value from its tensors so far."""
         return not any(trial.reads for trial in self._by_name.values())
 
     def flipped(self, branch: int) -> bool:
-        """True if some input took the example's branch of that number the other way."""
+        """Return True if some input took a branch of the example the other way."""
         taken = self.example.path[branch]
         return any(
             trial.path[branch] != taken
@@ -224,26 +233,31 @@ class SearchTrials:
         before = self.example.path[:branch]
         return trial.path[:branch] == before and len(trial.path) > branch
 
-    def _harmless(
+    def _same_path(
         self, path: tuple[bool, ...], reads: int, shapes: tuple[tuple[int, ...], ...]
     ) -> bool:
-        """True where only branches could make a difference, and all are as in the example."""
+        """Return True if only branches could differ, and all are taken as in the example."""
         if not self._by_name or reads != len(path) or not reads:
             return False
         return (path, shapes) == (self.example.path, self.example.shapes)
 
-    def _is_blind(self, shapes: tuple[tuple[int, ...], ...]) -> bool:
-        """True where there is nothing to watch: code that took no value out of tensors of these
-        shapes can't know that it got others."""
+    def _can_skip_recording(self, shapes: tuple[tuple[int, ...], ...]) -> bool:
+        """Return True if recording reads is pointless.
+
+        Code that read no value from tensors of these shapes can't branch on the values of others.
+        """
         if not self._by_name:
             return False
         example = self.example
         return not example.reads and shapes == example.shapes and not self._traced.warned
 
     def _differs(self, batch: Batch) -> bool:
-        """True if the trace gives another answer; what the model refuses has none. The model runs
-        without the watch, under which some of PyTorch's modules take a slower way with other
-        roundings."""
+        """Return True if the trace returns something else than the model, unless the model rejects
+        the input.
+
+        The model runs without the recorder, because some of PyTorch's modules round differently
+        under it.
+        """
         try:
             eager = self._context.answers.reference(batch)
         except GateError:
@@ -254,48 +268,48 @@ class SearchTrials:
             return True
 
 
-# A trace keeps each Python branch as its example took it. So the search watches which values the
-# model's code takes out of tensors (`Watch`), and how near each comparison is to flip: it looks for
-# inputs that take another path, along families of inputs, first coarsely, then around the value
-# that comes nearest, and beyond the edges of conditions on sizes (`edges`). It needs no ONNX.
+# A trace keeps each Python branch as its example took it. The search therefore records which values
+# the model's code reads from tensors (`BranchRecorder`), and how close each comparison is to
+# flipping. It looks for inputs that take another path along families of inputs, first coarsely,
+# then around the value that comes closest, and beyond the edges of conditions on sizes
+# (`inputs_beyond_edges`). It does not use ONNX.
 #
-# Cost: at most `instruments.search_inputs` inputs, nearly all of the smallest batch; each is one
-# forward of the model and, where it may make a difference, one more and one of the trace. Where
-# sizes are compared, two more traces and one for each dynamic axis. A model whose code reads no
-# value out of its tensors can only have baked in a size or a constant: there, a few inputs are
-# tried and no more.
+# Cost: at most `instruments.search_inputs` inputs, nearly all of the smallest batch. Each costs one
+# forward pass of the model and, if the trace may differ, one more and one of the trace. If sizes
+# are compared, two more traces are made, and one for each dynamic axis. A model whose code reads no
+# value from its tensors can only have baked in a size or a constant, so only a few inputs are run.
 
 
 _MOST_PROBES = 5
-"""Probes that are made of what was found."""
+"""Largest number of probes that the search returns."""
 
 _UNSUSPECTED = 6
-"""Inputs that are tried where nothing hints at a branch."""
+"""Number of inputs that are run if nothing indicates a branch."""
 
 _WARNED = 24
-"""Inputs that are tried where only the tracer saw that something is taken out of tensors."""
+"""Number of inputs that are run if only the tracer's warnings indicate a branch."""
 
 _COARSE_SHARE = 0.6
-"""Of the inputs that may be tried: those before the refinement."""
+"""Share of the budget that is used before the refinement."""
 
 _REFINEMENTS = 12
-"""Inputs for one branch that does not flip."""
+"""Largest number of inputs for one branch that does not flip."""
 
 
 class TraceSearcher:
-    """One search in the context; `run` is called once."""
+    """One search for inputs on which trace and model disagree; call `run` once."""
 
     def __init__(
         self, context: MeasurementContext, axes: DynamicAxes, computed: Sequence[Probe]
     ) -> None:
-        """`computed`: the probes that are computed anyway."""
+        """`computed`: the probes that are run in any case."""
         self._context = context
         self._axes = axes
         self._observed = axes.observed
         self._computed = computed
 
     def run(self) -> tuple[TraceSearch, list[Probe]]:
-        """Search, and return the result with the further probes that it found."""
+        """Run the search. Return its record, and further probes."""
         example = self._observed.batch(self._observed.small)
         try:
             self._traced = TracedReference(self._context, example)
@@ -334,7 +348,7 @@ class TraceSearcher:
                 self._refine(branch, along)
 
     def _suspects(self) -> list[Probe]:
-        """The known probes of the smallest batch, and of others; few where nothing hints."""
+        """Return existing probes to run first; only a few if nothing indicates a branch."""
         small = self._observed.small
         batches = [p for p in self._computed if p.kind == "batch" and p.size != small]
         values = [p for p in self._computed if p.kind == "value" and p.size == small]
@@ -343,7 +357,7 @@ class TraceSearcher:
         return suspects if hint else suspects[:_UNSUSPECTED]
 
     def _coarse(self, along: Sequence[ProbeFamily]) -> Iterator[tuple[str, Batch]]:
-        """The grids of all families in turns, then mixtures."""
+        """Yield the grids of all families in turns, then mixtures."""
         grids = [(family, _ends_first(family.grid)) for family in along]
         for turn in range(max((len(grid) for _, grid in grids), default=0)):
             for family, grid in grids:
@@ -352,12 +366,12 @@ class TraceSearcher:
         yield from mixtures(self._observed)
 
     def _done(self) -> bool:
-        """True if every branch flipped, and some of it made a difference."""
+        """Return True if every branch flipped, and trace and model disagreed at least once."""
         branches = range(len(self._trials.example.path))
         return bool(self._trials.different) and all(map(self._trials.flipped, branches))
 
     def _refine(self, branch: int, along: Sequence[ProbeFamily]) -> None:
-        """Look around the input that came nearest to flipping the branch."""
+        """Search around the input that came closest to flipping the branch."""
         curves = [(family, self._curve(family, branch)) for family in along]
         curves = [(family, curve) for family, curve in curves if curve]
         if not curves:
@@ -375,12 +389,12 @@ class TraceSearcher:
             curve[at] = math.inf if margin is None else margin
 
     def _curve(self, family: ProbeFamily, branch: int) -> dict[float, float]:
-        """The branch's margin along the family, where it is known."""
+        """Return the finite margins of the branch, by the family's parameter."""
         margins = {at: self._trials.margin(family.title(at), branch) for at in family.grid}
         return {at: m for at, m in margins.items() if m is not None and math.isfinite(m)}
 
     def _result(self) -> tuple[TraceSearch, list[Probe]]:
-        """One probe for each path and shape that no known probe has."""
+        """Return one probe per path and shape on which no existing probe disagrees."""
         different = self._trials.different
         found = [trial.name for trial in different if trial.batch is None]
         covered = {(trial.path, trial.shapes) for trial in different if trial.batch is None}
@@ -400,13 +414,16 @@ def _probe(name: str, batch: Batch) -> Probe:
 
 
 def _ends_first(grid: tuple[float, ...]) -> list[float]:
-    """The last, the first, the middle, and then the others."""
+    """Return the last, the first and the middle value, then the others."""
     return list(dict.fromkeys([grid[-1], grid[0], grid[len(grid) // 2], *grid]))
 
 
 def _next(curve: dict[float, float]) -> float | None:
-    """Half way from the point nearest to zero to the farther one of its neighbors; beyond it,
-    ten times as far as the last step, where it is the first or last point."""
+    """Return the next parameter to try; None if there is none.
+
+    It is halfway from the point with the smallest margin to its farther neighbor. If that point is
+    the first or the last, it is ten times the last step beyond.
+    """
     points = sorted(curve)
     if len(points) < 2:
         return None

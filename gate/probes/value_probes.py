@@ -1,4 +1,4 @@
-"""Ranges, masks, columns, NaN."""
+"""Probes of value ranges, masks, table columns, NaN and infinity."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from gate.reference.error_models import bare, error_model_for
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import Batch, OutputArray
 
-# Other models give no basis for a judgment: NaN goes through PyTorch's relu and max pooling, and a
-# runtime may swallow it there. So the model is watched for tests whether a number is finite,
-# and judged where its answer to the probe is finite.
+# NaN and infinity are judged only for models that handle them: PyTorch's relu and max pooling
+# propagate NaN, while a runtime may drop it. Therefore the model's code is watched for tests of
+# finiteness, and judged where its outputs for the probe are finite.
 
 
-_ASKS = {
+_FINITENESS_TESTS = {
     "isfinite", "isinf", "isnan", "isneginf", "isposinf", "nan_to_num", "nan_to_num_",
     "nanmean", "nanmedian", "nanquantile", "nansum",
 }  # fmt: skip
 
-_WITH_ITSELF = {"eq", "__eq__", "ne", "__ne__", "not_equal"}
+_EQUALITY = {"eq", "__eq__", "ne", "__ne__", "not_equal"}
 
 _VALUES = {"nan": math.nan, "inf": math.inf, "minus_inf": -math.inf}
 
 
 class NonfiniteHandling(TorchFunctionMode):
-    """Records whether a model's code tests if a number is finite, as `x != x` does, too."""
+    """Records whether a model's code tests numbers for finiteness, including `x != x`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,16 +42,19 @@ class NonfiniteHandling(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        itself = name in _WITH_ITSELF and len(args) > 1 and args[0] is args[1]
-        # PyTorch's own printing and checks ask as well, but not inside of a forward.
+        itself = name in _EQUALITY and len(args) > 1 and args[0] is args[1]
+        # PyTorch's own printing and checks also test this, but not inside a forward pass.
         self.tests_finiteness = (
-            self.tests_finiteness or name in _ASKS or (itself and isinstance(args[0], torch.Tensor))
+            self.tests_finiteness
+            or name in _FINITENESS_TESTS
+            or (itself and isinstance(args[0], torch.Tensor))
         )
         return func(*args, **(kwargs or {}))
 
 
 def nonfinite_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
-    """One NaN, one infinity of either sign in each input of floats; none where none is treated."""
+    """Yield one NaN and infinity of either sign per float input, if the model tests for
+    finiteness."""
     names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
     if not names:
         return
@@ -60,29 +63,29 @@ def nonfinite_probes(context: MeasurementContext, observed: SampleProfile) -> It
     for name in names:
         suffix = f"_{name}" if len(names) > 1 else ""
         for title, value in _VALUES.items():
-            build = partial(_holding, observed, name, value)
+            build = partial(_with_value, observed, name, value)
             yield Probe(f"{title}{suffix}", "value", observed.small, build, finite=True)
 
 
-def _holding(observed: SampleProfile, name: str, value: float) -> Batch:
+def _with_value(observed: SampleProfile, name: str, value: float) -> Batch:
     batch = observed.batch(observed.small)
     flat = batch[name].reshape(len(batch[name]), -1)
     flat[:, flat.shape[1] // 2] = np.asarray(value, flat.dtype)
     return batch
 
 
-# Floats may take any value. Integers stay within the range of the samples here, because they may be
-# indices (`integers` goes beyond), and words are never all the same, because among equal ones none
-# is the largest; bools are all false, all true, turned round or random.
+# Floats may take any value. Integers stay within the samples' range here, because they may be
+# indices (`integer_probes` goes beyond), and are never all equal, because then none is the largest.
+# Bools are all false, all true, inverted or random.
 
 
-_ALONE = ("zeros", "max", "negated", "scaled_10")
-"""Probes that are also made of one input alone where there are several, so that a branch on one
-of them flips."""
+_PER_INPUT = ("zeros", "max", "negated", "scaled_10")
+"""Probes that are repeated for each input alone if there are several, so that a branch on one of
+them flips."""
 
 _FACTORS = (1.0, 3.0, 10.0, 30.0, 100.0, -10.0, 0.01, 0.1)
-"""By which the samples of one probe are scaled: what is of the order of one crosses 6 (relu6), 20
-(softplus) and 88 (where exp overflows)."""
+"""Scale factors of the samples of one probe: values near one then cross 6 (relu6), 20 (softplus)
+and 88 (where exp overflows)."""
 
 
 class ValueRange(NamedTuple):
@@ -93,25 +96,26 @@ class ValueRange(NamedTuple):
     random: np.random.Generator
 
 
-_OF_MASKS = ("zeros", "ones", "min", "max", "mirrored")
-"""What a mask of floats may be; it is no half, and not negative."""
+_FOR_MASKS = ("zeros", "ones", "min", "max", "mirrored")
+"""Changes that suit a float mask, which contains only 0 and 1."""
 
 
 Change = Callable[[OutputArray, ValueRange], OutputArray]
-"""From an input's array to another one of its shape and dtype."""
+"""Maps an input array to another one of its shape and dtype."""
 
 
 def value_probes(observed: SampleProfile) -> Iterator[Probe]:
-    """Yield all probes, cheapest and most telling first; each changes every input of its kind."""
+    """Yield all value probes, cheapest and most revealing first; each changes all inputs it applies
+    to."""
     names = list(observed.rows)
     for title in _CHANGES:
         if any(_applies(title, observed.rows[name]) for name in names):
-            yield _changing(observed, title, title, tuple(names))
+            yield _value_probe(observed, title, title, tuple(names))
     if len(names) > 1:
         for name in names:
-            for title in _ALONE:
+            for title in _PER_INPUT:
                 if _applies(title, observed.rows[name]):
-                    yield _changing(observed, f"{title}_{name}", title, (name,))
+                    yield _value_probe(observed, f"{title}_{name}", title, (name,))
     if any(array.dtype.kind == "f" for array in observed.rows.values()):
         size = observed.small if observed.fixed else len(_FACTORS)
         for part in range(math.ceil(len(_FACTORS) / size)):
@@ -130,7 +134,7 @@ def value_probes(observed: SampleProfile) -> Iterator[Probe]:
         yield Probe("reversed", "value", observed.small, partial(_reversed, observed))
 
 
-def _changing(observed: SampleProfile, name: str, title: str, inputs: tuple[str, ...]) -> Probe:
+def _value_probe(observed: SampleProfile, name: str, title: str, inputs: tuple[str, ...]) -> Probe:
     size = observed.small
     build = partial(_changed, observed, title, inputs)
     factors = (10.0,) * size if title == "scaled_10" else ()
@@ -138,7 +142,7 @@ def _changing(observed: SampleProfile, name: str, title: str, inputs: tuple[str,
 
 
 _NEARER = 9.5
-"""Times the samples, just below the factor from which on a file may overflow."""
+"""Multiple of the samples' range, just below the one from which a file may overflow."""
 
 NEARER_SUFFIX = "_nearer"
 
@@ -165,7 +169,7 @@ def _nearer(observed: SampleProfile, probe: Probe) -> Batch:
 
 
 def within(values: NDArray[np.float64], like: OutputArray) -> OutputArray:
-    """`values` in the float dtype of `like`, cut off at its largest finite numbers."""
+    """Return `values` in the float dtype of `like`, clipped to its finite range."""
     limits: Any = np.finfo(like.dtype)
     with np.errstate(over="ignore"):
         return np.clip(values, float(limits.min), float(limits.max)).astype(like.dtype)
@@ -173,20 +177,21 @@ def within(values: NDArray[np.float64], like: OutputArray) -> OutputArray:
 
 def _changed(observed: SampleProfile, title: str, names: tuple[str, ...]) -> Batch:
     batch = observed.batch(observed.small)
-    if title not in _OF_MASKS:
+    if title not in _FOR_MASKS:
         names = tuple(name for name in names if name not in _masks(observed))
     for name, array in batch.items():
         if name in names and _applies(title, array):
             values = ValueRange(
                 observed.low[name], observed.high[name], observed.random(f"{title} {name}")
             )
-            with np.errstate(over="ignore"):  # `within` cuts it off
+            with np.errstate(over="ignore"):  # `within` clips it
                 batch[name] = _CHANGES[title][array.dtype.kind](array, values)
     return batch
 
 
 def _at_magnitudes(observed: SampleProfile, scales: NDArray[np.float64]) -> Batch:
-    """Samples from everywhere, each scaled by another factor; masks of floats stay as they are."""
+    """Return samples from the whole set, each scaled by its own factor; float masks are
+    unchanged."""
     size = len(scales)
     batch: dict[str, OutputArray] = {}
     masks = _masks(observed)
@@ -194,14 +199,14 @@ def _at_magnitudes(observed: SampleProfile, scales: NDArray[np.float64]) -> Batc
         rows = array[np.arange(size) % len(array)]
         if array.dtype.kind == "f" and name not in masks:
             factors = scales.reshape(-1, *[1] * (rows.ndim - 1))
-            with np.errstate(over="ignore"):  # `within` cuts it off
+            with np.errstate(over="ignore"):  # `within` clips it
                 rows = within(rows.astype(np.float64) * factors, rows)
         batch[name] = np.ascontiguousarray(rows)
     return batch
 
 
 def _masks(observed: SampleProfile) -> set[str]:
-    """Return the inputs of floats that contain only zeros and ones, if others do not."""
+    """Return the float inputs that contain only zeros and ones, if other float inputs do not."""
     floats = {name for name, array in observed.rows.items() if array.dtype.kind == "f"}
     masks = {name for name in floats if _is_mask(observed, name)}
     return masks if masks < floats else set()
@@ -237,30 +242,35 @@ def _highest(array: OutputArray, values: ValueRange) -> OutputArray:
 
 
 def _uniform(array: OutputArray, values: ValueRange) -> OutputArray:
-    drawn = values.random.uniform(0.0, 1.0, array.shape)
-    return within(float(values.low) * (1.0 - drawn) + float(values.high) * drawn, array)
+    random_values = values.random.uniform(0.0, 1.0, array.shape)
+    return within(
+        float(values.low) * (1.0 - random_values) + float(values.high) * random_values, array
+    )
 
 
-def _drawn(array: OutputArray, values: ValueRange) -> OutputArray:
+def _random_integers(array: OutputArray, values: ValueRange) -> OutputArray:
     low, high = int(values.low), int(values.high)
-    drawn = values.random.integers(low, high, array.shape, dtype=array.dtype.type, endpoint=True)
-    return _with_first(drawn, array) if low >= 0 and high <= 1 else drawn
+    random_values = values.random.integers(
+        low, high, array.shape, dtype=array.dtype.type, endpoint=True
+    )
+    return _with_first(random_values, array) if low >= 0 and high <= 1 else random_values
 
 
 def _random_values(array: OutputArray, values: ValueRange) -> OutputArray:
     return _with_first(values.random.random(array.shape) < 0.5, array)
 
 
-def _with_first(drawn: OutputArray, array: OutputArray) -> OutputArray:
-    """A mask keeps its first place: a causal query that sees no key has no answer."""
+def _with_first(random_values: OutputArray, array: OutputArray) -> OutputArray:
+    """Keep the first position of a mask: a causal query without a valid key has no defined
+    result."""
     if array.ndim > 1:
-        drawn[..., 0] = array[..., 0]
-    return drawn
+        random_values[..., 0] = array[..., 0]
+    return random_values
 
 
 def _mirrored(array: OutputArray, values: ValueRange) -> OutputArray:
     if array.dtype.kind in "iub" and int(values.low) >= 0 and int(values.high) <= 1:
-        return array  # a mask that is padded in front leaves the first queries without a key
+        return array  # with padding in front, the first queries would have no key
     return np.ascontiguousarray(np.flip(array, axis=-1))
 
 
@@ -268,12 +278,12 @@ def _scaled(factor: float) -> Change:
     return lambda array, _: within(array.astype(np.float64) * factor, array)
 
 
-def _turned(array: OutputArray, _: ValueRange) -> OutputArray:
+def _inverted(array: OutputArray, _: ValueRange) -> OutputArray:
     return np.logical_not(array)
 
 
-def _bright(array: OutputArray, values: ValueRange) -> OutputArray:
-    """One element of each sample ten times the largest magnitude."""
+def _with_peak(array: OutputArray, values: ValueRange) -> OutputArray:
+    """Set one element of each sample to ten times the largest magnitude."""
     if not array.size:
         return array
     peak = max(abs(float(values.low)), abs(float(values.high))) or 1.0
@@ -287,29 +297,29 @@ _CHANGES: dict[str, dict[str, Change]] = {
     "ones": {"f": _filled(1.0), "b": _filled(1.0)},
     "min": {"f": _lowest, "u": _lowest},
     "max": {"f": _highest, "u": _highest},
-    "noise": {"f": _uniform, "i": _drawn, "u": _drawn, "b": _random_values},
-    "negated": {"f": _scaled(-1.0), "b": _turned},
+    "noise": {"f": _uniform, "i": _random_integers, "u": _random_integers, "b": _random_values},
+    "negated": {"f": _scaled(-1.0), "b": _inverted},
     "mirrored": {"f": _mirrored, "i": _mirrored, "u": _mirrored, "b": _mirrored},
     "scaled_10": {"f": _scaled(10.0)},
     "scaled_0.1": {"f": _scaled(0.1)},
-    "bright": {"f": _bright},
+    "bright": {"f": _with_peak},
 }
-"""By name of the probe, then by kind of dtype; a kind that is missing stays as it is."""
+"""Changes by probe name, then by dtype kind. A missing kind is left unchanged."""
 
 
-# A long sum of terms that repeat is rounded by as much as a variance changes that divides by n in
-# the place of n - 1. Of numbers of one magnitude and both signs it is exact, whatever its order.
+# In a long sum of repeated terms, rounding is as large as the difference between dividing a
+# variance by n and by n - 1. A sum of equal magnitudes with both signs is exact in any order.
 
 
-_MANY = 10_000
-"""Terms of a long sum."""
+_LONG_SUM = 10_000
+"""Number of terms of a long sum."""
 
 _SUMS = ("reduced", "squares")
 """`ErrorModel.terms` of means, variances and norms."""
 
 
 class LongSums(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether a model reduces many numbers to one."""
+    """Records whether a model reduces many numbers to one."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -320,7 +330,7 @@ class LongSums(DispatchMode):  # type: ignore[no-untyped-call]
         model = error_model_for(bare(func._schema.name))
         if model is not None and model.terms in _SUMS and isinstance(args[0], torch.Tensor):
             result = returned[0] if isinstance(returned, tuple) else returned
-            self.is_used = self.is_used or args[0].numel() >= _MANY * max(result.numel(), 1)
+            self.is_used = self.is_used or args[0].numel() >= _LONG_SUM * max(result.numel(), 1)
         return returned
 
 
@@ -342,22 +352,22 @@ def _alternating(observed: SampleProfile, names: Sequence[str]) -> Batch:
     return batch
 
 
-# A model of rows (recommender, fraud, forecaster) treats single columns: a threshold, a category
-# that is stored as a float, -1 or -999 for what is missing. Probes that change all columns at once
-# rarely meet such a value.
+# A model of tables (recommender, fraud detection, forecasting) may treat single columns specially:
+# a threshold, a category stored as a float, -1 or -999 for a missing value. Probes that change all
+# columns at once rarely reach such a branch.
 
 
 _MOST = 64
-"""Columns of a table."""
+"""Largest number of columns of a table."""
 
 _SPECIAL = (0.0, 1.0, -1.0, -999.0)
 
 
 def column_probes(observed: SampleProfile) -> Iterator[Probe]:
-    """Yield probes of the columns of each input of floats that is a table.
+    """Yield a probe of the columns of each float input that is a table.
 
-    Every column alone is set below and above its range, and to values that often have a special
-    meaning. All are in one batch, in which each sample is judged in its own scale.
+    Each column alone is set below and above its range, and to values that often have a special
+    meaning. All changes are in one batch, in which each sample is judged in its own scale.
     """
     if observed.fixed:
         return
@@ -369,9 +379,9 @@ def column_probes(observed: SampleProfile) -> Iterator[Probe]:
 
 
 def _columns(observed: SampleProfile, name: str) -> Batch:
-    material = np.concatenate([observed.rows[name], observed.spread[name]]).astype(np.float64)
-    material = np.nan_to_num(material, nan=0.0, posinf=0.0, neginf=0.0)
-    low, high = material.min(axis=0), material.max(axis=0)
+    sampled = np.concatenate([observed.rows[name], observed.spread[name]]).astype(np.float64)
+    sampled = np.nan_to_num(sampled, nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = sampled.min(axis=0), sampled.max(axis=0)
     reach = np.maximum(high - low, np.abs(high))
     values = [*(np.full_like(low, value) for value in _SPECIAL), low - reach, high + reach]
     width = len(low)

@@ -416,7 +416,7 @@ def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
         return real(stand, batch, draws=draws)
 
     monkeypatch.setattr(expected_outputs, "perturb_rounding", jittered)
-    monkeypatch.setattr(expected_outputs, "_FEW_ELEMENTS", few_elements)
+    monkeypatch.setattr(expected_outputs, "_MOST_ELEMENTS", few_elements)
     unit = judged(Linear(), off_by(1e-5)).noise_ratio
     asked.clear()
     seen = judged(Linear(), off_by(1e-5 * ratio / unit), refused=refused)
