@@ -1,4 +1,4 @@
-"""All statistics of one output of one runtime."""
+"""Accumulated statistics of one output of one runtime."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ Array = NDArray[np.generic]
 
 
 MOST = 100_000
-"""Elements that are kept; where more differ, none of them is a near-tie."""
+"""Largest number of kept elements; if more differ, none of them counts as a near-tie."""
 
 
 class IntegerMismatches:
-    """Accumulates the places where two outputs of integers or bools differ.
+    """Accumulates the elements at which two integer or bool outputs differ.
 
     merge is associative and commutative.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[int, tuple[float, object]]] = {}
-        """By sample, and by place in it: |c - r|, and what the candidate says."""
+        """By sample and flat index in it: |c - r|, and the candidate's value."""
         self._count = 0
         self._excused: list[float] = []
         """|c - r| of each near-tie."""
         self._widths: set[int] = set()
-        """Elements of a sample; of all pairs of a batch, more than one number."""
+        """Numbers of elements per sample; more than one number if batches differ in shape."""
         self._overflown = False
 
     def update(
@@ -71,7 +71,7 @@ class IntegerMismatches:
             self._kept.setdefault(start + row, {})[column] = size, value
 
     def merge(self, other: IntegerMismatches) -> IntegerMismatches:
-        """The elements of both streams."""
+        """Return the mismatches of both streams."""
         merged = IntegerMismatches()
         merged._kept = {
             s: dict(places) for s, places in (*self._kept.items(), *other._kept.items())
@@ -86,13 +86,13 @@ class IntegerMismatches:
 
     @property
     def doubtful(self) -> list[int]:
-        """Samples that differ; none where too much differs to be ties."""
+        """Samples that differ; empty if too many elements differ to be near-ties."""
         return [] if self._overflown else sorted(self._kept)
 
     def accept_ties(self, sample: int, alternative: Array) -> None:
         """Excuse the elements of a sample in which the candidate equals `alternative`.
 
-        `alternative` is the float64 truth, or a run under random rounding.
+        `alternative` is the float64 truth, or a run with random rounding.
         """
         places = self._kept.get(sample, {})
         if not places or {alternative.size} != self._widths:
@@ -104,7 +104,7 @@ class IntegerMismatches:
             del self._kept[sample]
 
     def unexplained(self, sample: int) -> int:
-        """Return how many elements of a sample are not excused."""
+        """Return the number of elements of a sample that are not excused."""
         return len(self._kept.get(sample, ()))
 
     @property
@@ -114,12 +114,12 @@ class IntegerMismatches:
 
     @property
     def excused_sizes(self) -> list[float]:
-        """|c - r| of the near-ties."""
+        """|c - r| of each near-tie."""
         return [] if self._overflown else self._excused
 
     @property
     def largest(self) -> dict[int, float]:
-        """The largest |c - r| of each sample, without excused elements."""
+        """By sample, the largest |c - r| without excused elements."""
         return {
             sample: max(size for size, _ in places.values())
             for sample, places in self._kept.items()
@@ -128,8 +128,8 @@ class IntegerMismatches:
     def remaining(self) -> tuple[WorstValue, float, tuple[float, float]]:
         """Return the statistics of the elements that are not excused.
 
-        The worst |c - r|, the sum of all, and the sum and the largest of the Euclidean norms of the
-        samples.
+        Returns the worst |c - r|, the sum of |c - r|, and the sum and the maximum of the samples'
+        Euclidean norms.
         """
         worst, total = WorstValue(0.0, 0), 0.0
         norms = []
@@ -149,7 +149,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Span:
-    """The samples of one batch: index of the first, number, and labels of shape (count,)."""
+    """The samples of one batch: index of the first, their number, labels of shape (count,)."""
 
     start: int
     count: int
@@ -159,11 +159,11 @@ class Span:
 class OutputStatistics:
     """Accumulates the differences of one output.
 
-    merge is associative; update(a + b) == update(a).merge(update(b)), up to the rounding of
-    float64 sums, and merging with an empty accumulator changes nothing.
+    merge is associative; update(a + b) == update(a).merge(update(b)) up to the rounding of float64
+    sums. Merging with an empty accumulator changes nothing.
 
-    An output whose axis 0 is not the batch is compared whole: each batch is one row for the L2
-    norms, its difference is put down to the batch's first sample, and all samples of the batch
+    An output whose axis 0 is not the batch is compared as a whole: each batch is one row of the L2
+    norms, its difference is recorded for the batch's first sample, and all samples of the batch
     count as measured.
     """
 
@@ -191,15 +191,15 @@ class OutputStatistics:
         self._vectors = RowStatistics()
         self.logits: ClassStatistics | None = None
         self.mismatches = IntegerMismatches()
-        """Of integers and bools."""
+        """Mismatches of integer and bool outputs."""
         self._not_logits = False
 
     def disable_class_metrics(self) -> None:
-        """Treat the output as not being logits, whatever its shape in the batches."""
+        """Do not treat the output as logits, whatever its shape in the batches."""
         self._not_logits = True
 
     def update(self, reference: OutputArray, candidate: OutputArray, span: Span) -> None:
-        """Add one batch of two arrays of equal shape and dtype (bool, int or float)."""
+        """Add one batch: two arrays of equal shape and dtype (bool, int or float)."""
         self._samples += span.count
         batched = reference.ndim > 0 and reference.shape[0] == span.count
         rows = span.count if batched else 1
@@ -235,7 +235,8 @@ class OutputStatistics:
             self._sample_rows.update(largest, start=span.start, answers=answers, labels=span.labels)
 
     def merge(self, other: OutputStatistics) -> OutputStatistics:
-        """Statistics of both streams; `other` is about other samples of the same output."""
+        """Return the statistics of both streams; `other` covers other samples of the same
+        output."""
         merged = OutputStatistics(self.name, self.dtype, self._reading)
         for field in ("_samples", "_elements", "_nonfinite_reference", "_nonfinite_mismatched",
                       "_nonfinite_same", "_unequal", "_sum_diff", "_rows", "_l2_sum"):  # fmt: skip
@@ -255,8 +256,7 @@ class OutputStatistics:
         return merged
 
     def result(self) -> OutputParity:
-        """The record. Without elements every number is 0: `elements` says that nothing was
-        compared."""
+        """Return the record. Without elements every number is 0, and so is `elements`."""
         std, worst, total, norms = self._finite.std, self._worst, self._sum_diff, self._norms
         excused, samples, sizes = self.mismatches.excused, self._worst_samples, self._sizes
         if excused:
@@ -292,13 +292,13 @@ class OutputStatistics:
         )
 
     def drain_rows(self) -> NDArray[np.void]:
-        """One row for each sample since the last call, of an output whose axis 0 is the batch."""
+        """Return one row per sample since the last call; none if axis 0 is not the batch."""
         rows, self._sample_rows = self._sample_rows.result(), SampleRows()
         return rows
 
     @property
     def has_classes(self) -> bool:
-        """Whether its answers are classes."""
+        """Whether the output holds class scores."""
         return self.logits is not None and not self._not_logits
 
     @property
@@ -314,7 +314,8 @@ class OutputStatistics:
             self._abs_max = max(self._abs_max, float(np.abs(values).max()))
 
     def _differences(self, r: Floats, c: Floats) -> Floats:
-        """Return `distances`; count what is NaN or infinite on one side only, and NaN on both."""
+        """Return `distances`; count values that are NaN or infinite on one side, and NaN on
+        both."""
         diff = distances(r, c)
         both_finite = np.isfinite(r) & np.isfinite(c)
         if not both_finite.all():
@@ -323,7 +324,7 @@ class OutputStatistics:
         return diff
 
     def _update_differences(self, diff: Floats, span: Span) -> Floats:
-        """Returns the largest of each row."""
+        """Add the absolute differences of a batch; return the largest of each row."""
         largest: Floats = diff.max(axis=1)
         self._worst = self._worst.merge(WorstValue.from_values(largest, start=span.start))
         self._sizes.update(diff)
@@ -342,7 +343,7 @@ class OutputStatistics:
     def _update_logits(
         self, r: Floats, c: Floats, span: Span
     ) -> tuple[ClassAnswers, ClassAnswers] | None:
-        """Returns the answers of both sides; None where they are no classes."""
+        """Add the class answers of a batch and return them; None if the output has no classes."""
         if self.logits is None:
             self.logits = ClassStatistics(r.shape[1], self._reading)
         if self.logits.classes != r.shape[1]:
@@ -358,7 +359,7 @@ class OutputStatistics:
 
 
 def _scaled(largest: float, scale: float) -> float:
-    """largest / scale; a reference that does not vary scales nothing, so only 0 stays 0."""
+    """Return largest / scale. For a constant reference: 0 if nothing differs, else infinity."""
     if scale > 0.0:
         return largest / scale
     return 0.0 if largest == 0.0 else math.inf

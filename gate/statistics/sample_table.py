@@ -1,4 +1,4 @@
-"""One row per sample, spooled to disk; statistics of row vectors."""
+"""A table with one row per sample, spooled to disk, and statistics of row vectors."""
 
 from __future__ import annotations
 
@@ -23,41 +23,40 @@ from gate.statistics.classification import ClassAnswers
 from gate.storage import files
 
 _HELD_BYTES = 1 << 20
-"""Held in memory before there is a file: a check of some thousand samples needs none."""
+"""Bytes kept in memory before a file is created; a few thousand samples need no file."""
 
 _STEP = 1 << 13
-"""Rows that are read back at a time."""
+"""Number of rows that are read back at a time."""
 
 
 class _Run(NamedTuple):
-    """Rows that were added together."""
+    """Rows that were added in one call."""
 
     first: int
-    """Index of the first."""
+    """Sample index of the first row."""
     offset: int
-    """Bytes before it in the file."""
+    """Offset of the rows in the file, in bytes."""
     length: int
 
 
 class RowSpool:
-    """Takes rows of several outputs and gives those of each back by their index, step by step.
+    """Stores rows of several outputs and returns those of one output ordered by index.
 
-    What comes back does not depend on the order of `add`, because the rows of one call are a range
-    of samples by index, and no two ranges of an output overlap.
+    The order of `add` calls does not matter: the rows of one call are a range of sample indices,
+    and the ranges of an output do not overlap.
 
-    A disk that is full, or a temporary folder that is not there, loses all rows and stops nothing:
-    the table is no part of the evidence, most checks are asked for none, and hours of measuring
-    must not end for it. `lost` says why, in the place of the rows; some of them without the others
-    would look like all there are.
+    A full disk or a missing temporary folder discards all rows but raises nothing: the table is not
+    part of the evidence, and a long measurement must not fail because of it. `lost` then holds the
+    reason. Keeping some of the rows would suggest that the table is complete.
     """
 
     def __init__(self, dtype: np.dtype[np.void]) -> None:
-        """`dtype`: of a row, with a field `index`."""
+        """`dtype`: dtype of a row, with a field `index`."""
         self.lost: str | None = None
         self._dtype = dtype
         self._runs: dict[str, list[_Run]] = {}
         self._end = 0
-        self._file = tempfile.SpooledTemporaryFile(_HELD_BYTES)  # noqa: SIM115 - as long as this
+        self._file = tempfile.SpooledTemporaryFile(_HELD_BYTES)  # noqa: SIM115 - closed by the finalizer
         weakref.finalize(self, self._file.close)
 
     def __contains__(self, output: str) -> bool:
@@ -65,7 +64,7 @@ class RowSpool:
         return output in self._runs
 
     def add(self, output: str, rows: NDArray[np.void]) -> None:
-        """Take rows, sorted by index."""
+        """Add rows that are sorted by index."""
         if not len(rows):
             return
         runs = self._runs.setdefault(output, [])
@@ -74,7 +73,7 @@ class RowSpool:
         try:
             self._file.seek(self._end)
             self._file.write(rows.tobytes())
-            self._file.flush()  # or a full disk is noticed when they are read
+            self._file.flush()  # otherwise a full disk is noticed only when rows are read
         except OSError as error:
             self._lose(error)
             return
@@ -82,7 +81,7 @@ class RowSpool:
         self._end += rows.nbytes
 
     def steps(self, output: str) -> Iterator[NDArray[np.void]]:
-        """Its rows by index, some at a time, as own copies. Raises OSError."""
+        """Yield copies of an output's rows by index, a limited number at a time. Raises OSError."""
         for run in sorted(self._runs.get(output, ())):
             for start in range(0, run.length, _STEP):
                 count = min(_STEP, run.length - start)
@@ -93,15 +92,15 @@ class RowSpool:
     def _lose(self, error: OSError) -> None:
         self.lost = str(error.strerror or error)
         self._runs = {output: [] for output in self._runs}
-        with contextlib.suppress(OSError):  # what could not be written is tried once more
-            self._file.close()  # others need the room
+        with contextlib.suppress(OSError):  # closing writes the buffer again, which fails again
+            self._file.close()  # free the disk space for others
 
 
 Floats = NDArray[np.float64]
 
 
 LARGEST = 2**16
-"""Elements of the longest row that is looked at: an image is no vector."""
+"""Length of the longest row that counts as a vector; an image does not."""
 
 
 _EDGES = (0.01, 0.05, 0.10)
@@ -111,7 +110,7 @@ class RowStatistics:
     """Accumulates over float64 arrays of shape (rows, 2 to 65 536).
 
     merge is associative and commutative; update(a + b) == update(a).merge(update(b)). A row with
-    NaN on both sides in the same places is left out, as in agreement.
+    NaN at the same positions on both sides is skipped, as for agreement.
     """
 
     def __init__(self) -> None:
@@ -124,7 +123,7 @@ class RowStatistics:
 
     @np.errstate(all="ignore")
     def update(self, r: Floats, c: Floats) -> None:
-        """Add a batch of both sides."""
+        """Add a batch of reference and candidate rows."""
         nan = np.isnan(r)
         alike = nan.any(axis=1) & (nan == np.isnan(c)).all(axis=1)
         if alike.any():
@@ -134,7 +133,7 @@ class RowStatistics:
         self._rows += len(r)
         moved = distances(c.max(axis=1), r.max(axis=1))
         error = np.nan_to_num(np.abs(r.sum(axis=1) - 1.0), nan=np.inf, posinf=np.inf)
-        # Equal infinities have no direction and no sum: the other elements are compared.
+        # Equal infinities have no direction and no sum, so only the other elements are compared.
         infinite = np.isinf(r) & (r == c)
         if infinite.any():
             r, c = np.where(infinite, 0.0, r), np.where(infinite, 0.0, c)
@@ -148,7 +147,7 @@ class RowStatistics:
         self._bands += np.diff(within, prepend=0)
 
     def merge(self, other: RowStatistics) -> RowStatistics:
-        """Statistics of both streams."""
+        """Return the statistics of both streams."""
         merged = RowStatistics()
         merged._rows = self._rows + other._rows
         merged._bands = self._bands + other._bands
@@ -157,7 +156,7 @@ class RowStatistics:
         return merged
 
     def result(self) -> RowParity | None:
-        """The record; None without rows."""
+        """Return the record; None without rows."""
         if not self._rows:
             return None
         below_1, to_5, to_10, over_10 = (float(count) / self._rows for count in self._bands)
@@ -172,10 +171,10 @@ class RowStatistics:
 
 @np.errstate(all="ignore")
 def _cosine_distances(r: Floats, c: Floats) -> Floats:
-    """1 - cos of each pair of rows, in [0, 2]; 0 for two zero rows, 1 where one is zero, infinite
-    where one is not finite.
+    """Return 1 - cos of each pair of rows, in [0, 2].
 
-    By half the squared distance of the unit vectors, which keeps its digits near 0.
+    0 for two zero rows, 1 if only one is zero, infinite if one is not finite. Computed as half the
+    squared distance of the unit vectors, which is exact near 0.
     """
     units = [row / _lengths(row) for row in (r, c)]
     apart: Floats = np.square(units[0] - units[1]).sum(axis=1) / 2.0
@@ -184,7 +183,7 @@ def _cosine_distances(r: Floats, c: Floats) -> Floats:
 
 
 def _lengths(rows: Floats) -> Floats:
-    """Euclidean, shape (rows, 1); 1 for zero rows."""
+    """Return Euclidean lengths of shape (rows, 1); 1 for zero rows."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
     scale = np.where(largest > 0.0, largest, 1.0)
     lengths = scale * np.sqrt(np.square(rows / scale).sum(axis=1, keepdims=True))
@@ -192,7 +191,7 @@ def _lengths(rows: Floats) -> Floats:
 
 
 MOST = 1_000_000
-"""Samples of an output that get a row: the first by index, in whatever order they come."""
+"""Largest sample index with a row, exclusive."""
 
 COLUMNS = ("runtime", "output", "index", "label", "reference_top1", "candidate_top1",
            "reference_probability", "candidate_probability", "confidence_diff",
@@ -212,9 +211,10 @@ _ANSWERS = {"top1": _NONE, "probability": math.nan, "margin": math.nan}
 
 
 class SampleRows:
-    """Accumulates one row a sample, 60 bytes each, of a unit: what is done goes to a `RowSpool`.
+    """Accumulates one row of 60 bytes per sample until it is moved to a `RowSpool`.
 
-    merge is associative and commutative; update(a + b) == update(a).merge(update(b)), packed too.
+    merge is associative and commutative; update(a + b) == update(a).merge(update(b)), also after
+    serialization.
     """
 
     def __init__(self) -> None:
@@ -228,8 +228,11 @@ class SampleRows:
         answers: tuple[ClassAnswers, ClassAnswers] | None = None,
         labels: NDArray[np.int64] | None = None,
     ) -> None:
-        """Add the largest differences of a batch, whose first row is sample `start`, and the
-        answers of both sides, if they are of classes."""
+        """Add the largest difference of each sample of a batch, and both sides' class answers if
+        any.
+
+        start: index of the batch's first sample.
+        """
         part = np.zeros(max(0, min(len(largest), MOST - start)), ROW)
         if not len(part):
             return
@@ -252,33 +255,36 @@ class SampleRows:
         return merged
 
     def __getstate__(self) -> dict[str, object]:
-        """All rows as one part, by sample, however they were cut."""
+        """Return all rows as one part ordered by sample, so that the state does not depend on
+        batches."""
         return {"_parts": [self.result()] if self._parts else []}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Raises EvidenceError for what are no rows: they are kept as bytes from here on."""
+        """Restore the parts. Raises EvidenceError unless they are arrays of dtype ROW."""
         parts = list(state["_parts"])
         if any(not isinstance(part, np.ndarray) or part.dtype != ROW for part in parts):
-            raise EvidenceError("a part holds other rows than of samples. Measure the unit again.")
+            raise EvidenceError(
+                "the results of a unit have rows not of samples. Measure the unit again."
+            )
         self._parts = parts
 
     def result(self) -> NDArray[np.void]:
-        """The rows by sample, shape (samples,)."""
+        """Return the rows ordered by sample, shape (samples,)."""
         rows = np.concatenate(self._parts) if self._parts else np.zeros(0, ROW)
         return rows[np.argsort(rows["index"], kind="stable")]
 
 
 @dataclass(frozen=True)
 class OutputRows:
-    """All rows of one output."""
+    """The rows of one output."""
 
     spool: RowSpool
     output: str
     classes: bool
-    """False where the answers turned out to be none."""
+    """Whether the output holds class scores; if not, class columns are left empty."""
 
     def steps(self) -> Iterator[NDArray[np.void]]:
-        """The rows by sample, some at a time. Raises OSError."""
+        """Yield the rows by sample, a limited number at a time. Raises OSError."""
         for rows in self.spool.steps(self.output):
             if not self.classes:
                 rows["label"] = rows["reference_top1"] = rows["candidate_top1"] = _NONE
@@ -287,32 +293,33 @@ class OutputRows:
 
 @dataclass(frozen=True)
 class SampleTable:
-    """The rows of every output of every runtime that was measured."""
+    """The rows of every output of every measured runtime."""
 
     rows: Mapping[tuple[str, str], OutputRows] = dataclasses_field(default_factory=dict)
-    """By runtime and output."""
+    """Rows by runtime and output."""
 
     @classmethod
     def from_runtimes(cls, runtimes: Mapping[str, Mapping[str, OutputRows]]) -> SampleTable:
-        """Return the table of rows by runtime, and by output."""
-        return cls({(name, output): rows for name, own in runtimes.items()
-                    for output, rows in own.items()})  # fmt: skip
+        """Create the table from rows by runtime and output."""
+        return cls({(name, output): rows for name, by_output in runtimes.items()
+                    for output, rows in by_output.items()})  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write it as CSV, atomically. Where rows were lost, one says why. Raises StorageError."""
+        """Write a CSV file atomically. A row states the reason if rows were lost. Raises
+        StorageError."""
         with files.replacing(path) as temporary, temporary.open("w", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(COLUMNS)
             for place, output_rows in self.rows.items():
                 if output_rows.spool.lost is not None:
-                    writer.writerow(_lost(place, output_rows.spool.lost))
+                    writer.writerow(_lost_row(place, output_rows.spool.lost))
                 for rows in output_rows.steps():
-                    writer.writerows(_texts(place, rows))
+                    writer.writerows(_csv_rows(place, rows))
 
 
-def _texts(place: tuple[str, str], rows: NDArray[np.void]) -> Iterator[tuple[object, ...]]:
-    """Cells as a spreadsheet should have them; empty where there is no such number."""
-    runtime, output = map(_harmless, place)
+def _csv_rows(place: tuple[str, str], rows: NDArray[np.void]) -> Iterator[tuple[object, ...]]:
+    """Yield CSV cells; a cell is empty if the number does not exist."""
+    runtime, output = map(_spreadsheet_safe, place)
     for index, label, top_r, top_c, p_r, p_c, margin_r, margin_c, largest in rows.tolist():
         correct = "" if label == _NONE else label
         if top_r == _NONE:
@@ -323,17 +330,19 @@ def _texts(place: tuple[str, str], rows: NDArray[np.void]) -> Iterator[tuple[obj
                    f"{largest:.6g}")  # fmt: skip
 
 
-def _lost(place: tuple[str, str], reason: str) -> tuple[str, ...]:
-    """No number stands where the index is expected, so that no program takes it for an empty
-    table."""
-    says = (
-        f"no rows: they found no room in the temporary folder ({reason}). Free space there, or set "
-        "TMPDIR, and measure again. Evidence and verdict are whole."
+def _lost_row(place: tuple[str, str], reason: str) -> tuple[str, ...]:
+    """Return a row that states why the rows of an output are missing.
+
+    The reason is in the index column, so that no program reads the table as empty.
+    """
+    message = (
+        f"no rows: they could not be written to the temporary folder ({reason}). Free space "
+        "there or set TMPDIR, and measure again. Evidence and verdict are complete."
     )
-    return (*map(_harmless, place), says, *[""] * (len(COLUMNS) - 3))
+    return (*map(_spreadsheet_safe, place), message, *[""] * (len(COLUMNS) - 3))
 
 
-def _harmless(name: str) -> str:
-    """The name of an output as a text: a spreadsheet computes what begins like a formula."""
+def _spreadsheet_safe(name: str) -> str:
+    """Return a name that spreadsheets do not interpret as a formula."""
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in name)
     return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown

@@ -1,4 +1,4 @@
-"""Exact JSON serialization of statistics; merge in index order."""
+"""Lossless JSON serialization of statistics, and merging in index order."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ from gate.statistics.error_groups import GroupedErrors
 from gate.statistics.output import IntegerMismatches, OutputStatistics
 from gate.statistics.sample_table import RowStatistics, SampleRows
 
-# Its errors are those of pairwise summation (Higham 1993: "The accuracy of floating point
-# summation").
+# Pairwise summation bounds the rounding errors of merged sums (Higham 1993, "The accuracy of
+# floating point summation").
 
 
 T = TypeVar("T")
 
 
 class PairwiseMerge(Generic[T]):
-    """Merges values that come in order, as a full binary tree over them would.
+    """Merges values in order, as a complete binary tree over them would.
 
-    At most log2 of their number are held.
+    Holds at most log2 of their number at a time.
     """
 
     def __init__(self, merge: Callable[[T, T], T]) -> None:
         self._merge = merge
         self._waiting: list[tuple[int, T]] = []
-        """Leaves and value of each subtree that is complete, the largest first."""
+        """Number of leaves and merged value of each complete subtree, largest first."""
 
     def add(self, value: T) -> None:
-        """Take the next one."""
+        """Add the next value."""
         self._waiting.append((1, value))
         while len(self._waiting) > 1 and self._waiting[-1][0] == self._waiting[-2][0]:
             (leaves, left), (_, right) = self._waiting[-2:]
             self._waiting[-2:] = [(2 * leaves, self._merge(left, right))]
 
     def result(self) -> T:
-        """Return the merge of all values, of which there is at least one."""
+        """Return the merge of all values. At least one must have been added."""
         values = [value for _, value in self._waiting]
         whole = values.pop()
         while values:
@@ -68,18 +68,20 @@ class PairwiseMerge(Generic[T]):
 
 
 class InOrder(Generic[T]):
-    """Brings values that come in any order, each with its index from 0 on, into order. One that
-    comes twice counts once."""
+    """Passes on values in index order that arrive in any order.
+
+    Indices start at 0. If an index arrives twice, its first value counts.
+    """
 
     def __init__(self, take: Callable[[T], None]) -> None:
-        """`take` gets the values in order."""
+        """`take` is called with each value in order."""
         self._take = take
         self._early: dict[int, T] = {}
         self.next = 0
-        """The index that is taken next."""
+        """The next index to pass on."""
 
     def add(self, index: int, value: T) -> None:
-        """Take one, as soon as all before it came."""
+        """Add a value; pass it on as soon as all earlier ones have arrived."""
         if index >= self.next:
             self._early.setdefault(index, value)
         while self.next in self._early:
@@ -87,7 +89,7 @@ class InOrder(Generic[T]):
             self.next += 1
 
 
-# Nothing is unpickled: only the classes of this list are made, of fields alone.
+# Unlike pickle, this creates only the classes listed here, and only from their fields.
 
 
 _CLASSES: dict[str, type[Any]] = {
@@ -106,23 +108,23 @@ _Class = TypeVar("_Class", bound=type[Any])
 
 
 def serializable(cls: _Class) -> _Class:
-    """Decorator of a further class of fields alone."""
+    """Register a class whose state consists of its fields. Use as a decorator."""
     _CLASSES[cls.__name__] = cls
     return cls
 
 
 def to_plain(value: Any) -> Any:
-    """Convert a value for JSON. Raises TypeError for a type that is not part of statistics."""
+    """Convert a value for JSON. Raises TypeError for a type that is not registered."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
     if isinstance(value, list):
         return [to_plain(item) for item in value]
-    return dict(zip((_KIND, _VALUE), _of_kind(value), strict=True))
+    return dict(zip((_KIND, _VALUE), _tagged(value), strict=True))
 
 
-def _of_kind(value: Any) -> tuple[str, Any]:
+def _tagged(value: Any) -> tuple[str, Any]:
     name = type(value).__name__
     if _CLASSES.get(name) is type(value):
         return name, {field: to_plain(item) for field, item in _fields(value).items()}
@@ -130,25 +132,25 @@ def _of_kind(value: Any) -> tuple[str, Any]:
         case float():
             return "float", str(value)
         case np.ndarray():
-            return "array", _of_array(value)
+            return "array", _encoded_array(value)
         case tuple() | set():
             items = sorted(value) if isinstance(value, set) else value
             return name, [to_plain(item) for item in items]
         case dict():
             return "dict", [[to_plain(key), to_plain(item)] for key, item in value.items()]
-    raise TypeError(f"{name} is no part of statistics")
+    raise TypeError(f"{name} is not a registered statistics class")
 
 
 def from_plain(plain: Any) -> Any:
-    """The value that `packed` gave this of. Raises EvidenceError for anything else."""
+    """Convert back the result of `to_plain`. Raises EvidenceError for anything else."""
     try:
         return _unpacked(plain)
     except EvidenceError:
         raise
     except Exception as error:
         raise EvidenceError(
-            f"these are no statistics of a unit: {type(error).__name__}: {error}. Measure the unit "
-            "again."
+            f"the statistics of a unit are invalid: {type(error).__name__}: {error}. Measure the "
+            "unit again."
         ) from error
 
 
@@ -159,7 +161,7 @@ def _unpacked(plain: Any) -> Any:
         return plain
     kind, value = plain[_KIND], plain[_VALUE]
     if kind in _CLASSES:
-        return _made(_CLASSES[kind], {name: _unpacked(item) for name, item in value.items()})
+        return _instance(_CLASSES[kind], {name: _unpacked(item) for name, item in value.items()})
     return _KINDS[kind](value)
 
 
@@ -173,7 +175,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return dict(value.__getstate__())
 
 
-def _made(cls: type[Any], fields: dict[str, Any]) -> Any:
+def _instance(cls: type[Any], fields: dict[str, Any]) -> Any:
     if issubclass(cls, BaseModel | tuple) or dataclasses.is_dataclass(cls):
         return cls(**fields)
     made = object.__new__(cls)
@@ -184,9 +186,9 @@ def _made(cls: type[Any], fields: dict[str, Any]) -> Any:
     return made
 
 
-def _of_array(array: np.ndarray[Any, Any]) -> list[Any]:
+def _encoded_array(array: np.ndarray[Any, Any]) -> list[Any]:
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    data = base64.b64encode(little.tobytes()).decode("ascii")  # no zlib: builds of it differ
+    data = base64.b64encode(little.tobytes()).decode("ascii")  # zlib output differs by version
     return [_dtype_name(little.dtype), list(array.shape), data]
 
 
@@ -194,20 +196,24 @@ def _dtype_name(dtype: np.dtype[Any]) -> Any:
     return dtype.str if dtype.names is None else [list(field) for field in dtype.descr]
 
 
-def _array(value: list[Any]) -> np.ndarray[Any, Any]:
+def _decoded_array(value: list[Any]) -> np.ndarray[Any, Any]:
     name, shape, data = value
     dtype = np.dtype(name if isinstance(name, str) else [tuple(field) for field in name])
     if dtype.hasobject:
-        raise EvidenceError("a part holds objects in an array. Measure the unit again.")
+        raise EvidenceError(
+            "the results of a unit contain an array of objects. Measure the unit again."
+        )
     if min(shape, default=0) < 0:
-        raise EvidenceError("a part holds an array of a negative length. Measure the unit again.")
+        raise EvidenceError(
+            "the results of a unit contain an array of negative size. Measure the unit again."
+        )
     values = np.frombuffer(base64.b64decode(data, validate=True), dtype)
     return values.reshape(shape).astype(dtype.newbyteorder("="))
 
 
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "float": float,
-    "array": _array,
+    "array": _decoded_array,
     "tuple": lambda value: tuple(map(_unpacked, value)),
     "set": lambda value: set(map(_unpacked, value)),
     "dict": lambda value: {_unpacked(key): _unpacked(item) for key, item in value},

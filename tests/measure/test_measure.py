@@ -628,7 +628,7 @@ def test_rows_without_room_change_nothing_else(model, good, tmp_path, monkeypatc
     assert measure_job(case).runtimes[0].outputs == whole.runtimes[0].outputs != ()
     tiny.sample_table(case).save(tmp_path / "samples.csv")
     _, line = (tmp_path / "samples.csv").read_text().splitlines()
-    assert line.startswith('ort-cpu,logits,"no rows: they found no room')
+    assert line.startswith('ort-cpu,logits,"no rows: they could not be written')
 
 
 NOISE_ONLY = Instruments.none().model_copy(update={"noise_samples": 8})
