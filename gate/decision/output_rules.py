@@ -12,8 +12,8 @@ from gate.policy.output_roles import (
     class_metrics_for,
     infer_role,
     proven_constant,
-    unclaimed,
     unmeasurable,
+    unprovable_reason,
 )
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Role
@@ -204,7 +204,7 @@ def role(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Iter
                 "sum_error": None if rows is None else rows.sum_error,
             },
         )
-    elif why := unclaimed(policy, output):
+    elif why := unprovable_reason(policy, output):
         params = {"reason": why}
         yield CheckResult(
             name="agreement", **place, verdict=Verdict.PASS, code="not_claimed", params=params

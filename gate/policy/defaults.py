@@ -7,12 +7,12 @@ from typing import Any
 from gate.policy.sections import Bounds, ConfidenceBands, Instruments, RuntimePolicy
 from gate.records.runtime import RUNTIMES, BoundsKind, RuntimeName
 
-# No bound depends on the model's scale. Where they come from: docs/metrics.md, those on CUDA
-# docs/cuda.md, those of the quantized twin docs/adr/0012.
+# No bound depends on the model's scale. Sources: docs/metrics.md, for CUDA docs/cuda.md, for the
+# quantized twin docs/adr/0012.
 ANSWERS_ONLY = Instruments(
     noise_samples=0, stability_samples=0, search_inputs=0, probe_relative_diff=0.2
 )
-"""For a file that is judged by its answers, not by its rounding."""
+"""Instruments of a file that is judged by its predictions, not by its rounding."""
 
 _CPU = Bounds(
     unequal_share=0.0,
@@ -37,13 +37,13 @@ _DEVICE = Bounds(
 _CUDA = _DEVICE.model_copy(
     update={"noise_ratio": 2.0, "noise_ratio_by_operator": {"LogSoftmax": 7.0}}
 )
-"""ONNX Runtime on CUDA rounds as the CPU does. LogSoftmax alone was measured to be less exact: 5.7,
-times the margin of 1.2 that the bound on the CPU has above its correct files."""
+"""ONNX Runtime on CUDA rounds like the CPU. Only LogSoftmax was measured to be less exact: 5.7,
+times 1.2, the margin of the CPU bound above its correct files."""
 
 _EXACT: dict[BoundsKind, Bounds] = {"cpu": _CPU, "cuda": _CUDA, "device": _DEVICE}
 
 REDUCED_UNIT = 2.0**13
-"""The unit of float16's rounding, 2^-11, in that of float32's, 2^-24. TF32 rounds as much."""
+"""Unit roundoff of float16, 2^-11, divided by that of float32, 2^-24. TF32 rounds like float16."""
 
 _REDUCED = Bounds(
     unequal_share=0.05,
@@ -55,11 +55,11 @@ _REDUCED = Bounds(
 )
 
 REDUCED = Instruments(probe_relative_diff=0.2, probe_noise_ratio=32.0 * REDUCED_UNIT)
-"""Of a file in 16 bits: all of them, and probes that look for other answers."""
+"""Instruments of a 16-bit file: all of them, with probes that look for different predictions."""
 
 BFLOAT16 = 4.0
-"""Bounds of a reduced file in bfloat16, in those of float16. A `noise_ratio` of 8 655 to 11 884 was
-measured on 40 correct encoders of one layer, one of 111 710 and more on five with a fault."""
+"""Bounds of a bfloat16 file divided by those of a float16 file. A `noise_ratio` of 8 655 to 11 884
+was measured on 40 correct encoders of one layer, and 111 710 or more on five faulty ones."""
 
 _QUANTIZED = Bounds(
     unequal_share=0.01,
@@ -84,13 +84,14 @@ def exact_runtimes(*, classes: bool) -> dict[RuntimeName, RuntimePolicy]:
 
 
 def exact_bounds(kind: BoundsKind, *, classes: bool) -> Bounds:
-    """Return the bounds of one runtime of an exact file, by its kind."""
-    unlike = {} if classes else {"top1_agreement": None}
-    return _EXACT[kind].model_copy(update=unlike)
+    """Return the bounds of an exact file for one kind of runtime."""
+    update = {} if classes else {"top1_agreement": None}
+    return _EXACT[kind].model_copy(update=update)
 
 
 def reduced_runtimes(*, top1_agreement: float | None) -> dict[RuntimeName, RuntimePolicy]:
-    """Return the runtimes of an intentionally 16-bit file: as of an exact one, but other bounds."""
+    """Return the runtimes of an intentionally 16-bit file: those of an exact one, with wider
+    bounds."""
     bounds = _REDUCED.model_copy(update={"top1_agreement": top1_agreement})
     return {
         name: runtime.model_copy(update={"bounds": bounds})
@@ -99,7 +100,7 @@ def reduced_runtimes(*, top1_agreement: float | None) -> dict[RuntimeName, Runti
 
 
 def bfloat16_bounds(bounds: Bounds) -> Bounds:
-    """Scale float16 bounds to bfloat16, where they are built-in and in units of rounding."""
+    """Return `bounds` with built-in float16 bounds in units of rounding scaled to bfloat16."""
     same = {
         name: value * BFLOAT16
         for name, value in _REDUCED
@@ -121,8 +122,10 @@ def quantized_runtimes() -> dict[RuntimeName, RuntimePolicy]:
 
 
 def with_default_sections(stated: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a policy's file with what the built-in policy of their precision has for the
-    runtimes, and for each setting of the instruments, that they leave out."""
+    """Complete the settings of a policy file from the built-in policy of its precision.
+
+    This adds missing runtimes and missing settings of the instruments.
+    """
     precision = stated.get("precision", "exact")
     task = stated.get("task", "classification")
     if precision == "quantized":
@@ -136,7 +139,7 @@ def with_default_sections(stated: dict[str, Any]) -> dict[str, Any]:
     if isinstance(stated.get("twin"), dict):
         complete["twin"] = with_default_sections(stated["twin"])
     if "runtimes" not in stated:
-        complete["runtimes"] = {name: one.to_plain() for name, one in runtimes.items()}
+        complete["runtimes"] = {name: runtime.to_plain() for name, runtime in runtimes.items()}
     if isinstance(stated.get("instruments", {}), dict):
         complete["instruments"] = {**instruments.to_plain(), **stated.get("instruments", {})}
     return complete

@@ -1,4 +1,4 @@
-"""The section `metrics:`: metrics of the task, and how much they may drop."""
+"""The policy section `metrics:`: task metrics, and how much they may drop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Aggregate = Literal["mean", "sum", "dataset"]
 
 
 class BuiltinTraits(NamedTuple):
-    """How a built-in metric is aggregated, which way is better, and which options it takes."""
+    """Aggregation, direction and options of a built-in metric."""
 
     aggregate: Aggregate = "mean"
     higher_is_better: bool = True
@@ -38,7 +38,7 @@ BUILTIN: dict[str, BuiltinTraits] = {
     "psnr": BuiltinTraits(options=("data_range",)),
     "wer": BuiltinTraits("dataset", higher_is_better=False, options=("blank", "vocabulary")),
 }
-"""Metrics that `function` takes by name; `gate.metrics.builtin` computes them."""
+"""The metrics that `function` accepts by name; `gate.metrics.builtin` computes them."""
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -46,40 +46,41 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$"
 
 
 class MetricPolicy(PolicyRecord):
-    """A metric of the task, per sample or over the data set, and how much it may drop."""
+    """A task metric, per sample or over the data set, and how much it may drop."""
 
     name: Annotated[str, Field(pattern=_NAME, max_length=64)]
     """Name in reports, in MLflow and in `gate history --metric`."""
     function: str
-    """A built-in metric by name, or `package.module:function`: a function (outputs, labels) that
+    """Name of a built-in metric, or `package.module:function`: a function (outputs, labels) that
     returns one value per sample, or a torchmetrics.Metric (docs/task-metrics.md)."""
     options: dict[str, JsonValue] = added_field({})
     """Keyword arguments of the function."""
     output: str | None = None
-    """The output that the function gets. None: the only one, or a dict of all outputs by name."""
+    """The output passed to the function. None: the only output, or a dict of all outputs by
+    name."""
     aggregate: Aggregate | None = None
-    """`mean` or `sum` of a value per sample; `dataset`: one value of all samples. None: that of the
-    built-in metric, else `mean`."""
+    """`mean` or `sum` of one value per sample; `dataset`: one value for all samples. None: that of
+    the built-in metric, or `mean`."""
     higher_is_better: bool | None = None
-    """None: that of the built-in metric, else true."""
+    """Whether a larger value is better. None: as for the built-in metric, or true."""
     max_drop: Bound | None = None
-    """How much worse than the reference on the same samples. 0: the values themselves must not be
-    worse. Above 0: the upper confidence bound of the drop must not be above it."""
+    """How much worse than the reference the file may be on the same samples. 0: the value itself
+    must not be worse. Above 0: the upper confidence bound of the drop must not exceed it."""
     min: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Smallest allowed value, if higher is better."""
     max: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Largest allowed value, if lower is better."""
     max_drop_from_champion: Bound | None = None
-    """As `max_drop`, against the champion. Needs the section `incumbent`."""
+    """Like `max_drop`, relative to the champion. Needs the section `incumbent`."""
     slices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Columns beside the samples. The drop is bounded for each value of each column, too, with
+    """Names of columns in the samples. The drop is also bounded for each value of each column, with
     Holm's correction over all of them."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     """Level of the one-sided confidence bounds."""
     time_limit_s: Positive = 60.0
-    """Seconds that the metric may take for one batch."""
+    """Time limit for one batch, in seconds."""
     memory_limit_mb: Positive = 8192.0
-    """MB that the process of the metrics may use."""
+    """Memory limit of the metrics process, in MB."""
 
     @model_validator(mode="after")
     def _is_computable(self) -> Self:
@@ -93,12 +94,14 @@ class MetricPolicy(PolicyRecord):
             return self
         unknown = sorted(set(self.options) - set(builtin.options))
         if unknown:
-            takes = ", ".join(builtin.options) or "none"
-            raise ValueError(f"options: {self.function} has no {unknown[0]!r}; it takes: {takes}")
+            options = ", ".join(builtin.options) or "none"
+            raise ValueError(
+                f"options: {self.function} has no option {unknown[0]!r}. Its options: {options}"
+            )
         if self.aggregate not in (None, builtin.aggregate):
             raise ValueError(
-                f"aggregate is '{self.aggregate}', and {self.function} is always "
-                f"'{builtin.aggregate}': leave aggregate out"
+                f"aggregate is '{self.aggregate}', but {self.function} always uses "
+                f"'{builtin.aggregate}'; leave aggregate out"
             )
         if self.higher_is_better not in (None, builtin.higher_is_better):
             better = "higher" if builtin.higher_is_better else "lower"
@@ -113,37 +116,37 @@ class MetricPolicy(PolicyRecord):
                 "no bound is set, so everything would pass; set max_drop, min, max or "
                 "max_drop_from_champion"
             )
-        wrong = "max" if self.is_higher_better else "min"
-        if getattr(self, wrong) is not None:
-            better, right = ("higher", "min") if wrong == "max" else ("lower", "max")
-            raise ValueError(f"{wrong} is set, and {better} is better; set {right} instead")
+        excluded = "max" if self.is_higher_better else "min"
+        if getattr(self, excluded) is not None:
+            better, expected = ("higher", "min") if excluded == "max" else ("lower", "max")
+            raise ValueError(f"{excluded} is set, but {better} is better; set {expected} instead")
         if len(set(self.slices)) < len(self.slices):
             raise ValueError(f"slices {list(self.slices)}: name each column once")
         return self
 
     @property
     def is_builtin(self) -> bool:
-        """Return whether the gate computes it."""
+        """Whether the metric is built into the gate."""
         return self.function in BUILTIN
 
     @property
     def is_higher_better(self) -> bool:
-        """Return the policy's setting, or else that of the built-in metric."""
+        """The policy's setting, or that of the built-in metric."""
         if self.higher_is_better is not None:
             return self.higher_is_better
         return BUILTIN[self.function].higher_is_better if self.is_builtin else True
 
     @property
     def aggregation(self) -> Aggregate:
-        """Return the policy's aggregation, or else that of the built-in metric."""
+        """The policy's aggregation, or that of the built-in metric."""
         if self.aggregate is not None:
             return self.aggregate
         return BUILTIN[self.function].aggregate if self.is_builtin else "mean"
 
     def definition(self) -> Digest:
-        """Digest of what decides the measured numbers: all but the bounds and limits.
+        """Return the digest of everything that determines the measured values.
 
-        Evidence of another definition does not count.
+        Bounds and limits are excluded. Evidence with another definition does not count.
         """
         return Digest.from_json(
             {
@@ -159,8 +162,8 @@ class MetricPolicy(PolicyRecord):
 
 
 def check_metrics(metrics: Sequence[MetricPolicy]) -> None:
-    """Raise ValueError for two metrics of one name."""
+    """Raise ValueError if two metrics have the same name."""
     counts = Counter(metric.name for metric in metrics)
-    twice = [name for name, count in counts.items() if count > 1]
-    if twice:
-        raise ValueError(f"metrics: the name '{twice[0]}' is there twice. Give each its own")
+    duplicates = [name for name, count in counts.items() if count > 1]
+    if duplicates:
+        raise ValueError(f"metrics: the name '{duplicates[0]}' is used twice; use each name once")

@@ -1,4 +1,4 @@
-"""The role of each output, stated or inferred."""
+"""The role of each output, stated in the policy or inferred."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def infer_role(policy: Policy, output: OutputParity) -> bool:
     return policy.task == "auto" and policy.role_for(output.name) is None
 
 
-def unclaimed(policy: Policy, output: OutputParity) -> str | None:
+def unprovable_reason(policy: Policy, output: OutputParity) -> str | None:
     """Return why the samples can't prove agreement of an output shaped like logits, or None."""
     classes = output.classification
     if not infer_role(policy, output) or classes is None or output.reference_constant:

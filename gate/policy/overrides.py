@@ -1,4 +1,4 @@
-"""Effective values with their origin; `--set`."""
+"""The effective values of a policy with their origins, and overrides by `--set`."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ SET = "--set"
 
 @dataclass(frozen=True)
 class EffectiveValue:
-    """One value."""
+    """One value of a policy and where it comes from."""
 
     place: tuple[str, ...]
     value: JsonValue
     origin: str
-    """`default`, `FILE:LINE`, `--set`, or the option that said it."""
+    """`default`, `FILE:LINE`, `--set`, or the option that sets it."""
 
     @property
     def dotted(self) -> str:
-        """Its place as `--set` takes it."""
+        """The path of the value, as `--set` accepts it."""
         return ".".join(self.place)
 
     @property
     def is_set(self) -> bool:
-        """False for a bound that is not set, and for a section that is not there."""
+        """False for a bound without a value and a section that is left out."""
         return self.value is not None
 
 
 def effective_values(
     policy: Policy, *, file: Path | None, options: Mapping[str, str]
 ) -> tuple[EffectiveValue, ...]:
-    """Every value of a policy that was read from `file` (None: the built-in one), in the order of
-    the models. `options`: options of the command line, by the place that they decide.
+    """Return every value of a policy, in the order of the fields.
+
+    file: the file that the policy was read from; None: the built-in policy. options: command-line
+    options by the path of the value that they set.
 
     Raises PolicyError if the file can't be read any more.
     """
@@ -76,7 +78,7 @@ def _origin(
 def _values(
     model: BaseModel, above: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
-    """Leaves: all that is neither a section nor sections by name."""
+    """Yield the path and value of each leaf, recursively."""
     for name in type(model).model_fields:
         value, place = getattr(model, name), (*above, name)
         if isinstance(value, BaseModel):
@@ -89,20 +91,21 @@ def _values(
 
 
 def with_overrides(policy: Policy, settings: Mapping[str, str]) -> Policy:
-    """Return the policy with these values, in YAML, at their dotted places; the same policy where
-    all are its own already. The policy records them, so that its verdict promotes nothing.
+    """Return the policy with these YAML values at their dotted paths.
 
-    Raises PolicyError for a place that no policy has, and for a value that does not fit.
+    The policy records overrides that change it, and a verdict of such a policy promotes nothing.
+
+    Raises PolicyError for an unknown path or an invalid value.
     """
     plain = policy.to_plain()
     tried: dict[str, JsonValue] = {}
     for place, text in settings.items():
         tried[place] = value_of(text, what=f"--set {place}")
         if place.partition(".")[0] == "tried":
-            raise PolicyError(f"--set {place}: that is where it is kept what was tried.")
-        _put(plain, place, tried[place])
-    found = _read(plain, policy, settings)
-    if found == policy:
+            raise PolicyError(f"--set {place}: tried records the overrides and can't be set.")
+        _set_value(plain, place, tried[place])
+    changed = _read(plain, policy, settings)
+    if changed == policy:
         return policy
     return _read({**plain, "tried": {**policy.tried, **tried}}, policy, settings)
 
@@ -122,24 +125,24 @@ def _read(plain: dict[str, Any], policy: Policy, settings: Iterable[str]) -> Pol
         place = next(matching, None) if first["type"] == "extra_forbidden" else None
         if place is None:
             raise PolicyError(f"--set: {first_problem(error)}") from error
-        raise PolicyError(f"--set {place}: no such setting.{_meant(place, policy)}") from error
+        raise PolicyError(f"--set {place}: no such setting.{_suggestion(place, policy)}") from error
 
 
-def _meant(place: str, policy: Policy) -> str:
-    """The settings of this name, else those of nearly this place."""
+def _suggestion(place: str, policy: Policy) -> str:
+    """Return a suggestion: settings with this name, or with a similar path."""
     places = [".".join(names) for names, _ in _values(policy, ())]
     same = [one for one in places if one.endswith(f".{place}")]
     near = same or difflib.get_close_matches(place, places, n=2, cutoff=0.8)
     if not near:
-        return " gate policy show lists them."
+        return " Run gate policy show for the list."
     return f" Did you mean {' or '.join(near[:3])}?"
 
 
-def _put(plain: dict[str, Any], place: str, value: JsonValue) -> None:
-    """Put a value at a place; sections that the policy leaves out are begun, runtimes are not."""
+def _set_value(plain: dict[str, Any], place: str, value: JsonValue) -> None:
+    """Set a value in place; missing sections are created, missing runtimes are not."""
     section, names = plain, place.split(".")
     while True:
-        name = _name(section, names)
+        name = _section_key(section, names)
         names = names[name.count(".") + 1 :]
         if section is plain["runtimes"] and name not in section:
             near = difflib.get_close_matches(name, section, n=1)
@@ -153,11 +156,11 @@ def _put(plain: dict[str, Any], place: str, value: JsonValue) -> None:
         if section.get(name) is None:
             section[name] = {}
         if not isinstance(section[name], dict):
-            raise PolicyError(f"--set {place}: '{name}' is a value, and has nothing within it.")
+            raise PolicyError(f"--set {place}: '{name}' is a value, not a section.")
         section = section[name]
 
 
-def _name(section: Mapping[str, Any], names: list[str]) -> str:
-    """The first names as one key: those of runtimes may have dots."""
+def _section_key(section: Mapping[str, Any], names: list[str]) -> str:
+    """Return the key of `section` that the first names form: keys of runtimes may contain dots."""
     keys = (".".join(names[:end]) for end in range(len(names), 0, -1))
     return next((key for key in keys if key in section), names[0])

@@ -1,4 +1,4 @@
-"""The policy with its scope and variants."""
+"""The policy: what the gate requires of a file."""
 
 from __future__ import annotations
 
@@ -52,34 +52,38 @@ Task = Literal["auto", "classification", "tensors"]
 Precision = Literal["exact", "reduced", "quantized"]
 
 CROSSINGS = ("threshold_crossing", "threshold_crossing_bound")
-"""Bounds at operating points."""
+"""Bounds that need operating points."""
 
-_CLASSES = ("l2_probabilities", "confidence_diff", "confidence_bands", "top1_agreement",
+_CLASS_BOUNDS = ("l2_probabilities", "confidence_diff", "confidence_bands", "top1_agreement",
             "top1_lower_bound", "top5_agreement", "accuracy_drop", *CROSSINGS)  # fmt: skip
-"""Bounds on answers of classes."""
+"""Bounds on predicted classes."""
 
-_NOISE = ("noise_ratio", "noise_peak", "noise_diff")
+_NOISE_BOUNDS = ("noise_ratio", "noise_peak", "noise_diff")
 
-_EXACT = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", *_NOISE)
+_ROUNDING_BOUNDS = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", *_NOISE_BOUNDS)
 
-_STABILITY = ("repeatability", "repeatability_ratio", "batch_invariance", "batch_invariance_ratio")
+_STABILITY_BOUNDS = (
+    "repeatability",
+    "repeatability_ratio",
+    "batch_invariance",
+    "batch_invariance_ratio",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Fields of a policy that decide which bounds it needs and can have."""
+    """The fields of a policy that decide which bounds are needed and allowed."""
 
     task: Task
     precision: Precision
     waive: frozenset[str]
-    """Names of bounds that may go unmeasured of all outputs."""
+    """Checks that may be unmeasured for all outputs."""
     instruments: Instruments
     names_classes: bool
-    """Whether the policy says of an output by its name that it is one of classes."""
+    """Whether the policy gives an output a role with classes by its name."""
 
     def check(self, runtime: str, bounds: Bounds) -> None:
-        """Raise ValueError for bounds of this runtime that do not fit: one is missing, or can't be
-        judged."""
+        """Raise ValueError if a bound of this runtime is missing or can't be judged."""
         exact = {"max_abs_diff", "scaled_diff", "noise_ratio"} - self.waive
         if self.precision == "exact" and not bounds.configured(exact):
             raise ValueError(
@@ -87,9 +91,9 @@ class Scope:
                 "max_abs_diff or scaled_diff"
             )
         self._check_quantized(runtime, bounds)
-        if self.instruments.noise_samples == 0 and bounds.configured(_NOISE):
+        if self.instruments.noise_samples == 0 and bounds.configured(_NOISE_BOUNDS):
             raise ValueError(f"{runtime}: a bound on noise needs instruments.noise_samples above 0")
-        if self.instruments.stability_samples == 0 and bounds.configured(_STABILITY):
+        if self.instruments.stability_samples == 0 and bounds.configured(_STABILITY_BOUNDS):
             raise ValueError(
                 f"{runtime}: a bound on repeatability or batch invariance needs "
                 "instruments.stability_samples above 1"
@@ -97,7 +101,7 @@ class Scope:
         self._check_classes(runtime, bounds)
 
     def _check_classes(self, runtime: str, bounds: Bounds) -> None:
-        bounded = bounds.configured(_CLASSES)
+        bounded = bounds.configured(_CLASS_BOUNDS)
         if "top1_agreement" not in bounded and (
             self.task == "classification" or (self.task == "auto" and self.names_classes)
         ):
@@ -110,18 +114,19 @@ class Scope:
             raise ValueError(
                 f"{runtime}: {', '.join(sorted(bounded))} need logits; set task: classification"
             )
-        beyond = sorted(set(bounded) - {"top1_agreement"})
-        if self.task == "auto" and beyond and not self.names_classes:
+        others = sorted(set(bounded) - {"top1_agreement"})
+        if self.task == "auto" and others and not self.names_classes:
             raise ValueError(
-                f"{runtime}: {', '.join(beyond)} need logits, and a guess is not enough for them; "
+                f"{runtime}: {', '.join(others)} need logits, and an inferred role is not enough; "
                 "name the output (outputs: {NAME: logits}), or set task: classification"
             )
 
     def _check_quantized(self, runtime: str, bounds: Bounds) -> None:
-        """Eight bits are no rounding of 24: a quantized file is judged by its answers."""
+        """Raise ValueError for bounds on rounding: a quantized file is judged by its
+        predictions."""
         if self.precision != "quantized" or self.task != "classification":
             return
-        exact = bounds.configured(_EXACT)
+        exact = bounds.configured(_ROUNDING_BOUNDS)
         if exact:
             raise ValueError(
                 f"{runtime}: {', '.join(exact)} are for exact files; a quantized one is judged by "
@@ -131,16 +136,16 @@ class Scope:
             raise ValueError(f"{runtime}: precision 'quantized' needs a bound confidence_bands")
 
 
-_OF_RELEASES = (
-    "A policy holds for any release: name its parts and their chain in a release file beside them "
+_RELEASE_HINT = (
+    "A policy applies to any release: list the parts and their chain in a release file "
     "(release.yaml), or in the section 'release:' of params.yaml; see docs/releases.md"
 )
 
 
-# Unknown keys, text for numbers, negative, NaN or infinite bounds, a policy without a runtime and a
-# runtime without a bound are refused.
+# Refused: unknown keys, strings for numbers, negative, NaN or infinite bounds, a policy without a
+# runtime, a runtime without a bound.
 class Policy(PolicyRecord):
-    """All that the gate demands."""
+    """Everything that the gate requires of a file."""
 
     schema_version: Literal[1] = 1
     """Version of this file format."""
@@ -206,14 +211,14 @@ class Policy(PolicyRecord):
     confidential: bool = added_field(False)
     """True: `gate reproduce` leaves out weights and samples unless options request them."""
     tried: dict[str, JsonValue] = added_field({})
-    """Values that `gate check --set` tried out in the place of the policy's, by their places: what
-    they let pass is not promoted."""
+    """Values that `gate check --set` overrides, by their path. A verdict with overrides is not
+    promoted."""
     twin: Policy | None = added_field(None)
     """The policy of the quantized twin, the int8 file that is promoted and deployed together with
-    this one. None: there is no twin."""
+    this file. None: there is no twin."""
     runtimes: Annotated[dict[RuntimeName, RuntimePolicy], Field(min_length=1)]
     """The runtimes to measure, by name, with their bounds."""
-    # Not a field, so that a file can't set it: `for_part` does.
+    # Not a field, because only `for_part` sets it, never a file.
     _judged_in_chain: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
@@ -223,18 +228,19 @@ class Policy(PolicyRecord):
         if self.precision == "quantized" or self.twin.precision != "quantized":
             raise ValueError(
                 f"precision is '{self.precision}' with a twin of precision "
-                f"'{self.twin.precision}'; a twin is quantized, and what it is the twin of is not"
+                f"'{self.twin.precision}'; only the twin may be quantized, and it must be"
             )
         if self.twin.preprocessing is not None:
-            raise ValueError("the twin eats what the exact file eats: ask for preprocessing there")
+            raise ValueError("twin and file share their inputs: set preprocessing outside twin")
         twin = self.twin
         own = (twin.review, twin.review_tag, twin.max_age_days, twin.incumbent)
         if own != ("automatic", ReviewTag(), 90.0, None):
             raise ValueError(
-                "review, review_tag, max_age_days and incumbent hold for both; set them beside twin"
+                "review, review_tag, max_age_days and incumbent apply to both files; set them "
+                "outside twin"
             )
         if self.twin.promotion != "direct":
-            raise ValueError("promotion holds for both; set it beside twin")
+            raise ValueError("promotion applies to both files; set it outside twin")
         if self.task not in ("auto", self.twin.task):
             raise ValueError(f"the twin's task is '{self.twin.task}', expected '{self.task}'")
         return self
@@ -243,10 +249,12 @@ class Policy(PolicyRecord):
     def _roles_agree(self) -> Self:
         for name, role in self.outputs.items():
             if name in self.logits and role != "logits":
-                raise ValueError(f"'{name}' is in logits and its role is '{role}'; say one of them")
+                raise ValueError(
+                    f"'{name}' is in logits, but its role is '{role}'; keep only one of them"
+                )
             if self.task == "tensors" and role in ("logits", "probabilities"):
                 raise ValueError(
-                    f"the role of '{name}' is '{role}', and task 'tensors' has no classes; set "
+                    f"the role of '{name}' is '{role}', but task 'tensors' has no classes; set "
                     "task: auto, or task: classification"
                 )
         return self
@@ -271,8 +279,8 @@ class Policy(PolicyRecord):
         for name in servers:
             if self.runtimes[name].options.get("allow_unproven_file"):
                 raise ValueError(
-                    f"after_deploy: replay_golden needs to know when '{name}' has loaded the file; "
-                    "leave out allow_unproven_file"
+                    f"after_deploy: replay_golden must be able to check that '{name}' has loaded "
+                    "the file; leave out allow_unproven_file"
                 )
         return self
 
@@ -282,8 +290,8 @@ class Policy(PolicyRecord):
         beside = [each.name for each in self.metrics if each.max_drop_from_champion is not None]
         if beside and self.incumbent is None:
             raise ValueError(
-                f"metrics: {beside[0]} has max_drop_from_champion, and nothing says what is done "
-                "where no version serves; set incumbent: {first_release: allow}, or refuse"
+                f"metrics: {beside[0]} has max_drop_from_champion, but nothing says what happens "
+                "without a champion; set incumbent: {first_release: allow}, or refuse"
             )
         if self.incumbent is not None and not (self.incumbent.is_bounded or beside):
             raise ValueError(
@@ -302,10 +310,12 @@ class Policy(PolicyRecord):
                 "every runtime is 'never'; at least one must be always or when_present"
             )
         if not any(r.required == "always" for r in active.values()):
-            raise ValueError("no runtime is required 'always', so a machine without devices passes")
+            raise ValueError(
+                "no runtime is required 'always', so a check without any runtime would pass"
+            )
         if all(r.required != "always" or traits_of(n).engine == "torch" for n, r in active.items()):
             raise ValueError(
-                "only torch-cuda is required 'always', and it never runs the file; "
+                "only torch-cuda is required 'always', which never runs the file; "
                 "require a runtime of ONNX Runtime too, such as ort-cpu"
             )
         for name, runtime in active.items():
@@ -325,14 +335,14 @@ class Policy(PolicyRecord):
             )
         if self.operating_points and not bounded:
             raise ValueError(
-                "operating_points are set, and no runtime bounds threshold_crossing or "
-                "threshold_crossing_bound, so nothing is judged there"
+                "operating_points are set, but no runtime bounds threshold_crossing or "
+                "threshold_crossing_bound, so they have no effect"
             )
         return self
 
     @property
     def scope(self) -> Scope:
-        """Return the settings that decide which bounds apply."""
+        """The settings that decide which bounds apply."""
         return Scope(
             task=self.task,
             precision=self.precision,
@@ -350,17 +360,18 @@ class Policy(PolicyRecord):
             path,
             section,
             complete=with_default_sections,
-            strange=dict.fromkeys(("parts", "chain"), _OF_RELEASES),
+            strange=dict.fromkeys(("parts", "chain"), _RELEASE_HINT),
         )
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Read a file with a `gate:` section, as params.yaml has, or with the policy itself."""
+        """Read the policy from the `gate:` section of a file like params.yaml, or from a policy
+        file."""
         return cls.load(path, section="gate" if has_section(path, "gate") else None)
 
     @property
     def points(self) -> tuple[OperatingPoint, ...]:
-        """The operating points, by class and threshold."""
+        """The operating points, ordered by class and threshold."""
         return points_of(self.operating_points)
 
     def role_for(self, name: str) -> Role | None:
@@ -368,14 +379,14 @@ class Policy(PolicyRecord):
         return self.outputs.get(name) or ("logits" if name in self.logits else None)
 
     def waives(self, name: Waivable, output: str) -> bool:
-        """Return whether this check of an output of this name may go unmeasured."""
+        """Return whether this check may be unmeasured for an output."""
         waived = self.waive.get(output, ()) if isinstance(self.waive, dict) else self.waive
         return name in waived
 
     def counts_classes(self, name: str) -> bool:
         """Return whether the output holds class scores if its shape is (batch, classes >= 2).
 
-        The policy states it, or it is inferred.
+        The policy states it or leaves it to inference.
         """
         role = self.role_for(name)
         if role is not None:
@@ -389,23 +400,23 @@ class Policy(PolicyRecord):
             return type(self).model_validate_json(json.dumps(self.to_plain() | changes))
         except ValidationError as error:
             raise PolicyError(
-                f"the policy with the roles and the task beside it: {first_problem(error)}"
+                f"invalid policy after adding roles and task: {first_problem(error)}"
             ) from error
 
     def for_part(self, outputs: Sequence[str]) -> Self:
         """Return the policy for a part of a release with these outputs.
 
-        It has no settings for other outputs, pictures or the champion. Quantized values between
-        parts are not final results: the numbers of a quantized part's output are judged only if the
-        policy names that output (`judges`), and no class scores are inferred. The effect of the
-        part's rounding is judged at the outputs of the chain.
+        It has no settings for other outputs, images or the champion. Outputs of a quantized part
+        that feed other parts are not results: their numbers are judged only if the policy names the
+        output (`judges`), and no class scores are inferred. The effect of the part's rounding is
+        judged at the outputs of the chain.
         """
         quantized = self.precision == "quantized"
         update = {
             "task": "tensors" if quantized else "auto",
             "outputs": {name: role for name, role in self.outputs.items() if name in outputs},
             "logits": tuple(name for name in self.logits if name in outputs),
-            "waive": _of_outputs(self.waive, outputs),
+            "waive": _restricted(self.waive, outputs),
             "operating_points": (),
             "preprocessing": None,
             "metrics": (),
@@ -417,12 +428,11 @@ class Policy(PolicyRecord):
         return part
 
     def judges(self, name: str) -> bool:
-        """Return whether this policy bounds the numbers of an output, rather than the policy of the
-        chain (`for_part`)."""
+        """Return whether this policy bounds an output, rather than the policy of the chain."""
         return not self._judged_in_chain or self.role_for(name) is not None
 
     def bounds_for(self, runtime: RuntimeName, output: str) -> Bounds:
-        """Return the bounds for the output of this name in a runtime of the policy."""
+        """Return the bounds of an output in a runtime of the policy."""
         return self.runtimes[runtime].bounds if self.judges(output) else Bounds()
 
     @classmethod
@@ -441,14 +451,13 @@ class Policy(PolicyRecord):
 
     @classmethod
     def built_in(cls, precision: Precision = "exact", *, task: Task | None = None) -> Self:
-        """Return the built-in policy of a precision; for quantized files that of classifiers."""
+        """Return the built-in policy of a precision; the quantized one is for classifiers."""
         if precision == "quantized":
             return cls.quantized()
         return {"exact": cls.default, "reduced": cls.reduced}[precision](task=task or "auto")
 
     def for_file(self, subject: Subject) -> Self:
-        """Return the policy with the bounds for this file: for bfloat16, built-in float16 bounds
-        are replaced by those of bfloat16."""
+        """Return the policy for a file: built-in float16 bounds are scaled for bfloat16 files."""
         if self.precision != "reduced" or not subject.has_bfloat16:
             return self
         runtimes = {
@@ -467,7 +476,7 @@ class Policy(PolicyRecord):
         return cls(precision="quantized", instruments=ANSWERS_ONLY, runtimes=quantized_runtimes())
 
 
-def _of_outputs(waived: Waivers, outputs: Sequence[str]) -> Waivers:
+def _restricted(waived: Waivers, outputs: Sequence[str]) -> Waivers:
     if not isinstance(waived, dict):
         return waived
     return {name: checks for name, checks in waived.items() if name in outputs}

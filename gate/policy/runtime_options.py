@@ -1,4 +1,4 @@
-"""ONNX Runtime session options; what a policy may set for a runtime."""
+"""ONNX Runtime session options, and the options that a policy may set for a runtime."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ from gate.records.runtime import (
 OPTIMIZATIONS_OFF = "ORT_DISABLE_ALL"
 
 BASIC = "ORT_ENABLE_BASIC"
-"""What is tried where a file does not open with optimizations off."""
+"""The level to try if a file can't be opened with optimizations off."""
 
-_OURS = ("session.load_model_format", "session.model_external_initializers_file_folder_path")
-"""They decide which bytes are the model: those of the digest, and no others."""
+_MODEL_ENTRIES = (
+    "session.load_model_format",
+    "session.model_external_initializers_file_folder_path",
+)
+"""Config entries that decide which bytes are the model. These must be the bytes of the digest."""
 
 _COMPILED = (
     "trt_engine_cache_enable", "trt_dump_ep_context_model", "trt_ep_context_file_path",
@@ -37,14 +40,14 @@ _COMPILED = (
     "modelcachedirectory", "migraphx_model_cache_dir", "migraphx_load_", "qnn_context_cache_",
     "context_file_path", "context_enable", "share_ep_contexts",
 )  # fmt: skip
-"""How options begin, in small letters, by which a provider computes what was compiled before, or
-was read from elsewhere: the key of TensorRT's engines has no weights in it. OpenVINO's
-`load_config` may name a cache. TensorRT's timing cache only has times."""
+"""Lower-case prefixes of options that make a provider run a model compiled earlier or loaded from
+elsewhere. The key of TensorRT's engine cache does not include the weights. OpenVINO's `load_config`
+may name a cache. TensorRT's timing cache is allowed, because it contains only timings."""
 
 _LOWERING = {"mlas.enable_gemm_fastmath_arm64_bfloat16": "bfloat16"}
-"""Config entries that lower the precision on the CPU, and to what."""
+"""Config entries that lower the precision on the CPU, with that precision."""
 
-_OFF = ("", "0", "false")
+_FALSE = ("", "0", "false")
 
 Provider = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]+ExecutionProvider$")]
 
@@ -56,59 +59,59 @@ class OrtSettings(PolicyRecord):
     """The options that every ONNX Runtime session accepts."""
 
     disabled_optimizers: tuple[str, ...] = ()
-    """Optimizations of the graph that are left out, by name: `MatmulTransposeFusion`."""
+    """Names of graph optimizations to disable, for example `MatmulTransposeFusion`."""
     config: dict[str, str] = Field(default_factory=dict)
-    """Config entries, such as `session.disable_prepacking: "1"`."""
+    """Config entries, for example `session.disable_prepacking: "1"`."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """`intra_op_num_threads`; None: as `determinism.threads`, else as PyTorch has them."""
+    """`intra_op_num_threads`. None: `determinism.threads`, or PyTorch's default."""
 
     @model_validator(mode="after")
     def _same_model(self) -> Self:
-        if taken := [key for key in self.config if key in _OURS]:
+        if taken := [key for key in self.config if key in _MODEL_ENTRIES]:
             raise ValueError(f"config: {taken[0]} decides which file is read; leave it out")
         for key, value in self.config.items():
             _check_compiled(key.rpartition(".")[2], value, where=f"config: {key}: ")
         return self
 
     @property
-    def lowered(self) -> str | None:
-        """The precision below float32 that config asks for; None: it asks for none."""
+    def reduced_precision(self) -> str | None:
+        """The precision below float32 that a config entry requests, or None."""
         on = (_LOWERING[key] for key in self.config if self._lowers(key))
         return next(on, None)
 
     def check_exact(self) -> None:
-        """Raise ValueError for config that is not `precision: exact`."""
+        """Raise ValueError for a config entry that contradicts `precision: exact`."""
         for key in filter(self._lowers, self.config):
             raise ValueError(
-                f"config: {key} computes in {_LOWERING[key]}, and precision is 'exact'; leave it "
-                "out, or set precision: reduced, and bounds that fit it (gate init --precision "
+                f"config: {key} computes in {_LOWERING[key]}, but precision is 'exact'. Leave it "
+                "out, or set precision: reduced with suitable bounds (gate init --precision "
                 "reduced)"
             )
 
     def _lowers(self, key: str) -> bool:
-        return key in _LOWERING and self.config[key].lower() not in _OFF
+        return key in _LOWERING and self.config[key].lower() not in _FALSE
 
 
 class OrtOptions(OrtSettings):
     """The options of the kind `ort`, including the providers that run the nodes."""
 
     providers: Annotated[tuple[Provider, ...], Field(min_length=1)]
-    """The first is the promise: it must be active and run nodes. Compute nodes on one that is not
-    listed are a fallback, and refused; so list CPUExecutionProvider where it may have some."""
+    """Execution providers by priority. The first must be active and run nodes. Compute nodes on a
+    provider that is not listed are refused, so list CPUExecutionProvider if it may run some."""
     provider_options: dict[Provider, dict[str, str]] = Field(default_factory=dict)
-    """By provider; as ONNX Runtime takes them: texts."""
+    """Options by provider, as ONNX Runtime accepts them: strings."""
     graph_optimization_level: Level = "ORT_ENABLE_ALL"
 
     @model_validator(mode="after")
     def _listed(self) -> Self:
         if len(set(self.providers)) < len(self.providers):
-            raise ValueError(f"providers {list(self.providers)}: name each once")
+            raise ValueError(f"providers {list(self.providers)}: list each once")
         if CPU_PROVIDER in self.providers[:-1]:
             raise ValueError(f"{CPU_PROVIDER} runs every node: list it last")
-        if strangers := sorted(set(self.provider_options) - set(self.providers)):
-            raise ValueError(f"provider_options are for {strangers[0]}, which providers don't list")
+        if unlisted := sorted(set(self.provider_options) - set(self.providers)):
+            raise ValueError(f"provider_options are for {unlisted[0]}, which is not in providers")
         if self.provider_options.get(CPU_PROVIDER):
-            raise ValueError(f"provider_options: {CPU_PROVIDER} takes none; leave them out")
+            raise ValueError(f"provider_options: {CPU_PROVIDER} has none; leave them out")
         for provider, options in self.provider_options.items():
             for option, value in options.items():
                 _check_compiled(option, value, provider=provider)
@@ -117,15 +120,16 @@ class OrtOptions(OrtSettings):
 
 @dataclass(frozen=True)
 class OrtSetup:
-    """How a session is opened, and so what it must report."""
+    """How a session is opened, and therefore what it must report."""
 
     providers: tuple[str, ...]
-    """As listed, without the CPU that ONNX Runtime always adds."""
+    """As listed, without the CPU provider that ONNX Runtime adds."""
     optimization: str
     provider_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     settings: OrtSettings = field(default_factory=OrtSettings)
     several: bool = False
-    """True if options are recorded by provider: two providers have options of one name."""
+    """True if options are recorded with their provider, because two may have options of one
+    name."""
 
     @classmethod
     def from_traits(
@@ -143,40 +147,40 @@ class OrtSetup:
     def from_options(cls, options: Mapping[str, JsonValue], cuda: Mapping[str, str]) -> Self:
         """Create the setup of a runtime of the kind `ort`. Raises ValidationError."""
         wanted = OrtOptions.model_validate_json(_json(options))
-        given = {name: dict(values) for name, values in wanted.provider_options.items()}
+        by_provider = {name: dict(values) for name, values in wanted.provider_options.items()}
         if CUDA_PROVIDER in wanted.providers:
-            given[CUDA_PROVIDER] = {**cuda, **given.get(CUDA_PROVIDER, {})}
+            by_provider[CUDA_PROVIDER] = {**cuda, **by_provider.get(CUDA_PROVIDER, {})}
         level = wanted.graph_optimization_level
-        return cls(wanted.providers, level, given, wanted, several=True)
+        return cls(wanted.providers, level, by_provider, wanted, several=True)
 
     @property
     def provider(self) -> str:
-        """The promised one."""
+        """The first provider, which must be active."""
         return self.providers[0]
 
     @property
     def on_cpu(self) -> bool:
-        """Return whether only the CPU is requested."""
+        """True if only the CPU is requested."""
         return self.providers == (CPU_PROVIDER,)
 
     @property
     def cuda(self) -> bool:
-        """Return True if CUDA is what is promised."""
+        """True if CUDA is the first provider."""
         return self.provider == CUDA_PROVIDER
 
     @property
     def optimized(self) -> Self:
-        """Return the setup with its optimizations; with all of them where none is on."""
+        """The setup with its optimizations, or with all of them if they are off."""
         return self if self != self.plain else replace(self, optimization="ORT_ENABLE_ALL")
 
     @property
     def plain(self) -> Self:
-        """Return the setup with optimizations off."""
+        """The setup with optimizations off."""
         return replace(self, optimization=OPTIMIZATIONS_OFF)
 
     @property
     def is_named_plain(self) -> bool:
-        """Return whether it is a built-in name with optimizations off, which is never deployed."""
+        """True for a built-in runtime with optimizations off, which is never deployed."""
         return self.optimization == OPTIMIZATIONS_OFF and not self.several
 
     def reported(self) -> Iterator[tuple[str, str]]:
@@ -190,22 +194,22 @@ class OrtSetup:
             yield "disabled_optimizers", self.disabled
 
     def key(self, provider: str, option: str) -> str:
-        """How an option of a provider is recorded."""
+        """Return the name under which a provider's option is recorded."""
         return f"{provider}.{option}" if self.several else option
 
     @property
     def disabled(self) -> str:
-        """Return the disabled optimizations as one text."""
+        """The disabled optimizations as text."""
         return ", ".join(sorted(self.settings.disabled_optimizers))
 
 
 def _check_compiled(
     option: str, value: str, *, provider: str = "a provider", where: str = ""
 ) -> None:
-    if option.lower().startswith(_COMPILED) and value.lower() not in _OFF:
+    if option.lower().startswith(_COMPILED) and value.lower() not in _FALSE:
         raise ValueError(
-            f"{where}{option} lets {provider} compute a model that was compiled before, and not "
-            "the file that has the digest; leave it out"
+            f"{where}{option} makes {provider} run a model that was compiled earlier, not the file "
+            "with this digest; leave it out"
         )
 
 
@@ -213,15 +217,15 @@ def _json(options: Mapping[str, JsonValue]) -> str:
     return json.dumps(dict(options))
 
 
-# A recording has one answer for each input. It can't be repeated, and its samples can't be put into
-# other batches, so that a policy that bounds either of it is refused.
+# A recording has one answer per input. Bounds on repeated runs and on other batches can't be
+# measured on it, so such a policy is refused.
 UNREPEATED = (
     "repeatability",
     "repeatability_ratio",
     "batch_invariance",
     "batch_invariance_ratio",
 )
-"""Bounds on what takes more than one answer to an input."""
+"""Bounds that need more than one answer to an input."""
 
 
 class RecordedOptions(BaseModel):
@@ -230,55 +234,56 @@ class RecordedOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     probes: Literal["required", "when_recorded"] = "required"
-    """`when_recorded`: what the recording has no outputs for is WAIVED, and shown."""
+    """`when_recorded`: probes without recorded outputs are WAIVED and shown."""
 
 
-class _RecordedDemands(Protocol):
+class _HasRuntimes(Protocol):
     @property
     def runtimes(self) -> Mapping[RuntimeName, RuntimePolicy]: ...
 
 
 def check_recorded(runtime: RuntimePolicy) -> None:
-    """Raise ValueError for options that it does not take, and for bounds that can't be measured."""
+    """Raise ValueError for unknown options, and for bounds that can't be measured on a
+    recording."""
     RecordedOptions.model_validate(runtime.options)
     bounded = [name for name in UNREPEATED if getattr(runtime.bounds, name) is not None]
     if bounded and runtime.required != "never":
         raise ValueError(
             f"{', '.join(bounded)} can't be measured on a recording, which has one answer "
-            "to each input; leave them out"
+            "per input; leave them out"
         )
 
 
-def is_recorded(policy: _RecordedDemands, name: RuntimeName) -> bool:
-    """Return whether a recording measures under this name."""
+def is_recorded(policy: _HasRuntimes, name: RuntimeName) -> bool:
+    """Return whether the runtime of this name is a recording."""
     wanted = policy.runtimes.get(name)
     return wanted is not None and (wanted.kind or name) == RECORDED
 
 
-def is_server(policy: _RecordedDemands, name: RuntimeName) -> bool:
-    """Return True if a model server measures under this name."""
+def is_server(policy: _HasRuntimes, name: RuntimeName) -> bool:
+    """Return whether the runtime of this name is a model server."""
     wanted = policy.runtimes.get(name)
     return wanted is not None and (wanted.kind or name) == SERVER
 
 
-def servers_of(policy: _RecordedDemands) -> list[RuntimeName]:
+def servers_of(policy: _HasRuntimes) -> list[RuntimeName]:
     """Return the names of the model servers of a policy."""
     return [name for name in policy.runtimes if is_server(policy, name)]
 
 
-def may_lack_probes(policy: _RecordedDemands, name: RuntimeName) -> bool:
+def may_lack_probes(policy: _HasRuntimes, name: RuntimeName) -> bool:
     """Return whether the policy allows this recording to have no outputs for probes."""
     return (
         is_recorded(policy, name) and policy.runtimes[name].options.get("probes") == "when_recorded"
     )
 
 
-_TAKEN = ("reference", "export", "dataset", "self_check", "train")
-"""What stands in a runtime's place before numbers on the pages of runs."""
+_RESERVED_NAMES = ("reference", "export", "dataset", "self_check", "train")
+"""Names that stand in the position of a runtime in MLflow metric names."""
 
 
-class _RuntimesDemands(Protocol):
-    """The settings of a policy that decide how a runtime is set up."""
+class _HasRuntimeSettings(Protocol):
+    """The policy fields that decide how a runtime is set up."""
 
     @property
     def runtimes(self) -> Mapping[RuntimeName, RuntimePolicy]: ...
@@ -295,28 +300,28 @@ class NoOptions(BaseModel):
 
 
 def check_runtime(name: RuntimeName, runtime: RuntimePolicy, *, exact: bool) -> None:
-    """Raise ValueError for a kind or options that can't be those of the gate's own runtimes, and,
-    where the precision is to be `exact`, for options that lower it.
+    """Raise ValueError for a kind or options that a built-in runtime does not accept.
 
-    Of the others only the registry knows, where they are measured.
+    With `exact`, also for options that lower the precision. The registry of runtimes checks the
+    options of other runtimes when they are measured.
     """
     traits = RUNTIMES.get(name)
     kind = runtime.kind or name
-    if name in _TAKEN:
-        raise ValueError(f"{name}: numbers beside those of runtimes have this name; take another")
+    if name in _RESERVED_NAMES:
+        raise ValueError(f"{name}: this name is reserved for metrics; use another")
     if name in OWN and kind != name:
         raise ValueError(
-            f"{name}: kind is '{kind}', and this name promises something else; take another name"
+            f"{name}: kind is '{kind}', but this name is that of another kind; use another name"
         )
     if runtime.exceeded == "warn" and (traits is None or traits.engine != "torch"):
         raise ValueError(
-            f"{name}: exceeded is 'warn', and this runtime runs the file: set it of torch-cuda, or "
-            "widen the bounds"
+            f"{name}: exceeded is 'warn', but this runtime runs the file. Set it for torch-cuda, "
+            "or widen the bounds"
         )
     if traits is None and kind in RUNTIMES:
         raise ValueError(
-            f"{name}: kind is '{kind}', which measures under its own name only; take kind: {ORT} "
-            "with the providers and the level that you want"
+            f"{name}: kind is '{kind}', which can only be used under its own name. Use kind: {ORT} "
+            "with the providers and the level that you need"
         )
     try:
         if traits is not None and traits.engine == "torch":
@@ -331,8 +336,8 @@ def check_runtime(name: RuntimeName, runtime: RuntimePolicy, *, exact: bool) -> 
         raise ValueError(f"{name}: options: {error}") from error
 
 
-def ort_setup(policy: _RuntimesDemands, name: RuntimeName) -> OrtSetup | None:
-    """How ONNX Runtime is set up for a runtime of this policy; None for one of another engine."""
+def ort_setup(policy: _HasRuntimeSettings, name: RuntimeName) -> OrtSetup | None:
+    """Return the setup of an ONNX Runtime runtime of this policy; None for another engine."""
     cuda = policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)
     return _setup(name, policy.runtimes.get(name), cuda)
 
@@ -340,7 +345,10 @@ def ort_setup(policy: _RuntimesDemands, name: RuntimeName) -> OrtSetup | None:
 def setup_of(
     name: RuntimeName, kind: RuntimeName, options: Mapping[str, JsonValue], cuda: Mapping[str, str]
 ) -> OrtSetup | None:
-    """The same, of a runtime by its kind and options. Raises ValidationError."""
+    """Return the setup of a runtime by its kind and options; None for another engine.
+
+    Raises ValidationError.
+    """
     traits = RUNTIMES.get(name)
     if traits is not None:
         return OrtSetup.from_traits(traits, options, cuda) if traits.engine != "torch" else None

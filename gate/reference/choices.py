@@ -1,4 +1,4 @@
-"""Run the model with the choices of a file where rounding leaves them open."""
+"""Rerun the model with a file's discrete choices where rounding could have caused them."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from gate.reference.random_rounding import EXACT
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import OutputArray
 
-# A runtime may order equal scores differently than PyTorch. Then it keeps different boxes, and its
-# outputs cannot be compared with the model's. So the model runs again with the decisions of the
-# file (topk, sort, argmax, nms, comparisons, steps, conversions of floats to integers) in place of
-# its own. Each of them must be possible within the rounding of the model's own operands; otherwise
-# nothing is excused. The outputs are then compared as always.
+# A runtime may order equal scores differently than PyTorch. It then keeps different boxes, and its
+# outputs can't be compared with the model's. Therefore the model is run again with the file's
+# choices (topk, sort, argmax, nms, comparisons, rounding to whole numbers, conversions of floats to
+# integers) in place of its own. Each choice must be possible within the rounding of the model's
+# operands; otherwise no difference is excused. The outputs are then compared as usual.
 
 Floats = NDArray[np.float64]
 
 Run = Callable[[], list[OutputArray]]
 
-_LEEWAY = 4.0
-"""An operand may be so many times as far off as the farthest of the rounding runs."""
+_TOLERANCE = 4.0
+"""Allowed error of an operand, in units of the largest error in the runs with random rounding."""
 
-_LEEWAY_OF_STEPS = 16.0
-"""The same of a float that is made whole or an integer: sums cancel, and their terms round more
-than the result does."""
+_STEP_TOLERANCE = 16.0
+"""The same for a float that is rounded to a whole number or converted to an integer. Sums cancel,
+and their terms round more than the result."""
 
 _FRACTIONS = 2.0**23
-"""From here on, every float32 is a whole number."""
+"""From this value on, every float32 is a whole number."""
 
-_JUMP, _JUMP_RELATIVE = 0.125, 2e-6
-"""Of a float that is made whole or an integer: moved by more, absolutely and of its value, it is
-behind a decision that is not recorded, as of a loop; rounding does not move it so far."""
+_LARGEST_CHANGE, _LARGEST_RELATIVE_CHANGE = 0.125, 2e-6
+"""Largest change by rounding, absolute and relative, of a float that becomes a whole number. A
+larger change comes from an earlier choice that is not recorded, such as that of a loop."""
 
-_NEAR = 1e-3
-"""An edge of a bucket that differs by more, of the largest edge, is none of the model's."""
+_EDGE_TOLERANCE = 1e-3
+"""Largest difference of two bucket edges that count as equal, relative to the largest edge."""
 
 _MOST_BOXES = 4096
-"""Boxes whose overlaps are compared in pairs."""
+"""Largest number of boxes whose overlaps are compared in pairs."""
 
 _ONNX = {
     "topk": "TopK",
@@ -68,47 +68,47 @@ _ONNX = {
     "to": "Cast",
 }
 
-_BY_CLASS, _AT_ONCE = "_batched_nms_vanilla", "_batched_nms_coordinate_trick"
-"""How torchvision suppresses boxes of several classes."""
+_NMS_BY_CLASS, _NMS_AT_ONCE = "_batched_nms_vanilla", "_batched_nms_coordinate_trick"
+"""torchvision's functions for suppressing boxes of several classes."""
 
 _COMPARISONS = frozenset({"gt", "ge", "lt", "le"})
 
-_FIRST = frozenset({"argmax", "argmin", "max", "min"})
-"""Operators of which PyTorch and ONNX define which of equal elements they return: the first one."""
+_FIRST_OF_EQUAL = frozenset({"argmax", "argmin", "max", "min"})
+"""Operators for which PyTorch and ONNX define which of equal elements is returned: the first."""
 
 CONVERSIONS = frozenset({"to", "_to_copy", "type_as"})
-"""Operators of ATen that convert a tensor to another type."""
+"""ATen operators that convert a tensor to another dtype."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One decision of the model, with the file's in its place."""
+    """One choice of the model, with the file's choice for it."""
 
     name: str
-    """Operator in ATen, or `nms` of torchvision."""
+    """ATen operator without namespace, or `nms` of torchvision."""
     operands: tuple[Floats, ...]
     own: NDArray[Any]
-    """What the model decides itself: indices, shape of the result; bools of a comparison."""
+    """The model's choice in the shape of the result: indices, or bools of a comparison."""
     chosen: NDArray[Any]
-    """What the file decided; `own` where no node of the file is its counterpart."""
+    """The file's choice; `own` if no node of the file corresponds."""
     axis: int | None = None
-    """Of the indices; None: into the flat operand."""
+    """Axis of the indices; None: they index the flattened operand."""
     threshold: float = 0.0
-    """Of the overlaps (`nms`)."""
+    """Overlap threshold (`nms`)."""
     node: Choice | None = None
-    """The counterpart in the file; None where none was found."""
+    """The corresponding choice of the file; None if there is none."""
     step: Discretization | None = None
     unordered: bool = False
-    """Indices of a TopK whose order PyTorch leaves open (`sorted=False`)."""
+    """True for indices of a TopK whose order PyTorch does not define (`sorted=False`)."""
 
     @property
     def differs(self) -> bool:
-        """Return True if the file decided otherwise."""
+        """True if the file's choice differs."""
         return not bool(self.same.all())
 
     @property
     def same(self) -> NDArray[np.bool_]:
-        """Where the file decided the same, shape of `own`; all False if the shapes differ."""
+        """Mask of equal choices, shape of `own`; all False if the shapes differ."""
         if self.own.shape != self.chosen.shape:
             return np.zeros(max(self.own.shape, (1,)), np.bool_)
         nan = (self.own != self.own) & (self.chosen != self.chosen)
@@ -116,25 +116,26 @@ class Call:
 
     @property
     def makes_whole(self) -> bool:
-        """Return True if floats are rounded to whole numbers, or converted to integers."""
+        """True if floats are rounded to whole numbers or converted to integers."""
         return self.name == "to" or (self.step is not None and self.step.buckets is None)
 
     @property
     def operator(self) -> str:
-        """ONNX operator type of a counterpart."""
+        """ONNX operator type of the corresponding node."""
         return self.step.nodes[0] if self.step else _ONNX[self.name]
 
 
 class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which operators return what the file decided, instead of their own result.
+    """A dispatch mode in which operators return the file's choices instead of their results.
 
-    `own`: the choices are the model's own, without rounding. One whose operand jumps is made anew.
+    own: the choices are the model's, from a run without rounding. A choice is made again if its
+    operand changes by more than rounding.
     """
 
     def __init__(self, choices: Sequence[Choice], *, own: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._has_own = own
-        self._left = {
+        self._unused = {
             operator: [c for c in choices if c.operator == operator]
             for operator in {c.operator for c in choices}
         }
@@ -144,18 +145,18 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         name = bare(func._schema.name).removeprefix("torchvision::")
         name = "to" if name in CONVERSIONS else name
         if name in STEPS:
-            return self._stepped(func, name, args, kwargs or {})
+            return self._dispatch_step(func, name, args, kwargs or {})
         returned = func(*args, **(kwargs or {}))
         if name not in _ONNX or not isinstance(args[0], torch.Tensor):
             return returned
         result = returned[-1] if isinstance(returned, tuple) else returned
-        of_two = name in ("max", "min") and not isinstance(returned, tuple)  # or of all elements
+        of_two = name in ("max", "min") and not isinstance(returned, tuple)  # or over all elements
         if of_two or (name == "to" and not _are_integers_of_floats(args[0], returned)):
             return returned
         stated = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)}
         stated |= kwargs or {}
         own = result.detach().cpu().numpy()
-        call = self._call(name, stated, own)
+        call = self._make_call(name, stated, own)
         self.calls.append(call)
         if not call.differs:
             return returned
@@ -166,9 +167,9 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         values = args[0].gather(stated.get("dim", -1), at).reshape(returned[0].shape)
         return (values, chosen)
 
-    def _stepped(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _dispatch_step(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         stated = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
-        step = discretization_of(name, stated)  # before the call: it may overwrite its operand
+        step = discretization_of(name, stated)  # before the call, which may overwrite its operand
         returned = func(*args, **kwargs)
         if step is None or "out" in kwargs or returned.shape != step.operand.shape:
             return returned
@@ -180,7 +181,7 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
             if node is not None:
                 break
         if node is None and step.edges is not None:
-            chosen, node = self._searched(step, step.edges, own)
+            chosen, node = self._from_binary_search(step, step.edges, own)
         chosen = self._unless_moved(chosen, own, step.operand, node)
         call = Call(name, (step.operand,), own, chosen, node=node, step=step)
         self.calls.append(call)
@@ -188,13 +189,13 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
             return returned
         values = np.where(call.same, result, step.result_of(chosen))
         replaced = torch.from_numpy(values).to(returned.device, returned.dtype)
-        return returned.copy_(replaced)  # in place, because a mode below may track the tensor
+        return returned.copy_(replaced)  # in place, because an outer mode may track the tensor
 
     def _counterpart(
         self, step: Discretization, operator: str, own: NDArray[Any]
     ) -> tuple[NDArray[Any], Choice | None]:
-        """Take the next node of an operator that can be that of a step."""
-        left = self._left.get(operator, [])
+        """Take the next recorded choice that can correspond to a step."""
+        left = self._unused.get(operator, [])
         for place, choice in enumerate(left):
             chosen = step.chosen_by(operator, choice.chosen)
             if chosen is not None and _can_be_counterpart(step, choice, own):
@@ -202,30 +203,34 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
                 return chosen.astype(own.dtype), choice
         return own, None
 
-    def _searched(
+    def _from_binary_search(
         self, step: Discretization, edges: Floats, own: NDArray[Any]
     ) -> tuple[NDArray[Any], Choice | None]:
-        """Take the comparisons of a binary search, as which the dynamo exporter writes bucketize;
-        they become the comparisons with all edges."""
+        """Take the comparisons of a binary search, to which the dynamo exporter converts bucketize.
+
+        They are converted to comparisons with all edges.
+        """
         count = len(edges).bit_length()
         for operator in ("GreaterOrEqual", "Greater"):
-            left = self._left.get(operator, [])
+            left = self._unused.get(operator, [])
             fit = [c for c in left if c.operand is not None and c.operand.shape == own.shape]
             for start in range(len(fit) - count + 1):
                 steps = fit[start : start + count]
                 if (found := _bisected(step.operand, edges, steps)) is not None:
-                    self._left[operator] = [c for c in left if not any(c is s for s in steps)]
+                    self._unused[operator] = [c for c in left if not any(c is s for s in steps)]
                     return np.count_nonzero(found.chosen, axis=0).astype(own.dtype), found
         return own, None
 
-    def _call(self, name: str, stated: dict[str, Any], own: NDArray[Any]) -> Call:
+    def _make_call(self, name: str, stated: dict[str, Any], own: NDArray[Any]) -> Call:
         operands = tuple(
             np.asarray(v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else v, np.float64)
             for key, v in stated.items()
             if isinstance(v, torch.Tensor) or (name in _COMPARISONS and key == "other")
         )
         axis = stated.get("dim", None if name in ("argmax", "argmin") else -1)
-        chosen, of_node = self._next(name, own, boxes=len(operands[0]) if name == "nms" else 0)
+        chosen, of_node = self._next_choice(
+            name, own, boxes=len(operands[0]) if name == "nms" else 0
+        )
         limit = float(stated.get("iou_threshold", 0.0))
         operands = operands[:1] if name == "to" else operands
         chosen = self._unless_moved(chosen, own, operands[0], of_node if name == "to" else None)
@@ -235,24 +240,26 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
     def _unless_moved(
         self, chosen: NDArray[Any], own: NDArray[Any], operand: Floats, node: Choice | None
     ) -> NDArray[Any]:
-        """The recorded choices, but those of this run where an operand is another one."""
+        """Return the recorded choices, or this run's where an operand changed by more than
+        rounding."""
         if not self._has_own or node is None or node.operand is None:
             return chosen
         with np.errstate(invalid="ignore"):
             moved = np.abs(operand - node.operand.reshape(operand.shape))
-            jumped = moved > np.maximum(_JUMP, _JUMP_RELATIVE * np.abs(operand))
+            jumped = moved > np.maximum(_LARGEST_CHANGE, _LARGEST_RELATIVE_CHANGE * np.abs(operand))
         return np.where(jumped, own, chosen) if jumped.any() else chosen
 
-    def _next(
+    def _next_choice(
         self, name: str, own: NDArray[Any], *, boxes: int
     ) -> tuple[NDArray[Any], Choice | None]:
-        """The decision of the next node that can be the counterpart, and the node; else `own`."""
-        left = self._left.get(_ONNX[name], [])
+        """Return the next recorded choice that can correspond, and its node; else `own` and
+        None."""
+        left = self._unused.get(_ONNX[name], [])
         for place, choice in enumerate(left):
             array = choice.chosen
             if name == "nms":
-                of_file = array.ndim == 2 and array.shape[1] == 3 and not array[:, :2].any()
-                found = array[:, 2] if of_file else array
+                file_array = array.ndim == 2 and array.shape[1] == 3 and not array[:, :2].any()
+                found = array[:, 2] if file_array else array
                 fits = found.ndim == 1 and bool((found < boxes).all())
             else:
                 fits = bare_shape(array.shape) == bare_shape(own.shape)
@@ -260,12 +267,12 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
                 found = array.reshape(own.shape) if fits else array
             if fits:
                 del left[: place + 1]
-                return found.astype(own.dtype, order="C"), choice  # also of no dimension
+                return found.astype(own.dtype, order="C"), choice  # keeps arrays of no dimension
         return own, None
 
 
 def _bisected(x: Floats, edges: Floats, steps: Sequence[Choice]) -> Choice | None:
-    """Return which edges are below `x` by a binary search of the file; None if it is none."""
+    """Return which edges are below `x` by the file's binary search; None if it is not one."""
     low, high = np.zeros(x.shape, np.int64), np.full(x.shape, len(edges))
     margins = np.full((len(edges), *x.shape), np.inf)
     for choice in steps:
@@ -274,7 +281,7 @@ def _bisected(x: Floats, edges: Floats, steps: Sequence[Choice]) -> Choice | Non
         nearest = np.abs(np.subtract.outer(edges, compared)).argmin(axis=0)
         is_left = low < high
         off = np.abs(edges[nearest] - compared)[is_left].max(initial=0.0)
-        if not off <= _NEAR * np.abs(edges).max():
+        if not off <= _EDGE_TOLERANCE * np.abs(edges).max():
             return None
         high = np.where(is_left & choice.chosen, nearest, high)
         low = np.where(is_left & ~choice.chosen, nearest + 1, low)
@@ -286,7 +293,7 @@ def _bisected(x: Floats, edges: Floats, steps: Sequence[Choice]) -> Choice | Non
 
 
 def _can_be_counterpart(step: Discretization, choice: Choice, own: NDArray[Any]) -> bool:
-    """Return True if the node that made a choice may be that of a step which the model made."""
+    """Return True if a node's choice may correspond to a step of the model."""
     if step.buckets is not None:
         return True
     if choice.operand is not None:
@@ -302,8 +309,10 @@ def _are_integers_of_floats(operand: torch.Tensor, result: torch.Tensor) -> bool
 
 
 def model_choices(run: Run) -> list[Choice]:
-    """Return what the model decides in a run, in the order of its calls; no conversions of floats
-    that float32 has without a fraction only."""
+    """Return the model's choices in a run, in the order of its calls.
+
+    Conversions are skipped if all floats are too large to have a fraction.
+    """
     mode = ChoiceReplay(())
     with mode:
         run()
@@ -322,15 +331,15 @@ def _choice_of(call: Call) -> Choice | None:
 
 @dataclass(frozen=True)
 class ReplayedReference:
-    """The results of the model with the choices of a file."""
+    """Results of the model with the choices of a file."""
 
     outputs: list[OutputArray]
     draws: list[list[OutputArray]]
-    """The same under random rounding, by run."""
+    """The outputs in each run with random rounding."""
     truth: list[OutputArray] | None = None
-    """The same in float64; None where the model cannot run in it."""
+    """The outputs in float64; None if the model can't run in float64."""
     undefined: tuple[UndefinedCast, ...] = ()
-    """Conversions of the file with another result than the model's, and no defined one."""
+    """Conversions without a defined result in which file and model differ."""
 
 
 def replay(
@@ -341,14 +350,15 @@ def replay(
     *,
     draws: int,
 ) -> ReplayedReference | None:
-    """Return what the model computes with the choices of a file; None where all are its own, or
-    rounding does not leave one of the others open.
+    """Return the model's results with the choices of a file.
 
-    `run`: the model's forward; `rounded`: runs it under random rounding, seeded by a number;
-    `truth`: runs it in float64 inside a mode.
+    None if the choices do not differ, or if rounding does not explain one of them.
+
+    run: the model's forward pass. rounded: runs `run` with random rounding, seeded by a number.
+    truth: runs the model in float64 inside a dispatch mode.
     """
-    for way, replayed in _ways(choices):
-        with way:
+    for context, replayed in _attempts(choices):
+        with context:
             mode = ChoiceReplay(replayed)
             outputs = _inside(mode, run)
             if not any(call.differs for call in mode.calls):
@@ -373,26 +383,26 @@ def replay(
     return None
 
 
-def _ways(
+def _attempts(
     choices: Sequence[Choice],
 ) -> Iterator[tuple[AbstractContextManager[object], Sequence[Choice]]]:
-    """Yield contexts, and the choices that are replayed: all, then those that are no conversion."""
-    yield from ((way, choices) for way in _suppressions(choices))
+    """Yield contexts with the choices to replay: all, then all except conversions."""
+    yield from ((context, choices) for context in _suppressions(choices))
     others = [choice for choice in choices if choice.operator != "Cast"]
     if others and len(others) < len(choices):
-        yield from ((way, others) for way in _suppressions(others))
+        yield from ((context, others) for context in _suppressions(others))
 
 
 def _suppressions(choices: Sequence[Choice]) -> Iterator[AbstractContextManager[object]]:
-    """Yield contexts in which torchvision suppresses boxes: all classes at once, then as it does.
+    """Yield contexts for torchvision's box suppression: all classes at once, then unchanged.
 
-    `batched_nms` makes one call for each class of many boxes. It exports as one node, for which it
-    moves the boxes of each class apart.
+    For many boxes, `batched_nms` calls `nms` once per class. It is exported as one node that
+    suppresses all classes at once, with the boxes of each class moved apart.
     """
     boxes = sys.modules.get("torchvision.ops.boxes")
     suppresses = any(choice.operator == "NonMaxSuppression" for choice in choices)
-    if suppresses and hasattr(boxes, _BY_CLASS) and hasattr(boxes, _AT_ONCE):
-        yield patch.object(boxes, _BY_CLASS, getattr(boxes, _AT_ONCE))
+    if suppresses and hasattr(boxes, _NMS_BY_CLASS) and hasattr(boxes, _NMS_AT_ONCE):
+        yield patch.object(boxes, _NMS_BY_CLASS, getattr(boxes, _NMS_AT_ONCE))
     yield nullcontext()
 
 
@@ -402,29 +412,32 @@ def _inside(mode: ChoiceReplay, run: Run) -> list[OutputArray]:
 
 
 def _rounding(call: Call, operand: Floats) -> Floats:
-    """Return the rounding of each element; none of whole numbers, which may be counts."""
+    """Return the rounding error of each element; 0 for whole numbers, which may be counts."""
     return np.where(
         _are_whole(call, operand), 0.0, np.maximum(2.0 * EPSILON * np.abs(operand), UNDERFLOW)
     )
 
 
 def _are_whole(call: Call, operand: Floats) -> NDArray[np.bool_]:
-    """Return which elements are whole numbers by intention: all of them if all are; of a conversion
-    those that float32 could have with a fraction, if all of these are whole."""
+    """Return which elements count as exact whole numbers.
+
+    These are all elements if all are whole. For a conversion, only elements that could have a
+    fraction in float32 are considered.
+    """
     small = np.abs(operand) < _FRACTIONS if call.makes_whole else np.ones(operand.shape, np.bool_)
     whole = bool((operand == np.round(operand))[small].all())
     return small & whole
 
 
 def _are_whole_by_chance(moved: Floats) -> bool:
-    """Return True if rounding leaves fractions where the operand has none: a product like
-    k / 255 * 255."""
+    """Return True if rounding produces fractions from whole numbers: a product like k / 255 *
+    255."""
     small = np.abs(moved) < EXACT
     return bool((moved != np.round(moved))[small].any())
 
 
 def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:
-    leeway = _LEEWAY_OF_STEPS if call.makes_whole else _LEEWAY
+    leeway = _STEP_TOLERANCE if call.makes_whole else _TOLERANCE
     for place, (x, y) in enumerate(zip(call.operands, moved.operands, strict=False)):
         if call.name != moved.name or x.shape != y.shape:
             continue
@@ -437,7 +450,7 @@ def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:
                 error = np.where(error < 0.5, error, 0.0)
                 widest[place] = np.fmax(widest[place], 2.0 * EPSILON * np.abs(x))
             typical = _typical_of_rows(x, error) if call.makes_whole else _typical(call, x, error)
-            # A step (round, floor, ceil) that moves one element proves nothing of others.
+            # A change of one element in a step (round, floor, ceil) says nothing about others.
             steps = call.makes_whole and whole
             widest[place] = np.fmax(
                 widest[place], np.where(steps, error, leeway * np.fmax(error, typical))
@@ -445,8 +458,10 @@ def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:
 
 
 def _typical_of_rows(x: Floats, error: Floats) -> Floats:
-    """The rms error at each place over the rows, in units of the largest value of a row. Few draws
-    move some of many elements little by chance."""
+    """Return the RMS error of each position over the rows, scaled by the largest value of each row.
+
+    With few draws, some of many elements change little by chance.
+    """
     if x.ndim < 2:
         return np.zeros_like(error)
     sizes = np.abs(x).max(axis=tuple(range(1, x.ndim)), initial=0.0, keepdims=True)
@@ -454,8 +469,10 @@ def _typical_of_rows(x: Floats, error: Floats) -> Floats:
 
 
 def _typical(call: Call, x: Floats, error: Floats) -> Floats:
-    """The smaller of the rms error, and of the rms error in units of the values, over those that
-    are compared."""
+    """Return a typical error over the compared elements.
+
+    It is the smaller of the RMS error and the RMS relative error times the value.
+    """
     if not x.ndim:
         return np.zeros_like(error)
     index = call.axis is not None and call.name not in _COMPARISONS and call.name != "nms"
@@ -469,50 +486,50 @@ def _rms(error: Floats, axis: int | None) -> Floats:
 
 
 def is_open(call: Call, errors: Sequence[Floats]) -> bool:
-    """Return True if rounding of the operands leaves the decision of the file open.
+    """Return True if rounding of the operands makes the file's choice possible.
 
-    `errors`: how far rounding moves each element of each operand.
+    errors: for each operand, the error of each element by rounding.
     """
     if call.name == "nms":
-        return len(call.operands[1]) <= _MOST_BOXES and _keeps(call, errors)
+        return len(call.operands[1]) <= _MOST_BOXES and _may_suppress(call, errors)
     if call.name == "to":
-        return bool((_near(call, errors[0]) | _has_no_result(call, errors[0])).all())
+        return bool((_is_possible(call, errors[0]) | _has_no_result(call, errors[0])).all())
     if call.step is not None:
-        return bool(_near(call, errors[0]).all())
+        return bool(_is_possible(call, errors[0]).all())
     if call.name in _COMPARISONS:
         left, right = call.operands
         with np.errstate(all="ignore"):
             error = errors[0] + errors[1]
-            # Whole numbers, also as floats, have no rounding: equal ones are no tie.
+            # Whole numbers, also as floats, have no rounding, so equal ones are not a near-tie.
             near = (np.abs(left - right) <= error) & (error > 0.0)
             near &= _is_tie_of_file(call, error)
         return bool((near | (call.own == call.chosen)).all())
-    return _picks(call, errors[0])
+    return _may_select(call, errors[0])
 
 
 def _is_tie_of_file(call: Call, error: Floats) -> NDArray[np.bool_]:
-    """Return where both sides of the file's own comparison are within rounding of each other. All
-    True where the file does not show them."""
+    """Return where the sides of the file's own comparison are within rounding of each other.
+
+    All True if the file does not record them.
+    """
     margin = None if call.node is None else call.node.operand
     if margin is None:
         return np.ones(call.own.shape, np.bool_)
     if call.step is None:
         return np.asarray(np.abs(margin.reshape(call.own.shape)) <= error)
-    # of the edges between the model's bucket and the file's
+    # the edges between the model's bucket and the file's
     first, last = np.minimum(call.own, call.chosen), np.maximum(call.own, call.chosen)
     places = np.arange(len(margin)).reshape(-1, *[1] * call.own.ndim)
     between = (first <= places) & (places < last)
     return np.asarray(((np.abs(margin) <= error) | ~between).all(axis=0))
 
 
-def _near(call: Call, error: Floats) -> NDArray[np.bool_]:
-    """Return where the file, within rounding, converts the model's float to a possible integer.
-
-    An integer is possible if rounding of that float leaves it.
-    """
+def _is_possible(call: Call, error: Floats) -> NDArray[np.bool_]:
+    """Return where the file's integer is a possible conversion of the model's float within
+    rounding."""
     is_bucket = call.step is not None and call.step.buckets is not None
-    of_file = _floats_of_file(call)
-    is_shown = of_file is not None or (call.step is not None and call.step.is_quantized)
+    file_array = _floats_of_file(call)
+    is_shown = file_array is not None or (call.step is not None and call.step.is_quantized)
     if not (is_bucket or is_shown):
         return call.same
     (x, *_), chosen = call.operands, call.chosen.astype(np.float64)
@@ -521,32 +538,32 @@ def _near(call: Call, error: Floats) -> NDArray[np.bool_]:
         near = (chosen >= decide(x - error)) & (chosen <= decide(x + error))
         if is_bucket:
             near &= _is_tie_of_file(call, error)
-        elif of_file is not None:
-            near &= np.abs(of_file - x) <= error
+        elif file_array is not None:
+            near &= np.abs(file_array - x) <= error
     return np.asarray(near | call.same)
 
 
 def _floats_of_file(call: Call) -> Floats | None:
-    """Return what the file converts; None where that is not known."""
+    """Return the floats that the file converts; None if they are not recorded."""
     is_bucket = call.step is not None and call.step.buckets is not None
     if is_bucket or call.node is None or call.node.operand is None:
         return None
-    of_file = np.asarray(call.node.operand, np.float64).reshape(call.own.shape)
+    file_array = np.asarray(call.node.operand, np.float64).reshape(call.own.shape)
     # Sign(x) * Floor(Abs(x))
     is_trunc = call.step is not None and call.step.decide is np.trunc
-    return np.copysign(of_file, call.operands[0]) if is_trunc else of_file
+    return np.copysign(file_array, call.operands[0]) if is_trunc else file_array
 
 
 def _has_no_result(call: Call, error: Floats) -> NDArray[np.bool_]:
-    """Return where the type holds neither the model's float nor the file's, within rounding.
+    """Return where neither the model's nor the file's float fits the type, within rounding.
 
     ONNX and PyTorch define no result there.
     """
-    of_file = _floats_of_file(call)
-    if of_file is None:
+    file_array = _floats_of_file(call)
+    if file_array is None:
         return np.zeros(call.own.shape, np.bool_)
     dtype, ends = call.own.dtype, []
-    for x in (call.operands[0], of_file):
+    for x in (call.operands[0], file_array):
         with np.errstate(all="ignore"):
             ends.append(not_held(x - error, dtype) | not_held(x + error, dtype))
     return np.asarray(ends[0] & ends[1])
@@ -556,12 +573,12 @@ def _undefined(calls: Sequence[Call], errors: Sequence[list[Floats]]) -> Iterato
     for call, error in zip(calls, errors, strict=True):
         if call.name != "to" or call.node is None:
             continue
-        if count := int((~_near(call, error[0])).sum()):
+        if count := int((~_is_possible(call, error[0])).sum()):
             yield UndefinedCast(tensor=call.node.tensor, dtype=call.own.dtype.name, elements=count)
 
 
-def _picks(call: Call, error: Floats) -> bool:
-    """Return whether each index has, within rounding, the value of the one in its place."""
+def _may_select(call: Call, error: Floats) -> bool:
+    """Return whether the value at each index equals the model's within rounding."""
     (x, *_), axis = call.operands, call.axis
     own, chosen = call.own, call.chosen
     if axis is None:
@@ -580,7 +597,9 @@ def _picks(call: Call, error: Floats) -> bool:
     room = np.take_along_axis(error, own, axis) + np.take_along_axis(error, chosen, axis)
     with np.errstate(all="ignore"):
         near = (one == other) | (np.abs(one - other) <= room)
-    if call.name in _FIRST:  # of whole numbers, which have no rounding, equal ones are no tie
+    if (
+        call.name in _FIRST_OF_EQUAL
+    ):  # equal whole numbers have no rounding, so they are not a near-tie
         near &= room > 0.0
     return bool((near | (own == chosen)).all())
 
@@ -590,11 +609,11 @@ def _by_value(x: Floats, indices: NDArray[Any], axis: int) -> NDArray[Any]:
     return np.take_along_axis(indices, order, axis)
 
 
-def _keeps(call: Call, errors: Sequence[Floats]) -> bool:
-    """Return whether greedy suppression may keep these boxes, in this order.
+def _may_suppress(call: Call, errors: Sequence[Floats]) -> bool:
+    """Return whether greedy suppression may keep these boxes in this order, within rounding.
 
-    No kept box has a better one behind it, or overlaps another kept one; each that is left out
-    overlaps a kept one that is no worse. All within rounding.
+    No kept box has a better one behind it or overlaps another kept one. Each dropped box overlaps a
+    kept one with at least its score.
     """
     boxes, scores = call.operands[:2]
     kept = call.chosen
@@ -610,7 +629,7 @@ def _keeps(call: Call, errors: Sequence[Floats]) -> bool:
     if (high[kept][:-1] < low[kept][1:]).any():
         return False
     overlap = _overlaps(boxes, boxes[kept])
-    room = _room(boxes, errors[0], kept)
+    room = _overlap_error(boxes, errors[0], kept)
     among = overlap[kept] > call.threshold + room[kept]
     np.fill_diagonal(among, val=False)
     if among.any():
@@ -621,9 +640,9 @@ def _keeps(call: Call, errors: Sequence[Floats]) -> bool:
 
 
 def _overlaps(boxes: Floats, others: Floats) -> Floats:
-    """Intersection over union of each pair, shape (boxes, others)."""
+    """Return the intersection over union of each pair, shape (boxes, others)."""
     sides = []
-    for low, high in ((0, 2), (1, 3)):  # by axis: arrays whose last axis is 2 are slow
+    for low, high in ((0, 2), (1, 3)):  # by axis, because arrays whose last axis is 2 are slow
         side = np.minimum.outer(boxes[:, high], others[:, high])
         side -= np.maximum.outer(boxes[:, low], others[:, low])
         sides.append(np.maximum(side, 0.0, out=side))
@@ -637,10 +656,10 @@ def _areas(boxes: Floats) -> Floats:
     return np.asarray(np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
 
 
-def _room(boxes: Floats, error: Floats, kept: NDArray[Any]) -> Floats:
-    """Return how far rounding of the corners moves each overlap.
+def _overlap_error(boxes: Floats, error: Floats, kept: NDArray[Any]) -> Floats:
+    """Return how much rounding of the corners can change each overlap.
 
-    An edge that moves by d changes the intersection and the union by at most d times the side.
+    An edge that moves by d changes intersection and union by at most d times the side.
     """
     sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0.0)
     moves = 2.0 * error.max(axis=1, initial=0.0)

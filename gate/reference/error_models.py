@@ -1,4 +1,4 @@
-"""Table: operator, error model, source."""
+"""A table of operators with models of their float32 rounding errors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 ROUNDING = 0.4247
-"""The rms of many roundings, in units: the error is spread evenly over half a unit in the last
-place, which is 1 / m units for a mantissa m, and mantissas lie log-uniformly in [1, 2): the root of
-(1/3) (1 - 1/4) / (2 ln 2)."""
+"""RMS of a rounding error in units of 2^-24: sqrt((1/3) (1 - 1/4) / (2 ln 2)).
+
+The error is uniform within half a unit in the last place, which is 1 / m units for a mantissa m.
+Mantissas are log-uniform in [1, 2).
+"""
 
 
 Terms = Literal[
@@ -28,49 +30,50 @@ Terms = Literal[
     "centered",
     "transform",
 ]
-"""How n terms are counted and what their accumulation makes of the result
+"""How an operator's terms are counted and how their accumulation affects the result
 (`gate.reference.summation_error`)."""
 
 
 @dataclass(frozen=True)
 class ErrorModel:
-    """A result y of an argument x may be off by the sum of these parts, in units of 2^-24."""
+    """Error of a result y of an argument x: the sum of these parts, in units of 2^-24."""
 
     relative: float = 1.0
-    """Times |y|, spread evenly."""
+    """Error relative to |y|, uniformly distributed."""
     absolute: float = 0.0
-    """Of 1: the largest error of an approximation that errs absolutely."""
+    """Absolute error: the largest error of an approximation with an absolute bound."""
     scaled: float = 0.0
-    """Times |x|: the same where the argument is multiplied with such an approximation."""
+    """Error relative to |x|, if the argument is multiplied by such an approximation."""
     terms: Terms | None = None
-    """The random walk of accumulating n terms comes on top."""
+    """If set, the error of accumulating n terms is added."""
     range: tuple[float, float] = (-math.inf, math.inf)
-    """No implementation leaves it."""
+    """Range of results of every implementation."""
     saturates: bool = False
-    """Implementations end near the ends of the range."""
+    """Whether implementations return the ends of the range for large arguments."""
     overshoot: float = 0.0
-    """By so many units the ends of the range are missed outwards, wherever they are reached."""
+    """Units by which results exceed the ends of the range, wherever they are reached."""
     below_zero: bool = False
-    """The absolute part is there for negative results only; the others are computed otherwise."""
+    """Whether the absolute part applies to negative results only."""
     onnx: str = ""
-    """What the exporters make of it; empty: there is no counterpart."""
+    """The ONNX operators to which the exporters convert it; empty: none."""
     source: str = ""
-    """The documentation or the measurement that the numbers come from."""
+    """The documentation or measurement of the numbers."""
 
     @property
     def approximated(self) -> bool:
-        """True if there is a part that does not shrink with the result."""
+        """True if a part of the error does not shrink with the result."""
         return self.absolute > 0.0 or self.scaled > 0.0
 
     @property
     def bounded(self) -> bool:
-        """True if there is a range."""
+        """True if the results have a range."""
         return self.range != (-math.inf, math.inf)
 
 
-# Names are those of aten without overload and without the underscore of in-place variants. Without
-# gradients PyTorch shows composite operators (linear, softmax) whole, else their parts: both are
-# here. Measured: by `python -m benchmarks.operators`, ONNX Runtime's CPU kernels against float64.
+# Names are those of ATen without overload and without the underscore of in-place variants. PyTorch
+# dispatches composite operators (linear, softmax) as a whole without gradients, otherwise as their
+# parts; both are listed. "measured": by `python -m benchmarks.operators`, ONNX Runtime's CPU
+# kernels against float64.
 
 
 _CUDA = "CUDA C++ programming guide: 2 ulp for expf, tanhf, erff, sinf; ONNX Runtime measured below"
@@ -250,7 +253,7 @@ COMPOSITES = _names(
     "fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn "
     "fft_rfftn fft_irfftn _scaled_dot_product_attention_math"
 )
-"""Their error is that of their parts: gates, products, sums of squares."""
+"""Composite operators. Their error is that of their parts: gates, products, sums of squares."""
 
 
 PARTS = {
@@ -261,7 +264,7 @@ PARTS = {
         source="measured: 1 + 8 units from 10 on, in this operator alone; up to 5.5 before",
     )
 }
-"""Parts that a runtime computes otherwise than the operator of the same name."""
+"""Parts of composites that a runtime computes differently than the operator of the same name."""
 
 
 EXACT = _names(
@@ -279,7 +282,7 @@ EXACT = _names(
     "take_along_dim threshold tile topk transpose tril triu trunc unfold_copy uniform unsqueeze "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d vstack where zero zeros zeros_like"
 )
-"""They move, choose or draw numbers, without computing any."""
+"""Operators that move, select or draw numbers without computing."""
 
 
 MODELS = {
@@ -291,14 +294,15 @@ MODELS = {
 
 
 def bare(name: str) -> str:
-    """The name in an operator's schema without `aten::` and the underscore of in-place variants."""
+    """Return an operator's name without `aten::` and without the underscore of in-place
+    variants."""
     return name.removeprefix("aten::").rstrip("_")
 
 
 def error_model_for(name: str, *, inside: str = "") -> ErrorModel | None:
-    """The error model of an operator by its bare name; None where it computes nothing.
+    """Return the error model of an operator by its bare name; None if it does not round.
 
-    `inside`: the composite that it is a part of.
+    inside: the composite that calls the operator.
     """
     if name in EXACT:
         return None

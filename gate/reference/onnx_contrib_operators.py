@@ -1,4 +1,4 @@
-"""Operators of com.microsoft: those that optimizers fuse, and distances of scikit-learn's files."""
+"""Operators of com.microsoft: fused operators, and distances in files from scikit-learn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _quick_gelu(call: OperatorCall, x: Tensor) -> Tensor:
 
 @operator("CDist", domain=MICROSOFT)
 def _distances(call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
-    # As ONNX Runtime computes it: close points lose digits, which counts as rounding.
+    # Like ONNX Runtime: close points lose digits, which counts as rounding.
     squares = (a * a).sum(1, keepdim=True) - 2 * (a @ b.T) + (b * b).sum(1)
     squares = squares.clamp(min=0.0)
     return squares if call.get("metric", "sqeuclidean") == "sqeuclidean" else squares.sqrt()
@@ -87,12 +87,12 @@ def _fused_gemm(call: OperatorCall, a: Tensor, b: Tensor, c: Tensor | None = Non
 
 @operator("FusedMatMul", domain=MICROSOFT)
 def _fused_matmul(call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
-    def turned(x: Tensor, suffix: str) -> Tensor:
+    def transposed(x: Tensor, suffix: str) -> Tensor:
         if call.get(f"transBatch{suffix}", 0):  # (d0, d1, ..., d) to (d1, ..., d0, d)
             x = x.movedim(0, -2)
         return x.transpose(-1, -2) if call.get(f"trans{suffix}", 0) and x.ndim > 1 else x
 
-    made = torch.matmul(turned(a, "A"), turned(b, "B"))
+    made = torch.matmul(transposed(a, "A"), transposed(b, "B"))
     alpha = call.get("alpha", 1.0)
     return made if alpha == 1 else alpha * made
 
@@ -137,7 +137,8 @@ def _embed_layer_norm(
 
 
 def _attend(call: OperatorCall, qkv: tuple[Tensor, Tensor, Tensor], bias: Tensor | None) -> Tensor:
-    """Return (batch, length, heads * size) of queries, keys and values by heads."""
+    """Return the result of attention, (batch, length, heads * size), from queries, keys and values
+    by heads."""
     q, k, v = qkv
     scale = call.get("scale", 0.0) or 1.0 / math.sqrt(q.shape[-1])
     scores = (q @ k.transpose(-1, -2)) * scale
@@ -151,7 +152,7 @@ def _attend(call: OperatorCall, qkv: tuple[Tensor, Tensor, Tensor], bias: Tensor
 
 
 def _mask_bias(call: OperatorCall, mask: Tensor, batch: int, total: int, like: Tensor) -> Tensor:
-    """Return the bias that a mask of ONNX Runtime adds at keys that are padding."""
+    """Return the bias that ONNX Runtime adds to the scores of padding keys."""
     if mask.ndim == 1:
         ends = mask[:batch].reshape(-1, 1)
         kept = torch.arange(total) < ends
@@ -259,7 +260,7 @@ def _group_query_attention(
     sink: Tensor | None = None,
     *_scales: Any,
 ) -> Value:
-    """Compute each sample by itself. `last`: the index of its last key, shape (batch,)."""
+    """Compute the samples one by one. `last`: index of each sample's last key, shape (batch,)."""
     groups, count = call.get("kv_num_heads"), call.get("num_heads")
     length, most = query.shape[1], int(total.reshape(()))
     if key is None or value is None:  # packed
@@ -276,9 +277,9 @@ def _group_query_attention(
         if call.get("do_rotary", 0):
             assert cos is not None
             assert sin is not None
-            turned = at if places is None else places[row]
+            transposed = at if places is None else places[row]
             own = [
-                rotated(x, cos, sin, turned.unsqueeze(0), width=2 * cos.shape[-1],
+                rotated(x, cos, sin, transposed.unsqueeze(0), width=2 * cos.shape[-1],
                         interleaved=bool(call.get("rotary_interleaved", 0)))
                 for x in own
             ]  # fmt: skip
@@ -301,8 +302,10 @@ def _attended(
     bias: Tensor | None,
     sink: Tensor | None,
 ) -> Tensor:
-    """Return (heads, length, size) of one sample, whose queries see no later key, and of a window
-    only the last ones. `at`: the places of the queries, shape (length,)."""
+    """Return the attention of one sample, (heads, length, size). `at`: positions of the queries.
+
+    Queries do not attend to later keys, and within a window only to the last ones.
+    """
     q, k, v = qkv
     scores = q @ k.transpose(-1, -2) * (call.get("scale", 0.0) or 1.0 / math.sqrt(q.shape[-1]))
     cap, window = call.get("softcap", 0.0), call.get("local_window_size", -1)
@@ -314,7 +317,7 @@ def _attended(
     hidden = (apart < 0) | (apart >= window if window > 0 else apart < 0)
     scores = scores.masked_fill(hidden, -torch.inf)
     if sink is not None or call.get("smooth_softmax", 0):
-        beside = scores.new_zeros(len(scores)) if sink is None else sink.to(scores.dtype)
-        scores = torch.cat([scores, beside.reshape(-1, 1, 1).expand(-1, len(at), 1)], -1)
+        sink_scores = scores.new_zeros(len(scores)) if sink is None else sink.to(scores.dtype)
+        scores = torch.cat([scores, sink_scores.reshape(-1, 1, 1).expand(-1, len(at), 1)], -1)
         return torch.softmax(scores, -1)[..., :-1] @ v
     return torch.softmax(scores, -1) @ v

@@ -1,4 +1,4 @@
-"""An ONNX file as the reference."""
+"""A reference that is an ONNX file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gate.storage.arrays import Batch, OutputArray
 class OnnxFileReference(TorchReference):
     """An ONNX file that ONNX Runtime runs in float32 without optimizations.
 
-    In float64 and under random rounding its nodes run as PyTorch modules.
+    In float64 and with random rounding, its nodes run as PyTorch modules.
     """
 
     module: OnnxReference
@@ -32,8 +32,11 @@ class OnnxFileReference(TorchReference):
         return cls(OnnxReference.from_file(file))
 
     def for_file(self, file: TestedFile) -> OnnxFileReference:
-        """Return the reference with inputs and outputs in the order of the judged file. Raises
-        ModelError for a copy of the reference, and if only some of the names match."""
+        """Return the reference with inputs and outputs in the order of the judged file.
+
+        Raises ModelError if the file is a copy of the reference, or if only some of the names
+        match.
+        """
         subject = file.subject
         own = self.module.file
         if own is not None and file.is_copy_of(own):
@@ -57,7 +60,7 @@ class OnnxFileReference(TorchReference):
 
 
 class _FileSession(TorchSession):
-    """Runs the file in ONNX Runtime, or in PyTorch inside of a dispatch mode."""
+    """Runs the file in ONNX Runtime, or in PyTorch inside a dispatch mode."""
 
     def __init__(
         self,
@@ -71,10 +74,10 @@ class _FileSession(TorchSession):
         self._file = RuntimeReference(model, binding)
 
     def run(self, batch: Batch) -> list[OutputArray]:
-        """Return all outputs, 16-bit floats as float32. Raises what ONNX Runtime raises."""
+        """Return all outputs, 16-bit floats as float32. Raises any error of ONNX Runtime."""
         return super().run(batch) if is_dispatched() else self._file.run(batch)
 
     def run_operators(self, batch: Batch, outputs: list[OutputArray]) -> list[OutputArray]:
-        """Return the outputs of the PyTorch modules."""
+        """Return the outputs of the file's nodes as PyTorch modules."""
         del outputs
         return super().run(batch)

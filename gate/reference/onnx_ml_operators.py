@@ -1,7 +1,7 @@
 """Operators of ai.onnx.ml that compute numbers: scalers, linear models and trees.
 
-What only moves or names values (label encoders, maps) has no rounding: `onnx.reference` computes
-it (`gate.reference.onnx_reference`).
+Operators that only move or rename values (label encoders, maps) do not round; `onnx.reference`
+computes them (`gate.reference.onnx_reference`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ml = partial(operator, domain=ML)
 
 
 def _floats(x: Tensor) -> Tensor:
-    """Return integers as the default float type; floats stay.
+    """Return integers as the default float dtype; floats are unchanged.
 
-    ONNX Runtime computes float64 in float32 here.
+    ONNX Runtime computes float64 inputs in float32 here.
     """
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
@@ -97,7 +97,7 @@ def _onehot_encoder(call: OperatorCall, x: Value) -> Tensor:
 
 @_ml("ZipMap")
 def _zip_map(call: OperatorCall, x: Tensor) -> Value:
-    """Return the values of the maps and their keys, as a session returns them: (samples, keys)."""
+    """Return the values and keys of the maps, each of shape (samples, keys), as a session does."""
     texts, x = call.get("classlabels_strings"), x.reshape(-1, x.shape[-1])
     keys = np.array(texts, object) if texts else np.array(call.get("classlabels_int64s"), np.int64)
     order = np.argsort(keys, kind="stable")
@@ -109,33 +109,38 @@ def _zip_map(call: OperatorCall, x: Tensor) -> Value:
 
 
 def _probit(p: Tensor) -> Tensor:
-    """Return quantiles of the normal distribution, as ONNX Runtime approximates them (to 2e-3)."""
+    """Return quantiles of the normal distribution with ONNX Runtime's approximation (error
+    2e-3)."""
     x = 2 * p - 1
     log = torch.log((1 - x) * (1 + x))
     half = 2 / (3.14159 * 0.147) + log / 2
     return 1.41421356 * torch.sign(x) * torch.sqrt(torch.sqrt(half * half - log / 0.147) - half)
 
 
-def _transformed(scores: Tensor, how: str) -> Tensor:
-    if how == "LOGISTIC":
+def _transformed(scores: Tensor, transform: str) -> Tensor:
+    if transform == "LOGISTIC":
         return torch.sigmoid(scores)
-    if how == "SOFTMAX":
+    if transform == "SOFTMAX":
         return torch.softmax(scores, 1)
-    if how == "SOFTMAX_ZERO":  # what is zero stays zero
+    if transform == "SOFTMAX_ZERO":  # zeros stay zero
         filled = torch.where(scores == 0, scores.new_tensor(-torch.inf), scores)
         return torch.nan_to_num(torch.softmax(filled, 1))
-    return _probit(scores) if how == "PROBIT" else scores
+    return _probit(scores) if transform == "PROBIT" else scores
 
 
-def _regressor_scores(scores: Tensor, how: str) -> Tensor:
-    """Return the scores of a regressor. ONNX Runtime transforms one target by PROBIT only."""
-    return scores if scores.shape[1] == 1 and how != "PROBIT" else _transformed(scores, how)
+def _regressor_scores(scores: Tensor, transform: str) -> Tensor:
+    """Return the scores of a regressor. For one target, ONNX Runtime applies only PROBIT."""
+    return (
+        scores
+        if scores.shape[1] == 1 and transform != "PROBIT"
+        else _transformed(scores, transform)
+    )
 
 
-def _paired_scores(score: Tensor, how: str, *, shares: bool) -> Tensor:
-    """Return the scores of two classes from that of the second one. `shares`: they add up to 1."""
-    pair = torch.stack([1 - score if shares and how != "LOGISTIC" else -score, score], 1)
-    return torch.sigmoid(pair) if how == "LOGISTIC" else pair
+def _paired_scores(score: Tensor, transform: str, *, shares: bool) -> Tensor:
+    """Return scores of two classes from that of the second. `shares`: whether they add up to 1."""
+    pair = torch.stack([1 - score if shares and transform != "LOGISTIC" else -score, score], 1)
+    return torch.sigmoid(pair) if transform == "LOGISTIC" else pair
 
 
 def _named(call: OperatorCall, places: Tensor) -> Value:
@@ -164,21 +169,21 @@ def _linear_classifier(call: OperatorCall, x: Tensor) -> Value:
     scores = x @ x.new_tensor(call.get("coefficients")).reshape(rows, -1).T
     if call.get("intercepts"):
         scores = scores + x.new_tensor(call.get("intercepts"))
-    how = call.get("post_transform", "NONE")
+    transform = call.get("post_transform", "NONE")
     if rows == 1:
         places = (scores[:, 0] > 0).to(torch.int64)
-        return _named(call, places), _paired_scores(scores[:, 0], how, shares=True)
-    return _named(call, scores.argmax(1)), _transformed(scores, how)
+        return _named(call, places), _paired_scores(scores[:, 0], transform, shares=True)
+    return _named(call, scores.argmax(1)), _transformed(scores, transform)
 
 
-# Trees. All samples go down all trees at once, one level a step.
+# Trees. All samples descend all trees together, one level per step.
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ",
           "BRANCH_MEMBER")  # fmt: skip
 
 
 class _Forest:
-    """Arrays of nodes; a leaf leads to itself."""
+    """The trees' nodes as arrays; the children of a leaf are the leaf itself."""
 
     def __init__(self, call: OperatorCall) -> None:
         get = call.get
@@ -208,17 +213,17 @@ class _Forest:
         self.place = place
 
     def leaves(self, x: Tensor) -> Tensor:
-        """Return the leaf of each sample in each tree: shape (samples, trees)."""
+        """Return the leaf of each sample in each tree, shape (samples, trees)."""
         at = self.roots.expand(len(x), -1)
-        # ONNX Runtime compares in the type of the input: thresholds are float32 numbers.
+        # ONNX Runtime compares in the dtype of the input, and thresholds are float32 numbers.
         edges = self.edge.to(x.dtype)
         while not bool(self.leaf[at].all()):
             value, edge, mode = torch.gather(x, 1, self.feature[at]), edges[at], self.mode[at]
             taken = torch.stack([value <= edge, value < edge, value >= edge, value > edge,
                                  value == edge, value != edge])  # fmt: skip
-            yes = torch.gather(taken, 0, mode.unsqueeze(0)).squeeze(0)
-            yes = yes | (torch.isnan(value) & self.lost[at])
-            at = torch.where(yes, self.true[at], self.false[at])
+            goes_true = torch.gather(taken, 0, mode.unsqueeze(0)).squeeze(0)
+            goes_true = goes_true | (torch.isnan(value) & self.lost[at])
+            at = torch.where(goes_true, self.true[at], self.false[at])
         return at
 
 
@@ -238,8 +243,10 @@ def _weights(call: OperatorCall, kind: str) -> Tensor:
 
 
 def _votes(call: OperatorCall, x: Tensor, kind: str, count: int) -> tuple[Tensor, Tensor]:
-    """Return the weights of leaves, aggregated over the trees, and which targets have any, both of
-    shape (samples, targets). `kind`: `class` or `target`."""
+    """Return the weights aggregated over the trees, and which targets have any.
+
+    Both have shape (samples, targets). `kind`: `class` or `target`.
+    """
     forest, get = _forest(call), call.get
     owners = [
         forest.place[pair]
@@ -255,14 +262,16 @@ def _votes(call: OperatorCall, x: Tensor, kind: str, count: int) -> tuple[Tensor
 
 
 def _aggregated(call: OperatorCall, votes: Tensor, held: Tensor) -> Tensor:
-    """Return one vote of all trees. Of the smallest or largest, trees without a weight for a target
-    have no part."""
-    how = call.get("aggregate_function", "SUM")
-    if how not in ("MIN", "MAX"):
-        return votes.mean(1) if how == "AVERAGE" else votes.sum(1)
-    none = votes.new_tensor(torch.inf if how == "MIN" else -torch.inf)
-    least = torch.where(held, votes, none)
-    best = least.amin(1) if how == "MIN" else least.amax(1)
+    """Aggregate the weights of all trees.
+
+    For the minimum and maximum, trees without a weight for a target are skipped.
+    """
+    transform = call.get("aggregate_function", "SUM")
+    if transform not in ("MIN", "MAX"):
+        return votes.mean(1) if transform == "AVERAGE" else votes.sum(1)
+    worst = votes.new_tensor(torch.inf if transform == "MIN" else -torch.inf)
+    candidates = torch.where(held, votes, worst)
+    best = candidates.amin(1) if transform == "MIN" else candidates.amax(1)
     return torch.where(held.any(1), best, torch.zeros_like(best))
 
 
@@ -288,22 +297,22 @@ def _tree_classifier(call: OperatorCall, x: Tensor) -> Value:
     x = _floats(x)
     count = len(call.get("classlabels_strings") or call.get("classlabels_int64s"))
     scores, held = _votes(call, x, "class", count)
-    base, how = _base(call, x), call.get("post_transform", "NONE")
+    base, transform = _base(call, x), call.get("post_transform", "NONE")
     if count <= 2:
         return _binary(call, scores, held, base)
     scores = scores if base is None else scores + base
     ranked = torch.where(held, scores, scores.new_tensor(-torch.inf)) if base is None else scores
-    return _named(call, ranked.argmax(1)), _transformed(scores, how)
+    return _named(call, ranked.argmax(1)), _transformed(scores, transform)
 
 
 def _binary(call: OperatorCall, scores: Tensor, held: Tensor, base: Tensor | None) -> Value:
-    """Return labels and scores of two classes, or one, by ONNX Runtime's rules.
+    """Return labels and scores of one or two classes by ONNX Runtime's rules; ONNX defines none.
 
-    ONNX has none. If all leaves are of one class, its score decides: positive weights are
-    probabilities, others are compared with 0. A sample without a leaf of the second class has the
-    score of the first one for both, unless there are two base values.
+    If all leaves have one class, its score decides: positive weights are probabilities, others are
+    compared with 0. If a sample has no leaf of the second class, both scores derive from the first,
+    unless there are two base values.
     """
-    how, zero = call.get("post_transform", "NONE"), torch.zeros_like(scores[:, 0])
+    transform, zero = call.get("post_transform", "NONE"), torch.zeros_like(scores[:, 0])
     single = scores.shape[1] == 2 and len(set(call.get("class_ids"))) == 1
     shares = single and bool((_weights(call, "class") >= 0).all())
     first, has_first = scores[:, 0], held[:, 0]
@@ -324,8 +333,8 @@ def _binary(call: OperatorCall, scores: Tensor, held: Tensor, base: Tensor | Non
     both = torch.stack(
         [torch.where(has_first, first, zero), torch.where(has_second, second, zero)], 1
     )
-    own = _paired_scores(first, how, shares=shares)
-    return labels, torch.where(alone.unsqueeze(1), own, _transformed(both, how))
+    own = _paired_scores(first, transform, shares=shares)
+    return labels, torch.where(alone.unsqueeze(1), own, _transformed(both, transform))
 
 
 @_ml("SVMRegressor")

@@ -1,4 +1,4 @@
-"""Layers of networks: convolution, pooling, normalization, resizing, recurrence, attention."""
+"""Neural network layers: convolution, pooling, normalization, resizing, recurrence, attention."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _conv_transpose(
         functional.conv_transpose2d,
         functional.conv_transpose3d,
     )[rank - 1]
-    # PyTorch demands output_padding below the stride or the dilation: more of it is zero anyway.
+    # PyTorch requires output_padding below stride or dilation; additional padding is zero anyway.
     made = run(x, weight, None, tuple(strides), 0, 0, call.get("group", 1), tuple(dilations))
     for axis, (size, (before, after)) in enumerate(zip(whole, pairs, strict=True), 2):
         lacking = size - made.shape[axis]
@@ -156,13 +156,13 @@ def _causal_conv(
     return made, whole[..., whole.shape[-1] - (width - 1) :]
 
 
-# Pooling. Windows are gathered once, so that every attribute of ONNX is in one place.
+# Pooling. Windows are gathered first, so that all attributes of ONNX are handled in one place.
 
 
 def _pooled_sizes(
     call: OperatorCall, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int]
 ) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-    """Paddings, output sizes, and how much a window reaches beyond the padding."""
+    """Return paddings, output sizes, and how far windows extend beyond the padding."""
     pairs = _paddings(call, sizes, kernel, strides)
     dilations = call.get("dilations") or [1] * len(kernel)
     counts, beyond = [], []
@@ -173,7 +173,7 @@ def _pooled_sizes(
         free = size + before + after - span
         if call.get("ceil_mode", 0):
             count = -(-free // step) + 1
-            # The last window must begin inside of the input or the padding before it.
+            # The last window must start inside the input or the padding before it.
             if (count - 1) * step >= size + before:
                 count -= 1
         else:
@@ -193,7 +193,7 @@ def _windows(
     beyond: Sequence[int],
     value: float,
 ) -> Tensor:
-    """Return shape (*outer, *counts, elements of the kernel)."""
+    """Return the windows, shape (*outer, *counts, elements of the kernel)."""
     rank = len(kernel)
     outer = x.ndim - rank
     padded = [(before, after + more) for (before, after), more in zip(pairs, beyond, strict=True)]
@@ -234,7 +234,7 @@ def _max_pool(call: OperatorCall, x: Tensor) -> Value:
 
 
 def _flat_indices(call: OperatorCall, x: Tensor, plan: Any, places: Tensor) -> Tensor:
-    """Flat indices of the largest elements; of column-major ones, `storage_order` 1."""
+    """Return flat indices of the largest elements; column-major if `storage_order` is 1."""
     kernel, strides, pairs, counts = plan
     rank = len(kernel)
     dilations = call.get("dilations") or [1] * rank
@@ -266,7 +266,7 @@ def _average_pool(call: OperatorCall, x: Tensor) -> Tensor:
         made: Tensor = run(x, kernel, strides, [a for a, _ in pairs], count_include_pad=included)
         return made
     windows = _windows(call, x, kernel, strides, pairs, counts, beyond, 0.0)
-    # What lies beyond the padding never counts; the padding does where the node includes it.
+    # Elements beyond the padding never count; the padding counts if the node includes it.
     counted = x.new_ones(1, 1, *x.shape[2:])
     if included:
         counted = _pad_by(counted, pairs, 1.0)
@@ -306,7 +306,7 @@ def _max_unpool(
 ) -> Tensor:
     kernel, strides = _kernel_of(call)
     pads = call.get("pads") or [0] * (2 * len(kernel))
-    # With a shape, indices count in it.
+    # With a shape, indices refer to that shape.
     natural = (
         integers(shape)[2:]
         if shape is not None
@@ -376,14 +376,15 @@ def _batch_norm(
 
 @operator("InstanceNormalization")
 def _instance_norm(call: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    # PyTorch's function, other than its operator, refuses samples of a single element.
+    # Unlike the operator, PyTorch's function rejects samples of a single element.
     epsilon = call.get("epsilon", 1e-5)
     return torch.instance_norm(x, scale, bias, None, None, True, 0.0, epsilon, False)
 
 
 @operator("LayerNormalization")
 def layer_norm(call: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Value:
-    """Return the normalized values, and as many of mean and inverse deviation as are asked for."""
+    """Return the normalized values, followed by mean and inverse deviation if the node outputs
+    them."""
     axis, epsilon = call.get("axis", -1) % x.ndim, call.get("epsilon", 1e-5)
     shape = tuple(x.shape[axis:])
     if scale.shape == shape and (bias is None or bias.shape == shape):
@@ -412,7 +413,7 @@ def rms_norm(call: OperatorCall, x: Tensor, scale: Tensor) -> Value:
 @operator("GroupNormalization")
 def _group_norm(call: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     groups = call.get("num_groups")
-    if call.opset < 21:  # one number for each group
+    if call.opset < 21:  # one number per group
         each = x.shape[1] // groups
         scale, bias = scale.repeat_interleave(each), bias.repeat_interleave(each)
     return functional.group_norm(x, groups, scale, bias, call.get("epsilon", 1e-5))
@@ -441,7 +442,7 @@ def _mean_variance(call: OperatorCall, x: Tensor) -> Tensor:
     return centered / ((centered * centered).mean(over, keepdim=True).sqrt() + 1e-9)
 
 
-# Resizing: along each axis an output is a weighted sum of a few elements (`_taps`).
+# Resizing: along each axis, an output is a weighted sum of a few elements (`_taps`).
 
 
 @operator("Upsample")
@@ -524,7 +525,7 @@ def _resized(
 
 
 def _interpolated(x: Tensor, axis: int, places: Any, weights: Any) -> Tensor:
-    """Sums of elements along an axis; places and weights: shape (outputs, taps)."""
+    """Return weighted sums of elements along an axis. Places and weights: shape (outputs, taps)."""
     if weights is None:
         return torch.index_select(x, axis, torch.from_numpy(places[:, 0]))
     shape = [1] * x.ndim
@@ -547,7 +548,7 @@ def _coordinates(
     *,
     exact: bool,
 ) -> np.ndarray[Any, Any]:
-    """Return where each output lies in the input: as ONNX Runtime in float32, or in float64."""
+    """Return the input coordinate of each output: in float32 like ONNX Runtime, or in float64."""
     nearest = call.get("mode", "nearest") == "nearest"
     kind: Any = np.float64 if exact and not nearest else np.float32
     at, factor = np.arange(count, dtype=kind), kind(scale)
@@ -575,10 +576,7 @@ def _coordinates(
 
 
 def _taps(call: OperatorCall, at: Any, size: int, scale: float) -> tuple[Any, Any]:
-    """Return which elements make each output, and their weights.
-
-    None: there is one element, with weight 1.
-    """
+    """Return the elements of each output and their weights; None: one element with weight 1."""
     mode = call.get("mode", "nearest")
     if mode == "nearest":
         return _nearest(call, at, scale).clip(0, size - 1).astype(np.int64)[:, None], None
@@ -597,7 +595,7 @@ def _taps(call: OperatorCall, at: Any, size: int, scale: float) -> tuple[Any, An
         weights = np.where(inside, weights, 0)
     if call.get("exclude_outside", 0) or call.get("antialias", 0):
         weights = weights / weights.sum(1, keepdims=True)
-    elif not cubic:  # beyond the edges the edge itself counts
+    elif not cubic:  # beyond the edges, the edge value is used
         clipped = at.clip(0, size - 1)
         base = np.floor(clipped)
         upper = clipped - base
@@ -653,7 +651,7 @@ def _roi_align(call: OperatorCall, x: Tensor, rois: Tensor, batch: Tensor) -> Te
 
 
 def _roi_align_max(x: Tensor, rois: Tensor, batch: Tensor, plan: Any) -> Tensor:
-    """The largest weighted corner among the samples of each cell, as ONNX Runtime has it."""
+    """Return the largest weighted corner among the samples of each cell, like ONNX Runtime."""
     (height, width), ratio, scale, half = plan
     shift = 0.5 if half else 0.0
     made = x.new_zeros(len(rois), x.shape[1], height, width)
@@ -675,7 +673,7 @@ def _roi_align_max(x: Tensor, rois: Tensor, batch: Tensor, plan: Any) -> Tensor:
                     left + cell[1] * (j + (b + 0.5) / columns),
                 )
             ]
-            if parts:  # a cell without extent has none
+            if parts:  # an empty cell has no samples
                 made[number, :, i, j] = torch.stack(parts).amax(0)
     return made
 
@@ -748,7 +746,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def _activations(call: OperatorCall, default: list[str], directions: int) -> list[Activation]:
-    """Return the activations of all gates, direction after direction."""
+    """Return the activations of all gates, by direction."""
     names = [name.lower() for name in call.get("activations") or default * directions]
     alphas, betas = (
         iter(call.get("activation_alpha") or ()),
@@ -780,8 +778,10 @@ def _recur(
     step_of: Callable[[int], Step],
     starts: Sequence[Sequence[Tensor]],
 ) -> Value:
-    """Run the step function of each direction; states: the output first. Return Y and the last
-    states, as many as the node has outputs."""
+    """Run the step function of each direction. The first state is the output.
+
+    Returns Y and the last states, as many as the node has outputs.
+    """
     layout, reverse = call.get("layout", 0), call.get("direction", "forward") == "reverse"
     time = len(x)
     every, last = [], []
@@ -807,7 +807,7 @@ def _recur(
 
 
 def _initial_states(call: OperatorCall, x: Tensor, weight: Tensor, *states: Tensor | None) -> Any:
-    """The samples with the time on axis 0, and the first states of each direction."""
+    """Return the samples with time on axis 0, and the initial states of each direction."""
     layout, hidden = call.get("layout", 0), call.get("hidden_size") or 0
     x = x.transpose(0, 1) if layout else x
     shape = (len(weight), x.shape[1], hidden)
@@ -828,17 +828,17 @@ def _rnn(
     call: OperatorCall,
     x: Tensor,
     weight: Tensor,
-    again: Tensor,
+    recurrent_weight: Tensor,
     bias: Tensor | None = None,
     lengths: Tensor | None = None,
     h0: Tensor | None = None,
 ) -> Value:
     x, starts = _initial_states(call, x, weight, h0)
     acts = _activations(call, ["Tanh"], len(weight))
-    hidden = again.shape[-1]
+    hidden = recurrent_weight.shape[-1]
 
     def step_of(d: int) -> Step:
-        w, r = weight[d].T, again[d].T
+        w, r = weight[d].T, recurrent_weight[d].T
         b = None if bias is None else bias[d, :hidden] + bias[d, hidden:]
 
         def step(now: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -855,18 +855,18 @@ def _gru(
     call: OperatorCall,
     x: Tensor,
     weight: Tensor,
-    again: Tensor,
+    recurrent_weight: Tensor,
     bias: Tensor | None = None,
     lengths: Tensor | None = None,
     h0: Tensor | None = None,
 ) -> Value:
     x, starts = _initial_states(call, x, weight, h0)
     acts = _activations(call, ["Sigmoid", "Tanh"], len(weight))
-    hidden, late = again.shape[-1], bool(call.get("linear_before_reset", 0))
+    hidden, late = recurrent_weight.shape[-1], bool(call.get("linear_before_reset", 0))
 
     def step_of(d: int) -> Step:
         gate, own = acts[2 * d], acts[2 * d + 1]
-        w, r = weight[d].T, again[d]
+        w, r = weight[d].T, recurrent_weight[d]
         both = x.new_zeros(6 * hidden) if bias is None else bias[d]
         wb, rb = both[: 3 * hidden], both[3 * hidden :]
 
@@ -891,7 +891,7 @@ def _lstm(
     call: OperatorCall,
     x: Tensor,
     weight: Tensor,
-    again: Tensor,
+    recurrent_weight: Tensor,
     bias: Tensor | None = None,
     lengths: Tensor | None = None,
     h0: Tensor | None = None,
@@ -900,11 +900,11 @@ def _lstm(
 ) -> Value:
     x, starts = _initial_states(call, x, weight, h0, c0)
     acts = _activations(call, ["Sigmoid", "Tanh", "Tanh"], len(weight))
-    hidden, coupled = again.shape[-1], bool(call.get("input_forget", 0))
+    hidden, coupled = recurrent_weight.shape[-1], bool(call.get("input_forget", 0))
 
     def step_of(d: int) -> Step:
         f, g, h_of = acts[3 * d : 3 * d + 3]
-        w, r = weight[d].T, again[d].T
+        w, r = weight[d].T, recurrent_weight[d].T
         b = None if bias is None else bias[d, : 4 * hidden] + bias[d, 4 * hidden :]
         look = None if peep is None else peep[d].chunk(3)
 
@@ -930,7 +930,7 @@ def _lstm(
 
 
 def heads(x: Tensor, count: int) -> Tensor:
-    """Return (batch, heads, length, size) of (batch, length, heads * size)."""
+    """Reshape (batch, length, heads * size) to (batch, heads, length, size)."""
     return x.reshape(*x.shape[:2], count, -1).transpose(1, 2)
 
 
@@ -1019,7 +1019,7 @@ def rotated(
     width: int,
     interleaved: bool,
 ) -> Tensor:
-    """Turn pairs of (batch, heads, length, size) by the angles of their positions."""
+    """Rotate pairs of (batch, heads, length, size) by the angles of their positions."""
     size = width or x.shape[-1]
     turned, kept = x[..., :size], x[..., size:]
     if places is not None:

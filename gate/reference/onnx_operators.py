@@ -1,4 +1,4 @@
-"""Operators of ONNX as functions of torch, chosen by domain, operator and opset."""
+"""ONNX operators as PyTorch functions, selected by domain, operator and opset."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DTYPES: dict[int, torch.dtype] = {
     TensorProto.INT4: torch.int8, TensorProto.UINT4: torch.uint8,
     TensorProto.INT2: torch.int8, TensorProto.UINT2: torch.uint8,
 }  # fmt: skip
-"""PyTorch has no integers of 2 and 4 bits: they are held in 8."""
+"""PyTorch has no 2-bit and 4-bit integers, so they are stored in 8 bits."""
 
 FLOAT8 = {dtype for dtype in DTYPES.values() if dtype.is_floating_point and dtype.itemsize == 1}
 
@@ -46,28 +46,29 @@ RANGES: dict[int, tuple[int, int]] = {
 }  # fmt: skip
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
-"""PyTorch has these types and few operators for them."""
+"""PyTorch has these types, but few operators support them."""
 
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """A node: operator, opset of its domain, and attributes with the schema's defaults."""
+    """The node being computed: operator, opset of its domain, attributes with the schema's
+    defaults."""
 
     operator: str
     domain: str
     opset: int
     attributes: Mapping[str, Any]
     outputs: int
-    """How many outputs the node has, those without a name included."""
+    """Number of outputs of the node, including those without a name."""
     output_types: tuple[int, ...] = ()
-    """ONNX's element type of each output; 0: not known."""
+    """ONNX element type of each output; 0: unknown."""
     input_types: tuple[int, ...] = ()
-    """The same of each input."""
+    """ONNX element type of each input; 0: unknown."""
     derived: dict[str, Any] = field(default_factory=dict)
-    """What a function computes once of the attributes."""
+    """Values that a function derives once from the attributes."""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or the default where the node and its schema say nothing."""
+        """Return an attribute, or the default if neither the node nor the schema has a value."""
         value = self.attributes.get(name)
         return default if value is None else value
 
@@ -75,19 +76,22 @@ class OperatorCall:
 Operator = Callable[..., Value]
 
 TABLE: dict[tuple[str, str], list[tuple[int, Operator]]] = {}
-"""By domain and operator: functions with the first opset that they are for."""
+"""Functions by domain and operator, each with the first opset that it supports."""
 
 
 def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Operator], Operator]:
-    """Enter a function into the table. It takes the call and the inputs; those that are absent
-    are None, or left out at the end."""
+    """Register a function for an operator. Use as a decorator.
 
-    def enter(function: Operator) -> Operator:
+    The function is called with the `OperatorCall` and the inputs; absent inputs are None, or
+    omitted at the end.
+    """
+
+    def register(function: Operator) -> Operator:
         for name in names:
             TABLE.setdefault((domain, name), []).append((since, function))
         return function
 
-    return enter
+    return register
 
 
 def find_operator(domain: str, name: str, opset: int) -> Operator | None:
@@ -105,7 +109,7 @@ def tensor_from_proto(proto: TensorProto, folder: str = "") -> Value:
 
 
 def from_numpy(array: np.ndarray[Any, Any], elem_type: int = 0) -> Tensor:
-    """Return a tensor of an array; of ml_dtypes' types, too."""
+    """Return a tensor of an array, including the dtypes of ml_dtypes."""
     dtype = DTYPES.get(elem_type)
     if dtype in FLOAT8:
         return torch.from_numpy(array.view(np.uint8).copy()).view(dtype)
@@ -122,7 +126,7 @@ def _text(value: Any) -> str:
 
 
 def to_numpy(value: Value) -> np.ndarray[Any, Any]:
-    """Return the array of a tensor; strings as they are."""
+    """Return the array of a tensor; strings are unchanged."""
     if isinstance(value, np.ndarray):
         return value
     if value.dtype == torch.bfloat16 or value.dtype in FLOAT8:
@@ -132,7 +136,7 @@ def to_numpy(value: Value) -> np.ndarray[Any, Any]:
 
 
 def integers(value: Value) -> list[int]:
-    """Return the elements of a tensor or an attribute as ints; nothing for None."""
+    """Return the elements of a tensor or attribute as ints; an empty list for None."""
     if value is None:
         return []
     if isinstance(value, Tensor):
@@ -146,7 +150,7 @@ def scalar(value: Value) -> Any:
 
 
 def is_text(value: Value) -> bool:
-    """True of an array of strings."""
+    """Return True for an array of strings."""
     return isinstance(value, np.ndarray)
 
 
@@ -172,19 +176,19 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def _enter_plain() -> None:
+def _register_elementwise() -> None:
     for name, unary in _UNARY.items():
         operator(name)(lambda _call, x, f=unary: f(x))
     for name, binary in _BINARY.items():
         operator(name)(lambda _call, a, b, f=binary: f(a, b))
 
 
-_enter_plain()
+_register_elementwise()
 
 
 @operator("Softplus")
 def softplus(_call: OperatorCall | None, x: Tensor) -> Tensor:
-    """Return log(1 + exp(x)), which is x beyond 40, also in float64; from 89 on exp overflows."""
+    """Return log(1 + exp(x)). Beyond 40 it equals x even in float64; from 89 on, exp overflows."""
     return functional.softplus(x, threshold=40.0)
 
 
@@ -320,7 +324,7 @@ def _where(_call: OperatorCall, condition: Tensor, a: Value, b: Value) -> Value:
 
 
 def cast(x: Value, elem_type: int, *, saturate: bool = True) -> Value:  # noqa: PLR0911
-    """Return a value as another element type of ONNX."""
+    """Return a value converted to another ONNX element type."""
     if elem_type == TensorProto.STRING:
         return x if is_text(x) else _to_text(x)
     dtype = DTYPES.get(elem_type)
@@ -381,7 +385,7 @@ def _cast_like(call: OperatorCall, x: Value, like: Value) -> Value:
 @operator("BitCast")
 def _bit_cast(call: OperatorCall, x: Tensor) -> Tensor:
     stated = DTYPES.get(call.input_types[0]) if call.input_types else None
-    x = x if stated is None else x.to(stated)  # which is wider in float64
+    x = x if stated is None else x.to(stated)  # the float64 reference widens it
     return x.view(DTYPES[call.get("to")])
 
 
@@ -436,7 +440,7 @@ def _transpose(call: OperatorCall, x: Value) -> Value:
 
 
 def axes_of(call: OperatorCall, axes: Value) -> list[int] | None:
-    """The axes, as an input or as an attribute; None: neither is there."""
+    """Return the axes, from an input or an attribute; None if neither is present."""
     if axes is not None:
         return integers(axes)
     stated = call.attributes.get("axes")
@@ -515,15 +519,15 @@ def _slice(
             cuts[axis] = slice(start, None if step < 0 and stop < -size else stop, step)
             continue
         chosen = range(size)[slice(start, None if stop < -size else stop, step)]
-        # PyTorch has no negative steps: the same elements are cut forward, and flipped.
+        # PyTorch has no negative steps, so the same elements are sliced forward and flipped.
         cuts[axis] = slice(chosen[-1], chosen[0] + 1, -step) if chosen else slice(0, 0)
         flips.append(axis)
     cut = x[tuple(cuts)]
     return cut.flip(flips) if flips else cut
 
 
-def _kept(index: Tensor, size: int) -> Tensor:
-    """Indices from the start; negative ones count from the end."""
+def _nonnegative(index: Tensor, size: int) -> Tensor:
+    """Return nonnegative indices; negative ones count from the end."""
     index = index.to(torch.int64)
     return torch.where(index < 0, index + size, index)
 
@@ -531,7 +535,7 @@ def _kept(index: Tensor, size: int) -> Tensor:
 @operator("Gather")
 def _gather(call: OperatorCall, x: Value, index: Tensor) -> Value:
     axis = call.get("axis", 0) % len(x.shape)
-    kept = _kept(index, x.shape[axis])
+    kept = _nonnegative(index, x.shape[axis])
     if is_text(x):
         return np.take(x, kept.numpy(), axis)
     taken = torch.index_select(x, axis, kept.reshape(-1))
@@ -541,7 +545,7 @@ def _gather(call: OperatorCall, x: Value, index: Tensor) -> Value:
 @operator("GatherElements")
 def _gather_elements(call: OperatorCall, x: Value, index: Tensor) -> Value:
     axis = call.get("axis", 0) % len(x.shape)
-    kept = _kept(index, x.shape[axis])
+    kept = _nonnegative(index, x.shape[axis])
     if is_text(x):
         return np.take_along_axis(x, kept.numpy(), axis)
     return torch.gather(x, axis, kept)
@@ -565,7 +569,7 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
 @operator("ScatterElements", "Scatter")
 def _scatter_elements(call: OperatorCall, x: Value, index: Tensor, updates: Value) -> Value:
     axis = call.get("axis", 0) % len(x.shape)
-    kept = _kept(index, x.shape[axis])
+    kept = _nonnegative(index, x.shape[axis])
     how = call.get("reduction", "none")
     if is_text(x):
         changed = x.copy()
@@ -581,7 +585,7 @@ def _scatter_nd(call: OperatorCall, x: Value, index: Tensor, updates: Value) -> 
     depth, how = index.shape[-1], call.get("reduction", "none")
     outer, inner = tuple(x.shape[:depth]), tuple(x.shape[depth:])
     sizes = [math.prod(outer[i + 1 :]) for i in range(depth)]
-    kept = [_kept(one, outer[i]) for i, one in enumerate(index.unbind(-1))]
+    kept = [_nonnegative(one, outer[i]) for i, one in enumerate(index.unbind(-1))]
     rows = sum((one * size for one, size in zip(kept, sizes, strict=True)),
                torch.zeros(index.shape[:-1], dtype=torch.int64)).reshape(-1)  # fmt: skip
     if is_text(x):
@@ -776,14 +780,14 @@ def _center_crop_pad(call: OperatorCall, x: Tensor, shape: Tensor) -> Tensor:
 def _reduced(
     call: OperatorCall, x: Tensor, axes: Value, how: Callable[[Tensor, list[int]], Tensor]
 ) -> Tensor:
-    """`how` takes the axes, keeps their number, and gets none where nothing is reduced."""
+    """Reduce with `how`, a function of tensor and axes that keeps reduced axes with size 1."""
     taken = axes_of(call, axes)
     if not taken:
         if call.get("noop_with_empty_axes", 0):
             return how(x.unsqueeze(-1), [x.ndim]).squeeze(-1)
         taken = list(range(x.ndim))
     over = sorted({axis % x.ndim for axis in taken}) if x.ndim else []
-    if not over:  # a number alone
+    if not over:  # a scalar
         return how(x.reshape(1), [0]).reshape(())
     kept = how(x, over)
     if call.get("keepdims", 1):
@@ -848,12 +852,12 @@ _REDUCERS: dict[str, Callable[[Tensor, list[int]], Tensor]] = {
 }  # fmt: skip
 
 
-def _enter_reducers() -> None:
+def _register_reductions() -> None:
     for name, how in _REDUCERS.items():
         operator(name)(lambda call, x, axes=None, how=how: _reduced(call, x, axes, how))
 
 
-_enter_reducers()
+_register_reductions()
 
 
 @operator("ArgMax", "ArgMin")
@@ -870,7 +874,7 @@ def _arg(call: OperatorCall, x: Tensor) -> Tensor:
 def _top_k(call: OperatorCall, x: Tensor, k: Tensor | None = None) -> Value:
     count = call.get("k") if k is None else int(scalar(k))
     axis = call.get("axis", -1)
-    # Of equal elements the first counts, which torch.topk does not promise.
+    # Of equal elements the first counts, which torch.topk does not guarantee.
     largest = bool(call.get("largest", 1))
     values, places = torch.sort(x, dim=axis, descending=largest, stable=True)
     return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
@@ -894,7 +898,7 @@ def _cumulated(call: OperatorCall, x: Tensor, axis: Tensor) -> Tensor:
 def _flat(call: OperatorCall, x: Tensor) -> tuple[Tensor, int]:
     """Return the input to normalize and the axis.
 
-    Before opset 13 all axes from `axis` on are one.
+    Before opset 13, all axes from `axis` on are flattened into one.
     """
     axis = call.get("axis", 1 if call.opset < 13 else -1)
     if call.opset >= 13:
@@ -1049,7 +1053,7 @@ def _string_split(call: OperatorCall, x: Value) -> Value:
 
 
 def attribute_value(attribute: onnx.AttributeProto) -> Any:
-    """Return the value of an attribute, text as str, a tensor or graph as its message."""
+    """Return the value of an attribute: text as str, a tensor or graph as its protobuf message."""
     value = helper.get_attribute_value(attribute)
     if attribute.type == onnx.AttributeProto.STRING:
         return _text(value)

@@ -24,14 +24,15 @@ from gate.reference.onnx_operators import (
     operator,
 )
 
-# Sums of products of integers are exact in float64, in any order. Then one factor of floats
-# remains: in the dtype of the scales, so that the float64 reference computes it in float64.
+# Sums of integer products are exact in float64 in any order. Only the float factor rounds; it has
+# the dtype of the scales, so the float64 reference computes it in float64.
 
 MICROSOFT = "com.microsoft"
 
 
-def _spread(value: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
-    """Scales or zero points beside each element: one for all, for each index or for each block."""
+def _broadcast(value: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
+    """Return scales or zero points broadcast to the elements: one for all, per index or per
+    block."""
     if value.numel() == 1 and not block:
         return value.reshape(())
     if block:
@@ -49,7 +50,7 @@ def _limits(elem_type: int) -> tuple[int, int]:
 
 
 def quantize(x: Tensor, scale: Tensor, zero: Tensor | None, elem_type: int) -> Tensor:
-    """Return round(x / scale) + zero point, within the range of the type; halves go to even."""
+    """Return round(x / scale) + zero point, clipped to the type's range. Halves round to even."""
     low, high = _limits(elem_type)
     steps = torch.round(x / scale)
     steps = steps if zero is None else steps + zero.to(steps.dtype)
@@ -57,7 +58,7 @@ def quantize(x: Tensor, scale: Tensor, zero: Tensor | None, elem_type: int) -> T
 
 
 def dequantize(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return (x - zero point) * scale, in the dtype of the scale."""
+    """Return (x - zero point) * scale in the dtype of the scale."""
     wide = x.to(torch.float32 if x.dtype in FLOAT8 else torch.int64)
     shifted = wide if zero is None else wide - zero.to(wide.dtype)
     return shifted.to(scale.dtype) * scale
@@ -67,7 +68,7 @@ _TYPES = {dtype: elem for elem, dtype in reversed(DTYPES.items())}
 
 
 def _type_of(call: OperatorCall, like: Tensor | None, place: int) -> int:
-    """The element type of the output, from the graph or from a zero point."""
+    """Return the element type of the output, from the graph or from a zero point."""
     if call.output_types and call.output_types[0]:
         return call.output_types[0]
     if place < len(call.input_types) and call.input_types[place]:
@@ -82,10 +83,10 @@ def _quantize_linear(
 ) -> Tensor:
     elem_type = call.get("output_dtype", 0) or _type_of(call, zero, 2)
     axis, block = call.get("axis", 1), call.get("block_size", 0)
-    factor = _spread(scale, x, axis, block).to(x.dtype)
+    factor = _broadcast(scale, x, axis, block).to(x.dtype)
     if DTYPES[elem_type] in FLOAT8:
         return cast(x / factor, elem_type, saturate=bool(call.get("saturate", 1)))
-    whole = None if zero is None else _spread(zero.to(torch.int64), x, axis, block)
+    whole = None if zero is None else _broadcast(zero.to(torch.int64), x, axis, block)
     return quantize(x, factor, whole, elem_type)
 
 
@@ -95,9 +96,9 @@ def _dequantize_linear(
     call: OperatorCall, x: Tensor, scale: Tensor, zero: Tensor | None = None
 ) -> Tensor:
     axis, block = call.get("axis", 1), call.get("block_size", 0)
-    factor = _spread(scale, x, axis, block)
+    factor = _broadcast(scale, x, axis, block)
     return dequantize(x, factor, None if zero is None or zero.dtype in FLOAT8
-                      else _spread(zero, x, axis, block))  # fmt: skip
+                      else _broadcast(zero, x, axis, block))  # fmt: skip
 
 
 @operator("DynamicQuantizeLinear")
@@ -241,7 +242,7 @@ def _qgemm(
     return made if sy is None else quantize(made, sy, zy, _type_of(call, zy, 8))
 
 
-def _by_floats(call: OperatorCall, made: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+def _requantize(call: OperatorCall, made: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     return quantize(made, scale.reshape(()), zero, _type_of(call, zero, -1))
 
 
@@ -258,13 +259,13 @@ def _qlinear_binary(
     zy: Tensor | None = None,
 ) -> Tensor:
     run = torch.add if call.operator == "QLinearAdd" else torch.mul
-    return _by_floats(call, run(dequantize(a, sa, za), dequantize(b, sb, zb)), sy, zy)
+    return _requantize(call, run(dequantize(a, sa, za), dequantize(b, sb, zb)), sy, zy)
 
 
-def _on_floats(*names: str) -> Callable[[Callable[[OperatorCall, Tensor], Tensor]], Operator]:
-    """Enter operators that dequantize one input, compute, and quantize the result."""
+def _on_dequantized(*names: str) -> Callable[[Callable[[OperatorCall, Tensor], Tensor]], Operator]:
+    """Register operators that dequantize one input, compute, and quantize the result."""
 
-    def enter(compute: Callable[[OperatorCall, Tensor], Tensor]) -> Operator:
+    def register(compute: Callable[[OperatorCall, Tensor], Tensor]) -> Operator:
         @operator(*names, domain=MICROSOFT)
         def run(
             call: OperatorCall,
@@ -274,24 +275,24 @@ def _on_floats(*names: str) -> Callable[[Callable[[OperatorCall, Tensor], Tensor
             sy: Tensor,
             zy: Tensor | None = None,
         ) -> Tensor:
-            return _by_floats(call, compute(call, dequantize(x, sx, zx)), sy, zy)
+            return _requantize(call, compute(call, dequantize(x, sx, zx)), sy, zy)
 
         return run
 
-    return enter
+    return register
 
 
-@_on_floats("QLinearSigmoid")
+@_on_dequantized("QLinearSigmoid")
 def _sigmoid(_call: OperatorCall, x: Tensor) -> Tensor:
     return torch.sigmoid(x)
 
 
-@_on_floats("QLinearLeakyRelu")
+@_on_dequantized("QLinearLeakyRelu")
 def _leaky_relu(call: OperatorCall, x: Tensor) -> Tensor:
     return functional.leaky_relu(x, call.get("alpha", 0.01))
 
 
-@_on_floats("QLinearSoftmax")
+@_on_dequantized("QLinearSoftmax")
 def _softmax(call: OperatorCall, x: Tensor) -> Tensor:
     axis = call.get("axis", -1)
     if call.get("opset", 13) < 13:
@@ -300,14 +301,14 @@ def _softmax(call: OperatorCall, x: Tensor) -> Tensor:
     return torch.softmax(x, axis)
 
 
-@_on_floats("QLinearGlobalAveragePool")
+@_on_dequantized("QLinearGlobalAveragePool")
 def _global_pool(call: OperatorCall, x: Tensor) -> Tensor:
     last = bool(call.get("channels_last", 0))
     over = tuple(range(1, x.ndim - 1)) if last else tuple(range(2, x.ndim))
     return x.mean(over, keepdim=True)
 
 
-@_on_floats("QLinearReduceMean")
+@_on_dequantized("QLinearReduceMean")
 def _reduce_mean(call: OperatorCall, x: Tensor) -> Tensor:
     over = call.get("axes") or list(range(x.ndim))
     return x.mean(over, keepdim=bool(call.get("keepdims", 1)))
@@ -319,7 +320,7 @@ def _standard(name: str) -> Operator:
     return found
 
 
-@_on_floats("QLinearAveragePool")
+@_on_dequantized("QLinearAveragePool")
 def _average_pool(call: OperatorCall, x: Tensor) -> Tensor:
     pool = _standard("AveragePool")
     if call.get("channels_last", 0):
@@ -331,7 +332,7 @@ def _average_pool(call: OperatorCall, x: Tensor) -> Tensor:
 @operator("QLinearConcat", domain=MICROSOFT)
 def _qlinear_concat(call: OperatorCall, sy: Tensor, zy: Tensor, *values: Tensor) -> Tensor:
     parts = [dequantize(*values[i : i + 3]) for i in range(0, len(values), 3)]
-    return _by_floats(call, torch.cat(parts, call.get("axis")), sy, zy)
+    return _requantize(call, torch.cat(parts, call.get("axis")), sy, zy)
 
 
 @operator("QLinearWhere", domain=MICROSOFT)
@@ -348,7 +349,7 @@ def _qlinear_where(
     zy: Tensor,
 ) -> Tensor:
     made = torch.where(condition, dequantize(a, sa, za), dequantize(b, sb, zb))
-    return _by_floats(call, made, sy, zy)
+    return _requantize(call, made, sy, zy)
 
 
 @operator("NhwcMaxPool", domain=MICROSOFT)
@@ -387,7 +388,7 @@ def _matmul_nbits(
 
 
 def _unpacked(x: Tensor, bits: int) -> Tensor:
-    """Integers of `bits` bits, the low ones first, from bytes along the last axis."""
+    """Unpack integers of `bits` bits from bytes along the last axis, low bits first."""
     if bits == 8:
         return x
     mask = (1 << bits) - 1

@@ -1,4 +1,4 @@
-"""An ONNX file as an `nn.Module`: one submodule per node, computed by torch."""
+"""An ONNX file as an `nn.Module` with one submodule per node, computed by PyTorch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gate.onnx_file.reading import (
 from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import plain_setup
-from gate.reference import (  # noqa: F401 - they fill the table
+from gate.reference import (  # noqa: F401 - importing them registers their operators
     onnx_contrib_operators,
     onnx_ml_operators,
     onnx_network_operators,
@@ -56,32 +56,32 @@ from gate.reference.onnx_widening import widened
 from gate.storage.arrays import Batch, OutputArray, text_digests
 
 Env = dict[str, Value]
-"""Values by the names that the graph gives them."""
+"""Values by their names in the graph."""
 
 _HALF = (torch.float16, torch.bfloat16)
 
 _OWN_TYPES = {"Cast", "CastLike", "Pow", "Dropout", "BitCast"}
-"""Operators whose inputs of floats may differ in type."""
+"""Operators whose float inputs may have different types."""
 
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
 
 _LARGE = 2**31 - 1
-"""Bytes from which on protobuf can't serialize a model, as type inference does."""
+"""Size in bytes from which protobuf can't serialize a model, as type inference requires."""
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """The values that all nodes of a file share."""
+    """What all nodes of a file share."""
 
     opsets: Mapping[str, int]
     types: Mapping[str, int]
-    """Element types by value, as far as they can be inferred."""
+    """Element types by value name, as far as they can be inferred."""
     constants: Mapping[str, Value]
-    """Initializers and constants of the graphs around, by name."""
+    """Initializers and constants of the enclosing graphs, by name."""
 
 
 class OnnxNode(nn.Module):
-    """One node. Its initializers are its parameters, under the names of the operator's schema."""
+    """One node. Its initializers are its parameters, named as in the operator's schema."""
 
     def __init__(self, proto: onnx.NodeProto, scope: _Scope) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class OnnxNode(nn.Module):
             tuple(scope.types.get(name, 0) for name in proto.input),
         )
         self.sources: list[tuple[str, Any]] = []
-        """Of each input: `("held", name of the own tensor)`, `("text", array)`, `("value", name in
+        """For each input: `("held", name of the parameter)`, `("text", array)`, `("value", name in
         the graph)` or `("absent", None)`."""
         for place, name in enumerate(proto.input):
             self.sources.append(self._source(place, name, schema, scope))
@@ -116,12 +116,12 @@ class OnnxNode(nn.Module):
 
     @property
     def has_sixteen_bits(self) -> bool:
-        """True if the node returns floats of 16 bits, or computes with them."""
+        """True if the node returns or computes with 16-bit floats."""
         taken = zip(self.sources, self.call.input_types, strict=True)
         kinds = [kind for (source, _), kind in taken if source == "value"]
         if any(DTYPES.get(kind) in _HALF for kind in (*kinds, *self.call.output_types)):
             return True
-        if self.call.operator in _OWN_TYPES:  # weights that are stored in 16 bits
+        if self.call.operator in _OWN_TYPES:  # weights may be stored in 16 bits
             return False
         return any(each.dtype in _HALF for each in self.parameters(recurse=False))
 
@@ -133,21 +133,24 @@ class OnnxNode(nn.Module):
         value = scope.constants[name]
         if not isinstance(value, torch.Tensor):
             return "text", value
-        formal = f"input_{place}"
+        attribute_name = f"input_{place}"
         if schema is not None and place < len(schema.inputs):
             stated = schema.inputs[place]
             if stated.option != defs.OpSchema.FormalParameterOption.Variadic:
-                formal = stated.name
-        formal = _free(self, formal)
+                attribute_name = stated.name
+        attribute_name = _unused_name(self, attribute_name)
         if value.is_floating_point():
-            self.register_parameter(formal, nn.Parameter(value, requires_grad=False))
+            self.register_parameter(attribute_name, nn.Parameter(value, requires_grad=False))
         else:
-            self.register_buffer(formal, value)
-        return "held", formal
+            self.register_buffer(attribute_name, value)
+        return "held", attribute_name
 
     def forward(self, *values: Value, outer: Env | None = None) -> Value:
-        """Return the outputs of the node. `values`: the inputs that are no initializers; `outer`:
-        what subgraphs take from the graph around."""
+        """Return the outputs of the node.
+
+        values: the inputs that are not initializers. outer: values that subgraphs take from the
+        enclosing graph.
+        """
         given = iter(values)
         inputs: list[Value] = []
         for kind, name in self.sources:
@@ -164,17 +167,17 @@ class OnnxNode(nn.Module):
             return computed_by_onnx(self.proto, self.call, inputs)
         if self.call.operator == "TopK" and not self.call.get("sorted", 1):
             return computed_by_runtime(self.proto, self.call, inputs)
-        typed, narrow = _computable(inputs, self.call)
-        return self._typed(function(self.call, *typed), narrow)
+        typed, narrow = _as_computable(inputs, self.call)
+        return self._as_declared(function(self.call, *typed), narrow)
 
-    def _typed(self, made: Value, narrow: torch.dtype | None) -> Value:
-        """The outputs in the types that the graph states for them; floats that are wider stay."""
+    def _as_declared(self, made: Value, narrow: torch.dtype | None) -> Value:
+        """Convert outputs to the graph's element types, but keep floats that are wider."""
         if isinstance(made, tuple):
             return tuple(self._to_declared_dtype(each, i, narrow) for i, each in enumerate(made))
         return self._to_declared_dtype(made, 0, narrow)
 
     def _to_declared_dtype(self, made: Value, place: int, narrow: torch.dtype | None) -> Value:
-        if isinstance(made, str):  # NumPy's element of an array of texts
+        if isinstance(made, str):  # an element of a NumPy array of strings
             return np.array(made, object)
         if not isinstance(made, torch.Tensor):
             return made
@@ -220,23 +223,24 @@ def _defaults(schema: Any) -> dict[str, Any]:
 
 
 _RESERVED = {"captured", "constants", "file", "last", "loaded", "order", "returned", "texts"}
-"""Attributes that a graph gets after its nodes."""
+"""Attributes that a graph sets after adding its nodes."""
 
 
-def _free(module: nn.Module, name: str) -> str:
-    """A name that the module has not, without dots, which torch takes for paths."""
+def _unused_name(module: nn.Module, name: str) -> str:
+    """Return an unused attribute name without dots, which torch interprets as paths."""
     name = re.sub(r"[.\s]", "_", name) or "_"
     while hasattr(module, name) or name in _RESERVED:
         name += "_"
     return name
 
 
-def _computable(
+def _as_computable(
     inputs: Sequence[Value], call: OperatorCall
 ) -> tuple[list[Value], torch.dtype | None]:
-    """Inputs in types for which torch has all operators, and the type in 16 bits that they had.
+    """Return inputs in types for which torch has all operators, and their 16-bit type if any.
 
-    16 bits are computed in 32 and rounded behind each node, as ONNX Runtime's CPU provider does.
+    16-bit values are computed in 32 bits and rounded after each node, like in ONNX Runtime's CPU
+    provider.
     """
     floats = {v.dtype for v in inputs if isinstance(v, torch.Tensor) and v.is_floating_point()}
     narrow = next((dtype for dtype in _HALF if dtype in floats), None)
@@ -260,7 +264,7 @@ def _computable(
 
 
 class OnnxGraph(nn.Module):
-    """A graph: its nodes are submodules in the order of the file."""
+    """A graph whose nodes are submodules in the order of the file."""
 
     def __init__(self, graph: onnx.GraphProto, scope: _Scope) -> None:
         super().__init__()
@@ -286,25 +290,25 @@ class OnnxGraph(nn.Module):
         for node in nodes:
             name = node.name or f"{node.op_type}_{counts[node.op_type]}"
             counts[node.op_type] += 1
-            path = _free(self, name)
+            path = _unused_name(self, name)
             self.add_module(path, OnnxNode(node, inner))
             self.paths.append(path)
         made = {name for node in nodes for name in node.output} | set(self.inputs)
         self.constants: dict[str, str] = {}
-        """Constants that are outputs, as a branch may have them: by the name of the buffer."""
+        """Constants that are outputs, for example of a branch, with the names of their buffers."""
         self.texts: Env = {}
         for name in dict.fromkeys(self.outputs):
             if name in inner.constants and name not in made:
                 value = inner.constants[name]
                 if isinstance(value, torch.Tensor):
-                    self.constants[name] = _free(self, f"constant_{name}")
+                    self.constants[name] = _unused_name(self, f"constant_{name}")
                     self.register_buffer(self.constants[name], value)
                 else:
                     self.texts[name] = value
         used = {name for path in self.paths for name in self._taken(path)}
         used |= {name for name in self.outputs if name not in inner.constants}
         self.captured = sorted(used - made - {""})
-        """Values of the graphs around."""
+        """Names of values from enclosing graphs."""
         self.last: list[list[str]] = self._last_uses()
 
     def _taken(self, path: str) -> list[str]:
@@ -312,7 +316,7 @@ class OnnxGraph(nn.Module):
         return [*node.wanted, *node.captured]
 
     def _last_uses(self) -> list[list[str]]:
-        """Return the values that are not needed after each node."""
+        """Return, for each node, the values that are not needed after it."""
         needed = set(self.outputs)
         freed: list[list[str]] = []
         for path in reversed(self.paths):
@@ -324,7 +328,7 @@ class OnnxGraph(nn.Module):
     def values(
         self, inputs: Sequence[Value], outer: Env | None = None
     ) -> Iterator[tuple[str, Value]]:
-        """Compute node after node; yield each value by its name."""
+        """Compute node by node; yield each value with its name."""
         env: Env = dict(outer or {}) | dict(zip(self.inputs, inputs, strict=True)) | self.texts
         env |= {name: getattr(self, held) for name, held in self.constants.items()}
         yield from env.items()
@@ -356,7 +360,7 @@ class OnnxGraph(nn.Module):
         return [found[name] for name in self.outputs]
 
     def forward(self, *inputs: Value, outer: Env | None = None) -> Any:
-        """Return what `compute` does."""
+        """Return the outputs in the order of the graph."""
         return self.compute(inputs, outer)
 
 
@@ -378,7 +382,7 @@ def _types(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int]:
-    """Return the shape of a value, with 0 for axes of no fixed size."""
+    """Return the shape of a value, with 0 for axes without a fixed size."""
     return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
@@ -393,7 +397,7 @@ def _dense(sparse: onnx.SparseTensorProto) -> Tensor:
 
 
 def _constant(node: onnx.NodeProto) -> Value | None:
-    """The value of a Constant node; None of others."""
+    """Return the value of a Constant node; None for other nodes."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
         return None
     value = attribute_value(node.attribute[0])
@@ -417,13 +421,13 @@ def _loop(body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
     live = True if len(inputs) < 2 or inputs[1] is None else bool(scalar(inputs[1]))
     states = inputs[2:]
     rows: list[list[Value]] = [[] for _ in body.outputs[1 + len(states) :]]
-    turn = 0
-    while live and (most is None or turn < most):
-        made = body(torch.tensor(turn), torch.tensor(True), *states, outer=outer)
+    iteration = 0
+    while live and (most is None or iteration < most):
+        made = body(torch.tensor(iteration), torch.tensor(True), *states, outer=outer)
         live, states = bool(scalar(made[0])), made[1 : 1 + len(states)]
         for row, value in zip(rows, made[1 + len(states) :], strict=True):
             row.append(value)
-        turn += 1
+        iteration += 1
     first = 1 + len(states)
     stacked = [_stacked(row, body, first + i) for i, row in enumerate(rows)]
     return _as_outputs([*states, *stacked])
@@ -439,7 +443,7 @@ def _stacked(rows: list[Value], body: OnnxGraph, place: int, axis: int = 0) -> V
 
 
 def _scan(call: OperatorCall, body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
-    if call.opset < 9:  # the first axis is the batch, the first input its lengths
+    if call.opset < 9:  # axis 0 is the batch, and the first input holds lengths
         parts = [
             _outputs(_scanned(call, body, [each[row] for each in inputs[1:]], outer))
             for row in range(len(inputs[1]))
@@ -482,11 +486,11 @@ def _sequence_map(body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
     return _as_outputs([list(column) for column in columns])
 
 
-# Operators that the table lacks. `onnx.reference` computes an operator as its newest version in
-# places (Softmax at opset 12 with opset 13's meaning), so it must agree with ONNX Runtime first.
+# Operators that the table lacks. In places `onnx.reference` applies the newest version of an
+# operator (Softmax at opset 12 with the semantics of opset 13), so it must agree with ONNX Runtime.
 
 _TOLERANCE = 1e-4
-"""Of the largest value: far more than rounding, far less than another meaning."""
+"""Relative to the largest value: far more than rounding, far less than different semantics."""
 
 
 def open_plain(model: bytes | str | WithData) -> Any:
@@ -501,22 +505,24 @@ def open_plain(model: bytes | str | WithData) -> Any:
 
 
 def computed_by_onnx(proto: onnx.NodeProto, call: OperatorCall, inputs: Sequence[Value]) -> Value:
-    """Compute one node by `onnx.reference`. Raises ModelError where that disagrees with ONNX
-    Runtime, or either can't."""
+    """Compute one node with `onnx.reference`.
+
+    Raises ModelError if it fails, or disagrees with ONNX Runtime.
+    """
     from onnx.reference import ReferenceEvaluator
 
     where = f"{call.domain or 'ai.onnx'}.{call.operator} at opset {call.opset}"
     arrays = [None if value is None else to_numpy(value) for value in inputs]
     try:
-        model, feed = _single(proto, call, arrays)
+        model, feed = _single_node_model(proto, call, arrays)
         made: Any = ReferenceEvaluator(model).run(None, feed)
         if not call.derived.get("agrees"):
             narrow = [a.astype(np.float32) if a is not None and a.dtype == np.float64
                       and call.input_types[i : i + 1] != (TensorProto.DOUBLE,) else a
                       for i, a in enumerate(arrays)]  # fmt: skip
-            single, narrow_feed = _single(proto, call, narrow)
+            single, narrow_feed = _single_node_model(proto, call, narrow)
             expected = open_plain(single.SerializeToString()).run(None, narrow_feed)
-            call.derived["agrees"] = _alike(made, expected)
+            call.derived["agrees"] = _agree(made, expected)
     except Exception as error:
         raise ModelError(
             f"the reference has the operator {where} (node {proto.name!r}), which can't be "
@@ -533,9 +539,13 @@ def computed_by_onnx(proto: onnx.NodeProto, call: OperatorCall, inputs: Sequence
 def computed_by_runtime(
     proto: onnx.NodeProto, call: OperatorCall, inputs: Sequence[Value]
 ) -> Value:
-    """Compute a node whose results ONNX leaves to the runtime, such as the order of an unsorted
-    TopK. Raises what ONNX Runtime raises."""
-    model, feed = _single(proto, call, [None if v is None else to_numpy(v) for v in inputs])
+    """Compute a node whose result ONNX does not fully define, such as an unsorted TopK.
+
+    Raises any error of ONNX Runtime.
+    """
+    model, feed = _single_node_model(
+        proto, call, [None if v is None else to_numpy(v) for v in inputs]
+    )
     return _as_outputs(_value(open_plain(model.SerializeToString()).run(None, feed)))
 
 
@@ -547,14 +557,14 @@ def _value(made: Any) -> Value:
     if made.dtype.kind in "OUS":
         return made.astype(object)
     value = from_numpy(made)
-    # In float64 what this node rounds to float32 goes on in float64.
+    # For the float64 reference, the float32 result of this node continues in float64.
     return value.to(torch.get_default_dtype()) if value.dtype == torch.float32 else value
 
 
-def _single(
+def _single_node_model(
     proto: onnx.NodeProto, call: OperatorCall, arrays: Sequence[Any]
 ) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """A model of this node alone, and what it is fed with."""
+    """Return a model of this node alone and its inputs by name."""
     node = onnx.NodeProto()
     node.CopyFrom(proto)
     feed: dict[str, Any] = {}
@@ -578,7 +588,7 @@ def _single(
     return helper.make_model(graph, opset_imports=imports, ir_version=8), feed
 
 
-def _alike(made: Sequence[Any], expected: Sequence[Any]) -> bool:
+def _agree(made: Sequence[Any], expected: Sequence[Any]) -> bool:
     if len(made) != len(expected):
         return False
     for one, other in zip(made, expected, strict=True):
@@ -603,7 +613,7 @@ def _alike(made: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 class OnnxReference(OnnxGraph):
-    """An ONNX file as a module of torch, which takes and returns what the file does."""
+    """An ONNX file as a torch module with the file's inputs and outputs."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         model = _prepared(model)
@@ -611,14 +621,14 @@ class OnnxReference(OnnxGraph):
         opsets[""] = opsets.get("", opsets.pop("ai.onnx", 1))
         super().__init__(model.graph, _Scope(opsets, {}, {}))
         self.order: tuple[int, ...] = tuple(range(len(self.inputs)))
-        """Which argument of forward each input of the file is."""
+        """For each input of the file, the index of the argument of forward."""
         self.returned: tuple[str, ...] | None = None
-        """Names of the outputs in the order in which forward returns them; None: the file's."""
+        """Output names in the order of forward; None: the file's order."""
         self.file: TestedFile | None = None
         self.loaded: bytes | str | WithData | None = None
-        """What ONNX Runtime loads."""
+        """What ONNX Runtime loads: bytes or a path."""
         self.is_widened = False
-        """True for a file that computes in 16 bits, which this module computes in float32."""
+        """True if the file computes in 16 bits and this module in float32."""
 
     @classmethod
     def from_file(cls, file: TestedFile) -> OnnxReference:
@@ -649,15 +659,15 @@ class OnnxReference(OnnxGraph):
         return reference
 
     def computes_in_16_bits(self) -> bool:
-        """Return False for a file that only stores weights in 16 bits."""
+        """Return True unless the file at most stores weights in 16 bits."""
         nodes = (each for each in self.modules() if isinstance(each, OnnxNode))
         return any(node.has_sixteen_bits for node in nodes)
 
     def arranged(self, inputs: Sequence[str], outputs: Sequence[str]) -> OnnxReference:
-        """Return the same module, which takes inputs and returns outputs in the order of another
-        file: by name, or by position if the two files share no name.
+        """Return the module with inputs and outputs in the order of another file.
 
-        Raises ModelError if they share only some of the names.
+        They are matched by name, or by position if the two files share no name. Raises ModelError
+        if they share only some of the names.
         """
         other = copy.copy(self)
         other.order, other.returned = tuple(range(len(self.inputs))), None
@@ -668,14 +678,16 @@ class OnnxReference(OnnxGraph):
         return other
 
     def node_paths(self) -> dict[str, str]:
-        """Return the path of the module of each node by its name, and by those of its outputs:
-        tools that fuse or rename nodes keep the names of values."""
+        """Return the module path of each node, by the names of the node and of its outputs.
+
+        Tools that fuse or rename nodes keep the names of values.
+        """
         nodes = [(path, m.proto) for path, m in self.named_modules() if isinstance(m, OnnxNode)]
         paths = {proto.name: path for path, proto in nodes if proto.name}
         return paths | {name: path for path, proto in nodes for name in proto.output if name}
 
     def session(self, binding: InputBinding) -> RuntimeReference | None:
-        """Return the file in ONNX Runtime; None of a module that no file was read for."""
+        """Return the file in ONNX Runtime; None if the module was not read from a file."""
         return None if self.loaded is None else RuntimeReference(self, binding)
 
     def arguments(self, values: Sequence[Value]) -> list[Value]:
@@ -690,16 +702,16 @@ class OnnxReference(OnnxGraph):
             v[0], torch.Tensor) else v for v in taken]  # fmt: skip
 
     def forward(self, *values: Value, outer: Env | None = None) -> Any:  # noqa: ARG002
-        """Return the outputs; by name where the other file has the same names."""
-        made = [_compared(value) for value in self.compute(self.arguments(values))]
+        """Return the outputs; by name if the other file has the same names."""
+        made = [_comparable(value) for value in self.compute(self.arguments(values))]
         if self.returned is None:
             return made[0] if len(made) == 1 else tuple(made)
         named = dict(zip(self.outputs, made, strict=True))
         return {name: named[name] for name in self.returned}
 
 
-def _compared(value: Value) -> Value:
-    """An output as the gate compares it: texts as numbers."""
+def _comparable(value: Value) -> Value:
+    """Return an output as the gate compares it: strings as digests."""
     return torch.from_numpy(text_digests(value)) if is_text(value) else value
 
 
@@ -732,15 +744,17 @@ class RuntimeReference:
         self._session: Any = None
 
     def run(self, batch: Batch) -> list[OutputArray]:
-        """Return all outputs, in the order of the module's; those in 16 bits as float32. Raises
-        what ONNX Runtime raises."""
+        """Return all outputs in the order of the module, 16-bit floats as float32.
+
+        Raises any error of ONNX Runtime.
+        """
         if self._session is None:
             assert self._reference.loaded is not None
             self._session = open_plain(self._reference.loaded)
         values = self._reference.arguments(self._binding.by_argument(batch))
         specs = {spec.name: spec.type for spec in self._session.get_inputs()}
         feed = {
-            name: _fed(value, specs[name])
+            name: _as_input_type(value, specs[name])
             for name, value in zip(self._reference.inputs, values, strict=True)
         }
         names = list(self._reference.returned or self._reference.outputs)
@@ -748,8 +762,8 @@ class RuntimeReference:
         return self._binding.from_call(made)
 
 
-def _fed(value: Any, kind: str) -> Any:
-    """An input in the type that the file takes: floats are float32 in the gate."""
+def _as_input_type(value: Any, kind: str) -> Any:
+    """Convert a float input, which is float32 in the gate, to the type of the file."""
     types = {
         "tensor(float16)": np.float16,
         "tensor(double)": np.float64,
@@ -766,7 +780,7 @@ def _plain(value: Any) -> OutputArray:
 
 
 def interpreter_packages() -> dict[str, str]:
-    """Return the versions of what computes an ONNX reference."""
+    """Return the versions of the packages that compute an ONNX reference."""
     names = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "torchvision")
     found = {}
     for name in names:

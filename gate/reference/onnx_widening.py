@@ -25,10 +25,10 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     between them become float32. Functions are inlined: their attributes may be element types under
     any name.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(inline_functions(model) if model.functions else model)
-    _widen_graph(made.graph)
-    return made
+    copied = onnx.ModelProto()
+    copied.CopyFrom(inline_functions(model) if model.functions else model)
+    _widen_graph(copied.graph)
+    return copied
 
 
 def _widen_graph(graph: onnx.GraphProto) -> None:
@@ -69,12 +69,12 @@ def _widen_values(values: Iterable[onnx.ValueInfoProto]) -> None:
 
 
 def _widen_type(kind: onnx.TypeProto) -> None:
-    which = kind.WhichOneof("value")
-    if which in ("tensor_type", "sparse_tensor_type"):
-        held = getattr(kind, which)
-        if held.elem_type in _NARROW:
-            held.elem_type = TensorProto.FLOAT
-    elif which in ("sequence_type", "optional_type"):
-        _widen_type(getattr(kind, which).elem_type)
-    elif which == "map_type":
+    kind_name = kind.WhichOneof("value")
+    if kind_name in ("tensor_type", "sparse_tensor_type"):
+        tensor_type = getattr(kind, kind_name)
+        if tensor_type.elem_type in _NARROW:
+            tensor_type.elem_type = TensorProto.FLOAT
+    elif kind_name in ("sequence_type", "optional_type"):
+        _widen_type(getattr(kind, kind_name).elem_type)
+    elif kind_name == "map_type":
         _widen_type(kind.map_type.value_type)

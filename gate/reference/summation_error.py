@@ -1,4 +1,4 @@
-"""Error caused by a different order of summation."""
+"""Errors of results that depend on the order of summation."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from gate.records.instruments import EPSILON
 from gate.reference.error_models import ROUNDING, Terms
 
 # Adding one by one rounds every partial sum s_k: the error is the sum of s_k delta_k, whose
-# variance is that of one rounding times the sum of s_k^2. With known total y and sum of squares T
-# of the terms, the partial sums are a bridge from 0 to y, so that their squares add up to about n
-# (y^2 + T / 2) / 3: small where terms of one sign are added, large relative to the result where
-# they cancel. What adds in several lanes or blocks does that in each of them, and again over their
-# totals. (N. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J.
-# Sci. Comput. 41, 2019.)
+# variance is that of one rounding times the sum of s_k^2. Given the total y and the sum of squares
+# T of the terms, the partial sums form a bridge from 0 to y whose squares add up to about n (y^2 +
+# T / 2) / 3. This is small if all terms have one sign, and large relative to the result if they
+# cancel. A kernel that adds in several lanes or blocks does this in each of them, and again over
+# their totals. (N. Higham and T. Mary, "A new approach to probabilistic rounding error analysis",
+# SIAM J. Sci. Comput. 41, 2019.)
 #
-# Errors here are in units of 2^-24, drawn with the rms of such a walk.
+# Errors here are in units of 2^-24 and drawn with the RMS of such a random walk.
 
 
 _BLOCK = 256
-"""Terms that a product of matrices adds in one go (MLAS, measured)."""
+"""Number of terms that a matrix product adds in one block (MLAS, measured)."""
 
 _LANES = 8.0
-"""Partial sums that a vectorized mean of one row has (measured; one by one it would be 1)."""
+"""Number of partial sums of a vectorized mean of one row (measured; 1 would be one by one)."""
 
-_FAR = 2.0
-"""So many rms a random walk seldom goes."""
+_RARE = 2.0
+"""Multiple of the RMS that a random walk rarely exceeds."""
 
-_OWN = math.sqrt(0.5)
-"""Half of a product's variance comes on top: the run holds PyTorch's own roundings as well."""
+_HALF_VARIANCE = math.sqrt(0.5)
+"""Only half of a product's variance is added, because the run also has PyTorch's own roundings."""
 
 
 Draw = Callable[[tuple[int, ...]], torch.Tensor]
-"""Standard normal numbers of a shape."""
+"""Draws standard normal numbers of a shape."""
 
 
 @cache
@@ -55,17 +55,17 @@ def never() -> bool:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operator as it was called."""
+    """One call of an operator."""
 
     operator: Callable[..., Any]
     name: str
-    """Of aten, bare: without overload, without the underscore of an in-place variant."""
+    """ATen name without overload and without the underscore of an in-place variant."""
     arguments: Mapping[str, Any]
-    """By their names in the schema."""
+    """Arguments by their names in the schema."""
     output: int = 0
-    """Index of the result that is meant, where there are several."""
+    """Index of the result, if the operator returns several."""
     by_squares: Callable[[], bool] = never
-    """Whether the file normalizes groups with the mean square minus the squared mean."""
+    """Whether the file computes the variance of groups as mean square minus squared mean."""
 
     @classmethod
     def from_call(
@@ -77,31 +77,31 @@ class Operation:
         *,
         by_squares: Callable[[], bool] = never,
     ) -> Operation:
-        """Names the positional arguments as the operator's schema does."""
+        """Create an operation; positional arguments get their names from the operator's schema."""
         named = dict(zip(_argument_names(operator), args, strict=False))
         return cls(operator, name, {**named, **kwargs}, by_squares=by_squares)
 
     @property
     def argument(self) -> Any:
-        """The first one."""
+        """The first argument."""
         return next(iter(self.arguments.values()), None)
 
     def factor(self, y: torch.Tensor) -> torch.Tensor:
-        """The part of the first argument that the result, shape of `y`, is elementwise made of."""
+        """Return the part of the first argument that has one element per element of `y`."""
         x: torch.Tensor = self.argument
         if x.shape == y.shape:
             return x
         return torch.chunk(x, 2, self.arguments.get("dim", -1))[0]  # glu
 
     def again(self, argument: torch.Tensor, **replaced: Any) -> torch.Tensor:
-        """The result with another first argument, and others that are named."""
+        """Call the operator again with another first argument and the named replacements."""
         others = dict(list(self.arguments.items())[1:])
         result: torch.Tensor = self.operator(argument, **{**others, **replaced})
         return result
 
 
 ROUNDED: frozenset[Terms] = frozenset({"reduced", "contracted", "window"})
-"""Where the last rounding of the result is in the walk."""
+"""Rules whose error includes the last rounding of the result."""
 
 
 def walk(
@@ -112,9 +112,9 @@ def walk(
     lanes: float = 1.0,
     last: bool = False,
 ) -> torch.Tensor:
-    """The rms error of adding n terms in `lanes` partial sums. `squares`: their sum of squares.
+    """Return the RMS error of adding n terms in `lanes` partial sums.
 
-    `last`: the result is rounded once more.
+    squares: sum of squares of the terms. last: whether the result is rounded once more.
     """
     length, over = n / lanes, lanes if lanes > 1.0 else 0.0
     of_total = (length / lanes + over) / 3.0 + last
@@ -126,32 +126,32 @@ def walk(
 def summation_error(
     terms: Terms, operation: Operation, returned: torch.Tensor, *, draw: Draw
 ) -> torch.Tensor | None:
-    """An error of accumulating the terms of `returned`, or None where they can't be counted."""
+    """Return an error of accumulating the terms of `returned`; None if they can't be counted."""
     if not returned.numel():
         return None
     x = operation.argument
     if not isinstance(x, torch.Tensor) or x.dtype != torch.float32 or "out" in operation.arguments:
         return None
     error = _RULES[terms](operation, returned, draw)
-    # Squares overflow where masks of finfo.min are among the terms.
+    # Squares overflow if masks of finfo.min are among the terms.
     return None if error is None else error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 # A random walk assumes independent roundings. Terms that are equal, or small against the partial
 # sum, are all rounded in the same direction, and the error grows with n instead of its root: ONNX
-# Runtime's mean of 102 400 equal numbers is off by 3.4e-4. So the very terms are added here as its
-# CPU kernels add them (1.31, measured by benchmarks.operators: most sums agree to the bit).
+# Runtime's mean of 102 400 equal numbers is off by 3.4e-4. Therefore these terms are added here in
+# the order of its CPU kernels (1.31, measured by benchmarks.operators: most sums agree to the bit).
 
 
 _Rows = NDArray[Any]
-"""Terms in order, shape (results, terms): float32, or float64 for the truth."""
+"""Terms in order, shape (results, terms): float32, or float64 for the exact result."""
 
 _Add = Callable[[_Rows], _Rows]
-"""Sums of rows."""
+"""Sums each row."""
 
 
 def _in_lanes(lanes: int) -> _Add:
-    """Adds one by one, in so many partial sums that are added pairwise at the end."""
+    """Return a sum in `lanes` partial sums that are added pairwise at the end."""
 
     def add(rows: _Rows) -> _Rows:
         steps = rows.shape[-1] // lanes
@@ -169,7 +169,7 @@ def _in_lanes(lanes: int) -> _Add:
 
 
 def _in_blocks(size: int) -> _Add:
-    """Adds one by one within blocks of terms, and then their sums."""
+    """Return a sum within blocks of terms, followed by the sum of the blocks."""
 
     def add(rows: _Rows) -> _Rows:
         padded = np.pad(rows, ((0, 0), (0, -rows.shape[-1] % size)))
@@ -181,63 +181,63 @@ def _in_blocks(size: int) -> _Add:
 
 
 _LAST_AXES = (_in_lanes(4), _in_lanes(8))
-"""Partial sums of GlobalAveragePool (4), of ReduceSum, ReduceMean and norms over last axes (8)."""
+"""Orders of GlobalAveragePool (4 lanes), and ReduceSum, ReduceMean and norms over last axes (8)."""
 
 _OTHER_AXES = (_in_lanes(1), _in_lanes(4))
-"""Partial sums over leading axes (1), and over axes between others (4)."""
+"""Orders over leading axes (1 lane), and over axes in between (4)."""
 
 _ONE_BY_ONE = (_in_lanes(1),)
-"""ReduceL2, ReduceLogSumExp, over any axes."""
+"""Order of ReduceL2 and ReduceLogSumExp over any axes."""
 
 _COLUMNS: tuple[_Add, ...] = (_in_blocks(128), _in_blocks(256))
-"""MatMul and Gemm."""
+"""Orders of MatMul and Gemm."""
 
 _FEW_COLUMNS = ((32, _in_blocks(512)), (16, _in_blocks(1024)))
-"""The same where a factor that is computed has so few columns."""
+"""Additional orders if the computed factor has at most this many columns."""
 
 _NARROW, _NARROW_ORDERS = 16, tuple(_in_lanes(lanes) for lanes in (1, 4, 8))
-"""A product with so few rows or columns: a vector in ONNX Runtime, more of them in PyTorch."""
+"""Orders of a product with few rows or columns: a vector in ONNX Runtime, several in PyTorch."""
 
 _WINDOWS: tuple[_Add, ...] = (
     *(_in_blocks(size) for size in (128, 256, 512, 1024)),
     *_NARROW_ORDERS,
 )
-"""Conv and ConvTranspose by the number of positions; one by one in the optimized layout of
-channels, and in PyTorch's convolutions."""
+"""Orders of Conv and ConvTranspose, by the number of positions. Terms are added one by one in the
+optimized channel layout and in PyTorch's convolutions."""
 
 _ONE_SIGN, _EQUAL = 0.2, 0.9
-"""y^2 / (n T) from which on most products have one sign; it is 1 where all are equal, and 0.33 at
-an edge that pads a window of positive numbers with zeros. Few products reach the first number by
-chance, so they have to be nearly equal."""
+"""Values of y^2 / (n T) from which most products have one sign. It is 1 if all are equal, and 0.33
+at an edge where a window of positive numbers is padded with zeros. Few products reach the first
+value by chance, so they must reach the second."""
 
-_LISTED, _LEAST_LISTED = 1 << 20, 16
-"""So many products are added one by one, and those of so many results at least. The other results
-take the relative error of the nearest one."""
+_MOST_ADDED, _LEAST_RESULTS = 1 << 20, 16
+"""Number of products that are added one by one, and least number of results for which this is done.
+Other results take the relative error of the nearest one."""
 
 _BIASED = 1.5
-"""Beyond so many rms of a walk the roundings of these terms are not independent."""
+"""Multiple of a walk's RMS above which the roundings of these terms are not independent."""
 
 
 _SHORT, _LONG = 16, 64
-"""Terms of a product, if they are nearly equal, and of a product or a normalization from which on
-they are added. Fewer make little more than the error model allows."""
+"""Least number of terms that are added one by one: of nearly equal products, and of other products
+or a normalization. Fewer terms hardly exceed the error model."""
 
 MANY_TERMS = 512
-"""The same of softmax, which may be off by a few units anyway."""
+"""The same for softmax, which may be off by a few units anyway."""
 
 _SHARE = 4.0
-"""Units that softmax may be off anyway."""
+"""Number of units that softmax may be off anyway."""
 
 
 _COARSE = np.float32(2**20)
-"""Values of a mantissa that differ by more than a few roundings."""
+"""Resolution at which mantissas count as equal although they differ by a few roundings."""
 
 
 class _OrderError(NamedTuple):
     error: torch.Tensor
-    """Of the order farthest from float64, in units of `EPSILON`, one number a result."""
+    """Error of the order farthest from float64, in units of `EPSILON`, one number per result."""
     is_exact: torch.Tensor
-    """True where no order of many terms rounds, such as of small whole numbers."""
+    """True if no order of many terms rounds, as for small whole numbers."""
 
 
 def _farthest_error(
@@ -254,14 +254,16 @@ def _farthest_error(
 def _biased(
     error: torch.Tensor, usual: torch.Tensor, own: torch.Tensor, *, beyond: float = _BIASED
 ) -> torch.Tensor:
-    """Return the error of a walk of rms `usual`, and the terms' `own` error where it exceeds
-    `beyond` rms."""
+    """Return the error of a walk of RMS `usual`, or the terms' error `own` where it exceeds
+    `beyond` RMS."""
     own = own.reshape(usual.shape)
     return torch.where(own.abs() > beyond * usual, own, error)
 
 
-def _or_in_order(error: torch.Tensor, usual: torch.Tensor, own: _OrderError | None) -> torch.Tensor:
-    """Return `_biased`, but 0 for sums that are exact. `own`: None where it is not known."""
+def _with_order_error(
+    error: torch.Tensor, usual: torch.Tensor, own: _OrderError | None
+) -> torch.Tensor:
+    """Return `_biased`, but 0 for exact sums. `own`: None if unknown."""
     if own is None:
         return error
     error = _biased(error, usual, own.error)
@@ -269,7 +271,7 @@ def _or_in_order(error: torch.Tensor, usual: torch.Tensor, own: _OrderError | No
 
 
 def _axes(operation: Operation) -> list[int] | None:
-    """The axes that are added up; None where PyTorch adds one by one itself (pooling)."""
+    """Return the reduced axes; None if PyTorch also adds one by one (pooling)."""
     rank = operation.argument.dim()
     if "pool" in operation.name:
         size = operation.arguments.get("output_size")
@@ -285,8 +287,7 @@ def _sum_error(
     compute: Callable[[_Rows, _Add], _Rows],
     orders: Sequence[_Add] = (),
 ) -> _OrderError | None:
-    """Return the error of a reduction in the order of the kernels; None where nothing is added
-    up."""
+    """Return the error of a reduction in the order of the kernels; None if nothing is added."""
     x, axes = operation.argument, _axes(operation)
     if axes is None or not x.numel():
         return None
@@ -299,10 +300,10 @@ def _sum_error(
 
 
 def _are_exact(compute: Callable[[_Rows, _Add], _Rows], rows: _Rows) -> torch.Tensor:
-    """Return which results of many terms no order of adding rounds, shape (results,).
+    """Return which results of many terms are exact in any order, shape (results,).
 
-    The terms are multiples of some number, and so few that float32 has the sum of their magnitudes.
-    They may be off by a rounding each, as those of a probe are: the sum is then off by no more.
+    The terms are multiples of a number, and so few that float32 represents the sum of their
+    magnitudes. Each term may be off by a rounding, as in a probe; then the sum is off by no more.
     """
     exact = np.full(len(rows), rows.shape[-1] >= MANY_TERMS)
 
@@ -325,7 +326,7 @@ def _reduced(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     total = n if operation.name != "sum" else 1.0
     usual = walk(total * y, total * squares, n, last=True).div_(total)
     own = _sum_error(operation, lambda rows, add: add(rows) / rows.dtype.type(total))
-    error = _or_in_order(usual * draw(y.shape), usual, own)
+    error = _with_order_error(usual * draw(y.shape), usual, own)
     return _cancelled(error, y, lambda: squares, operation.argument)
 
 
@@ -335,8 +336,10 @@ def _cancelled(
     squares: Callable[[], torch.Tensor],
     *factors: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the `error`, but 0 where the result is 0 because all terms are, or because integers
-    are added. `squares`: those of the terms, added up; asked for only where a result is 0."""
+    """Return `error`, but 0 where the result is 0 because all terms are 0 or integers are added.
+
+    squares: returns the sum of squared terms; called only if a result is 0.
+    """
     zeros = y == 0.0
     if not zeros.any():
         return error
@@ -366,7 +369,7 @@ def _squares(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     else:
         power = named.get("ord", named.get("p", 2))
         own = _norm_error(operation, 2.0 if power is None else power)
-    return _or_in_order(error, usual, own)
+    return _with_order_error(error, usual, own)
 
 
 def _norm_error(operation: Operation, power: object) -> _OrderError | None:
@@ -385,7 +388,7 @@ def _norm_error(operation: Operation, power: object) -> _OrderError | None:
 
 
 def _moments(rows: _Rows, add: _Add) -> tuple[_Rows, _Rows]:
-    """The mean, and the sum of squared deviations from it."""
+    """Return the mean and the sum of squared deviations."""
     mean = add(rows) / rows.dtype.type(rows.shape[-1])
     return mean, add(np.square(rows - mean[:, None]))
 
@@ -399,12 +402,12 @@ def _exponentials(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Te
         return logarithm
 
     own = _sum_error(operation, compute, _ONE_BY_ONE)
-    return _or_in_order(usual * draw(y.shape), usual, own)
+    return _with_order_error(usual * draw(y.shape), usual, own)
 
 
-def _shares(operation: Operation, y: torch.Tensor, _: Draw) -> torch.Tensor | None:
-    """One error of the sum for all elements that are divided by it, where it is larger than what
-    the other part of the model allows each of them."""
+def _softmax_error(operation: Operation, y: torch.Tensor, _: Draw) -> torch.Tensor | None:
+    """Return one error of the sum for all elements that are divided by it, if it exceeds
+    `_SHARE`."""
     x, dim = operation.argument, operation.arguments["dim"]
     if not y.dim() or x.shape[dim] < MANY_TERMS:
         return None
@@ -424,7 +427,7 @@ def _shares(operation: Operation, y: torch.Tensor, _: Draw) -> torch.Tensor | No
 
 
 def _distances(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor | None:
-    """Half of the relative error of the sum of squared differences."""
+    """Return half the relative error of the sum of squared differences."""
     left: torch.Tensor = operation.argument
     right: torch.Tensor = operation.arguments["x2"]
     n = left.shape[-1]
@@ -456,11 +459,11 @@ def _factors(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
 
 
 def _prefix(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """Return the error of a prefix sum: the sum of the roundings of its partial sums.
+    """Return the error of a prefix sum: the accumulated roundings of its partial sums.
 
-    The partial sums are the results before. Terms that repeat, as steps of time do, are rounded the
-    same way each time. Where that leads farther than a random walk does, the error is that of
-    adding these very terms one by one.
+    The partial sums are the earlier results. Repeated terms, such as time steps, are rounded in the
+    same way each time. If their error exceeds that of a random walk, it is the error of adding
+    these terms one by one.
     """
     dim = operation.arguments["dim"]
     error = (ROUNDING * y * draw(y.shape)).cumsum(dim)
@@ -469,7 +472,7 @@ def _prefix(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     one_by_one = np.add.accumulate(operation.argument.detach().numpy(), axis=dim)
     own = (torch.from_numpy(one_by_one) - y) / EPSILON
     usual = ROUNDING * y.square().cumsum(dim).sqrt()
-    return _biased(error, usual, own, beyond=_FAR)
+    return _biased(error, usual, own, beyond=_RARE)
 
 
 def _prefix_factors(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -496,7 +499,7 @@ def _contracted(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
         rows, columns = rows.unsqueeze(-1), columns.unsqueeze(-2 if columns.dim() > 1 else 0)
     squares = rows * (columns / max(n, 1))
     error = _product(y, squares, n, draw)
-    # A leading axis for each operand that lacks it; terms lie on the last one.
+    # Add a leading axis to an operand that lacks one; the terms are on the last axis.
     left = a.unsqueeze(-2) if b.dim() > 1 else a
     right = b if over == -1 else b.mT
     right = right.unsqueeze(-3) if a.dim() > 1 and right.dim() > 1 else right
@@ -536,24 +539,26 @@ def _with_product_errors(
     terms: Callable[[tuple[torch.Tensor, ...]], torch.Tensor],
     orders: Sequence[_Add],
 ) -> torch.Tensor:
-    """Return `error` with the terms' own one in results of `one_sign`. `terms`: those of the
-    results with these indices, shape (results, n)."""
-    meant = one_sign.flatten().nonzero()[:, 0]
-    if not len(meant):
+    """Return `error` with the error of the actual terms in results of `one_sign`.
+
+    terms: returns the terms of the results at these indices, shape (results, n).
+    """
+    selected = one_sign.flatten().nonzero()[:, 0]
+    if not len(selected):
         return error
-    step = -(-len(meant) // max(_LISTED // n, _LEAST_LISTED))
-    some = meant[::step]
-    listed = terms(torch.unravel_index(some, y.shape)).detach().numpy()
-    own = _farthest_error(lambda rows, add: add(rows), listed, orders)
+    step = -(-len(selected) // max(_MOST_ADDED // n, _LEAST_RESULTS))
+    sampled = selected[::step]
+    sampled_terms = terms(torch.unravel_index(sampled, y.shape)).detach().numpy()
+    own = _farthest_error(lambda rows, add: add(rows), sampled_terms, orders)
     error, flat = error.flatten(), y.flatten()
-    relative = (own / flat[some]).repeat_interleave(step)[: len(meant)]
-    usual = ROUNDING * flat[meant].abs() * math.sqrt(min(n, _BLOCK) / 3.0)
-    error[meant] = _biased(error[meant], usual, relative * flat[meant])
+    relative = (own / flat[sampled]).repeat_interleave(step)[: len(selected)]
+    usual = ROUNDING * flat[selected].abs() * math.sqrt(min(n, _BLOCK) / 3.0)
+    error[selected] = _biased(error[selected], usual, relative * flat[selected])
     return error.view(y.shape)
 
 
 def _window_products(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """Squares of the channels' mean, so that counting them costs little beside the products."""
+    """Use the channels' mean square, so that counting costs little compared with the products."""
     x, weight = operation.argument, operation.arguments["weight"]
     groups = operation.arguments.get("groups", 1)
     transposed = operation.arguments.get("transposed", "transpose" in operation.name)
@@ -592,8 +597,10 @@ def _window_products(operation: Operation, y: torch.Tensor, draw: Draw) -> torch
 def _window_terms(
     operation: Operation, at: tuple[torch.Tensor, ...], *, transposed: bool
 ) -> torch.Tensor:
-    """The products that these results of a convolution are added up of, zeros of the padding too;
-    shape (results, terms)."""
+    """Return the products of these results of a convolution, including zeros of the padding.
+
+    Shape (results, terms).
+    """
     x, weight, named = operation.argument, operation.arguments["weight"], operation.arguments
     kernel, axes = weight.shape[2:], weight.dim() - 2
     if len(at) == axes + 1:  # without a batch
@@ -609,12 +616,12 @@ def _window_terms(
     inside = torch.ones(len(number), 1, dtype=torch.bool)
     for axis in range(axes):
         size, steps = x.shape[2 + axis], torch.arange(kernel[axis])
-        stride = _of_axis(named.get("stride", 1), axis)
-        dilation = _of_axis(named.get("dilation", 1), axis)
+        stride = _axis_setting(named.get("stride", 1), axis)
+        dilation = _axis_setting(named.get("dilation", 1), axis)
         padding = named.get("padding", 0)
         if isinstance(padding, str):
             padding = dilation * (kernel[axis] - 1) // 2 if padding == "same" else 0
-        padding = _of_axis(padding, axis)
+        padding = _axis_setting(padding, axis)
         if transposed:
             index = at[2 + axis][:, None] + padding - steps * dilation
             valid = (index % stride == 0) & (index >= 0) & (index < size * stride)
@@ -630,8 +637,8 @@ def _window_terms(
     return products
 
 
-def _of_axis(setting: int | Sequence[int], axis: int) -> int:
-    """One number for all axes, or one for each."""
+def _axis_setting(setting: int | Sequence[int], axis: int) -> int:
+    """Return the setting of an axis from one number for all axes or one per axis."""
     if isinstance(setting, int):
         return setting
     return setting[axis] if len(setting) > 1 else setting[0]
@@ -639,11 +646,11 @@ def _of_axis(setting: int | Sequence[int], axis: int) -> int:
 
 def _product(y: torch.Tensor, squares: torch.Tensor, n: float, draw: Draw) -> torch.Tensor:
     rms = walk(y, squares, n, lanes=max(1, math.ceil(n / _BLOCK)), last=True)
-    return rms.mul_(draw(y.shape)).mul_(_OWN)
+    return rms.mul_(draw(y.shape)).mul_(_HALF_VARIANCE)
 
 
 def _normalized(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor | None:
-    """One error of the mean and one of the variance for all elements that share them."""
+    """Return one error of the mean and one of the variance for all elements that share them."""
     x, named = operation.argument, operation.arguments
     if y.shape != x.shape:
         return None
@@ -679,8 +686,11 @@ def _normalized(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
 
 
 def _standardized(rows: _Rows, add: _Add, *, eps: float, by_squares: bool = False) -> _Rows:
-    """`by_squares`: with the mean square minus the squared mean, as ONNX Runtime's kernel of
-    GroupNormalization does it, which cancels where the mean is large."""
+    """Return normalized rows.
+
+    by_squares: compute the variance as mean square minus squared mean, like ONNX Runtime's
+    GroupNormalization, which cancels if the mean is large.
+    """
     n = rows.dtype.type(rows.shape[-1])
     mean, squares = _moments(rows, add)
     if by_squares:
@@ -691,10 +701,7 @@ def _standardized(rows: _Rows, add: _Add, *, eps: float, by_squares: bool = Fals
 
 
 def _centered(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor | None:
-    """Return the error of the shift of a channel, which is rounded only once.
-
-    The shift is subtracted from the scaled input.
-    """
+    """Return the error of a channel's shift, which is rounded once and then subtracted."""
     named = operation.arguments
     mean, variance = named.get("running_mean"), named.get("running_var")
     if mean is None or variance is None or named.get("training") or y.dim() < 2:
@@ -711,7 +718,7 @@ _RULES: Mapping[Terms, Callable[[Operation, torch.Tensor, Draw], torch.Tensor | 
     "squares": _squares,
     "exponentials": _exponentials,
     "distances": _distances,
-    "shares": _shares,
+    "shares": _softmax_error,
     "factors": _factors,
     "contracted": _contracted,
     "window": _window_products,
@@ -728,7 +735,7 @@ def _count(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def _window(operation: Operation) -> float | None:
-    """Terms under the kernel of a pooling; None for everything else."""
+    """Return the number of terms under a pooling kernel; None for other operators."""
     size = operation.arguments.get("kernel_size")
     if size is None:
         return None

@@ -125,8 +125,8 @@ of others do not determine it: TensorRT uses TF32 by default."""
 
 def precision_of(setup: OrtSetup, by_provider: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Return the precision of a session by its providers' options; None if not reported."""
-    if setup.settings.lowered is not None:
-        return setup.settings.lowered
+    if setup.settings.reduced_precision is not None:
+        return setup.settings.reduced_precision
     stated = True
     for provider in setup.providers:
         reported, lowering = by_provider.get(provider, {}), _LOWERED.get(provider, {})

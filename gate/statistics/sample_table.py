@@ -264,7 +264,7 @@ class SampleRows:
         parts = list(state["_parts"])
         if any(not isinstance(part, np.ndarray) or part.dtype != ROW for part in parts):
             raise EvidenceError(
-                "the results of a unit have rows not of samples. Measure the unit again."
+                "the results of a unit contain other rows. Measure the unit again."
             )
         self._parts = parts
 

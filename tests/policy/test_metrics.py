@@ -27,11 +27,11 @@ def metric(**fields: Any) -> MetricPolicy:
         ({"max_drop": "NaN"}, "max_drop"),
         ({"confidence": 0.5}, "greater than 0.5"),
         ({"confidence": 1.0}, "less than 1"),
-        ({"options": {"top": 5}}, "accuracy has no 'top'; it takes: k"),
+        ({"options": {"top": 5}}, "accuracy has no option 'top'. Its options: k"),
         ({"function": "mse", "min": 0.1}, "set max instead"),
         ({"max": 0.9}, "set min instead"),
         ({"higher_is_better": False}, "leave higher_is_better out"),
-        ({"aggregate": "dataset"}, "accuracy is always 'mean'"),
+        ({"aggregate": "dataset"}, "accuracy always uses 'mean'"),
         ({"slices": ["camera", "camera"]}, "name each column once"),
         ({"time_limit_s": 0}, "greater than 0"),
         ({"bound": 1}, "Extra inputs"),
@@ -85,7 +85,7 @@ metrics:
 
 
 def test_one_name_is_one_metric():
-    with pytest.raises(ValidationError, match="'top1' is there twice"):
+    with pytest.raises(ValidationError, match="'top1' is used twice"):
         Policy(metrics=(metric(), metric(max_drop=0.1)), runtimes=Policy.default().runtimes)
 
 

@@ -74,7 +74,7 @@ def test_what_is_no_point_is_refused(points, words):
         ({"operating_points": ()}, "ort-cpu: threshold_crossing needs operating_points"),
         ({"runtimes": builders.policy().runtimes}, "no runtime bounds threshold_crossing"),
         ({"task": "tensors"}, "threshold_crossing, top1_agreement need logits"),
-        ({"task": "auto"}, "threshold_crossing need logits, and a guess is not enough"),
+        ({"task": "auto"}, "threshold_crossing need logits, and an inferred role is not enough"),
     ],
 )
 def test_points_and_bounds_come_together_and_on_classes(fields, words):

@@ -47,7 +47,7 @@ def test_the_default_asks_for_cpu_always_and_cuda_when_present():
         ),
         (
             {"runtimes": {"torch-cuda": runtime(max_abs_diff=1.0, top1_agreement=1.0)}},
-            "it never runs the file",
+            "which never runs the file",
         ),
         ({"min_samples": 0}, "greater than or equal to 1"),
         ({"determinism": {"seed": 10**20}}, "less than"),  # torch.manual_seed takes no such
@@ -70,7 +70,7 @@ def test_the_default_asks_for_cpu_always_and_cuda_when_present():
         ),
         ({"waive": ("max_abs_diff",)}, "noise_ratio"),
         ({"outputs": {"logits": "lottery"}}, "outputs.logits"),
-        ({"outputs": {"y": "tensor"}, "logits": ("y",)}, "say one of them"),
+        ({"outputs": {"y": "tensor"}, "logits": ("y",)}, "keep only one of them"),
         (
             {
                 "task": "tensors",
@@ -79,7 +79,7 @@ def test_the_default_asks_for_cpu_always_and_cuda_when_present():
             },
             "task 'tensors' has no classes",
         ),
-        ({"task": "auto"}, "a guess is not enough for them"),
+        ({"task": "auto"}, "an inferred role is not enough"),
         (
             {
                 "task": "auto",
@@ -179,17 +179,17 @@ def test_a_quantized_policy_bounds_answers_and_confidence():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"twin": builders.policy()}, "a twin is quantized"),
-        ({"twin": quantized(), "precision": "quantized"}, "are for exact files|what it is the twin of"),
+        ({"twin": builders.policy()}, "only the twin may be quantized"),
+        ({"twin": quantized(), "precision": "quantized"}, "are for exact files|only the twin may"),
     ],
 )  # fmt: skip
-def test_a_twin_is_quantized_and_what_it_is_the_twin_of_is_not(fields, message):
+def test_only_a_twin_is_quantized(fields, message):
     with pytest.raises(ValidationError, match=message):
         builders.policy(**fields)
 
 
 def test_twins_have_no_twins_and_the_same_task():
-    with pytest.raises(ValidationError, match="what it is the twin of is not"):
+    with pytest.raises(ValidationError, match="only the twin may be quantized"):
         quantized(twin=quantized())
     with pytest.raises(ValidationError, match="the twin's task is 'tensors'"):
         builders.policy(
@@ -200,13 +200,13 @@ def test_twins_have_no_twins_and_the_same_task():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"review": "required"}, "set them beside twin"),
-        ({"promotion": "by_service"}, "set it beside twin"),
-        ({"max_age_days": 3.0}, "set them beside twin"),
-        ({"preprocessing": PreprocessingPolicy(consumers=("torchvision",))}, "ask for preprocessing"),
+        ({"review": "required"}, "set them outside twin"),
+        ({"promotion": "by_service"}, "set it outside twin"),
+        ({"max_age_days": 3.0}, "set them outside twin"),
+        ({"preprocessing": PreprocessingPolicy(consumers=("torchvision",))}, "set preprocessing outside"),
     ],
 )  # fmt: skip
-def test_what_holds_for_both_is_not_said_of_the_twin(fields, message):
+def test_the_twin_has_no_fields_that_apply_to_both(fields, message):
     with pytest.raises(ValidationError, match=message):
         builders.policy(twin=quantized(**fields))
 
@@ -220,7 +220,7 @@ def test_the_twin_is_a_part_of_the_policys_digest():
 
 
 def test_one_sample_has_no_other_batch():
-    with pytest.raises(ValidationError, match="0 or 2 and more"):
+    with pytest.raises(ValidationError, match="set 0 or 2"):
         Instruments(stability_samples=1)
 
 
@@ -268,7 +268,7 @@ def test_what_serves_is_compared_where_there_is_something_to_compare() -> None:
         Policy(task="tensors", runtimes=runtimes, incumbent=answers)
     Policy(task="tensors", runtimes=runtimes, incumbent=ChampionPolicy(max_latency_ratio=2.0))
     twin = Policy.quantized().model_copy(update={"incumbent": answers})
-    with pytest.raises(ValueError, match="incumbent hold for both"):
+    with pytest.raises(ValueError, match="incumbent apply to both"):
         builders.policy(twin=twin)
 
 

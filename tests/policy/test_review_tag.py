@@ -20,21 +20,21 @@ from tests import builders
 CUSTOM = ReviewTag(name="Approval_Check", approved="Approved", rejected="No-Go")
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "the digest's": ({"name": "gate.sha256"}, "the gate's own"),
-    "in other letters": ({"name": " Gate.SHA256"}, "the gate's own"),
-    "a statement's": ({"name": "gate.review_statement.0123"}, "the gate's own"),
-    "the comment's": ({"name": Tag.REVIEW_COMMENT}, "the gate's own"),
-    "any of ours": ({"name": "gate.approval"}, "the gate's own"),
-    "MLflow's": ({"name": "mlflow.note"}, "MLflow's"),
+    "the digest's": ({"name": "gate.sha256"}, "is reserved"),
+    "in other letters": ({"name": " Gate.SHA256"}, "is reserved"),
+    "a statement's": ({"name": "gate.review_statement.0123"}, "is reserved"),
+    "the comment's": ({"name": Tag.REVIEW_COMMENT}, "is reserved"),
+    "any of ours": ({"name": "gate.approval"}, "is reserved"),
+    "MLflow's": ({"name": "mlflow.note"}, "is reserved"),
     "empty": ({"name": ""}, "pattern"),
     "a space": ({"name": " "}, "pattern"),
     "what MLflow refuses": ({"name": "a,b"}, "pattern"),
     "too long": ({"name": "x" * 251}, "250"),
     "no word": ({"approved": ""}, "at least 1 character"),
-    "no letter": ({"rejected": "-1"}, "each needs a letter"),
-    "one word": ({"approved": "done", "rejected": "Done!"}, "by its letters"),
-    "a yes that is a no": ({"approved": "Rejected", "rejected": "no"}, "by its letters"),
-    "a no that is a yes": ({"approved": "yes", "rejected": "approved"}, "by its letters"),
+    "no letter": ({"rejected": "-1"}, "each contain a letter"),
+    "one word": ({"approved": "done", "rejected": "Done!"}, "with different letters"),
+    "a yes that is a no": ({"approved": "Rejected", "rejected": "no"}, "with different letters"),
+    "a no that is a yes": ({"approved": "yes", "rejected": "approved"}, "with different letters"),
     "unknown": ({"value": "yes"}, "Extra inputs"),
 }  # fmt: skip
 
@@ -95,5 +95,5 @@ def test_it_holds_for_the_twin_too_and_is_not_said_there(tmp_path: Path) -> None
     path = tmp_path / "policy.yaml"
     plain = Policy.default(task="classification").to_plain() | {"twin": twin}
     path.write_text(json.dumps(plain))
-    with pytest.raises(PolicyError, match="review_tag, max_age_days and incumbent hold for both"):
+    with pytest.raises(PolicyError, match="review_tag, max_age_days and incumbent apply to both"):
         Policy.from_file(path)

@@ -10,8 +10,8 @@ from gate.policy.output_roles import (
     is_unsure,
     most_ties,
     proven_constant,
-    unclaimed,
     unmeasurable,
+    unprovable_reason,
 )
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, RuntimePolicy
@@ -49,7 +49,7 @@ def output(**classes: object) -> OutputParity:
 def test_what_a_guess_does_not_claim(classes, reason) -> None:
     one = output(**classes)
     assert infer_role(AUTO, one)
-    assert unclaimed(AUTO, one) == reason
+    assert unprovable_reason(AUTO, one) == reason
     assert (class_metrics_for(AUTO, one) is None) == (reason is not None)
 
 
@@ -58,7 +58,7 @@ def test_what_the_policy_demands_is_counted_whatever_the_samples_prove(classes) 
     demanded = policy("classification")
     one = output(**classes)
     assert not infer_role(demanded, one)
-    assert unclaimed(demanded, one) is None
+    assert unprovable_reason(demanded, one) is None
     assert class_metrics_for(demanded, one) == one.classification
 
 

@@ -32,26 +32,26 @@ def policy(name: str = "mine", *, required: str = "always", bounds: Bounds = BOU
 @pytest.mark.parametrize(
     ("name", "kind", "options", "words"),
     [
-        ("ort-cpu", "openvino", {}, "this name promises something else"),
-        ("browser-wasm", "ort", {"providers": [CPU_PROVIDER]}, "this name promises something else"),
-        ("tract", "acme", {}, "this name promises something else"),
-        ("openvino", "recorded", {}, "this name promises something else"),
-        ("ort", "recorded", {}, "this name promises something else"),
-        ("recorded", "tract", {}, "this name promises something else"),
-        ("mine", "ort-cuda", {}, "measures under its own name only"),
+        ("ort-cpu", "openvino", {}, "this name is that of another kind"),
+        ("browser-wasm", "ort", {"providers": [CPU_PROVIDER]}, "this name is that of another kind"),
+        ("tract", "acme", {}, "this name is that of another kind"),
+        ("openvino", "recorded", {}, "this name is that of another kind"),
+        ("ort", "recorded", {}, "this name is that of another kind"),
+        ("recorded", "tract", {}, "this name is that of another kind"),
+        ("mine", "ort-cuda", {}, "only be used under its own name"),
         ("mine", "ort", {}, "providers"),
         ("mine", "ort", {"providers": []}, "providers"),
         ("mine", "ort", {"providers": ["CUDA"]}, "providers.0"),
-        ("mine", "ort", {"providers": [CPU_PROVIDER, CPU_PROVIDER]}, "name each once"),
+        ("mine", "ort", {"providers": [CPU_PROVIDER, CPU_PROVIDER]}, "list each once"),
         ("mine", "ort", {"providers": [CPU_PROVIDER, CUDA_PROVIDER]}, "list it last"),
-        ("mine", "ort", {"providers": [CPU_PROVIDER], "provider_options": {CUDA_PROVIDER: {}}}, "don't list"),
-        ("mine", "ort", {"providers": [CPU_PROVIDER], "provider_options": {CPU_PROVIDER: {"use_arena": "0"}}}, "takes none"),
+        ("mine", "ort", {"providers": [CPU_PROVIDER], "provider_options": {CUDA_PROVIDER: {}}}, "not in providers"),
+        ("mine", "ort", {"providers": [CPU_PROVIDER], "provider_options": {CPU_PROVIDER: {"use_arena": "0"}}}, "has none"),
         ("mine", "ort", {"providers": [CPU_PROVIDER], "speed": 1}, "speed"),
         ("mine", "ort", {"providers": [CPU_PROVIDER], "threads": 0}, "threads"),
         ("mine", "ort", {"providers": [CPU_PROVIDER], "config": {"session.load_model_format": "ORT"}}, "which file is read"),
         ("ort-cpu", None, {"providers": [CUDA_PROVIDER]}, "providers"),
         ("torch-cuda", None, {"threads": 1}, "threads"),
-        ("reference", None, {}, "take another"),
+        ("reference", None, {}, "use another"),
         ("Mine", None, {}, "String should match"),
         ("a/b", None, {}, "String should match"),
         ("-a", None, {}, "String should match"),
@@ -79,10 +79,10 @@ COMPILED = {
 )
 def test_no_provider_reads_a_model_that_was_compiled_before(provider, option):
     options = {"providers": [provider], "provider_options": {provider: {option: "1"}}}
-    with pytest.raises(ValidationError, match=f"{option} lets {provider} compute a model"):
+    with pytest.raises(ValidationError, match=f"{option} makes {provider} run a model"):
         policy("mine", kind="ort", options=options)
     config = {"providers": [provider], "config": {f"ep.{provider.lower()}.{option}": "1"}}
-    with pytest.raises(ValidationError, match=rf"config: .*{option} lets a provider"):
+    with pytest.raises(ValidationError, match=rf"config: .*{option} makes a provider"):
         policy("mine", kind="ort", options=config)
 
 

@@ -62,7 +62,7 @@ def test_the_policys_own_value_is_not_tried() -> None:
         ("runtimes.ort-cpu.bounds.noise", "2", "runtimes.ort-cpu.bounds.noise"),
         ("nowhere", "2", "nowhere"),
         ("min_samples.of", "2", "is a value"),
-        ("tried.min_samples", "2", "what was tried"),
+        ("tried.min_samples", "2", "records the overrides"),
         ("runtimes", "{}", "runtimes"),
         (RATIO, "two", "valid number"),
         (RATIO, ".nan", "finite"),

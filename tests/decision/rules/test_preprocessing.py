@@ -238,8 +238,8 @@ def test_worse_never_passes_what_was_refused(difference, flips, images, worse):
 
 @pytest.mark.parametrize(("fields", "says"), [
     ({"consumers": ()}, "at least 1"),
-    ({"consumers": ("onnx", "onnx")}, "name each once"),
-    ({"consumers": ("pillow",)}, "not the training side"),
+    ({"consumers": ("onnx", "onnx")}, "list each once"),
+    ({"consumers": ("pillow",)}, "without the training side"),
     ({"consumers": ("Own Phone",)}, "pattern"),
     ({"consumers": ("onnx",), "max_diff": NAN}, "finite"),
     ({"consumers": ("onnx",), "max_flips": 1.5}, "less than or equal to 1"),
