@@ -116,8 +116,8 @@ def test_what_lowers_the_precision_of_the_cpu_is_not_exact(name):
             **off.runtimes, name: RuntimePolicy(required="always", bounds=BOUNDS, options=given, **own)
         }}
     )  # fmt: skip
-    assert ort_setup(reduced, name).settings.lowered == "bfloat16"
-    assert ort_setup(off, name).settings.lowered is None
+    assert ort_setup(reduced, name).settings.reduced_precision == "bfloat16"
+    assert ort_setup(off, name).settings.reduced_precision is None
 
 
 def test_any_other_name_is_open():
