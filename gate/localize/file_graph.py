@@ -1,4 +1,4 @@
-"""The file's graph: cut it, mark outputs, run subgraphs."""
+"""The ONNX graph of the file: cut it at tensors, add outputs, run parts of it."""
 
 from __future__ import annotations
 
@@ -22,49 +22,50 @@ from gate.storage.arrays import OutputArray, rounded, text_digests
 from gate.weights.value_graph import inlined
 
 _INLINE = 1024
-"""Bytes up to which a constant stays in the graph: shapes and axes are read from there."""
+"""Size in bytes up to which a constant stays in the graph, because shapes and axes are read
+there."""
 
 _REFERENCE = "::reference"
-"""Ends the name of the input that takes the place of a tensor that was cut."""
+"""Suffix of the input that replaces a cut tensor."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A graph to run."""
+    """A part of the graph that can be run."""
 
     model: onnx.ModelProto
     weights: Mapping[str, OutputArray]
-    """Initializers that the graph names only."""
+    """Initializers whose data is not in the graph."""
     outputs: tuple[str, ...]
     cuts: tuple[str, ...] = ()
-    """Tensors that it takes as inputs, under the names of `reference_name`."""
+    """Tensors that are inputs of the piece, named by `reference_name`."""
 
 
 _READ_VALUES = {"Shape": 0, "Size": 0, "CastLike": 1}
-"""Number of inputs, from the first, of which an operator reads values; others: all."""
+"""Number of leading inputs whose values the operator reads; other operators read all."""
 
 STEPPED = ("QuantizeLinear", "DequantizeLinear")
 
 
 @dataclass(frozen=True)
 class DequantizedConstant:
-    """A constant that is stored in a few bits."""
+    """A constant that is stored as quantized integers."""
 
     values: OutputArray
     step: OutputArray
-    """Difference of neighboring values, in the shape of `values`."""
+    """Quantization step of each element, in the shape of `values`."""
     clipped: OutputArray
-    """True where the stored number is the lowest or highest one of the tensor."""
+    """True where the stored integer is the smallest or largest of the tensor."""
 
 
 def _dequantized(
-    stored: OutputArray, scale: OutputArray, zero: OutputArray | None, given: Mapping[str, Any]
+    stored: OutputArray, scale: OutputArray, zero: OutputArray | None, settings: Mapping[str, Any]
 ) -> DequantizedConstant | None:
     """Dequantize a constant as the ONNX operator DequantizeLinear does.
 
-    There is one scale, one along `axis`, or one for each block.
+    There is one scale for all elements, per index of `axis`, or per block.
     """
-    axis, block = int(given.get("axis", 1)), int(given.get("block_size", 0))
+    axis, block = int(settings.get("axis", 1)), int(settings.get("block_size", 0))
     factors = [
         scale.astype(np.float64),
         (np.zeros(()) if zero is None else zero).astype(np.float64),
@@ -89,59 +90,61 @@ def _dequantized(
 
 
 class FileGraph:
-    """The nodes of a file in their order; tensors are identified by their names.
+    """The nodes of a file in their order, and the tensors by name.
 
-    The weights are taken out of the graph once and handed to every session as they lie in memory,
-    so that building a session costs milliseconds for a model of any size.
+    The weights are removed from the graph once and passed to each session in memory, so that a
+    session opens within milliseconds for a model of any size.
     """
 
     def __init__(self, candidate: TestedFile) -> None:
-        """Raises OnnxFileError, DigestMismatch, StorageError."""
+        """Read the file. Raises OnnxFileError, DigestMismatch, StorageError."""
         self._skeleton, self.weights = _read(candidate)
         self.nodes = list(self._skeleton.graph.node)
         self.outputs = tuple(value.name for value in self._skeleton.graph.output)
         self.producer = {name: at for at, node in enumerate(self.nodes) for name in node.output}
         self._needs = [tuple(_reads(node)) for node in self.nodes]
         self.readers: dict[str, list[int]] = {}
-        """Places of the nodes that read a tensor."""
+        """For each tensor, the indices of the nodes that read it."""
         for at, needs in enumerate(self._needs):
             for name in needs:
                 self.readers.setdefault(name, []).append(at)
         self.tensors = self._varying(spec.name for spec in candidate.subject.inputs)
-        """What the nodes compute from the inputs, in the order of the nodes."""
+        """Tensors that depend on the inputs, in the order of the nodes."""
         self._computed = frozenset(self.tensors)
         self._inputs = tuple(spec.name for spec in candidate.subject.inputs)
 
     @cached_property
     def _halves(self) -> dict[str, int]:
-        """The tensors in half precision, whose references are in float32."""
+        """Half-precision tensors; their references are float32."""
         try:
             inferred = onnx.shape_inference.infer_shapes(self._skeleton).graph
-        except onnx.shape_inference.InferenceError:  # a domain without an opset, as ORT takes it
+        except (
+            onnx.shape_inference.InferenceError
+        ):  # a domain without an opset, which ONNX Runtime accepts
             return {}
         values = (*inferred.input, *inferred.value_info, *inferred.output)
         kinds = {value.name: value.type.tensor_type.elem_type for value in values}
         return {name: kind for name, kind in kinds.items() if kind in _HALF_KINDS}
 
     def marked(self, names: Iterable[str]) -> Piece:
-        """The whole graph with these tensors as outputs behind its own."""
+        """Return the whole graph with these tensors as additional outputs."""
         outputs = tuple(dict.fromkeys([*self.outputs, *names]))
         return self._piece(range(len(self.nodes)), outputs, {})
 
     def cut(self, wanted: Iterable[str], cuts: Mapping[str, np.dtype[Any]]) -> Piece:
-        """Return the piece of the graph that computes `wanted`, starting at the nearest of `cuts`.
+        """Return the piece of the graph that computes `wanted` from the nearest of `cuts`.
 
-        `cuts` gives the tensors with their dtypes.
+        `cuts` maps tensors to their dtypes.
         """
         outputs = tuple(dict.fromkeys(wanted))
         return self._piece(sorted(self._between(outputs, cuts)), outputs, cuts)
 
     def part(self, places: Iterable[int], values: Mapping[str, np.dtype[Any]]) -> Piece | None:
-        """Return the piece of these nodes, with those that compute constants for them.
+        """Return the piece of these nodes, including nodes that compute constants for them.
 
-        `values`: tensors with a value, with their dtypes: what the nodes read of these and do not
-        compute is an input, and what they compute of these for other nodes is an output. None if
-        they compute nothing for others.
+        values: dtypes of the tensors that have a value. Those that the nodes read but do not
+        compute become inputs; those that they compute for other nodes become outputs. None if they
+        compute nothing for other nodes.
         """
         inside, cuts = set(places), dict[str, np.dtype[Any]]()
         ahead = list(inside)
@@ -167,14 +170,17 @@ class FileGraph:
         return self._piece(sorted(inside), outputs, kept) if outputs else None
 
     def segment(self, name: str, cuts: Container[str]) -> tuple[list[int], list[str]]:
-        """Places of the nodes that compute the tensor from the nearest of `cuts`, and these."""
+        """Return the nodes that compute a tensor from the nearest of `cuts`, and these cuts."""
         inside = sorted(self._between([name], cuts))
         met = dict.fromkeys(need for at in inside for need in self._needs[at] if need in cuts)
         return inside, list(met)
 
     def constants(self, places: Iterable[int]) -> dict[str, OutputArray]:
-        """The initializers and constants that these nodes read, also by way of nodes that
-        compute constants: exporters put Identity behind weights that are shared."""
+        """Return the initializers and constants that these nodes read.
+
+        This includes constants behind nodes that compute constants, because exporters insert
+        Identity after shared weights.
+        """
         found: dict[str, OutputArray] = {}
         ahead = [
             name
@@ -192,7 +198,7 @@ class FileGraph:
             elif name in self.producer and name not in self._computed:
                 node = self.nodes[self.producer[name]]
                 if node.op_type in STEPPED:
-                    # Scales and zero points are no weights.
+                    # Scales and zero points are not weights.
                     stepped = self.dequantized(name)
                     found.update({} if stepped is None else {name: stepped.values})
                     ahead += () if stepped is not None else node.input[:1]
@@ -211,8 +217,10 @@ class FileGraph:
         return self.weights[name]
 
     def dequantized(self, name: str) -> DequantizedConstant | None:
-        """Return the constant that DequantizeLinear makes of a stored integer tensor; None if the
-        tensor is no such constant."""
+        """Return the constant that DequantizeLinear computes from a stored integer tensor.
+
+        None if the tensor is not such a constant.
+        """
         node = self.nodes[self.producer[name]] if name in self.producer else None
         if node is None or node.op_type != "DequantizeLinear":
             return None
@@ -223,8 +231,10 @@ class FileGraph:
         return _dequantized(stored[0], stored[1], zero, attributes(node))
 
     def sources(self, name: str, among: Container[str], *, steps: int) -> set[str]:
-        """Which of the tensors `among` it is computed from, at most so many nodes further up and
-        not through another one of them."""
+        """Return which tensors of `among` a tensor is computed from.
+
+        The search goes back at most `steps` nodes, and not through another tensor of `among`.
+        """
         found: set[str] = set()
         ahead = {name}
         for _ in range(steps):
@@ -235,8 +245,10 @@ class FileGraph:
         return found
 
     def is_constant(self, name: str) -> bool:
-        """Return True for what the inputs change at most in shape: a weight that is expanded to
-        the batch."""
+        """Return True if the inputs change at most the shape of a tensor.
+
+        An example is a weight that is expanded to the batch.
+        """
         return name not in self._from_values
 
     @cached_property
@@ -244,14 +256,15 @@ class FileGraph:
         return frozenset((*self._inputs, *self._varying(self._inputs, shapes=False)))
 
     def _varying(self, inputs: Iterable[str], *, shapes: bool = True) -> tuple[str, ...]:
-        """What is computed from the inputs. `shapes`: also from their shapes and types alone."""
+        """Return the tensors that depend on the inputs. `shapes`: also those that depend on shapes
+        only."""
         varying = dict.fromkeys(inputs)
-        given = len(varying)
+        input_count = len(varying)
         for node, needs in zip(self.nodes, self._needs, strict=True):
             read = needs if shapes else needs[: _READ_VALUES.get(node.op_type, len(needs))]
             if any(need in varying for need in read):
                 varying.update(dict.fromkeys(name for name in node.output if name))
-        return tuple(varying)[given:]
+        return tuple(varying)[input_count:]
 
     def _between(self, names: Iterable[str], cuts: Container[str]) -> set[int]:
         inside: set[int] = set()
@@ -278,8 +291,8 @@ class FileGraph:
             read.update(self._needs[at])
             node = model.graph.node.add()
             node.CopyFrom(self.nodes[at])
-            met.update(dict.fromkeys(_exchange(node, cuts)))
-        _forget(model.graph, {name for name in self.weights if name not in read})
+            met.update(dict.fromkeys(_replace_inputs(node, cuts)))
+        _drop_weights(model.graph, {name for name in self.weights if name not in read})
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         for name in met:
             kind = self._halves.get(name) or helper.np_dtype_to_tensor_dtype(cuts[name])
@@ -289,8 +302,8 @@ class FileGraph:
         return Piece(model, self.weights, outputs, tuple(met))
 
 
-def _forget(graph: onnx.GraphProto, unread: Container[str]) -> None:
-    """Leave out weights that no node reads: ONNX Runtime takes no values for them."""
+def _drop_weights(graph: onnx.GraphProto, unread: Container[str]) -> None:
+    """Remove weights that no node reads, because ONNX Runtime accepts no values for them."""
     for listed in (graph.initializer, graph.input):
         kept = [one for one in listed if one.name not in unread]
         del listed[:]
@@ -298,7 +311,7 @@ def _forget(graph: onnx.GraphProto, unread: Container[str]) -> None:
 
 
 def reference_name(tensor: str) -> str:
-    """The input that takes the place of a tensor that was cut."""
+    """Return the name of the input that replaces a cut tensor."""
     return f"{tensor}{_REFERENCE}"
 
 
@@ -313,15 +326,15 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
         yield from (value.name for value in graph.output if value.name not in own)
 
 
-def _exchange(node: onnx.NodeProto, cuts: Container[str]) -> Iterator[str]:
-    """Let a node read the references instead of the tensors that are cut; yields these."""
+def _replace_inputs(node: onnx.NodeProto, cuts: Container[str]) -> Iterator[str]:
+    """Make a node read references instead of cut tensors; yield the cut tensors."""
     for place, name in enumerate(node.input):
         if name in cuts:
             node.input[place] = reference_name(name)
             yield name
     for graph in subgraphs(node):
         for inner in graph.node:
-            yield from _exchange(inner, cuts)
+            yield from _replace_inputs(inner, cuts)
 
 
 def _constant(node: onnx.NodeProto) -> Iterator[tuple[str, OutputArray]]:
@@ -331,7 +344,7 @@ def _constant(node: onnx.NodeProto) -> Iterator[tuple[str, OutputArray]]:
 
 
 def _read(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, OutputArray]]:
-    """The file without its weights, and its weights."""
+    """Return the file's graph without its weights, and the weights."""
     data = candidate.verified()
     try:
         if isinstance(data, bytes):
@@ -346,7 +359,7 @@ def _read(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, OutputArray
                 _empty(tensor)
             elif tensor.data_location == onnx.TensorProto.EXTERNAL:
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    except Exception as error:  # protobuf's and onnx's own, without a common base
+    except Exception as error:  # errors of protobuf and onnx have no common base
         raise OnnxFileError(
             f"{candidate.path.name} can't be read as an ONNX graph: {type(error).__name__}: "
             f"{error}. Copy or export it again."
@@ -355,7 +368,7 @@ def _read(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, OutputArray
 
 
 def _empty(tensor: onnx.TensorProto) -> None:
-    """Keep name, dtype and shape, and say that the data is elsewhere."""
+    """Keep name, dtype and shape, and mark the data as external."""
     bare = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     bare.data_location = onnx.TensorProto.EXTERNAL
     bare.external_data.add(key="location", value="weights")
@@ -368,22 +381,23 @@ _COMPARABLE = ("float", "double", "float16", "int", "uint", "bool")
 
 
 class SubgraphSession:
-    """A session of a piece."""
+    """An ONNX Runtime session of a piece."""
 
     def __init__(self, piece: Piece, setup: OrtSetup) -> None:
-        """Raise EvidenceError where the provider doesn't load, and what ONNX Runtime raises."""
+        """Open the session. Raises EvidenceError if the provider does not load, or ONNX Runtime's
+        errors."""
         options = session_options(
             setup,
             threads=torch.get_num_threads(),
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
         named = {t.name for t in piece.model.graph.initializer if t.external_data}
-        # The session reads the arrays where they lie: they live as long as it does.
-        self._held = {name: piece.weights[name] for name in named}
-        self._values = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in self._held.values()]
-        options.add_external_initializers(list(self._held), self._values)
+        # The session reads the arrays in place, so they must stay alive.
+        self._weights = {name: piece.weights[name] for name in named}
+        self._values = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in self._weights.values()]
+        options.add_external_initializers(list(self._weights), self._values)
         self.cuts = piece.cuts
-        """Tensors that it needs references for."""
+        """Tensors whose references must be passed."""
         self._halves = {
             value.name: _HALF_KINDS[value.type.tensor_type.elem_type]
             for value in piece.model.graph.input
@@ -393,7 +407,7 @@ class SubgraphSession:
         self.outputs = tuple(
             value.name for value in self._session.get_outputs() if _is_comparable(value.type)
         )
-        """Outputs that are tensors of numbers."""
+        """Outputs that are numeric tensors."""
 
     def __call__(
         self,
@@ -402,14 +416,16 @@ class SubgraphSession:
         *,
         only: Iterable[str] | None = None,
     ) -> dict[str, OutputArray]:
-        """Arrays by the names of tensors, texts as digests. `references`: what stands for the cut
-        tensors."""
+        """Run the piece. Return arrays by tensor name, strings as digests.
+
+        references: values of the cut tensors.
+        """
         fed = {**feed, **self.fed(references or {})}
         wanted = list(self.outputs if only is None else only)
         return dict(zip(wanted, map(text_digests, self._session.run(wanted, fed)), strict=True))
 
     def fed(self, references: Mapping[str, OutputArray]) -> dict[str, OutputArray]:
-        """Return what is fed for the cut tensors, by `reference_name`, in the file's dtypes."""
+        """Return the inputs for the cut tensors, by `reference_name`, in the file's dtypes."""
         fed = {}
         for name in self.cuts:
             half = self._halves.get(reference_name(name))

@@ -309,7 +309,7 @@ class Measuring:
     def _compare(self, views: Sequence[_View], measured: Measured) -> None:
         layout = self._layout
         needed = {number for view in views for number, _, _ in view.pairs}
-        needed |= {layout.put_in[cut] for view in views for cut in view.run.cuts}
+        needed |= {layout.value_at_cut[cut] for view in views for cut in view.run.cuts}
         done = 0
         for batch, values in self._values(needed):
             truths = None if done else self._truths(batch, values, measured)
@@ -380,7 +380,7 @@ def widen_by_rounding(
     run in float64 or under random rounding.
     """
     returned = returned_values(bench.graph.outputs, survey, layout.names)
-    numbers = {*measured.layers, *returned.values(), *layout.put_in.values()}
+    numbers = {*measured.layers, *returned.values(), *layout.value_at_cut.values()}
     side, batch = bench.side, bench.batches[0]
     values = side.values(batch, survey, numbers)
     truths = side.truths(batch, survey, values)

@@ -1,4 +1,4 @@
-"""Compare one layer's weights in file and model, folded ones included."""
+"""Compare the weights of one layer in the file and the model, including folded weights."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ Detail = dict[str, Any]
 """An item of `params["details"]`: a code of `gate.decision.faults` with its parameters."""
 
 _MOST = 0.5
-"""Share of equal elements from which a constant is a tensor of the model with changes."""
+"""Share of equal elements from which a constant counts as a modified tensor of the model."""
 
 _NEAR = 0.5
-"""Relative difference (L1) up to which a constant of another place can be a changed tensor."""
+"""Largest relative L1 difference at which an unnamed constant counts as a modified tensor."""
 
 _ROUNDING = 2.0**-20
-"""Of the largest element: what a constant that was computed beforehand may be off by."""
+"""Largest error of a precomputed constant, relative to the largest element."""
 
 _ROWS = 8
-"""Number of rows that a text lists, from the first moved one."""
+"""Number of rows that a message lists, from the first moved one."""
 
 _DISTINCT = 4
-"""Distinct values that a tensor needs to be known by them."""
+"""Least number of distinct values by which a tensor can be identified."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor of the model with the constant of the file that corresponds to it."""
+    """A tensor of the model and the corresponding constant of the file."""
 
     name: str
     want: Floats
     got: Floats
-    """In the shape of `want`, or the constant as it is where elements were picked or packed."""
+    """The constant in the shape of `want`; unchanged if elements were selected or packed."""
     changed: int
-    """Elements of the tensor, or of what was picked of it, that the file has otherwise."""
+    """Number of elements that differ in the file."""
     of: int
     named: bool = False
     """True if the constant has the tensor's name."""
@@ -60,12 +60,12 @@ class Pair:
 
 @dataclass
 class Counterparts:
-    """The result of comparing the model's tensors with constants, by tensor name."""
+    """The pairs of tensors and constants, by tensor name."""
 
     differing: list[Pair] = field(default_factory=list)
     same: list[str] = field(default_factory=list)
     unfound: list[str] = field(default_factory=list)
-    """No constant that was read stands for it: nothing is known."""
+    """Tensors without a corresponding constant."""
 
 
 def counterparts(
@@ -77,15 +77,16 @@ def counterparts(
     reordered: bool = False,
     folded: bool = False,
 ) -> Counterparts:
-    """Pair `tensors` with the constants `found`: by name, by equal values in any order or shape
-    and, where none is equal, by nearness. Exporters reshape, transpose, gather, slice and pack
-    (LSTM, GRU) the tensors of a model, and most of their values remain.
+    """Pair `tensors` with the constants `found`.
 
-    `others`: names of tensors of the model that are none of these. `loose`: names of those among
-    `tensors` that may belong elsewhere: they need evidence, where others only need the shape.
-    `reordered`: the operators want rows in an order of their own, as LSTM and GRU their gates.
-    `folded`: a constant may be computed from several tensors, so that only equal elements or a
-    name show of which one it is.
+    They are paired by name, by equal values in any order or shape, and otherwise by similarity.
+    Exporters reshape, transpose, gather, slice and pack (LSTM, GRU) tensors, but keep most values.
+
+    others: names of the model's other tensors. loose: names among `tensors` that may belong to
+    other layers. They need evidence, for others an equal shape is enough. reordered: whether the
+    operators require another order of rows, as LSTM and GRU do for gates. folded: whether a
+    constant may be computed from several tensors. Then only a name or equal elements identify the
+    tensor.
     """
     constants = {
         name: array.astype(np.float64)
@@ -93,26 +94,28 @@ def counterparts(
         if array.dtype.kind == "f" and array.size and name not in others
     }
     result = Counterparts()
-    left = _equal(tensors, constants, result, loose)
+    left = _pair_equal(tensors, constants, result, loose)
     if reordered:
-        left = _by_values(left, constants, result, reordered=True)
+        left = _pair_by_values(left, constants, result, reordered=True)
     cut = {key: got for key, got in constants.items() if _is_cut(key, got, tensors)}
     whole = {key: got for key, got in constants.items() if key not in cut}
-    left = _alike(left, whole, result, loose, near=0.0 if folded else _NEAR)
+    left = _pair_by_shape(left, whole, result, loose, near=0.0 if folded else _NEAR)
     constants = {**whole, **cut}
-    left = _by_values(left, constants, result, reordered=reordered)
+    left = _pair_by_values(left, constants, result, reordered=reordered)
     result.unfound.extend(left)
     return result
 
 
-def _equal(
+def _pair_equal(
     tensors: Mapping[str, Floats],
     constants: dict[str, Floats],
     result: Counterparts,
     loose: Container[str],
 ) -> dict[str, Floats]:
-    """Take what equals a constant; of equal tensors all. What may belong elsewhere may have been
-    computed again, and then it is rounded again."""
+    """Pair tensors with equal constants, including several equal tensors.
+
+    A loose tensor may have been computed again and then differs by rounding.
+    """
     left, used = {}, set()
     for name, want in tensors.items():
         allowed = _ROUNDING if name in loose else 0.0
@@ -134,7 +137,7 @@ def _is_same(want: Floats, got: Floats, allowed: float) -> bool:
     return any(bool((distances(one.ravel(), got.ravel()) <= bound).all()) for one in (want, want.T))
 
 
-def _alike(
+def _pair_by_shape(
     tensors: Mapping[str, Floats],
     constants: dict[str, Floats],
     result: Counterparts,
@@ -142,9 +145,9 @@ def _alike(
     *,
     near: float,
 ) -> dict[str, Floats]:
-    """Take pairs of one shape, those with the same name first, then the nearest ones."""
+    """Pair tensors and constants of equal shape: first by name, then the most similar ones."""
     pairs = sorted(
-        (name != key, _apart(want, got), name, key)
+        (name != key, _relative_difference(want, got), name, key)
         for name, want in tensors.items()
         for key, got in constants.items()
         if _fits(want, got)
@@ -155,7 +158,7 @@ def _alike(
             continue
         got = _oriented(constants[key], left[name])
         wrong = int((got != left[name]).sum())
-        evident = wrong <= _MOST * got.size or (apart <= near and _is_telling(got))
+        evident = wrong <= _MOST * got.size or (apart <= near and _is_distinctive(got))
         if name in loose and foreign and not evident:
             continue
         result.differing.append(Pair(name, left.pop(name), got, wrong, got.size, not foreign))
@@ -164,23 +167,25 @@ def _alike(
 
 
 def _is_cut(key: str, got: Floats, tensors: Mapping[str, Floats]) -> bool:
-    """Return whether a constant without a tensor's name is a part of a larger tensor: then it is no
-    other one of its own shape."""
+    """Return whether an unnamed constant is a part of a larger tensor, and not a tensor of its
+    shape."""
     larger = (want for want in tensors.values() if want.size > got.size)
-    return key not in tensors and _is_telling(got) and any(np.isin(got, w).all() for w in larger)
+    return (
+        key not in tensors and _is_distinctive(got) and any(np.isin(got, w).all() for w in larger)
+    )
 
 
-def _by_values(
+def _pair_by_values(
     tensors: Mapping[str, Floats],
     constants: Mapping[str, Floats],
     result: Counterparts,
     *,
     reordered: bool,
 ) -> dict[str, Floats]:
-    """Take what holds most values of a constant, or is held by one."""
+    """Pair tensors with constants that contain most of their values, or are contained in them."""
     left = {}
     for name, want in tensors.items():
-        held = _held(want, constants.values(), reordered=reordered)
+        held = _containing(want, constants.values(), reordered=reordered)
         best = min(held, default=None, key=lambda one: one[0] / one[1])
         if best is None or best[0] > _MOST * best[1]:
             left[name] = want
@@ -191,20 +196,23 @@ def _by_values(
     return left
 
 
-def _held(
+def _containing(
     want: Floats, constants: Iterable[Floats], *, reordered: bool
 ) -> Iterator[tuple[int, int, Floats]]:
-    """(elements that are not held, of how many, the constant) for each constant; for one of the
-    same size only if its rows may be in another order."""
-    if not _is_telling(want):
+    """Yield for each constant the number of missing elements, the number of elements, and the
+    constant.
+
+    A constant of equal size counts only if its rows may be reordered.
+    """
+    if not _is_distinctive(want):
         return
     for got in constants:
         small, large = (want, got) if want.size < got.size else (got, want)
-        if _is_telling(small) and (reordered or want.size != got.size):
+        if _is_distinctive(small) and (reordered or want.size != got.size):
             yield int((~np.isin(small, large)).sum()), small.size, got
 
 
-def _is_telling(array: Floats) -> bool:
+def _is_distinctive(array: Floats) -> bool:
     return len(np.unique(array)) >= _DISTINCT
 
 
@@ -214,30 +222,30 @@ def _fits(want: Floats, got: Floats) -> bool:
 
 
 def _bare(array: Floats) -> tuple[int, ...]:
-    """The shape without axes of one element, which exporters add and drop."""
+    """Return the shape without axes of size one, which exporters add and remove."""
     return tuple(size for size in array.shape if size != 1)
 
 
 def _oriented(got: Floats, want: Floats) -> Floats:
-    """The constant in the tensor's shape; of a square one the nearer orientation."""
+    """Return the constant in the tensor's shape; if square, in the more similar orientation."""
     turned = got.T.reshape(want.shape) if _bare(got)[::-1] == _bare(want) else None
     if _bare(got) != _bare(want):
         assert turned is not None
         return turned
     straight = got.reshape(want.shape)
-    if turned is None or _sum_apart(straight, want) <= _sum_apart(turned, want):
+    if turned is None or _l1_difference(straight, want) <= _l1_difference(turned, want):
         return straight
     return turned
 
 
-def _apart(want: Floats, got: Floats) -> float:
-    """Relative difference in the nearer orientation; infinite for NaN."""
-    apart = _sum_apart(_oriented(got, want), want)
+def _relative_difference(want: Floats, got: Floats) -> float:
+    """Return the relative difference in the more similar orientation; infinite for NaN."""
+    apart = _l1_difference(_oriented(got, want), want)
     size = float(np.abs(want).sum())
     return apart / size if size > 0.0 and math.isfinite(apart) else math.inf
 
 
-def _sum_apart(one: Floats, other: Floats) -> float:
+def _l1_difference(one: Floats, other: Floats) -> float:
     finite = np.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0)
     return float(np.abs(finite - other).sum())
 
@@ -247,32 +255,32 @@ _IN_16_BITS = leeway("float16")
 
 @dataclass(frozen=True)
 class WeightDifference:
-    """A parameter or buffer of which the file has other values."""
+    """A parameter or buffer whose values differ in the file."""
 
     module: str
     """Path of the module that owns it."""
     detail: Detail
     rounded_to: str | None = None
-    """The format whose rounding explains all of the difference."""
+    """The format whose rounding explains the whole difference."""
     in_16_bits: bool = False
-    """True if what float16 and TF32 keep of the numbers may be all of the difference."""
+    """True if rounding to float16 or TF32 may explain the whole difference."""
     reordered: int = 0
-    """Axes of the tensor if it has the same rows or columns in another order; else 0."""
+    """Number of axes of the tensor if only its rows or columns are reordered; else 0."""
     by_code: bool = False
-    """True if code may have made it: another checkpoint alone does not explain it."""
+    """True if the model's code may cause it; another checkpoint alone does not explain it."""
     tensor: str = ""
-    """The name of the tensor, if its counterpart in the file is certain."""
+    """Name of the tensor if its counterpart in the file is certain."""
 
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """The result of comparing the constants of a layer with the model's tensors."""
+    """The comparison of a layer's constants with the model's tensors."""
 
     differences: tuple[WeightDifference, ...]
     same: tuple[str, ...] = ()
-    """Tensors that the file has as they are."""
+    """Tensors that are equal in the file."""
     unfound: tuple[str, ...] = ()
-    """Tensors that nothing in the file was compared with."""
+    """Tensors without a counterpart in the file."""
 
 
 def comparison(  # noqa: PLR0913
@@ -285,13 +293,14 @@ def comparison(  # noqa: PLR0913
     reordered: bool = False,
     folded: bool = False,
 ) -> WeightComparison:
-    """The parameters and buffers of `module` against `found`, the constants of the file that its
-    nodes read. What has no counterpart is listed and says nothing.
+    """Compare the parameters and buffers of `module` with constants that its nodes read.
 
-    `loose`: tensors of the model that code may use anywhere; with them only the module's own count
-    and not its children's. `others`: names of all tensors of the model, which constants may have.
-    `reordered`, `folded`: as in `counterparts`. Plain attributes are compared too, but need
-    evidence as `loose` does: they may be left over from a call.
+    Tensors without a counterpart are listed and prove nothing.
+
+    found: constants of the file by name. loose: tensors of the model that code may use anywhere.
+    With them, the module's children are skipped. others: names of all tensors of the model.
+    reordered, folded: see `counterparts`. Plain attributes are compared like loose tensors, because
+    they may be left from an earlier call.
     """
     recurse = loose is None
     own = _named(path, _tensors(module, recurse=recurse))
@@ -317,7 +326,7 @@ def comparison(  # noqa: PLR0913
 
 
 def tensors_of(module: nn.Module, path: str) -> dict[str, Floats]:
-    """The module's own parameters, buffers and plain attributes of floats, by full names."""
+    """Return the module's own float parameters, buffers and plain attributes by full name."""
     named = (_attributes(module, recurse=False), _tensors(module, recurse=False))
     return {name: tensor for some in named for name, tensor in _named(path, some).items()}
 
@@ -325,8 +334,10 @@ def tensors_of(module: nn.Module, path: str) -> dict[str, Floats]:
 def transposed(
     module: nn.Module, path: str, nodes: Iterable[onnx.NodeProto], found: Mapping[str, OutputArray]
 ) -> WeightDifference | None:
-    """The square weight of a Linear, where a product reads it the wrong way round. `comparison`
-    takes both, because exporters turn the weights of Linear themselves."""
+    """Return the square weight of a Linear if a product reads it in the wrong orientation.
+
+    `comparison` accepts both orientations, because exporters transpose weights of Linear.
+    """
     if not isinstance(module, nn.Linear):
         return None
     weight = module.weight.detach().numpy()
@@ -377,7 +388,7 @@ def _attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floa
 
 
 def plain_attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that are neither parameters nor buffers, by their names in the module."""
+    """Yield tensors that are neither parameters nor buffers, by their names in the module."""
     for path, part in module.named_modules() if recurse else [("", module)]:
         for name, value in vars(part).items():
             if isinstance(value, torch.Tensor):
@@ -385,7 +396,7 @@ def plain_attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str,
 
 
 def numbers_of(tensor: object) -> Floats | None:
-    """A tensor of floats in float64; None of anything else."""
+    """Return a float tensor in float64; None for anything else."""
     if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
         return None
     numbers: Floats = tensor.detach().to(torch.float64).numpy()
@@ -393,7 +404,8 @@ def numbers_of(tensor: object) -> Floats | None:
 
 
 def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
-    """`by_code`: code reads it, which may compute something of it that an exporter stores."""
+    """Return the difference of a pair. `by_code`: whether code may modify the tensor before
+    export."""
     module = pair.name.rpartition(".")[0]
     if pair.got.shape == pair.want.shape:
         wrong = distances(pair.want, pair.got) > 0.0
@@ -417,8 +429,10 @@ def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
 
 
 def _order(want: Floats, got: Floats) -> str | None:
-    """Return which parts of `want` along the first axis those of `got` are, if they are the same
-    ones in another order; None if not, or if parts repeat."""
+    """Describe how the parts of `want` along the first axis are reordered in `got`.
+
+    None if they are not only reordered, or if parts repeat.
+    """
     places = {(part + 0.0).tobytes(): at for at, part in enumerate(want)}
     order = [places.get((part + 0.0).tobytes(), -1) for part in got]
     if len(places) < len(want) or sorted(order) != list(range(len(want))):
@@ -456,8 +470,10 @@ def difference(
 
 
 def rounded_to_steps(tensor: Floats, stored: DequantizedConstant) -> Floats | None:
-    """Return the tensor in the orientation of the constant if rounding to its steps explains every
-    difference, else None. A clipped number may stand for any number beyond it."""
+    """Return the tensor in the constant's orientation if quantization explains every difference.
+
+    A clipped integer may represent any larger magnitude.
+    """
     for turned in (tensor, tensor.T):
         if turned.shape == stored.values.shape:
             apart = np.subtract(turned, stored.values, dtype=np.float64)
@@ -468,12 +484,12 @@ def rounded_to_steps(tensor: Floats, stored: DequantizedConstant) -> Floats | No
 
 
 def fits(array: OutputArray, parameter: Floats) -> bool:
-    """Return True if it may be the parameter, as it is or transposed."""
+    """Return True if the shape is that of the parameter, possibly transposed."""
     return array.dtype.kind == "f" and parameter.shape in (array.shape, array.T.shape)
 
 
 def like(array: OutputArray, parameter: Floats) -> Floats:
-    """`array` in the orientation of the parameter: exporters transpose the weights of Linear."""
+    """Return `array` in the orientation of the parameter; exporters transpose weights of Linear."""
     numbers = array.astype(np.float64)
     if numbers.shape != parameter.shape:
         return numbers.T
@@ -493,15 +509,16 @@ def _rounded_to(parameter: Floats, got: Floats, *, tolerance: float) -> str | No
 
 
 _FOLDING = 1e-5
-"""Relative difference that folding in float32 makes at most."""
+"""Largest relative difference caused by folding in float32."""
 
 _OF_OFFSETS = 10.0
-"""How many times that an offset may be off, of the largest one."""
+"""Allowed multiple of that difference for an offset, relative to the largest one."""
 
 _UNITS = 4.5
-"""Of 16 bits, that folding in them makes at most. A weight, half a unit each: itself, gamma, root,
-quotient, product; and a quarter each, because the root is taken of them: the variance, and it with
-epsilon. An offset, of its terms: bias, mean, their difference, beta and the sum besides."""
+"""Largest error of folding in 16 bits, in units of their roundoff. Half a unit each for a weight:
+itself, gamma, root, quotient, product; a quarter each for the variance and its sum with epsilon,
+because the root halves them. For an offset, half a unit per term: bias, mean, their difference,
+beta and the sum."""
 
 
 def folded_differences(
@@ -580,8 +597,10 @@ def affine_differences(
 
 
 def _folded_rounding(rows: Floats, want: Floats) -> str | None:
-    """The format to which the products were rounded. What folding in float32 makes of a product may
-    be rounded up where its exact value is rounded down."""
+    """Return the format to which the products were rounded.
+
+    Folding in float32 may round up a product whose exact value is rounded down.
+    """
     for name, rounded in FORMATS.items():
         below, above = rounded(want * (1 - _FOLDING)), rounded(want * (1 + _FOLDING))
         if ((rows == below) | (rows == above)).all():
@@ -592,8 +611,7 @@ def _folded_rounding(rows: Floats, want: Floats) -> str | None:
 def _factor(rows: Floats, channels: Floats, scale: Floats) -> Floats:
     """Return the factor by which each channel was scaled.
 
-    It is the median over the weights of the channel, because single weights that are wrong must not
-    move it.
+    It is the median over the channel's weights, so that single wrong weights do not change it.
     """
     with np.errstate(all="ignore"):
         ratios = np.where(channels == 0.0, np.nan, rows / channels)
@@ -613,7 +631,8 @@ def _scale_difference(
 
 
 def _epsilon(norm: nn.Module, scale: Floats, *, tolerance: float) -> float | None:
-    """The eps with which a BatchNorm would have this scale in every channel, if there is one."""
+    """Return the eps that explains the scale of every channel of a BatchNorm; None if there is
+    none."""
     variance, gamma = numbers_of(norm.running_var), numbers_of(norm.weight)
     assert variance is not None
     with np.errstate(all="ignore"):
@@ -626,8 +645,7 @@ def _epsilon(norm: nn.Module, scale: Floats, *, tolerance: float) -> float | Non
 
 
 def _any_close(offsets: list[Floats], want: Floats, kept: Floats) -> bool:
-    """Return True if one of the offsets is the wanted one, as far as folding in float32 keeps it,
-    and by no more than `kept` beyond that."""
+    """Return True if an offset equals the expected one up to float32 folding and `kept`."""
     allowed = kept + _OF_OFFSETS * _FOLDING * max(float(np.abs(want).max()), 1e-30)
     return any(bool((np.abs(offset - want) <= allowed).all()) for offset in offsets)
 
@@ -635,9 +653,10 @@ def _any_close(offsets: list[Floats], want: Floats, kept: Floats) -> bool:
 def loose_tensors(
     model: nn.Module, survey: ValueSurvey, constant: Container[int]
 ) -> dict[str, Floats]:
-    """Parameters, buffers and plain attributes of modules that were not called, or of which every
-    value is one of `constant`: the numbers of values that are the same for all samples, which an
-    exporter may have computed beforehand.
+    """Return the parameters, buffers and attributes that belong to no particular layer.
+
+    They are of modules that were not called, or that only return values in `constant` (indices of
+    values that are equal for all samples), which an exporter may precompute.
     """
     values: dict[str, list[int]] = {}
     for value in survey.values:
@@ -652,7 +671,7 @@ def loose_tensors(
 
 
 def tensors_around(model: nn.Module, path: str) -> dict[str, Floats]:
-    """Those of the modules that the one at `path` is in: blocks hand masks and tables down."""
+    """Return the tensors of all modules that contain the one at `path`; masks are passed down."""
     found: dict[str, Floats] = {}
     while path:
         path = path.rpartition(".")[0]
@@ -661,8 +680,8 @@ def tensors_around(model: nn.Module, path: str) -> dict[str, Floats]:
 
 
 def _returned(survey: ValueSurvey, constant: Container[int]) -> dict[str, Floats]:
-    """The constant values themselves, as far as their sketches are whole, by the name of what
-    returned them."""
+    """Return the constant values whose sketches are complete, named after the module that returned
+    them."""
     found: dict[str, Floats] = {}
     counts: Counter[str] = Counter()
     for value in survey.values:
@@ -676,8 +695,7 @@ def _returned(survey: ValueSurvey, constant: Container[int]) -> dict[str, Floats
 
 
 def tensor_names(model: nn.Module) -> frozenset[str]:
-    """All names of the model's parameters, buffers and plain attributes, those of shared ones
-    too."""
+    """Return all names of the model's parameters, buffers and attributes, including shared ones."""
     named = (
         model.named_parameters(remove_duplicate=False),
         model.named_buffers(remove_duplicate=False),

@@ -1,4 +1,4 @@
-"""Locate the divergent part of a multi-file release, or a connection."""
+"""Locate the divergent part of a multi-file release, or a divergent connection of parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gate.summary.render import with_fault_texts
 Array = NDArray[Any]
 
 _PLAIN = 1e-3
-"""A difference, of the largest value of an output, that no rounding makes."""
+"""Difference relative to an output's largest value that rounding does not cause."""
 
 _SAME = 1e-6
 """The same between two runs of the same modules."""
@@ -46,7 +46,7 @@ def explain_chain(
 ) -> _Seam | None:
     """Return how the chain differs with the files on the first batch of samples.
 
-    None where the chain gives the same answers, or can't be run.
+    None if it does not differ, or can't be run.
     """
     batch = _first_batch(whole)
     try:
@@ -54,16 +54,20 @@ def explain_chain(
         parts = dict(release.chain.parts.items())
         modules = _with_modules(release, batch, parts)
         copied = _with_modules(
-            release, batch, {name: partial(_of_copies, part) for name, part in parts.items()}
+            release, batch, {name: partial(_call_with_copies, part) for name, part in parts.items()}
         )
-    except Exception:  # of the chain's own code: its failures are reported elsewhere
+    except Exception:  # errors of the chain's code are reported elsewhere
         return None
     names = [spec.name for spec in release.subject.outputs]
     writers = {n: c.overwritten for n, c in release.calls.by_part.items() if c.overwritten}
-    if writers and _apart(copied, modules) > _SAME and _apart(files, copied) <= _PLAIN:
+    if (
+        writers
+        and _largest_difference(copied, modules) > _SAME
+        and _largest_difference(files, copied) <= _PLAIN
+    ):
         parts_in_place = [f"{part} (its {name})" for part, name in writers.items()]
         return _seam("in_place", parts=parts_in_place)
-    sizes = [_apart([one], [other]) for one, other in zip(files, modules, strict=True)]
+    sizes = [_largest_difference([one], [other]) for one, other in zip(files, modules, strict=True)]
     worst = int(np.argmax(sizes))
     if sizes[worst] <= _PLAIN:
         return None
@@ -90,14 +94,16 @@ def _with_modules(
     return [np.asarray(leaf.tensor.numpy()) for leaf in found]
 
 
-def _of_copies(module: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def _call_with_copies(module: Callable[..., Any], *given: Any, **named: Any) -> Any:
     args, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (given, named))
     return module(*args, **keywords)
 
 
-def _apart(one: Sequence[Array], other: Sequence[Array]) -> float:
-    """The largest difference of any output, in units of its largest value; infinite for another
-    shape."""
+def _largest_difference(one: Sequence[Array], other: Sequence[Array]) -> float:
+    """Return the largest difference of any output relative to its largest value.
+
+    Infinite if shapes differ.
+    """
     return max((_difference(a, b) for a, b in zip(one, other, strict=True)), default=0.0)
 
 
@@ -119,10 +125,10 @@ def locate_part(
 ) -> Localization:
     """Run `locate` on the parts in the order of the chain's calls, and return the first divergence.
 
-    The result names the part. Where no part diverges, it has no part and no layers. `seam` is set
-    where the inputs or outputs of the runtime's files do not fit the chain.
+    The result names the part. If no part diverges, it has no part and no layers. `seam` is set if
+    the inputs or outputs of the runtime's files do not fit the chain.
 
-    Raises the exceptions of `locate`, with the name of the part.
+    Raises the exceptions of `locate`, prefixed with the name of the part.
     """
     cases = release.cases(whole)
     seam, compared = _seam_of(whole, release, runtime), list[str]()
@@ -130,7 +136,7 @@ def locate_part(
         try:
             found = locate(cases[name], runtime=runtime, limit=limit)
         except GateError as error:
-            if seam is not None:  # which says more: the part does not take what it is given
+            if seam is not None:  # more specific: the part does not accept its inputs
                 break
             raise type(error)(f"the part {name}: {error}") from error
         if found.diverges:
@@ -148,9 +154,9 @@ def locate_part(
 def blamed_on_chain(
     whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
 ) -> Localization | None:
-    """Explain why the chain answers differently with the files although each part is right.
+    """Return a localization if the chain differs with the files although each part matches.
 
-    None where it does not, or can't be run.
+    None if it does not differ, or can't be run.
     """
     seam = explain_chain(whole, release, runtime=runtime)
     if seam is None:
@@ -178,7 +184,7 @@ def _without_layers(
 
 
 def _first_batch(whole: MeasurementJob) -> Batch:
-    """Return the first batch of samples as the chain takes it."""
+    """Return the first batch of samples as the chain's input."""
     binding = whole.bind()
     return binding.by_input(next(whole.samples.batches(binding.batch_size)))
 
@@ -186,7 +192,8 @@ def _first_batch(whole: MeasurementJob) -> Batch:
 def _seam_of(
     whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName
 ) -> _Seam | None:
-    """Return what the chain can't do with the files but can do with the modules, or None."""
+    """Return the error of the chain that occurs with the files but not with the modules, or
+    None."""
     policy = whole.policy
     if runtime not in policy.runtimes:
         raise PolicyError(

@@ -1,4 +1,4 @@
-"""Write the file with its layers as extra outputs, for a viewer."""
+"""Write a copy of the file with its layers as additional outputs, for a viewer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAMPLES = 2
 
 @dataclass(frozen=True)
 class MarkedFile:
-    """An ONNX file with additional outputs, as it was written."""
+    """An ONNX file that was written with additional outputs."""
 
     path: Path
     outputs: tuple[str, ...]
@@ -34,13 +34,14 @@ class MarkedFile:
 
 
 def write_marked_file(case: MeasurementJob, found: Localization, path: Path) -> MarkedFile:
-    """Write the file with the tensor of each mapped layer as an output behind its own, atomically.
+    """Write the file with the tensor of each mapped layer as an additional output, atomically.
 
-    What is known of a layer (its module, its verdict) is in the description of its output. An
-    older file at `path` is replaced, never the model itself. Raises StorageError for that, and for
-    another folder than the model's where weights lie in files beside it; EvidenceError where ONNX
-    Runtime can't compute the tensors or does not take the file; OnnxFileError where it is not
-    valid.
+    The description of an output names its layer's module and verdict. An older file at `path` is
+    replaced, but never the model itself.
+
+    Raises StorageError if `path` belongs to the model, or is in another folder although the model
+    has external data; EvidenceError if ONNX Runtime can't compute the tensors or load the file;
+    OnnxFileError if it is not valid.
     """
     candidate = case.candidate
     _check_output_path(candidate, path)
@@ -69,7 +70,7 @@ def _check_output_path(candidate: TestedFile, path: Path) -> None:
     taken = [candidate.path, *(folder / name for name in beside)]
     if any(path.exists() and path.samefile(one) for one in taken):
         raise StorageError(
-            f"cannot write {path}: it belongs to the model that is looked at. Name another file."
+            f"cannot write {path}: it is a file of the model itself. Choose another file."
         )
     if beside and path.parent.resolve() != folder.resolve():
         raise StorageError(
@@ -79,7 +80,7 @@ def _check_output_path(candidate: TestedFile, path: Path) -> None:
 
 
 def _rows(found: Localization, candidate: TestedFile) -> dict[str, LayerRow]:
-    """The first row of each tensor that is no output yet."""
+    """Return the first row of each tensor that is not an output yet."""
     rows: dict[str, LayerRow] = {}
     own = {spec.name for spec in (*candidate.subject.inputs, *candidate.subject.outputs)}
     for row in found.layers:
@@ -89,8 +90,8 @@ def _rows(found: Localization, candidate: TestedFile) -> dict[str, LayerRow]:
 
 
 def _computed(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, OutputArray]:
-    """The tensors on a few samples, as the file computes them without optimizations."""
-    if not names:  # its only layer gives what the file gives
+    """Return the tensors on a few samples, computed by the file without optimizations."""
+    if not names:  # the only layer computes the output itself
         return {}
     binding = case.bind(batch_size=_SAMPLES)
     batch = next(case.inputs.batches(binding.batch_size))
@@ -117,10 +118,10 @@ def _read(candidate: TestedFile) -> onnx.ModelProto:
 
 
 def _inferred(model: onnx.ModelProto) -> Mapping[str, onnx.TensorShapeProto]:
-    """Shapes as far as the file and its operators tell them."""
+    """Return the shapes that the file states or shape inference derives."""
     try:
         graph = shape_inference.infer_shapes(model).graph
-    except Exception:  # a viewer does without: what counts is that there is a type
+    except Exception:  # shapes are optional for a viewer
         graph = model.graph
     return {
         value.name: value.type.tensor_type.shape

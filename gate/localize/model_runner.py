@@ -1,4 +1,4 @@
-"""The model's side: hooks, intermediate values, float64 values."""
+"""Run the model with hooks: intermediate values and their float64 reference."""
 
 from __future__ import annotations
 
@@ -33,34 +33,33 @@ from gate.storage.arrays import Batch, OutputArray
 
 @dataclass(frozen=True)
 class HookEvent:
-    """One tensor that enters or leaves one module call."""
+    """A tensor that enters or leaves a module call."""
 
     number: int
-    """Counts the events of a forward, from 0."""
+    """Index of the event in the forward pass."""
     path: str
-    """Of the module; empty for the model itself."""
+    """Path of the module; empty for the model itself."""
     kind: str
-    """As `kind_of` the module."""
+    """Kind of the module (`kind_of`)."""
     call: int
-    """Counts the calls of the module within the forward, from 0."""
+    """Index of the module's call in the forward pass."""
     side: Literal["in", "out"]
     caller: str
-    """Path of the module whose forward made the call; of the model itself for the model."""
+    """Path of the module whose forward made the call; the model's own for the model."""
     composite: bool
-    """True if modules were called inside, as far as is known at this event."""
+    """True if modules were already called inside this call."""
 
 
 HookCallback = Callable[[HookEvent, torch.Tensor], torch.Tensor | None]
-"""Returns the tensor that replaces the one of the event, or None."""
+"""Returns a tensor that replaces that of the event, or None."""
 
 
 @contextmanager
 def hooked(model: nn.Module, callback: HookCallback) -> Iterator[None]:
-    """Call `callback` for every tensor that enters or leaves a module in one forward, in the order
-    of execution, and remove all hooks afterwards.
+    """Call `callback` for every tensor that enters or leaves a module, in order of execution.
 
-    A node of an ONNX file that has subgraphs counts as a whole: what is inside of it is no value of
-    a graph, and may be computed any number of times.
+    All hooks are removed afterwards. A node of an ONNX file with subgraphs counts as a whole,
+    because its inner values belong to no graph and may be computed any number of times.
     """
     hook = Hook(callback)
     handles = []
@@ -89,7 +88,7 @@ class _Call:
 
 
 class Hook:
-    """Sees every tensor that enters or leaves a module, and may replace it."""
+    """Observes every tensor that enters or leaves a module, and may replace it."""
 
     def __init__(self, callback: HookCallback) -> None:
         self._callback = callback
@@ -103,16 +102,16 @@ class Hook:
             self._open[-1].composite = True
         self._open.append(_Call(path, self._counts[path]))
         self._counts[path] += 1
-        return self._pass(module, (args, kwargs), "in")
+        return self._apply_callback(module, (args, kwargs), "in")
 
     def leave(self, _path: str, module: nn.Module, _args: Any, output: Any) -> Any:
         """Return the output of the module."""
-        returned = self._pass(module, output, "out")
+        returned = self._apply_callback(module, output, "out")
         self._open.pop()
         return returned
 
-    def _pass(self, module: nn.Module, tensors: Any, side: Literal["in", "out"]) -> Any:
-        """Return the tensors with those that `callback` replaced; None if it replaced none."""
+    def _apply_callback(self, module: nn.Module, tensors: Any, side: Literal["in", "out"]) -> Any:
+        """Return the tensors with replacements by `callback`; None if there are none."""
         leaves, structure = pytree.tree_flatten(tensors)
         call = self._open[-1]
         caller = self._open[-2].path if len(self._open) > 1 else call.path
@@ -137,8 +136,10 @@ class Hook:
 
 
 def kind_of(module: nn.Module) -> str:
-    """Return the name of the layer class of PyTorch that the module is of, or extends; else of its
-    own class. Of a node of an ONNX file: its operator."""
+    """Return the name of the PyTorch layer class of a module or its base class, else its own class.
+
+    For a node of an ONNX file, return its operator.
+    """
     for kind in type(module).__mro__:
         package, _, name = kind.__module__.rpartition(".")
         if package == "torch.nn.modules" and name not in ("module", "container"):
@@ -147,12 +148,12 @@ def kind_of(module: nn.Module) -> str:
 
 
 def class_name(module: nn.Module) -> str:
-    """Return the name of the module's class; of a node of an ONNX file its operator."""
+    """Return the module's class name; for a node of an ONNX file, its operator."""
     return module.call.operator if isinstance(module, OnnxNode) else type(module).__name__
 
 
 def _is_plain(leaf: object) -> bool:
-    """A dense tensor of bools, integers or real floats."""
+    """Return True for a dense tensor of bools, integers or real floats."""
     return (
         isinstance(leaf, torch.Tensor)
         and leaf.layout == torch.strided
@@ -163,30 +164,32 @@ def _is_plain(leaf: object) -> bool:
 
 
 ELEMENTS = 8192
-"""Elements of a sketch: enough to see one channel of hundreds, few enough that hundreds of layers
-cost nothing."""
+"""Number of elements of a sketch: enough to include each of hundreds of channels, few enough that
+hundreds of layers cost little."""
 
 
 @dataclass(frozen=True)
 class ComputedValue:
-    """The first-batch result of one call of a module, or of code between two calls: one tensor at
-    one time. What an in-place operation makes of it is another value."""
+    """A tensor that a module call or code between calls computes on the first batch.
+
+    An in-place operation creates another value.
+    """
 
     number: int
     path: str
-    """Of the module whose forward computed it; empty for the model itself."""
+    """Path of the module whose forward computed it; empty for the model itself."""
     kind: str
-    """Class name of that module; of functional values empty."""
+    """Class name of that module; empty for functional values."""
     call: int
     before: str | None
-    """Functional values: path of the module that got it, or of the one that returned it."""
+    """For functional values: path of the module that received or returned it."""
     inputs: tuple[int, ...]
-    """Numbers of the values that the module got; none for functional values."""
+    """Indices of the values that the module received; none for functional values."""
     shape: tuple[int, ...]
     sketch: OutputArray
-    """Some of its elements, the same ones for every value of this size."""
+    """Some of its elements, at the same positions for every value of this size."""
     repeats: int | None
-    """Number of an earlier value that it equals, as what Dropout returns in eval mode."""
+    """Index of an earlier equal value, for example before Dropout in eval mode."""
 
     @property
     def nbytes(self) -> int:
@@ -202,14 +205,14 @@ class ComputedValue:
 
 @dataclass(frozen=True)
 class Overwriting:
-    """An operation in place."""
+    """An in-place operation."""
 
     number: int
-    """Of the value that it left behind."""
+    """Index of the resulting value."""
     path: str
-    """Of the module that did it, or in whose forward it was done."""
+    """Path of the module that performed it, or in whose forward it was performed."""
     kind: str
-    """Class name of the module; empty where code between modules did it."""
+    """Class name of the module; empty if code between modules performed it."""
 
     @property
     def text(self) -> str:
@@ -220,34 +223,34 @@ class Overwriting:
 
 
 class ValueSurvey:
-    """Records the values of one forward.
+    """Records the values of one forward pass.
 
-    It needs tensor versions: call the model outside of inference mode.
+    Call the model outside inference mode, because tensor versions are needed.
     """
 
     def __init__(self) -> None:
         self.values: list[ComputedValue] = []
         self.at: list[int] = []
-        """Number of the value at each event."""
+        """Index of the value at each event."""
         self.paths: list[str] = []
         """Path of the module at each event."""
         self.inputs: tuple[int, ...] = ()
-        """What the model got, in the order of its arguments."""
+        """Indices of the model's inputs, in the order of its arguments."""
         self.outputs: tuple[int, ...] = ()
-        """What the model returned, flattened."""
+        """Indices of the model's outputs, flattened."""
         self.overwritten: dict[int, Overwriting] = {}
-        """Values whose memory another one took, by an operation in place."""
+        """By value index: the in-place operation that overwrote its memory."""
         self._latest: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._by_identity: dict[tuple[int, int], tuple[weakref.ref[torch.Tensor], int]] = {}
         self._got: dict[tuple[str, int], tuple[int, ...]] = {}
         self._first: dict[tuple[tuple[int, ...], str, bytes], int] = {}
 
     def handle(self, event: HookEvent, tensor: torch.Tensor) -> None:
-        """Take note of a tensor."""
+        """Record the tensor of an event."""
         key = (id(tensor), tensor._version)
         previous, number = self._by_identity.get(key, (None, -1))
-        same = previous is not None and previous() is tensor  # ids are used again
-        # What a module of its own hands on as it is may be another value in the file.
+        same = previous is not None and previous() is tensor  # ids are reused
+        # A value that a leaf module returns unchanged may be another tensor in the file.
         handed_on = event.side == "out" and not event.composite
         if not same or handed_on:
             number = len(self.values)
@@ -277,7 +280,7 @@ class ValueSurvey:
         self._latest[id(tensor)] = (weakref.ref(tensor), number)
 
     def got(self, path: str) -> tuple[int, ...]:
-        """Numbers of the values that the first call of a module got."""
+        """Return the indices of the values that the first call of a module received."""
         return self._got.get((path, 0), ())
 
     def _value(self, event: HookEvent, tensor: torch.Tensor) -> ComputedValue:
@@ -302,9 +305,9 @@ class ValueSurvey:
 
 @lru_cache(maxsize=512)
 def sampled_indices(size: int) -> NDArray[np.int64]:
-    """Sorted places of at most `ELEMENTS` of `size` elements.
+    """Return at most `ELEMENTS` sorted random indices below `size`.
 
-    Random ones, because a fixed step could hit the same channels only.
+    They are random because a fixed step could select the same channels only.
     """
     if size <= ELEMENTS:
         return np.arange(size)
@@ -312,7 +315,7 @@ def sampled_indices(size: int) -> NDArray[np.int64]:
 
 
 def sketch(array: OutputArray) -> OutputArray:
-    """The elements of `array` at its places, shape (at most `ELEMENTS`,), as a copy."""
+    """Return a copy of the sampled elements of `array`, shape (at most `ELEMENTS`,)."""
     picked: OutputArray = array.reshape(-1)[sampled_indices(array.size)]
     return picked
 
@@ -327,9 +330,9 @@ def sketch_of(tensor: torch.Tensor) -> OutputArray:
 
 
 class CaptureOutputs:
-    """Keeps copies of some values whole, or only sketches of them.
+    """Keeps copies of some values, or only sketches of them.
 
-    Copies, because an in-place operation may overwrite the tensor later.
+    Copies are needed because an in-place operation may overwrite the tensor later.
     """
 
     def __init__(self, survey: ValueSurvey, wanted: Container[int], *, whole: bool) -> None:
@@ -346,8 +349,10 @@ class CaptureOutputs:
 
 
 class ReplaceOutputs:
-    """Puts `references` in the place of the values, so that nothing travels on from one module to
-    the next; keeps sketches of what was computed from them."""
+    """Replaces values with `references`, so that no error propagates between modules.
+
+    Keeps sketches of the values computed from the references.
+    """
 
     def __init__(self, survey: ValueSurvey, references: Mapping[int, OutputArray]) -> None:
         self.kept: dict[int, OutputArray] = {}
@@ -357,7 +362,7 @@ class ReplaceOutputs:
         self._in_place = survey.overwritten.keys() | taken
 
     def handle(self, event: HookEvent, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Keep the sketch, return the reference. Raises EvidenceError."""
+        """Keep the sketch and return the reference. Raises EvidenceError."""
         number = number_at(self._survey, event, tensor)
         if number not in self._references:
             return None
@@ -371,15 +376,17 @@ class ReplaceOutputs:
 
 
 class DisturbOutput(ReplaceOutputs):
-    """Changes one value and puts the references of others in their place, so that only what
-    depends on it by way of values without a reference changes."""
+    """Changes one value and replaces others with references.
+
+    Only values that depend on it without a reference in between change.
+    """
 
     def __init__(
         self, survey: ValueSurvey, references: Mapping[int, OutputArray], disturbed: int | None
     ) -> None:
         super().__init__(survey, references)
         self._disturbed = disturbed
-        # Code between modules goes on with the tensor that a module only got a copy of.
+        # Code between modules continues with the original tensor, of which a module gets a copy.
         self._in_place |= {value.number for value in survey.values if value.functional}
 
     def handle(self, event: HookEvent, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -397,7 +404,7 @@ class DisturbOutput(ReplaceOutputs):
 
 
 class ForwardPathChanged(EvidenceError):
-    """The forward made other calls than the one that was surveyed."""
+    """Raised if the forward pass makes other calls than the surveyed one."""
 
 
 def number_at(survey: ValueSurvey, event: HookEvent, tensor: torch.Tensor) -> int:
@@ -408,35 +415,35 @@ def number_at(survey: ValueSurvey, event: HookEvent, tensor: torch.Tensor) -> in
         if survey.paths[event.number] == event.path and len(value.shape) == tensor.dim():
             return number
     raise ForwardPathChanged(
-        f"the forward of these samples leaves the way of the first ones at module "
-        f"'{event.path}'. Give samples that take the same branches."
+        f"the forward pass of these samples differs from that of the first ones at module "
+        f"'{event.path}'. Pass samples that take the same branches."
     )
 
 
 @dataclass(frozen=True)
 class Float64Values:
-    """The float64 reference values, as sketches by value number."""
+    """Sketches of the float64 reference values, by value index."""
 
     through: Mapping[int, OutputArray]
-    """In one forward."""
+    """Values of one complete float64 forward pass."""
     alone: Mapping[int, OutputArray]
-    """Every value from the model's own float32 values before it."""
+    """Each value computed from the model's float32 values before it."""
     rounding: tuple[Mapping[int, OutputArray], Mapping[int, OutputArray]] = ({}, {})
-    """sqrt(2) (run - null) of random rounding, of the values whose float64 is another function
-    through the forward, and alone: there errors are measured against float32."""
+    """sqrt(2) (run - null) of random rounding, for values whose float64 is another function, in a
+    complete pass and from float32 values. Their errors are measured against float32."""
 
 
 class ModelRunner:
-    """Our own copy of the model. Call it outside of inference mode, without gradients."""
+    """A private copy of the model. Call it outside inference mode and without gradients."""
 
     def __init__(self, model: nn.Module, binding: InputBinding, *, original: nn.Module) -> None:
-        """`original`: what `model` was copied from."""
+        """`original`: the model that `model` was copied from."""
         self.model = model
         self._binding = binding
         self._reference = ReferencePass(TorchReference(model, original).session(binding))
 
     def survey(self, batch: Batch) -> ValueSurvey:
-        """The values of a forward. Raises EvidenceError."""
+        """Record the values of a forward pass. Raises EvidenceError."""
         survey = ValueSurvey()
         self._run(batch, survey.handle)
         return survey
@@ -444,16 +451,17 @@ class ModelRunner:
     def values(
         self, batch: Batch, survey: ValueSurvey, wanted: Container[int]
     ) -> dict[int, OutputArray]:
-        """Values of a forward, whole. Raises ForwardPathChanged, EvidenceError."""
+        """Return complete values of a forward pass. Raises ForwardPathChanged, EvidenceError."""
         keeps = CaptureOutputs(survey, wanted, whole=True)
         self._run(batch, keeps.handle)
         return keeps.kept
 
     def constants(self, batch: Batch, survey: ValueSurvey) -> frozenset[int]:
-        """Return the values that are the same for all samples: window masks, position tables.
+        """Return the values that are equal for all samples, for example window masks and position
+        tables.
 
-        They are found by running the samples in another order, which finds none if the samples are
-        equal. Raises what `values` raises.
+        They are found by running the samples in another order; none are found if all samples are
+        equal. Raises the exceptions of `values`.
         """
         turned = CaptureOutputs(survey, range(len(survey.values)), whole=False)
         self._run({name: array[::-1].copy() for name, array in batch.items()}, turned.handle)
@@ -472,12 +480,14 @@ class ModelRunner:
         references: Mapping[int, OutputArray],
         value: int | None,
     ) -> Mapping[int, OutputArray]:
-        """Return sketches of what the model computes for `references`, each from these, where
-        `value` is another; None changes nothing. Empty where the model can't run with it."""
+        """Return sketches of the values computed from `references` with one `value` changed.
+
+        None changes nothing. Empty if the model can't run with the changed value.
+        """
         run = DisturbOutput(survey, references, value)
         try:
             self._run(batch, run.handle)
-        except Exception:  # of the model's code, which may check what it computes with
+        except Exception:  # the model's code may check its values
             return {}
         return run.kept
 
@@ -486,7 +496,7 @@ class ModelRunner:
     ) -> Float64Values:
         """Compute the float64 reference of the values in `references`.
 
-        Raises ModelError where the model can't run in float64.
+        Raises ModelError if the model can't run in float64.
         """
         in_float64 = double_copy(self.model)
         runner = TorchSession(
@@ -508,8 +518,11 @@ class ModelRunner:
     def rounded(
         self, batch: Batch, survey: ValueSurvey, references: Mapping[int, OutputArray], *, draw: int
     ) -> tuple[Mapping[int, OutputArray], Mapping[int, OutputArray]]:
-        """Return sketches of the values in `references` under random rounding, seeded by `draw`:
-        through the forward, and each from the references before it. Raises EvidenceError."""
+        """Return sketches of the values in `references` with random rounding, seeded by `draw`.
+
+        One of a complete pass, one of each value computed from the references before it. Raises
+        EvidenceError.
+        """
         through = CaptureOutputs(survey, references, whole=False)
         apart = ReplaceOutputs(survey, references)
         for callback in (through.handle, apart.handle):
@@ -526,7 +539,7 @@ class ModelRunner:
     ) -> Float64Values:
         """Return the values without those for which float64 computes another function.
 
-        One run under random rounding, made only where float64 is far off, distinguishes these from
+        One run with random rounding, made only where float64 is far off, distinguishes these from
         amplified rounding.
         """
         wrong = {
@@ -563,38 +576,38 @@ class ModelRunner:
 Item = TypeVar("Item")
 
 BUDGET = 1 << 28
-"""Bytes of tensors that are held at a time on each side."""
+"""Bytes of tensors that are held at a time for each of model and file."""
 
 
 @dataclass(frozen=True)
 class LocalizationContext:
-    """Both sides, and what they compute."""
+    """The model and the file with their values."""
 
     side: ModelRunner
     graph: FileGraph
     batches: Sequence[Batch]
-    """The first one is small: on it values are matched and the float64 reference runs."""
+    """The first batch is small; values are matched and float64 is computed on it."""
     binding: InputBinding
     policy: Policy
     budget: int = BUDGET
 
     @property
     def first(self) -> LocalizationContext:
-        """The same with the first batch only."""
+        """Return the context with the first batch only."""
         return replace(self, batches=self.batches[:1])
 
     @property
     def tensor_inputs(self) -> list[str]:
-        """The file's inputs that are tensors of the model: texts are none."""
+        """The file's inputs that are tensors of the model, without strings."""
         batch = self.batches[0]
         return [name for name, sample in self.binding.pairs if batch[sample].dtype.kind != "U"]
 
     def feed(self, batch: Batch) -> Mapping[str, OutputArray]:
-        """The inputs of the file."""
+        """Return the inputs of the file."""
         return self.binding.by_input(batch)
 
     def parts(self, items: Sequence[Item], *, size: int) -> Iterator[Sequence[Item]]:
-        """`items` of `size` bytes together, in parts that fit the budget."""
+        """Yield `items` in parts that fit the budget; `size` is their total in bytes."""
         number = max(1, -(-size // self.budget))
         step = max(1, -(-len(items) // number))
         for start in range(0, len(items), step):

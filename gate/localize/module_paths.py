@@ -1,4 +1,4 @@
-"""Module paths of nodes; hints from names and operators."""
+"""Module paths of nodes, and scores from names and operators."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _INDEXED = re.compile(r"(.+)_(\d+)")
 
 @dataclass(frozen=True)
 class ModuleScope:
-    """The innermost module that a node's name leads to."""
+    """The innermost module that a node's name refers to."""
 
     path: str
     call: int | None
-    """Counts the calls of the module, from 0; None where the name does not contain it."""
+    """Index of the module's call; None if the name does not contain it."""
 
 
 class ModulePaths:
-    """The module tree of a model, to find modules in by the names of nodes.
+    """The module tree of a model, for finding modules by the names of nodes.
 
-    The TorchScript-based exporter names nodes `/layer1/layer1.0/relu_1/Relu`, of a module that was
-    traced before `/layer1/0/relu/Relu`; dynamo writes the path into the node's metadata. None of
-    them is certain: the second call of a traced module and the second module of a scripted class
-    only carry the name of the module around them.
+    The TorchScript-based exporter names nodes `/layer1/layer1.0/relu_1/Relu`, or
+    `/layer1/0/relu/Relu` for a model traced earlier; dynamo writes the path into the node's
+    metadata. Neither is reliable: the second call of a traced module and the second module of a
+    scripted class have the name of the enclosing module.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -43,11 +43,11 @@ class ModulePaths:
         self._canonical = {
             path: first[id(module)] for path, module in model.named_modules(remove_duplicate=False)
         }
-        """Every path of a module to its first: shared modules have several."""
+        """Each module path with its first one; shared modules have several."""
         self._by_name: dict[str, list[str]] = {}
-        """The paths that end with a name."""
+        """Paths that end with a name."""
         self._nodes = model.node_paths() if isinstance(model, OnnxReference) else {}
-        """Of a model that is an ONNX file: the modules of its nodes, by names."""
+        """For a model that is an ONNX file: the modules of its nodes by name."""
         for path in self._canonical:
             self._by_name.setdefault(path.rpartition(".")[2], []).append(path)
         self.norms = tuple(
@@ -55,24 +55,24 @@ class ModulePaths:
             for path, module in model.named_modules()
             if isinstance(module, _BatchNorm) and any(True for _ in module.children())
         )
-        """Paths of BatchNorms that call modules, as timm's, which hold their activation."""
+        """Paths of BatchNorms that call modules, such as timm's, which include their activation."""
 
     def scope(self, node: onnx.NodeProto) -> ModuleScope | None:
-        """None if the name leads nowhere."""
+        """Return the module that a node's name refers to; None if there is none."""
         for name in (*node.output, node.name):
             if name in self._nodes:
                 return ModuleScope(self._nodes[name], None)
         for entry in node.metadata_props:
             if entry.key == _SCOPES:
-                return self._listed(entry.value)
-        # An optimizer renames a fused node, and keeps the name of the last node's output.
+                return self._registered(entry.value)
+        # An optimizer renames a fused node, but keeps the name of the last node's output.
         for name in (node.name, *node.output[:1]):
             parts = name.split("/")
             if len(parts) > 1 and not parts[0]:
                 return self._walk(parts[1:-1])
         return None
 
-    def _listed(self, text: str) -> ModuleScope | None:
+    def _registered(self, text: str) -> ModuleScope | None:
         try:
             listed = ast.literal_eval(text)
         except (SyntaxError, ValueError):
@@ -83,14 +83,14 @@ class ModulePaths:
         return ModuleScope(self._canonical[modules[-1]], None) if modules else None
 
     def _walk(self, parts: Sequence[str]) -> ModuleScope:
-        """Follow the segments down the tree as far as they lead."""
+        """Follow the segments down the tree as far as possible."""
         path, calls = "", [0]
         for part in parts:
             child, times = self._child(path, part)
             if child is None:
                 return ModuleScope(self._canonical[path], None)
             path, calls = child, [*calls, times]
-        # Within the second call of a parent the calls are counted from 0 again.
+        # In the second call of a parent, calls of the child are counted from 0 again.
         return ModuleScope(self._canonical[path], None if any(calls[:-1]) else calls[-1])
 
     def _child(self, path: str, part: str) -> tuple[str | None, int]:
@@ -102,8 +102,10 @@ class ModulePaths:
         return self._deeper(path, part)
 
     def _deeper(self, path: str, part: str) -> tuple[str | None, int]:
-        """The only nearest module of that name farther down: where code calls another method of a
-        module than its forward (`self.vae.decode(x)`), names leave the module out."""
+        """Return the only nearest module of that name farther down.
+
+        If code calls a method other than forward (`self.vae.decode(x)`), names omit the module.
+        """
         around = f"{path}." if path else ""
         for name, times in ((part, 0), *_with_index(part)):
             last = name.rpartition(".")[2]
@@ -121,7 +123,7 @@ def _with_index(part: str) -> list[tuple[str, int]]:
 
 
 EXACT, RELATED, UNKNOWN, UNRELATED = 4.0, 1.0, 0.0, -4.0
-"""What a name is worth: it leads to the module; to one around or inside it; nowhere; elsewhere."""
+"""Scores of a name: it refers to the module; to one around or inside it; to none; to another."""
 
 _OPERATORS = {
     "linear": ("gemm", "matmul", "add"),
@@ -137,14 +139,14 @@ _OPERATORS = {
     "silu": ("swish",),
     "relu6": ("clip",),
 }
-"""Operators that compute a module and are called otherwise than it."""
+"""Operators of modules with another name."""
 
 _WEIGHING = re.compile("conv|gemm|matmul|einsum")
-"""Operators of layers into which a BatchNorm is folded."""
+"""Operators of layers into which a BatchNorm can be folded."""
 
 
 class NameHints:
-    """Scores of pairs of a value and a node; higher is likelier, 0 says nothing."""
+    """Scores of pairs of value and node; higher is likelier, 0 is neutral."""
 
     def __init__(
         self,
@@ -153,22 +155,22 @@ class NameHints:
         *,
         norms: Mapping[str, int] | None = None,
     ) -> None:
-        """`nodes`: operator and scope of each. `norms`: paths of BatchNorms that call modules of
-        their own, as an activation, with the value that each got."""
+        """nodes: operator and scope of each node.
+        norms: values received by BatchNorms that call modules, such as an activation, by path."""
         scopes = [scope for _, scope in nodes]
         calls: dict[str, int] = defaultdict(int)
         for value in values:
             calls[value.path] = max(calls[value.path], value.call + 1)
-        self._kinds = {_plain(value.kind) for value in values if value.kind}
+        self._kinds = {_base_kind(value.kind) for value in values if value.kind}
         self._call_of = dict(_calls(scopes, calls))
         pairs = list(_norms(values, norms or {}))
         self.folded = dict(_folded(pairs, nodes))
-        """Values of convolutions and their like to those of the BatchNorm that was probably folded
-        into their weights: the file computes the second at once."""
+        """By value of a convolution or similar layer: the value of the BatchNorm probably folded
+        into it. The file computes only the latter."""
         self._unfolded = {after: values[before] for before, after in self.folded.items()}
 
     def name(self, value: ComputedValue, place: int, scope: ModuleScope | None) -> float:
-        """Return how well the name of the node at `place` fits the value, as a score."""
+        """Return a score of how well the node's name fits the value."""
         if scope is None:
             return UNKNOWN
         score = self._name(value, place, scope)
@@ -176,9 +178,10 @@ class NameHints:
         return score if inner is None else max(score, self._name(inner, place, scope))
 
     def kind(self, value: ComputedValue, op: str) -> float:
-        """Return a score of the operator: 2 if it is the module's own, -3 if another's, else 0."""
+        """Return a score of the operator: 2 if it is the module's, -3 if another module's, else
+        0."""
         inner = self._unfolded.get(value.number)
-        kinds = {_plain(v.kind) for v in (value, inner) if v is not None and v.kind}
+        kinds = {_base_kind(v.kind) for v in (value, inner) if v is not None and v.kind}
         operator = op.lower()
         if any(_computes(operator, kind) for kind in kinds):
             return 2.0
@@ -203,7 +206,7 @@ def _norms(
     """
     met: set[str] = set()
     for value in values:
-        if _plain(value.kind) == "batchnorm":
+        if _base_kind(value.kind) == "batchnorm":
             yield values[value.inputs[0]], value
         elif value.functional and value.path in norms and value.path not in met:
             met.add(value.path)
@@ -214,16 +217,17 @@ def _folded(
     norms: Sequence[tuple[ComputedValue, ComputedValue]],
     nodes: Sequence[tuple[str, ModuleScope | None]],
 ) -> Iterable[tuple[int, int]]:
-    """Pairs of a layer and the BatchNorm that alone reads it, where names or the number of
-    operators say that only one of the two has a node. A layer that pads its input by a node of its
-    own has none by that."""
+    """Yield pairs of a layer and the BatchNorm that alone reads it, if only one of them has a node.
+
+    Names or the number of operators decide this. A node that pads the layer's input does not count.
+    """
     missing = Counter(op for op, _ in nodes)["BatchNormalization"] < len(norms)
     named = {scope.path for _, scope in nodes if scope is not None}
     weighing = {
         scope.path for op, scope in nodes if scope is not None and _WEIGHING.search(op.lower())
     }
     for layer, value in norms:
-        if _plain(layer.kind) in ("conv", "convtranspose", "linear"):
+        if _base_kind(layer.kind) in ("conv", "convtranspose", "linear"):
             has_name = {value.path in named, layer.path in weighing}
             if has_name == {True, False} or (has_name == {False} and missing):
                 yield layer.number, value.number
@@ -232,7 +236,7 @@ def _folded(
 def _calls(
     scopes: Sequence[ModuleScope | None], calls: dict[str, int]
 ) -> Iterable[tuple[int, int]]:
-    """Number of the call for nodes whose names don't tell, where each call is a run of nodes."""
+    """Yield the call index of nodes whose names do not contain it; each call is a run of nodes."""
     runs: dict[str, list[list[int]]] = defaultdict(list)
     last: str | None = None
     for place, scope in enumerate(scopes):
@@ -248,14 +252,14 @@ def _calls(
 
 
 def computes(op: str, kind: str) -> bool:
-    """Return True if the operator computes a module of this kind, `Conv2d` as `Conv`."""
-    return _computes(op.lower(), _plain(kind))
+    """Return True if the operator computes a module of this kind, as `Conv` does `Conv2d`."""
+    return _computes(op.lower(), _base_kind(kind))
 
 
 def _computes(operator: str, kind: str) -> bool:
     return operator == kind or operator in _OPERATORS.get(kind, ())
 
 
-def _plain(kind: str) -> str:
-    """`Conv2d` becomes `conv`."""
+def _base_kind(kind: str) -> str:
+    """Return a kind without dimension in lower case: `Conv2d` becomes `conv`."""
     return re.sub(r"[123]d$", "", kind).lower()

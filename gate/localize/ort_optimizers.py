@@ -1,4 +1,4 @@
-"""Find the ONNX Runtime optimizer that changes the result, by bisection."""
+"""Find the ONNX Runtime graph optimizer that changes the results, by bisection."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from gate.storage.arrays import Batch, OutputArray
 from gate.storage.files import temporary_folder
 
 Answers = Callable[[Mapping[str, OutputArray]], Mapping[str, OutputArray]]
-"""The outputs of a session for what it is fed, by name."""
+"""Runs a session: returns its outputs by name for inputs by name."""
 
 
 @dataclass(frozen=True)
 class ReferenceOutput:
-    """The inputs and the model's outputs of one batch, by the names that the file uses."""
+    """The inputs and the model's outputs of one batch, by the file's names."""
 
     feed: Mapping[str, OutputArray]
     outputs: Mapping[str, OutputArray]
-    """Whole."""
+    """Complete outputs."""
     first: bool = False
-    """True for the batch on which noise is measured."""
+    """True for the batch on which the noise floor is measured."""
     truths: Mapping[str, OutputArray] | None = None
-    """Sketches of what the float64 reference computes of the first batch; None: it can't run."""
+    """Sketches of the float64 outputs of the first batch; None if float64 can't run."""
 
 
 class OutputJudge:
-    """Compares outputs as a localization compares those of the whole file, on the same samples."""
+    """Compares outputs in the same way as a localization, on the same samples."""
 
     def __init__(
         self, right: Sequence[ReferenceOutput], limits: DeviationLimits, *, bound: float = 1.0
     ) -> None:
-        """`bound`: the largest strain."""
+        """`bound`: the largest allowed deviation in units of its limits."""
         self._right, self._limits, self._bound = right, limits, bound
 
     def agrees(self, answers: Answers) -> bool:
-        """Return True if all outputs are within the bound. Raises what `answers` raises."""
+        """Return True if all outputs are within the bound. Raises the exceptions of `answers`."""
         deviations: dict[str, Deviation] = {}
         for right in self._right:
             outputs = answers(right.feed)
@@ -68,13 +68,15 @@ class OutputJudge:
                     truth = None if right.truths is None else right.truths[name]
                     deviation.update_noise(value, outputs[name], truth)
             if not self._limits.strain(deviations) <= self._bound:
-                return False  # more samples make nothing better
+                return False  # more samples can't change this
         return True
 
 
 def right_answers(bench: LocalizationContext, survey: ValueSurvey) -> list[ReferenceOutput]:
-    """One a batch; of those that take another way through the model none. Runs the model. Raises
-    EvidenceError."""
+    """Run the model; return its outputs per batch. Raises EvidenceError.
+
+    Batches that take another path through the model are left out.
+    """
     returned = dict(zip(bench.graph.outputs, survey.outputs, strict=False))
     found: list[ReferenceOutput] = []
     for place, batch in enumerate(bench.batches):
@@ -99,8 +101,8 @@ def _truths(
         return None
 
 
-# ONNX Runtime has no API that lists the optimizers. The most verbose log names each one when it
-# starts and when it ends, and that log is the same for all providers.
+# ONNX Runtime has no API that lists the optimizers. Its most verbose log names each one when it
+# starts and ends, for all providers alike.
 _LEVEL = re.compile(r"graph transformer\(s\) for level (\d+)")
 
 _BEGINS = re.compile(r"Applying graph transformer (\S+) on step")
@@ -108,12 +110,14 @@ _BEGINS = re.compile(r"Applying graph transformer (\S+) on step")
 _ENDS = re.compile(r"GraphTransformer (\S+) modified: (\d+) with status: (\S+)")
 
 LEVELS = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT", "ORT_ENABLE_ALL")
-"""As the log counts them, from 1."""
+"""Levels as the log numbers them, from 1."""
 
 
 def optimizers_that_changed(lines: Iterable[str], *, at: str | None = None) -> tuple[str, ...]:
-    """Names of those that changed the graph, or broke while they did; none where the log names
-    none. In the order in which they first ran, those that changed it at the level `at` first."""
+    """Return the optimizers that changed the graph or failed, in the order of their first run.
+
+    Those that changed it at level `at` come first. Empty if the log names none.
+    """
     levels: dict[str, set[int]] = {}
     level, begun = 0, None
     for line in lines:
@@ -125,15 +129,15 @@ def optimizers_that_changed(lines: Iterable[str], *, at: str | None = None) -> t
             begun = None
             if ends[2] != "0" or ends[3] != "OK":
                 levels.setdefault(ends[1], set()).add(level)
-    if begun is not None:  # which nothing ended
+    if begun is not None:  # it failed before it ended
         levels.setdefault(begun, set()).add(level)
     wanted = LEVELS.index(at) + 1 if at in LEVELS else 0
     return tuple(sorted(levels, key=lambda name: wanted not in levels[name]))
 
 
-# The log names sets of rules only, not the rule that applied. `disabled_optimizers` takes the names
-# of rules too, and ignores unknown ones: a rule that a version lacks does no harm here, and one
-# that is missing here leaves the name of the set.
+# The log names sets of rules, not the rule that applied. `disabled_optimizers` accepts names of
+# rules too, and ignores unknown ones: a rule that a version lacks does no harm here, and a missing
+# rule leaves the name of the set.
 RULES: Mapping[str, tuple[str, ...]] = {
     "Level1_RuleBasedTransformer": (
         "EliminateIdentity", "EliminateSlice", "UnsqueezeElimination", "EliminateDropout",
@@ -148,45 +152,45 @@ RULES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 Heals = Callable[[frozenset[str]], bool]
-"""Whether the answer is right with exactly these off."""
+"""Returns whether the outputs are correct with exactly these optimizers disabled."""
 
 
 def minimal_set(names: Sequence[str], heals: Heals) -> tuple[str, ...]:
-    """Those of `names` that must be off, in their order; `heals` holds for all of them.
+    """Return which of `names` must be disabled, in order; `heals` is True for all of them.
 
-    Where more that is off never spoils what fewer heal, the result heals and nothing can be left
-    out of it. Asks about 2 log2(n) times for each that must be off (QuickXplain, Junker 2004).
+    If disabling more never breaks what disabling fewer fixes, the result is minimal. Calls `heals`
+    about 2 log2(n) times per member (QuickXplain, Junker 2004).
     """
-    return _fewest(frozenset(), names, heals, more=False)
+    return _minimal_addition(frozenset(), names, heals, more=False)
 
 
-def _fewest(
+def _minimal_addition(
     off: frozenset[str], names: Sequence[str], heals: Heals, *, more: bool
 ) -> tuple[str, ...]:
-    """Return which of `names` must also be off, in addition to `off`.
+    """Return which of `names` must be disabled in addition to `off`.
 
-    `more`: `off` has grown since that was last determined.
+    more: whether `off` has grown since it was last tested.
     """
     if more and heals(off):
         return ()
     if len(names) <= 1:
         return tuple(names)
     front, back = names[: len(names) // 2], names[len(names) // 2 :]
-    of_back = _fewest(off.union(front), back, heals, more=True)
-    of_front = _fewest(off.union(of_back), front, heals, more=bool(of_back))
+    of_back = _minimal_addition(off.union(front), back, heals, more=True)
+    of_front = _minimal_addition(off.union(of_back), front, heals, more=bool(of_back))
     return (*of_front, *of_back)
 
 
 SESSIONS = 32
-"""At most for one file: real faults took 7 to 15."""
+"""Largest number of sessions per file; real faults took 7 to 15."""
 
 TRIALS_LIMIT_S = 30.0
-"""Processor time after which no session is opened: ten of a resnet18 take 1.6 s. Not by the clock,
-so that a busy machine names the same optimizer as an idle one."""
+"""Processor time after which no session is opened: ten of a resnet18 take 1.6 s. It is not
+wall-clock time, so a busy machine finds the same optimizer as an idle one."""
 
 
 class BudgetExceeded(EvidenceError):
-    """The search has used its sessions or its time."""
+    """Raised if the search has used its sessions or its time."""
 
     def __init__(self, code: str, **params: Any) -> None:
         super().__init__(f"the search stopped: {code}")
@@ -199,11 +203,11 @@ class TrialOutcome:
 
     agrees: bool
     failure: str | None = None
-    """What ONNX Runtime raised; None: it answered."""
+    """The error that ONNX Runtime raises; None: it returned outputs."""
 
 
 class OptimizerTrials:
-    """Opens one session after the other and remembers what each did."""
+    """Opens sessions one by one and caches their outcomes."""
 
     def __init__(
         self,
@@ -214,8 +218,11 @@ class OptimizerTrials:
         threads: int = 1,
         deterministic: bool = False,
     ) -> None:
-        """`setup`: with the optimizations that are doubted. `threads`, `deterministic`: as of
-        `session_options`. Raises DigestMismatch, StorageError."""
+        """setup: with the optimizations to test.
+        threads, deterministic: as for `session_options`.
+
+        Raises DigestMismatch, StorageError.
+        """
         self.setup = setup
         self._threads, self._deterministic = threads, deterministic
         self._model = candidate.loadable()
@@ -225,7 +232,7 @@ class OptimizerTrials:
         self.sessions = 0
 
     def heals(self, off: Set[str]) -> bool:
-        """Return whether the answer is right without these.
+        """Return whether the outputs are correct with these optimizers disabled.
 
         Raises BudgetExceeded, EvidenceError.
         """
@@ -233,8 +240,10 @@ class OptimizerTrials:
 
     @property
     def healing(self) -> frozenset[str] | None:
-        """The fewest optimizers that were off together when the answer was right; None: it never
-        was at the setup's own level."""
+        """Return the smallest tested set of disabled optimizers with correct outputs, or None.
+
+        Only sets at the setup's own level count.
+        """
         own = [
             off
             for (level, off), done in self._outcomes.items()
@@ -249,22 +258,22 @@ class OptimizerTrials:
         """Run a session, or return its cached outcome.
 
         `log` collects everything that ONNX Runtime logs while it opens. Raises BudgetExceeded, and
-        EvidenceError where the provider doesn't load.
+        EvidenceError if the provider does not load.
         """
         key = (level or self.setup.optimization, frozenset(off))
         if key not in self._outcomes or log is not None:
-            self._outcomes[key] = self._tried(*key, log)
+            self._outcomes[key] = self._run_trial(*key, log)
         return self._outcomes[key]
 
     def write(self, path: Path, *, off: Set[str]) -> None:
-        """Write the graph that ONNX Runtime makes. Raises what `outcome` raises, and what it
-        raises."""
-        setup, options = self._opened_by(self.setup.optimization, off)
+        """Write the graph that ONNX Runtime optimizes. Raises the exceptions of `outcome` and its
+        own."""
+        setup, options = self._open(self.setup.optimization, off)
         options.optimized_model_filepath = str(path)
         open_session(self._model, options, setup)
 
-    def _tried(self, level: str, off: frozenset[str], log: list[str] | None) -> TrialOutcome:
-        setup, options = self._opened_by(level, off)
+    def _run_trial(self, level: str, off: frozenset[str], log: list[str] | None) -> TrialOutcome:
+        setup, options = self._open(level, off)
         if log is not None:
             tell_all(options)
         try:
@@ -272,10 +281,10 @@ class OptimizerTrials:
             return TrialOutcome(self._judge.agrees(lambda feed: _answers(session, feed)))
         except GateError:
             raise
-        except Exception as error:  # of ONNX Runtime, without a common base
+        except Exception as error:  # ONNX Runtime's errors have no common base
             return TrialOutcome(False, describe_failure(error))
 
-    def _opened_by(self, level: str, off: Set[str]) -> tuple[OrtSetup, Any]:
+    def _open(self, level: str, off: Set[str]) -> tuple[OrtSetup, Any]:
         if self.sessions >= SESSIONS:
             raise BudgetExceeded("sessions_spent", count=SESSIONS)
         if time.process_time() > self._until:
@@ -299,7 +308,8 @@ def _answers(session: Any, feed: Mapping[str, OutputArray]) -> dict[str, OutputA
 
 
 MOST_BYTES = 512 << 20
-"""Of a file whose graphs are written: ONNX Runtime writes the weights, too."""
+"""Largest file whose optimized graphs are written, in bytes; ONNX Runtime writes the weights
+too."""
 
 _MOST_NODES = 64
 
@@ -328,8 +338,11 @@ def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def _only(nodes: list[onnx.NodeProto], others: list[onnx.NodeProto]) -> tuple[str, ...]:
-    """Nodes of which there is no equal one: by the names of their outputs, which the last node of
-    a pattern keeps, or by their own."""
+    """Return descriptions of the nodes without an equal one in `others`.
+
+    Nodes are compared by the names of their outputs, which the last node of a pattern keeps, or by
+    their own names.
+    """
     for outputs in (True, False):
         there = Counter(_key(node, outputs=outputs) for node in others)
         left = []
@@ -350,11 +363,11 @@ def _key(node: onnx.NodeProto, *, outputs: bool) -> tuple[object, ...]:
 
 
 _ROUNDS = 4
-"""How often those are added that only then change the graph."""
+"""Largest number of rounds that disable optimizers which then newly change the graph."""
 
 
-class _Clear(Exception):
-    """The reason why no optimizer is named: its code and parameters."""
+class _NotFound(Exception):
+    """Raised with a code and parameters that state why no optimizer is named."""
 
     def __init__(self, code: str, **params: Any) -> None:
         super().__init__(code)
@@ -366,11 +379,13 @@ def _stopped(failure: str) -> dict[str, Any]:
 
 
 def find_faulty_optimizer(trials: OptimizerTrials, *, size_bytes: int) -> OptimizerFault:
-    """Find the level, then the fewest optimizers that changed the graph and must be off, those of
-    the level first; of a set of rules, the rule. With them off the session answers what the model
-    computes. Never raises: what breaks is the reason why none is named.
+    """Find the level, then the smallest set of optimizers that must be disabled, preferring that
+    level.
 
-    `size_bytes`: of the file; of large ones the nodes are not compared.
+    Of a set of rules, the rule is found. With them disabled, the session computes the model's
+    results. Errors are not raised, but returned as the reason why no optimizer is named.
+
+    size_bytes: size of the file; nodes of large files are not compared.
     """
     level = below = raises = None
     names: tuple[str, ...] = ()
@@ -380,7 +395,7 @@ def find_faulty_optimizer(trials: OptimizerTrials, *, size_bytes: int) -> Optimi
         raises = _failure_with_all_enabled(trials, log)
         below, level = _levels(trials)
         names, reason = _names(trials, optimizers_that_changed(log, at=level), level)
-    except (_Clear, BudgetExceeded) as stop:
+    except (_NotFound, BudgetExceeded) as stop:
         reason = stop.fields
     except Exception as error:
         reason = _stopped(describe_failure(error))
@@ -393,21 +408,21 @@ def find_faulty_optimizer(trials: OptimizerTrials, *, size_bytes: int) -> Optimi
 def _failure_with_all_enabled(trials: OptimizerTrials, log: list[str]) -> str | None:
     """Return the error that ONNX Runtime raises with all optimizers enabled, or None.
 
-    `log` collects the log of that session. Raises _Clear where the optimizers are not the cause.
+    `log` collects the log of that session. Raises _Clear if the optimizers are not the cause.
     """
     off = trials.outcome(level=OPTIMIZATIONS_OFF)
     if not off.agrees:
         if off.failure:
-            raise _Clear("unoptimized_fails", failure=off.failure)
-        raise _Clear("unoptimized_off")
+            raise _NotFound("unoptimized_fails", failure=off.failure)
+        raise _NotFound("unoptimized_off")
     on = trials.outcome(log=log)
     if on.agrees:
-        raise _Clear("served_agrees")
+        raise _NotFound("served_agrees")
     return on.failure
 
 
 def _levels(trials: OptimizerTrials) -> tuple[str, str]:
-    """Two levels, one above the other: at the lower one the answer is right."""
+    """Return two consecutive levels; at the lower one, the outputs are correct."""
     own = trials.setup.optimization
     levels = [OPTIMIZATIONS_OFF, *LEVELS[: LEVELS.index(own)], own]
     right, wrong = 0, len(levels) - 1
@@ -423,8 +438,10 @@ def _levels(trials: OptimizerTrials) -> tuple[str, str]:
 def _names(
     trials: OptimizerTrials, first: Sequence[str], level: str
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The optimizers, and the reason why there may be more than needed. `first`: those that change
-    the graph. Raises _Clear."""
+    """Return the optimizers, and the reason why there may be more than needed.
+
+    first: those that change the graph. Raises _Clear.
+    """
     try:
         suspects = _suspects(trials, first, level)
         names = minimal_set(suspects, trials.heals)
@@ -433,7 +450,7 @@ def _names(
                 names = _by_rule(trials, names, name)
         if trials.heals(frozenset(names)):
             return names, {}
-        # With more off it was right: they do not add up.
+        # With more disabled, the outputs were correct: the effects are not additive.
         return suspects, {"reason_code": "not_additive"}
     except BudgetExceeded as spent:
         if trials.healing is None:
@@ -443,10 +460,12 @@ def _names(
 
 
 def _suspects(trials: OptimizerTrials, first: Sequence[str], level: str) -> tuple[str, ...]:
-    """Optimizers that change the graph, enough of them for the answer to be right without them:
-    where one is off, another one may do its work. Raises _Clear, BudgetExceeded."""
+    """Return a set of optimizers that change the graph, without which the outputs are correct.
+
+    If one is disabled, another may have the same effect. Raises _Clear, BudgetExceeded.
+    """
     if not first:
-        raise _Clear("unlogged", level=level)
+        raise _NotFound("unlogged", level=level)
     off = dict.fromkeys(first)
     for _ in range(_ROUNDS):
         log: list[str] = []
@@ -456,12 +475,11 @@ def _suspects(trials: OptimizerTrials, first: Sequence[str], level: str) -> tupl
         if not new:
             break
         off.update(dict.fromkeys(new))
-    raise _Clear("still_wrong", count=len(off), level=level)
+    raise _NotFound("still_wrong", count=len(off), level=level)
 
 
 def _by_rule(trials: OptimizerTrials, names: Sequence[str], of: str) -> tuple[str, ...]:
-    """The same with the rules that are to blame in the place of their set, where they have names
-    that ONNX Runtime takes."""
+    """Replace sets of rules by the rules at fault, if ONNX Runtime accepts their names."""
     rest = frozenset(names) - {of}
     rules = [rule for rule in RULES[of] if rule not in rest]
     if not trials.heals(rest.union(rules)):
@@ -471,7 +489,7 @@ def _by_rule(trials: OptimizerTrials, names: Sequence[str], of: str) -> tuple[st
 
 
 def _with_nodes(found: OptimizerFault, trials: OptimizerTrials, size_bytes: int) -> OptimizerFault:
-    """The same with the nodes that they exchanged, or why these are not known."""
+    """Add the nodes that the optimizers replace, or the reason why they are unknown."""
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     unread: dict[str, Any] = {}
@@ -495,7 +513,7 @@ def _with_nodes(found: OptimizerFault, trials: OptimizerTrials, size_bytes: int)
 
 
 APART_LIMIT_S = 300.0
-"""For the whole process, by the clock: only one that hangs takes as long."""
+"""Wall-clock time limit of the whole process, which only a hanging one reaches."""
 
 _WHAT = "disabling optimizers"
 
@@ -504,12 +522,12 @@ _steps = logging.getLogger("gate.steps")
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """Which file is tried, and how what it answers is judged."""
+    """The file to test, and how its outputs are judged."""
 
     candidate: TestedFile
     limits: DeviationLimits
     bound: float
-    """The largest strain of a right answer."""
+    """The largest allowed deviation in units of its limits."""
     threads: int
     deterministic: bool
 
@@ -517,15 +535,14 @@ class TrialSettings:
 _INQUIRY = TypeAdapter(TrialSettings)
 
 _Places = list[dict[str, Any]]
-"""For each reference output its fields, with the files of arrays in the place of these."""
+"""For each reference output, its fields with file names in place of arrays."""
 
 
 def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> OptimizerFault:
-    """Run `find_faulty_optimizer` in a sandbox, which gets arrays and neither the model nor torch,
-    and return its result.
+    """Run `find_faulty_optimizer` in a sandbox and return its result.
 
-    Never raises, except KeyboardInterrupt: if the process dies or takes too long, the result gives
-    that as the reason why no optimizer is named.
+    The sandbox gets arrays, but neither the model nor torch. If the process dies or takes too long,
+    the result contains that as the reason why no optimizer is named. Raises only KeyboardInterrupt.
     """
     _steps.debug("disabling optimizers of ONNX Runtime")
     limits = SandboxLimits(APART_LIMIT_S, usual_memory())
@@ -545,7 +562,7 @@ def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> Opt
 
 
 def tried(inquiry: Mapping[str, Any], places: _Places, folder: str) -> dict[str, Any]:
-    """The child's side of `blame_apart`."""
+    """The entry point of `blame_apart` in the child process."""
     given = _INQUIRY.validate_json(json.dumps(inquiry))
     right = _read(places, Path(folder))
     trials = OptimizerTrials(
@@ -559,11 +576,13 @@ def tried(inquiry: Mapping[str, Any], places: _Places, folder: str) -> dict[str,
 
 
 def _written(right: Sequence[ReferenceOutput], folder: Path) -> _Places:
-    """Raises OSError, and ValueError for what is no number nor text."""
+    """Write the arrays to files. Raises OSError, and ValueError for unsupported dtypes."""
     numbers = itertools.count()
 
     def written(arrays: Mapping[str, OutputArray]) -> dict[str, str]:
-        names = {name: f"{next(numbers)}.npy" for name in arrays}  # theirs may be no file's name
+        names = {
+            name: f"{next(numbers)}.npy" for name in arrays
+        }  # their names may be invalid as file names
         for name, array in arrays.items():
             np.save(folder / names[name], array, allow_pickle=False)
         return names

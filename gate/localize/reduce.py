@@ -1,4 +1,4 @@
-"""Find the smallest graph that shows the failure of a check, with real tensors at its inputs."""
+"""Reduce a failed check to the smallest graph that shows it, with real tensors as inputs."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ from gate.policy.runtime_options import OrtSetup
 from gate.storage.arrays import Batch, OutputArray
 
 Kind = Literal["exporter", "runtime", "optimizer"]
-"""`exporter`: the nodes of the file compute something else than PyTorch. `runtime`: a kernel of
-ONNX Runtime computes something else than the ONNX reference evaluator. `optimizer`: ONNX Runtime
-computes something else with optimizations than without."""
+"""`exporter`: the file's nodes differ from PyTorch. `runtime`: a kernel of ONNX Runtime differs
+from the ONNX reference evaluator. `optimizer`: ONNX Runtime differs with and without
+optimizations."""
 
 MOST_BYTES = 256 << 20
-"""Size of the tensors of one sample up to which optimizers and kernels are reduced."""
+"""Largest size of one sample's tensors for which optimizers and kernels are reduced, in bytes."""
 
 _FOLD_FROM = 12
-"""Nodes above which arithmetic on shapes is replaced by its results."""
+"""Number of nodes above which arithmetic on shapes is replaced by its results."""
 
 _LARGE = 16
-"""Elements from which an integer tensor may be a weight; fewer are shapes and axes."""
+"""Number of elements from which an integer tensor may be a weight; smaller ones are shapes and
+axes."""
 
 _steps = logging.getLogger("gate.steps")
 
 
 class NotReproduced(EvidenceError):
-    """Raised where no graph alone shows the failure."""
+    """Raised if no standalone graph shows the failure."""
 
 
 @dataclass(frozen=True)
 class RoundingBound:
-    """How far an output may be off by rounding. 0 for integers and bools."""
+    """How much an output may differ by rounding. 0 for integers and bools."""
 
     rms: float
     largest: float
@@ -57,41 +58,41 @@ class RoundingBound:
 
 @dataclass(frozen=True)
 class ReducedFailure:
-    """A graph that stands alone and shows the failure."""
+    """A standalone graph that shows the failure."""
 
     kind: Kind
     model: onnx.ModelProto
     inputs: Mapping[str, OutputArray]
     expected: Mapping[str, OutputArray]
-    """Values of the outputs, by their names in the graph."""
+    """Expected values of the outputs, by their names in the graph."""
     tolerances: Mapping[str, RoundingBound]
     setup: OrtSetup
     tensors: Mapping[str, str]
-    """Tensors of the file by the names of the outputs."""
+    """Tensors of the file, by output of the graph."""
     layer: str | None = None
-    """Path of the module that computes the expected values from the inputs; None: no module does by
-    itself."""
+    """Path of the module that computes the expected values from the inputs; None: no single module
+    does."""
     arguments: tuple[str, ...] | None = None
-    """Names of the inputs in the order in which that module takes them."""
+    """Names of the inputs in the order of that module's arguments."""
     raises: str | None = None
-    """The error that ONNX Runtime raises; None: it returns other values."""
+    """The error that ONNX Runtime raises; None: it returns different values."""
     excluded: tuple[str, ...] = ()
-    """What is not the cause, as far as it was measured: codes of `gate.localize.reproducer`."""
+    """Causes that measurements exclude: codes of `gate.localize.reproducer`."""
     constant_inputs: tuple[str, ...] = ()
-    """Inputs that the file computes from its weights alone."""
+    """Inputs that the file computes only from its weights."""
     random_weights: bool = False
     random_inputs: bool = False
 
     @property
     def nodes(self) -> int:
-        """Return the number of nodes."""
+        """The number of nodes."""
         return node_count(self.model)
 
     def shows(self) -> bool:
-        """Return True if a session of the graph as it is shows the failure."""
+        """Return True if a session of the unchanged graph shows the failure."""
         try:
             actual = run(self.model, self.inputs, self.setup)
-        except Exception as error:  # of ONNX Runtime, without a common base
+        except Exception as error:  # ONNX Runtime's errors have no common base
             return self.raises is not None and _kind_of(error) == self.raises
         if self.raises is not None:
             return False
@@ -104,7 +105,7 @@ class ReducedFailure:
 def run(
     model: onnx.ModelProto, inputs: Mapping[str, OutputArray], setup: OrtSetup
 ) -> dict[str, OutputArray]:
-    """Return the outputs of a session by name. Raises what ONNX Runtime raises."""
+    """Return the outputs of a session by name. Raises any error of ONNX Runtime."""
     options = session_options(setup, threads=1, deterministic=False)
     session = open_session(model.SerializeToString(), options, setup)
     names = [value.name for value in model.graph.output]
@@ -112,8 +113,8 @@ def run(
 
 
 def is_beyond(actual: OutputArray, expected: OutputArray, tolerance: RoundingBound) -> bool:
-    """Return True where the shapes differ, or the values by more than rounding, as the script of a
-    reproducer computes it."""
+    """Return True if shapes differ, or values by more than rounding, as a reproducer's script
+    does."""
     if actual.shape != expected.shape:
         return True
     rms, largest = distance(actual, expected)
@@ -121,7 +122,7 @@ def is_beyond(actual: OutputArray, expected: OutputArray, tolerance: RoundingBou
 
 
 def distance(actual: OutputArray, expected: OutputArray) -> tuple[float, float]:
-    """Return the rms and the largest of |actual - expected|; infinite where only one is finite."""
+    """Return the RMS and the maximum of |actual - expected|; infinite if only one is finite."""
     with np.errstate(all="ignore"):
         a, b = actual.astype(np.float64), expected.astype(np.float64)
         # Different integers are at least 1 apart, also beyond 2**53, where float64 rounds them.
@@ -135,7 +136,7 @@ _NAMES = re.compile(r"'[^']*'|\"[^\"]*\"|\([^)]*\)|[\w/.:]*\d[\w/.:]*")
 
 
 def _kind_of(error: Exception) -> str:
-    """The class and the message without names and numbers, which differ from graph to graph."""
+    """Return the class and the message without names and numbers, which depend on the graph."""
     text = _NAMES.sub("…", first_line(error))
     return f"{type(error).__name__}: {text[:120]}"
 
@@ -151,32 +152,32 @@ def reduce_failure(compared: LayerComparison) -> ReducedFailure:
                 reduced = attempt()
             except GateError:
                 continue
-            except Exception as error:  # of ONNX Runtime and onnx, without a common base
+            except Exception as error:  # errors of ONNX Runtime and onnx have no common base
                 _steps.debug(f"not reduced: {describe_failure(error)}")
                 continue
             if reduced is not None and reduced.shows():
                 return reduced
     where = found.first_divergence or "any layer"
     raise NotReproduced(
-        f"no graph by itself shows the difference of {where} in {found.runtime}: from right inputs "
-        "it computes what is expected, up to rounding. Give the samples of the check, or look at "
-        "the layers with gate locate."
+        f"no standalone graph shows the difference of {where} in {found.runtime}: from correct "
+        "inputs it computes the expected values, up to rounding. Pass the samples of the check, or "
+        "examine the layers with gate locate."
     )
 
 
 class _Finder:
-    """Tries graphs of one comparison."""
+    """Tries to reduce the failure of one comparison."""
 
     def __init__(self, compared: LayerComparison) -> None:
         self._compared = compared
         self._bench, self._findings = compared.bench, compared.findings
         self._graph, self._layout = compared.findings.graph, compared.findings.layout
         self._limits, self._survey = compared.limits, compared.findings.survey
-        self._off_limits = replace(compared.limits, float64=False)
-        """Without float64: the expected values are of ONNX graphs."""
+        self._rounding_limits = replace(compared.limits, float64=False)
+        """Limits without float64, because the expected values come from ONNX graphs."""
 
     def attempts(self) -> Iterator[Callable[[], ReducedFailure | None]]:
-        """Yield the ways to a smaller graph, the most specific first."""
+        """Yield the attempts to reduce the graph, most specific first."""
         found, limits = self._compared.localization, self._limits
         if found.optimiser or found.blame is not None:
             yield self._optimizer
@@ -188,14 +189,16 @@ class _Finder:
             yield lambda name=name, number=number: self._output(name, number)  # type: ignore[misc]
 
     def arguments(self, number: int, sources: Mapping[str, str]) -> tuple[str, ...] | None:
-        """Return the inputs that the module of a value takes, in its order; None if some of its
-        arguments, or of the inputs, are other values. `sources`: tensors by inputs."""
+        """Return the inputs of a value's module in the order of its arguments.
+
+        None if some arguments or inputs are other values. `sources`: tensors by input.
+        """
         values, suspect = self._survey.values, self._findings.suspect(number)
         layer = suspect.value
         if layer.functional or suspect.folded is not None:
             return None
         given = dict(zip(self._bench.tensor_inputs, self._survey.inputs, strict=False))
-        numbers = {**given, **self._layout.put_in}
+        numbers = {**given, **self._layout.value_at_cut}
 
         def first(number: int) -> int:
             repeats = values[number].repeats
@@ -209,8 +212,8 @@ class _Finder:
         return tuple(found[first(n)] for n in layer.inputs)
 
     def constant_inputs(self, sources: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the inputs that the file computes from its weights alone. `sources`: tensors by
-        inputs."""
+        """Return the inputs that the file computes only from its weights. `sources`: tensors by
+        input."""
         return tuple(n for n, tensor in sources.items() if self._graph.is_constant(tensor))
 
     def path(self, number: int) -> str:
@@ -218,7 +221,7 @@ class _Finder:
         return self._survey.values[number].path
 
     def _batches(self) -> Iterator[Batch]:
-        """Yield single samples first: they make the smallest arrays."""
+        """Yield batches, single samples first because their arrays are the smallest."""
         first = self._bench.batches[0]
         if not self._bench.binding.fixed:
             for row in range(len(next(iter(first.values())))):
@@ -226,7 +229,7 @@ class _Finder:
         yield from self._bench.batches
 
     def _layer(self, number: int) -> ReducedFailure | None:
-        """The nodes from the nearest right values to the value of one layer."""
+        """Reduce to the nodes from the nearest correct values to the value of one layer."""
         tensor = self._layout.names[number]
         piece = self._graph.cut([tensor], self._layout.cuts)
         for batch in self._batches():
@@ -237,7 +240,7 @@ class _Finder:
         return None
 
     def _output(self, name: str, number: int) -> ReducedFailure | None:
-        """The nodes from the latest values from which an output of the file still differs."""
+        """Reduce to the nodes from the latest values from which an output still differs."""
         cuts = list(self._layout.cuts.items())
 
         def measured(count: int, batch: Batch) -> _Measured | None:
@@ -261,9 +264,10 @@ class _Finder:
     def _measure(
         self, piece: Piece, tensor: str, number: int, *, batch: Batch, alone: bool
     ) -> _Measured | None:
-        """Run the piece from the values of the model. `alone`: its inputs are those of a layer."""
+        """Run the piece from the model's values. `alone`: whether its inputs are those of a
+        layer."""
         layout, bench = self._layout, self._bench
-        needed = {number, *(layout.put_in[cut] for cut in piece.cuts)}
+        needed = {number, *(layout.value_at_cut[cut] for cut in piece.cuts)}
         values = bench.side.values(batch, self._survey, needed)
         if not needed <= values.keys():
             return None
@@ -274,7 +278,9 @@ class _Finder:
         truth, rounding = self._truth(batch, values, number, alone=alone)
         expected = values[number]
         deviation = deviation_of(expected, actual, truth, rounding)
-        limits = self._limits if truth is not None or rounding is not None else self._off_limits
+        limits = (
+            self._limits if truth is not None or rounding is not None else self._rounding_limits
+        )
         return _Measured(
             piece, tensor, number, fed, references, expected, actual, deviation, limits, alone
         )
@@ -292,8 +298,10 @@ class _Finder:
         return true.get(number), truths.rounding[int(alone)].get(number)
 
     def _with_cause(self, measured: _Measured) -> ReducedFailure | None:
-        """Tell a fault of the file from one of the runtime, by computing the same nodes without
-        optimizations and by the ONNX reference evaluator."""
+        """Distinguish a fault of the file from one of the runtime.
+
+        The same nodes are computed without optimizations and by the ONNX reference evaluator.
+        """
         setup = self._limits.setup
         plain = self._computed(measured, setup.plain)
         if plain is not None and setup != setup.plain and not measured.differs(plain):
@@ -314,11 +322,11 @@ class _Finder:
             return session(measured.feed, measured.references, only=[measured.tensor])[
                 measured.tensor
             ]
-        except Exception:  # of ONNX Runtime, without a common base
+        except Exception:  # ONNX Runtime's errors have no common base
             return None
 
     def _evaluated(self, measured: _Measured) -> dict[str, OutputArray] | None:
-        """All tensors of the piece by the ONNX reference evaluator; None where it can't."""
+        """Return all tensors of the piece by the ONNX reference evaluator; None if it fails."""
         if sum(array.nbytes for array in measured.references.values()) > MOST_BYTES // 16:
             return None
         made = Standalone.from_piece(measured.piece, measured.fed)
@@ -329,7 +337,7 @@ class _Finder:
         try:
             with np.errstate(all="ignore"):
                 arrays = ReferenceEvaluator(model).run(inner, dict(made.inputs))
-        except Exception:  # of the evaluator, which lacks operators and checks little
+        except Exception:  # the evaluator lacks operators and checks little
             return None
         tensors = {by: name for name, by in made.outputs.items()}
         return {
@@ -341,8 +349,8 @@ class _Finder:
     def _runtime(
         self, measured: _Measured, evaluated: Mapping[str, OutputArray]
     ) -> ReducedFailure | None:
-        """The fewest nodes that a kernel computes otherwise than the reference evaluator."""
-        varying = set(self._graph.tensors)  # others hold weights, and stay inside
+        """Reduce to the fewest nodes for which a kernel differs from the reference evaluator."""
+        varying = set(self._graph.tensors)  # others contain weights, which stay in the graph
         computed = {name: array for name, array in evaluated.items() if name in varying}
         values = {**measured.inputs_by_tensor(), **computed}
         return self._fewest(
@@ -354,7 +362,7 @@ class _Finder:
         )
 
     def _optimizer(self, indices: Sequence[int] | None = None) -> ReducedFailure | None:
-        """The fewest nodes that optimizations change."""
+        """Reduce to the fewest nodes that optimizations change."""
         setup = self._limits.setup.optimized
         for batch in self._batches():
             values = self._plain_values(batch, setup.plain)
@@ -369,8 +377,7 @@ class _Finder:
         return None
 
     def _plain_values(self, batch: Batch, plain: OrtSetup) -> dict[str, OutputArray] | None:
-        """All tensors of the file without optimizations, and its inputs; None if they are too
-        large."""
+        """Return the file's inputs and all tensors without optimizations; None if too large."""
         feed = dict(self._bench.feed(batch))
         session = SubgraphSession(self._graph.marked(self._graph.tensors), plain)
         values = {**session(feed), **feed}
@@ -384,8 +391,7 @@ class _Finder:
         ]
 
     def _replaced_nodes(self) -> tuple[int, ...]:
-        """Return the indices of the nodes that the optimizer at fault replaces, as far as the file
-        has them."""
+        """Return the indices of the file's nodes that the optimizer at fault replaces."""
         blame = self._compared.localization.blame
         named = set() if blame is None else set(blame.before)
         return tuple(
@@ -428,12 +434,12 @@ class _Finder:
             return None
         _, off = self._compare_piece(piece, values, setup)
         piece = self._with_single_output(piece, off, values, setup)
-        return self._of_piece(kind, piece, values, setup=setup, raises=raises)
+        return self._failure_of(kind, piece, values, setup=setup, raises=raises)
 
     def _with_single_output(
         self, piece: Piece, off: Sequence[str], values: Mapping[str, OutputArray], setup: OrtSetup
     ) -> Piece:
-        """Return the piece with only the first output that differs, if that still differs alone."""
+        """Return the piece with only the first differing output, if it still differs alone."""
         if len(piece.outputs) < 2 or not off:
             return piece
         model = onnx.ModelProto()
@@ -447,13 +453,13 @@ class _Finder:
     def _compare_piece(
         self, piece: Piece, values: Mapping[str, OutputArray], setup: OrtSetup
     ) -> tuple[str | None, list[str]]:
-        """What a session raises, and the outputs that differ from `values`."""
+        """Return the error of a session and the outputs that differ from `values`."""
         try:
             session = SubgraphSession(piece, setup)
             feed = {v.name: values[v.name] for v in piece.model.graph.input if v.name in values}
             names = [name for name in piece.outputs if name in session.outputs]
             actual = session(feed, values, only=names)
-        except Exception as error:  # of ONNX Runtime, without a common base
+        except Exception as error:  # ONNX Runtime's errors have no common base
             return _kind_of(error), []
         return None, [
             name
@@ -469,8 +475,11 @@ class _Finder:
         *,
         without: Sequence[str],
     ) -> bool:
-        """Return True if the piece is right without optimizations, and without the optimizers that
-        are at fault in the file: then it shows the same failure."""
+        """Return True if the piece is correct without optimizations, and without the faulty
+        optimizers.
+
+        Then it shows the same failure as the file.
+        """
         if self._compare_piece(piece, values, setup.plain) != (None, []):
             return False
         if not without:
@@ -480,12 +489,12 @@ class _Finder:
         return self._compare_piece(piece, values, replace(setup, settings=settings)) == (None, [])
 
     def _tolerance(self, expected: OutputArray) -> RoundingBound:
-        """How far a graph may be off another way to compute it, without a float64 reference."""
+        """Return how much two ways to compute a graph may differ, without a float64 reference."""
         return tolerance_of(
-            deviation_of(expected, expected, None, None), self._off_limits.output_bounds
+            deviation_of(expected, expected, None, None), self._rounding_limits.output_bounds
         )
 
-    def _of_piece(
+    def _failure_of(
         self,
         kind: Kind,
         piece: Piece,
@@ -514,7 +523,7 @@ class _Finder:
 
 @dataclass(frozen=True)
 class _Measured:
-    """One piece of the file from the values of the model."""
+    """One piece of the file, computed from the model's values."""
 
     piece: Piece
     tensor: str
@@ -537,7 +546,7 @@ class _Measured:
 
     @property
     def is_off(self) -> bool:
-        """Return True if it differs by the measure of a localization and by that of the script."""
+        """Return True if it deviates by the limits of a localization and by those of the script."""
         if self.alone:
             off = self.limits.is_source(LayerDeviations(alone=self.deviation))
         else:
@@ -548,7 +557,7 @@ class _Measured:
         return is_beyond(actual, self.expected, self.tolerance)
 
     def node_indices(self, graph: Any) -> list[int]:
-        """Return the indices of its nodes that compute something from its inputs."""
+        """Return the indices of its nodes that depend on its inputs."""
         names = {name for node in self.piece.model.graph.node for name in node.output if name}
         return sorted({graph.producer[name] for name in names & set(graph.tensors)})
 
@@ -558,12 +567,12 @@ class _Measured:
 
     @property
     def feed(self) -> dict[str, OutputArray]:
-        """What is fed to the inputs of the file."""
+        """The inputs of the file."""
         cut = set(map(reference_name, self.piece.cuts))
         return {name: array for name, array in self.fed.items() if name not in cut}
 
     def reduced(self, finder: _Finder, excluded: tuple[str, ...]) -> ReducedFailure:
-        """The piece by itself."""
+        """Return the piece as a standalone failure."""
         made = Standalone.from_piece(self.piece, self.fed, {self.tensor: self.actual})
         model, name = made.model, made.outputs[self.tensor]
         if node_count(model) > _FOLD_FROM:
@@ -590,8 +599,10 @@ def deviation_of(
     truth: OutputArray | None,
     rounding: OutputArray | None,
 ) -> Deviation:
-    """Return the deviation of one tensor from its value. `truth`, `rounding`: sketches of what the
-    float64 reference computes, and of the error of random rounding."""
+    """Return the deviation of a tensor from the expected value.
+
+    truth: sketch of the float64 values. rounding: sketch of the error by random rounding.
+    """
     deviation = Deviation()
     deviation.update(expected, actual)
     deviation.update_noise(expected, actual, truth, rounding)
@@ -599,14 +610,14 @@ def deviation_of(
 
 
 def tolerance_of(deviation: Deviation, bounds: tuple[float, float]) -> RoundingBound:
-    """Return how far the tensor may be off within these bounds on `ratio` and `peak`."""
+    """Return how much the tensor may differ within these bounds on `ratio` and `peak`."""
     return RoundingBound(*deviation.tolerances(bounds))
 
 
 def _with_shapes_folded(
     model: onnx.ModelProto, inputs: Mapping[str, OutputArray], setup: OrtSetup
 ) -> onnx.ModelProto:
-    """The model with the results of arithmetic on shapes in the place of its nodes."""
+    """Return the model with arithmetic on shapes replaced by its results."""
     constant = {tensor.name for tensor in model.graph.initializer}
     folded = []
     for node in model.graph.node:
@@ -636,7 +647,7 @@ def _with_shapes_folded(
 
 
 def _needed(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
-    """Those that compute the outputs; all where some have subgraphs."""
+    """Return the nodes that compute the outputs; all nodes if some have subgraphs."""
     needed, kept = set(outputs), []
     for node in reversed(nodes):
         if needed & set(node.output) or any(a.HasField("g") for a in node.attribute):

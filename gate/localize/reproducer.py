@@ -1,4 +1,4 @@
-"""Write the smallest graph that shows a failure as a zip with a script, and prove the script."""
+"""Write the smallest graph that shows a failure as a zip with a script, and verify the script."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ from gate.storage import files
 from gate.storage.arrays import OutputArray
 
 DIFFERS = "DIFFERS"
-"""The last line that the script prints where it shows the failure."""
+"""The last line that the script prints if it shows the failure."""
 
 _INTEGERS = 16
-"""Elements up to which an integer tensor is a shape or axes; larger ones may be weights."""
+"""Number of elements up to which an integer tensor is a shape or axes; larger ones may be
+weights."""
 
 _SCRIPT = '''"""Run model.onnx and compare with expected.npz. Needs numpy and onnxruntime."""
 from pathlib import Path
@@ -105,18 +106,18 @@ _EXCLUDED = {
 
 @dataclass(frozen=True)
 class Reproducer:
-    """A failure in a few nodes, with all that its zip says about it."""
+    """A failure in a few nodes, with the contents of its zip."""
 
     failure: ReducedFailure
     localization: Localization
     versions: Mapping[str, str]
-    """Of the check: library to version."""
+    """Versions of the check's libraries by name."""
     layer: LayerScript | None = None
-    """The layer in PyTorch that computes the expected values; None: it is left out."""
+    """The layer in PyTorch that computes the expected values; None: it is omitted."""
 
     @classmethod
     def from_comparison(cls, compared: LayerComparison, versions: Mapping[str, str]) -> Reproducer:
-        """Reduce the failure that a comparison of layers shows. Raises NotReproduced."""
+        """Reduce the failure of a comparison of layers. Raises NotReproduced."""
         failure = reduce_failure(compared)
         layer = None
         if failure.layer is not None:
@@ -164,11 +165,11 @@ class Reproducer:
         if inputs:
             model = without_names(model)
         made = replace(failure, model=model, inputs=fed, random_weights=weights)
-        made = _with_expected_again(replace(made, random_inputs=inputs))
+        made = _with_new_expected_values(replace(made, random_inputs=inputs))
         if not made.shows():
             raise NotReproduced(
                 "the difference does not survive random weights and inputs of the same "
-                "distribution, so that it can't be shown without the own ones. Nothing was written."
+                "distribution, so it can't be shown without the original ones. Nothing was written."
             )
         return replace(self, failure=made, layer=None)
 
@@ -203,8 +204,10 @@ class Reproducer:
         files.write_bytes(output, buffer.getvalue())
 
     def _layer_files(self, folder: Path) -> dict[str, bytes]:
-        """Return the files of the layer in PyTorch; none where its script does not compute the
-        expected values by itself."""
+        """Return the files of the layer in PyTorch.
+
+        Empty if the layer's script does not compute the expected values.
+        """
         if self.layer is None:
             return {}
         made = {"layer.py": self.layer.text.encode(), "weights.npz": _npz(self.layer.weights)}
@@ -240,7 +243,7 @@ class Reproducer:
 
     def environment(self) -> str:
         """Return the text of `environment.txt`, which pip installs from."""
-        cpu = self.failure.setup.on_cpu  # whose kernels are the same in all packages
+        cpu = self.failure.setup.on_cpu  # the CPU kernels are the same in all packages
         runtime = "onnxruntime" if cpu else distribution("onnxruntime")
         lines = [f"numpy=={np.__version__}", f"{runtime}=={onnxruntime.__version__}"]
         lines.append(f"# python {platform.python_version()}, {platform.system()}, "
@@ -328,7 +331,7 @@ def _with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _may_be_weight(tensor: onnx.TensorProto) -> bool:
-    """Return True for a tensor of more than one float, or of integers that are no shape."""
+    """Return True for a tensor of several floats, or of integers that are not a shape."""
     size = int(np.prod(tensor.dims)) if tensor.dims else 1
     whole = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
     if tensor.data_type == onnx.TensorProto.STRING:
@@ -337,7 +340,7 @@ def _may_be_weight(tensor: onnx.TensorProto) -> bool:
 
 
 def _refuse_other_weights(model: onnx.ModelProto) -> None:
-    """Raise NotReproduced where weights may be in attributes, or in tensors of texts."""
+    """Raise NotReproduced if attributes or string tensors may contain weights."""
     defaults = [a for function in model.functions for a in function.attribute_proto]
     own = [(node.op_type, a) for node in nodes_of(model) for a in node.attribute]
     held = [name for name, a in own if _may_hold_weights(a)]
@@ -353,14 +356,14 @@ def _refuse_other_weights(model: onnx.ModelProto) -> None:
 
 
 _SETTINGS = ("scales", "activation_alpha", "activation_beta")
-"""Attributes of several floats that are settings of an operator."""
+"""Attributes with several floats that are settings of an operator."""
 
 _TEXT = 64
-"""Bytes up to which a text is a setting, such as the equation of Einsum."""
+"""Length in bytes up to which a string is a setting, such as the equation of Einsum."""
 
 
 def _may_hold_weights(attribute: onnx.AttributeProto) -> bool:
-    """Return True for more than one float that is no setting, and for many integers or texts."""
+    """Return True for several floats that are not settings, and for many integers or strings."""
     most = _INTEGERS if attribute.name in _SETTINGS else 1
     texts = attribute.strings
     return (
@@ -370,8 +373,8 @@ def _may_hold_weights(attribute: onnx.AttributeProto) -> bool:
     )
 
 
-def _with_expected_again(failure: ReducedFailure) -> ReducedFailure:
-    """The same with what the graph should compute now, and how far rounding may be off."""
+def _with_new_expected_values(failure: ReducedFailure) -> ReducedFailure:
+    """Compute the expected values and tolerances again."""
     try:
         if failure.kind == "optimizer":
             expected = run(failure.model, failure.inputs, failure.setup.plain)
@@ -379,7 +382,7 @@ def _with_expected_again(failure: ReducedFailure) -> ReducedFailure:
             names = list(failure.expected)
             arrays = ReferenceEvaluator(failure.model).run(names, dict(failure.inputs))
             expected = {n: np.asarray(a) for n, a in zip(names, arrays, strict=True)}
-    except Exception as error:  # of ONNX Runtime and onnx, without a common base
+    except Exception as error:  # errors of ONNX Runtime and onnx have no common base
         raise NotReproduced(
             f"the graph can't be computed with random weights: {describe_failure(error)}. Nothing "
             "was written."
@@ -395,7 +398,7 @@ def _with_expected_again(failure: ReducedFailure) -> ReducedFailure:
 
 
 def _bounds(failure: ReducedFailure, name: str) -> tuple[float, float]:
-    """The bounds that gave the tolerance of the original values."""
+    """Return the bounds from which the tolerance of the original values was derived."""
     array, tolerance = failure.expected[name], failure.tolerances[name]
     unit = tolerance_of(deviation_of(array, array, None, None), (1.0, 1.0))
     if not (unit.rms > 0.0 and unit.largest > 0.0):
@@ -411,7 +414,7 @@ def _npz(arrays: Mapping[str, OutputArray]) -> bytes:
 
 
 def _new_python(folder: Path) -> str:
-    """Make a virtual environment with the packages of `environment.txt`; returns its Python.
+    """Create a virtual environment with the packages of `environment.txt`; return its Python.
 
     Raises EvidenceError.
     """
@@ -438,7 +441,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def _proven(python: str, folder: Path) -> str:
-    """Return what the script prints. Raises NotReproduced where it does not show the failure."""
+    """Return the output of the script. Raises NotReproduced if it does not show the failure."""
     try:
         done = _isolated(python, "reproduce.py", folder)
     except subprocess.TimeoutExpired as error:

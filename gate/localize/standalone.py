@@ -1,4 +1,4 @@
-"""Write a piece of a file as a model that stands alone; search for the fewest nodes."""
+"""Write a piece of a file as a standalone model, and search for the fewest nodes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from gate.onnx_file.reading import (
 from gate.storage.arrays import OutputArray
 
 Differs = Callable[[tuple[int, ...]], bool]
-"""Return True if the graph of the nodes at these places alone shows the difference."""
+"""Returns whether the graph of the nodes at these indices shows the difference."""
 
 TRIALS = 400
-"""Graphs that are tried, at most."""
+"""Largest number of graphs that are tried."""
 
 
 def fewest_nodes(
     places: Sequence[int], differs: Differs, *, trials: int = TRIALS
 ) -> tuple[int, ...]:
-    """Return places of which none can be left out, in their order; `differs` holds for `places`.
+    """Return a minimal selection of `places` for which `differs` is True, in order.
 
-    Delta debugging (Zeller and Hildebrandt, 2002): first parts of the graph, then what remains
-    without a part, by ever smaller parts. After `trials` graphs the smallest one so far is
-    returned.
+    Delta debugging (Zeller and Hildebrandt, 2002): tries parts of the graph, then the graph without
+    a part, with ever smaller parts. After `trials` graphs, returns the smallest selection so far.
     """
     tried: dict[tuple[int, ...], bool] = {}
 
@@ -69,8 +68,10 @@ def _complements(chunks: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]
 
 
 def latest(count: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number below `count` for which `holds` is True, by bisection from 0, where
-    it is; later ones are expected to fail once one does."""
+    """Return the largest number below `count` for which `holds` is True, by bisection.
+
+    It is True for 0. After the first False, larger numbers are expected to be False.
+    """
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -79,21 +80,21 @@ def latest(count: int, holds: Callable[[int], bool]) -> int:
 
 
 def node_count(model: onnx.ModelProto) -> int:
-    """Count the nodes that compute, subgraphs included."""
+    """Return the number of nodes that compute, including those of subgraphs."""
     return sum(node.op_type != "Constant" for node in nodes_within(model.graph.node))
 
 
 @dataclass(frozen=True)
 class Standalone:
-    """A piece of a file, as a complete model."""
+    """A piece of a file as a complete model."""
 
     model: onnx.ModelProto
     inputs: Mapping[str, OutputArray]
-    """By name: x0, x1, …"""
+    """Arrays by name: x0, x1, …"""
     sources: Mapping[str, str]
-    """Names that the inputs have in the file."""
+    """The inputs' names in the file."""
     outputs: Mapping[str, str]
-    """Names of the outputs (y0, y1, …) by the names that they have in the file."""
+    """Output names (y0, y1, …) by their names in the file."""
 
     @classmethod
     def from_piece(
@@ -102,11 +103,12 @@ class Standalone:
         fed: Mapping[str, OutputArray],
         computed: Mapping[str, OutputArray] | None = None,
     ) -> Standalone:
-        """Return the piece with its weights inside.
+        """Return the piece as a model that contains its weights.
 
-        `fed`: arrays by the names of the piece's inputs; `computed`: outputs that it computes,
-        which give their dtypes and shapes. Texts and metadata are left out, because exporters write
-        paths and source code into them.
+        fed: arrays by the names of the piece's inputs. computed: outputs, from which dtypes and
+        shapes are taken.
+
+        Texts and metadata are removed, because exporters write paths and source code into them.
         """
         model = onnx.ModelProto()
         model.CopyFrom(piece.model)
@@ -157,7 +159,7 @@ def _inline(graph: onnx.GraphProto, weights: Mapping[str, OutputArray]) -> None:
 
 
 def _constants_to_initializers(graph: onnx.GraphProto) -> None:
-    """Move the constants of the graph to its initializers; those of subgraphs become tensors."""
+    """Move the graph's constants to its initializers; those of subgraphs become tensors."""
     for node in nodes_within(graph.node):
         tensor = constant_tensor(node)
         if tensor is not None and node.attribute[0].name != "value":
@@ -193,7 +195,7 @@ def _drop_texts(model: onnx.ModelProto) -> None:
 
 
 def _keep_used_functions(model: onnx.ModelProto) -> None:
-    """Leave out functions that no node calls: they are of other layers, and hold their weights."""
+    """Remove functions that no node calls, because they contain weights of other layers."""
     used, ahead = set[tuple[str, str]](), list(model.graph.node)
     while ahead:
         for node in nodes_within([ahead.pop()]):
@@ -247,8 +249,8 @@ def _rename(nodes: Iterable[onnx.NodeProto], new: Mapping[str, str]) -> None:
 
 
 def without_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without names of nodes, and with numbers as those of tensors; its inputs and
-    outputs keep theirs."""
+    """Return the model without node names and with numbered tensors; inputs and outputs keep
+    names."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     kept = {value.name for value in (*made.graph.input, *made.graph.output)}
@@ -274,8 +276,10 @@ def without_names(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def random_like(array: OutputArray, seed: int) -> OutputArray:
-    """Return random numbers of the shape, dtype and range of `array`; floats also of the mean and
-    deviation of its finite values."""
+    """Return random numbers with the shape, dtype and range of `array`.
+
+    Floats also have the mean and deviation of its finite values.
+    """
     random = np.random.default_rng(seed)
     if not array.size:
         return array
@@ -286,7 +290,7 @@ def random_like(array: OutputArray, seed: int) -> OutputArray:
             finite = np.zeros(1)
         least, most = finite.min(), finite.max()
         drawn = random.normal(finite.mean(), finite.std(), array.shape)
-        # Not clipped: the least and the largest are values of the original.
+        # Not clipped, because the minimum and maximum are values of the original.
         inside = random.uniform(least, most, array.shape)
         made: OutputArray = np.where((drawn < least) | (drawn > most), inside, drawn)
         return made.astype(array.dtype)

@@ -1,4 +1,4 @@
-"""Match file tensors to model values; cut, rerun, repeat."""
+"""Match tensors of the file with values of the model: match, cut the file, rerun, repeat."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gate.storage.arrays import OutputArray
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor of the file, as one run computed it."""
+    """A tensor of the file as computed by one run."""
 
     name: str
     place: int
-    """Of its node."""
+    """Index of its node."""
     op: str
     scope: ModuleScope | None
     shape: tuple[int, ...]
@@ -39,42 +39,42 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Matching:
-    """Tensors by the numbers of values, in the order of the values."""
+    """Tensors by value index, in the order of the values."""
 
     tensors: Mapping[int, Tensor] = field(default_factory=dict)
     equal: frozenset[int] = frozenset()
-    """The values that their tensor equals."""
+    """Values that are equal to their tensor."""
 
     @property
     def names(self) -> dict[int, str]:
-        """Names of the tensors."""
+        """Names of the tensors by value index."""
         return {number: tensor.name for number, tensor in self.tensors.items()}
 
     @property
     def off(self) -> frozenset[int]:
-        """The values that their tensor differs from."""
+        """Values that differ from their tensor."""
         return frozenset(self.tensors) - self.equal
 
     def sure(self) -> Matching:
-        """Only what equals its value."""
+        """Return only the equal pairs."""
         kept = {n: tensor for n, tensor in self.tensors.items() if n in self.equal}
         return Matching(kept, self.equal)
 
 
 @dataclass(frozen=True)
 class ValueLayout:
-    """Which tensor of the file is which value of the model."""
+    """The assignment of the file's tensors to the model's values."""
 
     matching: Matching = field(default_factory=Matching)
     missing: Mapping[int, str] = field(default_factory=dict)
-    """Values that no node computes, to the tensor that is read in their place."""
+    """Values that no node computes, with the tensor that is read in their place."""
 
     absent: frozenset[int] = frozenset()
-    """Values that the file does not have, and nothing in it reads."""
+    """Values that the file lacks and that nothing in it reads."""
 
     @property
     def names(self) -> dict[int, str]:
-        """Names of tensors by the numbers of values, in the order of the values."""
+        """Names of tensors by value index, in the order of the values."""
         return dict(sorted({**self.missing, **self.matching.names}.items()))
 
     @property
@@ -93,23 +93,26 @@ class ValueLayout:
         return ValueLayout(Matching(kept, self.matching.equal), self.missing, self.absent | numbers)
 
     @property
-    def put_in(self) -> dict[str, int]:
-        """Which value goes in at each cut: the last one that the tensor stands for."""
+    def value_at_cut(self) -> dict[str, int]:
+        """For each cut, the last value that the tensor represents; its reference is used there."""
         return {name: number for number, name in self.names.items()}
 
     def references(
         self, cuts: Iterable[str], values: Mapping[int, OutputArray]
     ) -> dict[str, OutputArray]:
-        """Return the arrays to feed at these cuts, in the file's dtypes."""
-        numbers, dtypes = self.put_in, self.cuts
+        """Return the input arrays for these cuts, in the file's dtypes."""
+        numbers, dtypes = self.value_at_cut, self.cuts
         return {cut: values[numbers[cut]].astype(dtypes[cut], copy=False) for cut in cuts}
 
 
 def returned_values(
     outputs: Sequence[str], survey: ValueSurvey, names: Mapping[int, str]
 ) -> dict[str, int]:
-    """Return which value each output of the file should be: in the order of what the model
-    returns; where the file has another number of outputs, the one whose tensor it is."""
+    """Return the value of each output of the file.
+
+    They are in the order of the model's outputs. If the number differs, the value is that of the
+    output's tensor.
+    """
     if len(outputs) == len(survey.outputs):
         return dict(zip(outputs, survey.outputs, strict=True))
     by_tensor = {}
@@ -120,16 +123,16 @@ def returned_values(
 
 
 class UnmatchedTensors:
-    """The tensors that no value has taken yet, and by which value the others are."""
+    """The tensors that are not yet assigned to a value, and the assigned ones by value."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.taken: dict[int, Tensor] = {}
         self.names: set[str] = set()
-        """Of the tensors that are taken."""
+        """Names of the assigned tensors."""
         self._by_name = {tensor.name: tensor for tensor in tensors}
 
     def like(self, value: ComputedValue, *, any_size: bool = False) -> list[Tensor]:
-        """Return the tensors of the dtype kind and shape of the value; `any_size`: of its rank."""
+        """Return the tensors with the value's dtype kind and shape; `any_size`: with its rank."""
         kind, axes = value.sketch.dtype.kind, len(value.shape)
         return [
             tensor
@@ -139,28 +142,27 @@ class UnmatchedTensors:
         ]
 
     def named(self, name: str) -> Tensor | None:
-        """The tensor of this name, if it is free."""
+        """Return the unassigned tensor of this name, or None."""
         return self._by_name.get(name)
 
     def take(self, number: int, tensor: Tensor | None) -> None:
-        """Give the tensor to the value."""
+        """Assign the tensor to the value."""
         if tensor is not None:
             self.taken[number] = tensor
             self.names.add(tensor.name)
             self._by_name.pop(tensor.name, None)
 
     def neighbors(self, value: ComputedValue) -> tuple[int, float]:
-        """Places of the tensors of the values before and behind."""
+        """Return the node indices of the tensors of the previous and next assigned values."""
         before = [t.place for number, t in self.taken.items() if number < value.number]
         behind = [t.place for number, t in self.taken.items() if number > value.number]
         return max(before, default=-1), min(behind, default=math.inf)
 
 
 def difference(value: OutputArray, tensor: OutputArray) -> float:
-    """rms(tensor - value) / rms(value) over the elements that are finite in both.
+    """Return rms(tensor - value) / rms(value) over the elements that are finite in both.
 
-    0 where all of these are equal, also if there are none; infinite where other elements are finite
-    in one than in the other, or are other infinities.
+    0 if all of these are equal or there are none; infinite if the other elements differ.
     """
     r, c = value.astype(np.float64), tensor.astype(np.float64)
     finite = np.isfinite(r) & np.isfinite(c)
@@ -174,49 +176,49 @@ def difference(value: OutputArray, tensor: OutputArray) -> float:
 
 
 def is_equal(value: OutputArray, array: OutputArray) -> bool:
-    """Return True if they are equal up to rounding and small faults."""
+    """Return True if the arrays are equal up to rounding and small faults."""
     return value.shape == array.shape and difference(value, array) <= _EQUAL
 
 
-# All but the unit roundoff were set by hand on the half `tune` of the corpora
-# (benchmarks/world): no measurement of a single one is written down.
+# All constants but the unit roundoff were chosen by hand on the half `tune` of the corpora
+# (benchmarks/world); no single one has a recorded measurement.
 _EQUAL = 1e-3
-"""Relative difference (rms) up to which a tensor can be a value, rounding and small faults
-included."""
+"""Largest relative RMS difference at which tensor and value count as equal, including rounding and
+small faults."""
 
 _ROUNDING = 2.0**-24
-"""Relative difference (rms) of one rounding to float32."""
+"""Relative RMS difference caused by one rounding to float32."""
 
 _AS_NEAR = 16.0
-"""Of two tensors the nearer one is the value only if it is nearer by this factor: blocks that
-hardly change their input return nearly what they got."""
+"""Factor by which the nearer of two tensors must be nearer: blocks that hardly change their input
+return nearly the same values."""
 
 _STEPS = 12
-"""Nodes that compute one module, at most."""
+"""Largest number of nodes that compute one module."""
 
 _READS = 3.0
-"""What it is worth that a tensor is computed from what the module got."""
+"""Score if a tensor is computed from the module's inputs."""
 
 _LEAVES = 4.0
-"""What it is worth that nodes of other modules read a tensor that is named after the module: more
-than nearness, because before its last node a module is mostly near what it returns."""
+"""Score if nodes of other modules read a tensor named after the module. It outweighs similarity,
+because tensors before the module's last node are mostly similar to its output."""
 
 _CODE_LEAVES = 1.0
-"""The same for code between modules, which leaves at many places."""
+"""The same for code between modules, whose results are read in many places."""
 
 _SHAPE = 4.0
-"""Penalty of a tensor of another shape: only a fault makes it the value."""
+"""Penalty if the tensor has another shape, which only a fault explains."""
 
 _NEAR = 0.5
-"""Relative difference from which nearness does not count."""
+"""Relative difference from which similarity is not scored."""
 
 
 class ValueMatcher:
-    """Pairs the values of one survey with the tensors of one file.
+    """Pairs the values of a survey with the tensors of a file.
 
-    Values decide where they agree: of all tensors of its shape a value is the one that it equals,
-    up to rounding. Behind a fault they don't; there names, operators and the order decide, until
-    the cut run gives every layer right inputs and values can decide again.
+    Equality has priority: a value is assigned the tensor of its shape that equals it up to
+    rounding. After a fault, values differ; then names, operators and order decide, until the rerun
+    of the cut file gives every layer correct inputs and values decide again.
     """
 
     def __init__(
@@ -228,11 +230,11 @@ class ValueMatcher:
         inputs: Sequence[str],
         constants: Callable[[], Container[int]] = frozenset,
     ) -> None:
-        """`inputs`: names of the file's inputs in the order of the model's arguments.
-        `constants`: finds the values that are the same for all samples, where that is asked."""
+        """inputs: names of the file's inputs in the order of the model's arguments.
+        constants: returns the values that are equal for all samples; called only if needed."""
         self._values = survey.values
         self.constants = cache(constants)
-        """As given, asked once."""
+        """Cached `constants`."""
         whole = len(survey.outputs) == len(graph.outputs)
         self._returned = dict(zip(survey.outputs, graph.outputs, strict=True)) if whole else {}
         self._given = dict(zip(survey.inputs, inputs, strict=False))
@@ -248,7 +250,7 @@ class ValueMatcher:
 
     @property
     def folded(self) -> Mapping[int, int]:
-        """Return the values of layers, mapped to those of the BatchNorm folded into them."""
+        """Values of layers, with the values of the BatchNorm folded into them."""
         return self._clues.folded
 
     def name(self, value: ComputedValue, tensor: Tensor) -> float:
@@ -278,8 +280,11 @@ class ValueMatcher:
         *,
         without: Container[int] = (),
     ) -> Matching:
-        """`before`: an earlier matching, which stays where nothing equals the value. `without`:
-        values that no tensor has, unless one equals them."""
+        """Assign tensors to values.
+
+        before: an earlier matching, which is kept unless a tensor equals the value. without: values
+        that get no tensor unless one equals them.
+        """
         free = UnmatchedTensors(tensors)
         for number, name in self._given.items():
             value = self._values[number]
@@ -294,36 +299,40 @@ class ValueMatcher:
         for value in self._values:
             number = value.number
             if number not in free.taken and number not in without and number not in self.folded:
-                free.take(number, self._likely(value, free))
+                free.take(number, self._most_likely(value, free))
         return Matching(dict(sorted(free.taken.items())), equal)
 
     def before(self, value: ComputedValue, paired: Container[int]) -> list[int] | None:
-        """The values that it was computed from, as far as others only hand them on or were
-        folded into it; None if one of them is not known."""
+        """Return the values from which a value was computed, through values without a node.
+
+        None if one of them is unknown.
+        """
         found = []
         for got in value.inputs:
             number: int | None = got
             while number is not None and number not in paired:
-                number = self._handed_on(self._values[number])
+                number = self._unchanged_source(self._values[number])
             if number is None:
                 return None
             found.append(number)
         return found
 
-    def _handed_on(self, value: ComputedValue) -> int | None:
-        """The value that this one only repeats, or is computed from before it is folded."""
+    def _unchanged_source(self, value: ComputedValue) -> int | None:
+        """Return the value that this one repeats, or from which it is computed before it is
+        folded."""
         return value.inputs[0] if value.number in self.folded else value.repeats
 
     def _equal(
         self, value: ComputedValue, free: UnmatchedTensors, before: str | None
     ) -> Tensor | None:
-        """The free tensor that equals the value; of several the one that names speak for.
+        """Return the unassigned tensor that equals the value; if there are several, the one whose
+        name fits.
 
-        `before`: the tensor of an earlier matching. The file is cut there, so that what only hands
-        it on is the value without a fault; as long as both are equal and the name of the earlier
-        one is the module's, that is no reason to prefer the other.
+        before: the tensor of an earlier matching. The file is cut there, so a tensor that passes it
+        on unchanged equals the value too. If both are equal and the earlier name is the module's,
+        the earlier one is kept.
         """
-        earliest = self._behind(value, free)
+        earliest = self._last_input_node(value, free)
         distances = [
             (difference(value.sketch, tensor.sketch), tensor)
             for tensor in free.like(value)
@@ -338,40 +347,45 @@ class ValueMatcher:
             if distance <= _AS_NEAR * nearest
             or (tensor.name == before and distance <= _EQUAL and self._is_named(value, tensor))
         ]
-        near = [tensor for tensor in near if not self._belongs_behind(value, tensor)]
+        near = [tensor for tensor in near if not self._may_be_folded_norm(value, tensor)]
         if not near:
             return None
         best = max(near, key=lambda tensor: self._preference(value, tensor))
-        return None if self._is_anothers(best, value, free) else best
+        return None if self._belongs_to_other(best, value, free) else best
 
     def _preference(self, value: ComputedValue, tensor: Tensor) -> tuple[float, int]:
-        """Return the sort key by which one of several equal tensors is chosen.
+        """Return the sort key for choosing among equal tensors.
 
-        The tensor whose name fits best wins. Among those, the last one of a module wins, because a
-        bias near zero hardly changes the value that it is added to; otherwise the first.
+        The best name comes first. Then the last tensor of a module, because a bias near zero hardly
+        changes the value that it is added to; otherwise the first tensor.
         """
         last = self._is_named(value, tensor)
         return self.name(value, tensor), tensor.place if last else -tensor.place
 
     def _is_named(self, value: ComputedValue, tensor: Tensor) -> bool:
-        """Return True if a module returned the value, and the tensor is named after it."""
+        """Return True if a module returned the value and the tensor is named after it."""
         return not value.functional and self.name(value, tensor) >= EXACT
 
-    def _behind(self, value: ComputedValue, free: UnmatchedTensors) -> int:
-        """Place of the last node that computes what the value was computed from."""
+    def _last_input_node(self, value: ComputedValue, free: UnmatchedTensors) -> int:
+        """Return the index of the last node that computes an input of the value."""
         earliest = -1
         for got in value.inputs:
             number: int | None = got
             while number is not None and number not in free.taken:
-                number = self._handed_on(self._values[number])
+                number = self._unchanged_source(self._values[number])
             if number is not None:
                 earliest = max(earliest, free.taken[number].place)
         return earliest
 
-    def _is_anothers(self, tensor: Tensor, value: ComputedValue, free: UnmatchedTensors) -> bool:
-        """Return True if it equals another free value too, and by name is that one: behind a fault,
-        what a layer gives that hardly changes its input is what the layer before should have
-        given."""
+    def _belongs_to_other(
+        self, tensor: Tensor, value: ComputedValue, free: UnmatchedTensors
+    ) -> bool:
+        """Return True if the tensor also equals another unassigned value and is named after that
+        one.
+
+        After a fault, the output of a layer that hardly changes its input equals what the previous
+        layer should have returned.
+        """
         clues, place, scope = self._clues, tensor.place, tensor.scope
         return clues.name(value, place, scope) < EXACT and any(
             clues.name(other, place, scope) >= EXACT
@@ -383,17 +397,19 @@ class ValueMatcher:
             and not other.functional
         )
 
-    def _belongs_behind(self, value: ComputedValue, tensor: Tensor) -> bool:
-        """Return True if the tensor may as well be the BatchNorm that is folded into the value's
-        weights: one that was hardly trained changes next to nothing."""
+    def _may_be_folded_norm(self, value: ComputedValue, tensor: Tensor) -> bool:
+        """Return True if the tensor may be that of the BatchNorm folded into the value's weights.
+
+        A hardly trained BatchNorm changes almost nothing.
+        """
         after = self.folded.get(value.number)
         if after is None:
             return False
         folded = difference(self._values[after].sketch, tensor.sketch)
         return folded <= _AS_NEAR * difference(value.sketch, tensor.sketch)
 
-    def _likely(self, value: ComputedValue, free: UnmatchedTensors) -> Tensor | None:
-        """Return the free tensor with the highest score, if one is above 0."""
+    def _most_likely(self, value: ComputedValue, free: UnmatchedTensors) -> Tensor | None:
+        """Return the unassigned tensor with the highest score, if one is above 0."""
         best, most = None, 0.0
         after, until = free.neighbors(value)
         predecessors = self.before(value, free.taken)
@@ -403,8 +419,8 @@ class ValueMatcher:
         for tensor in free.like(value, any_size=resized):
             name = self._clues.name(value, tensor.place, tensor.scope)
             if (value.repeats is not None or constant) and name < EXACT:
-                continue  # what only hands on a value, or is a constant, mostly has no node
-            own_code = value.functional and name >= EXACT  # of which every operator may be
+                continue  # unchanged values and constants mostly have no node
+            own_code = value.functional and name >= EXACT  # whose operator may be any
             score = name + (0.0 if own_code else self._clues.kind(value, tensor.op))
             if tensor.shape != value.shape:
                 score -= _SHAPE
@@ -419,14 +435,13 @@ class ValueMatcher:
             score += 0.5 if after < tensor.place < until else -1.0
             leaves = name >= EXACT and self._leaves(tensor)
             score += (_CODE_LEAVES if value.functional else _LEAVES) if leaves else 0.0
-            # Of the nodes of one module the last one gives its output.
+            # The last node of a module computes its output.
             if score > most or (score == most and name >= EXACT):
                 best, most = tensor, score
         return best
 
     def _has_several_outputs(self, value: ComputedValue) -> bool:
-        """Return True if the module returned several tensors: one of them may not be in the
-        file."""
+        """Return True if the module returned several tensors; the file may lack one of them."""
         return any(
             (other.path, other.call) == (value.path, value.call) and not other.functional
             for other in self._values
@@ -434,40 +449,40 @@ class ValueMatcher:
         )
 
     def _leaves(self, tensor: Tensor) -> bool:
-        """Return True if nodes of other modules read it, or it is an output of the file."""
+        """Return True if nodes of other modules read the tensor, or it is an output of the file."""
         readers = self._graph.readers.get(tensor.name, ())
         elsewhere = any(self._scopes[place] != tensor.scope for place in readers)
         return elsewhere or tensor.name in self._graph.outputs
 
 
 _ROUNDS = 12
-"""Runs of the first batch, at most. Without a gross fault there are two."""
+"""Largest number of runs of the first batch; two without a gross fault."""
 
 _FAULTS = 5
 """Largest number of faults that are identified by trying pairs of values and tensors."""
 
 _NEXT = 12
-"""Values that are tried behind the last one that equals its tensor."""
+"""Number of values that are tried after the last one that equals its tensor."""
 
 _TRIALS = 24
-"""Pairs that are tried for one fault, at most."""
+"""Largest number of pairs that are tried for one fault."""
 
 _LESS_WRONG = 0.9
-"""Share of its difference that a wrong value keeps at most where an earlier fault is made right."""
+"""Largest share of its difference that a wrong value keeps if an earlier fault is repaired."""
 
 _DOUBLE = 8
-"""Pairs of which two together are tried, at most."""
+"""Largest number of pairs of which two are tried together."""
 
 _INNER = 4
-"""Bytes of the file's tensors for each byte of the model's values, by experience: at most."""
+"""Bytes of the file's tensors per byte of the model's values: the largest ratio observed."""
 
 
 class IterativeMatcher:
     """Matches on the first batch, on the CPU with optimizations off.
 
-    A fault spoils all values behind it. Cut there, they are right again and can be told by. From
-    front to back, each value that still differs from its tensor is tried without one: where a node
-    is missing, its readers read the tensor before.
+    A fault changes all values after it. If the file is cut there, they are correct again and can be
+    identified. From front to back, each value that still differs from its tensor is tried without a
+    tensor: if a node is missing, its readers read the previous tensor.
     """
 
     def __init__(
@@ -478,8 +493,10 @@ class IterativeMatcher:
         self._matcher = matcher
 
     def find(self, start: ValueLayout | None = None) -> ValueLayout:
-        """The layout. `start`: what is known already, which stays where nothing equals a value.
-        Raises EvidenceError, and what ONNX Runtime raises."""
+        """Return the layout. Raises EvidenceError and errors of ONNX Runtime.
+
+        start: an earlier layout, which is kept unless a tensor equals the value.
+        """
         layout = self._matched(start or ValueLayout())
         tried = set(start.matching.tensors) if start else set()
         for _ in range(_ROUNDS):
@@ -500,9 +517,11 @@ class IterativeMatcher:
         return self._fewer_faults(layout) if self._is_doubtful(layout) else layout
 
     def _is_doubtful(self, layout: ValueLayout) -> bool:
-        """Return True if values differ from their tensors while modules before them have none:
-        where the file fuses modules, one fault can lead all values behind it to wrong tensors, or
-        to none. In a quantized file no value equals its tensor, which says nothing."""
+        """Return True if values differ from their tensors while earlier modules have none.
+
+        If the file fuses modules, one fault may assign all later values to wrong tensors or none.
+        In a quantized file no value equals its tensor, which proves nothing.
+        """
         if self._bench.policy.precision == "quantized":
             return False
         reached = layout.matching.tensors.keys() - self._before_faults(layout.matching).equal
@@ -516,8 +535,8 @@ class IterativeMatcher:
     def _fewer_faults(self, layout: ValueLayout) -> ValueLayout:
         """Return the layout in which the most values equal their tensors.
 
-        From what equals its value in the whole file, front to back: each of the next tensors is
-        tried as each of the next values. The right pair makes equal what is computed from it.
+        Starting at values that are equal in the whole file, each of the next tensors is tried for
+        each of the next values. With the correct pair, values computed from it become equal.
         """
         settled = ValueLayout(self._before_faults(self._matched(ValueLayout()).matching))
         for _ in range(_FAULTS):
@@ -525,7 +544,7 @@ class IterativeMatcher:
             if found is None:
                 break
             settled = self._without_reached(found, settled)
-        # More values that equal their tensors, then fewer others.
+        # Prefer more equal values, then fewer others.
         return max(
             layout,
             self._matched(settled),
@@ -533,9 +552,11 @@ class IterativeMatcher:
         )
 
     def _without_reached(self, found: ValueLayout, settled: ValueLayout) -> ValueLayout:
-        """The layout without the values that the next fault reaches, although they nearly equal
-        their tensors. If no value differs that did not in `settled`, the first of them is the fault
-        that was found."""
+        """Return the layout without nearly equal values that the next fault changes.
+
+        If no value differs that did not in `settled`, the first of them is the fault that was
+        found.
+        """
         matching, earlier = found.matching, settled.matching.tensors.keys()
         reached = matching.equal - self._before_faults(matching).equal - earlier
         first = min(reached, default=-1) if matching.off <= earlier else -1
@@ -544,8 +565,10 @@ class IterativeMatcher:
         return _only(Matching(kept, matching.equal - lost))
 
     def _before_faults(self, matching: Matching) -> Matching:
-        """Return the values that equal their tensors, without those that a small fault reaches:
-        they differ by much more than all values before them."""
+        """Return the equal values, without those that a small fault changes.
+
+        These differ by much more than all earlier values.
+        """
         kept: dict[int, Tensor] = {}
         largest = _ROUNDING
         for number, tensor in matching.sure().tensors.items():
@@ -556,10 +579,11 @@ class IterativeMatcher:
         return Matching(kept, frozenset(kept))
 
     def _next_settled(self, settled: ValueLayout) -> ValueLayout | None:
-        """The layout with the pair that makes the earliest value equal; None if no pair does.
+        """Return the layout with the pair that makes the earliest value equal; None if no pair
+        does.
 
-        Two faults in a row leave nothing equal between them: where the names of earlier pairs fit,
-        two of them are tried in the place of a later one.
+        Two consecutive faults leave no equal value in between: if the names of earlier pairs fit,
+        two of them are tried in place of a later one.
         """
         equal = settled.matching.equal
 
@@ -584,7 +608,7 @@ class IterativeMatcher:
     def _with_earlier(
         self, found: ValueLayout, settled: ValueLayout, pair: tuple[ComputedValue, Tensor]
     ) -> ValueLayout:
-        """The layout with an earlier pair if that makes the one found less wrong: then both are."""
+        """Return the layout with an earlier pair if it reduces the difference of the one found."""
         number = max(found.matching.off - settled.matching.off, default=-1)
         taken = {tensor.name for tensor in found.matching.tensors.values()}
         earlier = pair[0].number < number and pair[0].number not in found.matching.tensors
@@ -595,7 +619,7 @@ class IterativeMatcher:
         return both if less and both.matching.equal >= found.matching.equal else found
 
     def _is_less_wrong(self, trial: ValueLayout, layout: ValueLayout, *, behind: int) -> bool:
-        """Return True if the first value behind that differs from its tensor differs by less."""
+        """Return True if the first later value that differs from its tensor differs by less."""
         off = trial.matching.off & layout.matching.off
         number = min((n for n in off if n > behind), default=None)
         if number is None:
@@ -610,8 +634,11 @@ class IterativeMatcher:
         return after < _LESS_WRONG * before
 
     def _settled(self, layout: ValueLayout, pair: tuple[ComputedValue, Tensor]) -> ValueLayout:
-        """The layout with the tensor for the value and all that equals its value then; no tensor
-        for any other value before."""
+        """Return the layout with the tensor for the value, and all tensors that then equal their
+        values.
+
+        Other earlier values have no tensor.
+        """
         tensors = {**layout.matching.tensors, pair[0].number: pair[1]}
         matching = self._matched(ValueLayout(Matching(tensors, layout.matching.equal))).matching
         kept = {
@@ -622,8 +649,8 @@ class IterativeMatcher:
         return _only(Matching(kept, matching.equal))
 
     def _next_pairs(self, settled: Matching, last: int) -> list[tuple[ComputedValue, Tensor]]:
-        """Values behind `last` and tensors behind its own, of one shape: first those for which
-        their names speak, and the nearest ones."""
+        """Return pairs of values after `last` and later tensors of equal shape, best names
+        first."""
         taken = {tensor.name for tensor in settled.tensors.values()}
         values = [
             value
@@ -648,7 +675,7 @@ class IterativeMatcher:
         return [pair[1:] for pair in pairs]
 
     def _tried(self, layout: ValueLayout, value: ComputedValue) -> ValueLayout:
-        """The layout without a tensor for the value, if that is the better one."""
+        """Return the layout without a tensor for the value if that is better."""
         stand_in = self._substitute_tensor(layout, value)
         if stand_in is None:
             trial = self._matched(layout.without({value.number}))
@@ -656,8 +683,8 @@ class IterativeMatcher:
         if self._has_node(layout, value, stand_in):
             return layout
         trial = self._matched(_without(layout, value, stand_in))
-        # The first value on which they disagree decides: further behind, what is still off in one
-        # of them had right inputs in the other.
+        # The first value on which they disagree decides: values after it had correct inputs in one
+        # of the two layouts only.
         differing = trial.matching.equal ^ layout.matching.equal
         if not differing and self._is_less_wrong(trial, layout, behind=value.number):
             return trial
@@ -666,8 +693,7 @@ class IterativeMatcher:
     def _has_node(self, layout: ValueLayout, value: ComputedValue, stand_in: str) -> bool:
         """Return True if a node of the module's name and kind computes its tensor from `stand_in`.
 
-        Without it a layer that changes nothing when it is applied twice (ReLU, LayerNorm) would
-        look as if no node computed it.
+        Otherwise an idempotent layer (ReLU, LayerNorm) would appear to have no node.
         """
         tensor = layout.matching.tensors.get(value.number)
         return (
@@ -678,13 +704,15 @@ class IterativeMatcher:
         )
 
     def _matched(self, layout: ValueLayout) -> ValueLayout:
-        """Run the first batch with the file cut, and match again. Where the cut file can't run, a
-        tensor is no such value: those that were taken by name only are left out."""
+        """Run the first batch with the file cut, and match again.
+
+        If the cut file can't run, tensors that were assigned by name only are left out.
+        """
         try:
             tensors = self._run(layout)
         except GateError:
             raise
-        except Exception:  # of ONNX Runtime, without a common base
+        except Exception:  # ONNX Runtime's errors have no common base
             narrower = _narrower(layout, self._survey)
             if narrower is None:
                 raise
@@ -694,10 +722,10 @@ class IterativeMatcher:
         return ValueLayout(matching, layout.missing, layout.absent)
 
     def _run(self, layout: ValueLayout) -> list[Tensor]:
-        """Return the tensors of the first batch, each from the nearest cut before it."""
+        """Return the tensors of the first batch, each computed from the nearest cut before it."""
         bench, survey = self._bench, self._survey
         batch, names = bench.batches[0], bench.graph.tensors
-        values = bench.side.values(batch, survey, set(layout.put_in.values()))
+        values = bench.side.values(batch, survey, set(layout.value_at_cut.values()))
         size = _INNER * sum(value.nbytes for value in survey.values)
         tensors: list[Tensor] = []
         for part in bench.parts(names, size=size):
@@ -708,8 +736,11 @@ class IterativeMatcher:
         return tensors
 
     def _misplaced(self, layout: ValueLayout, better: ValueLayout) -> set[int]:
-        """Values whose tensor, since it is cut, spoils what equalled its value before: the file has
-        no such tensor, as where an exporter joins two reshapes or moves a factor."""
+        """Return values whose tensor, since it is cut, breaks values that were equal before.
+
+        The file has no such tensor, for example if an exporter merges two reshapes or moves a
+        factor.
+        """
         tensors, equal = layout.matching.tensors, layout.matching.equal
         unsure = {tensors[n].name: n for n in tensors if n not in equal}
         spoiled = [
@@ -723,7 +754,7 @@ class IterativeMatcher:
         return {unsure[name] for name in met if name in unsure}
 
     def _doubtful(self, layout: ValueLayout, tried: set[int]) -> ComputedValue | None:
-        """The first value of a module that may have no tensor, where something behind is off."""
+        """Return the first value of a module that may have no tensor, if a later value differs."""
         off = set(layout.matching.tensors) - layout.matching.equal
         for value in self._survey.values:
             if value.number > max(off, default=-1):
@@ -740,8 +771,10 @@ class IterativeMatcher:
         return None
 
     def _may_be_unused(self, layout: ValueLayout, value: ComputedValue) -> bool:
-        """Return True if it has a tensor, and another output of the same call has one too:
-        exporters leave out the outputs that nothing uses."""
+        """Return True if it and another output of the same call have tensors.
+
+        Exporters omit unused outputs.
+        """
         survey, matched = self._survey, layout.matching.tensors
         returned = {n for at in survey.outputs for n in (at, survey.values[at].repeats)}
         return value.number in matched.keys() - returned and any(
@@ -752,7 +785,7 @@ class IterativeMatcher:
         )
 
     def _substitute_tensor(self, layout: ValueLayout, value: ComputedValue) -> str | None:
-        """The tensor that readers of the value would read if no node computed it."""
+        """Return the tensor that readers of the value would read if no node computed it."""
         names = layout.names
         for number in self._matcher.before(value, names) or ():
             if self._survey.values[number].shape == value.shape:
@@ -761,13 +794,13 @@ class IterativeMatcher:
 
 
 def _only(matching: Matching) -> ValueLayout:
-    """The layout in which no other value up to the last that equals its tensor has one."""
+    """Return the layout in which, up to the last equal value, only equal values have a tensor."""
     absent = set(range(max(matching.equal, default=0))) - matching.tensors.keys()
     return ValueLayout(matching, absent=frozenset(absent))
 
 
 def _without(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueLayout:
-    """The tensor before in the place of this one; all that is not sure behind is open again."""
+    """Replace the tensor by the previous one; later pairs that are not certain are dropped."""
     missing, matching = {**layout.missing, value.number: stand_in}, layout.matching
     kept = {
         n: one for n, one in matching.tensors.items() if n < value.number or n in matching.equal
@@ -776,8 +809,10 @@ def _without(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueL
 
 
 def _narrower(layout: ValueLayout, survey: ValueSurvey) -> ValueLayout | None:
-    """The layout without the tensors of another shape, which may be those of the values behind, or
-    if there are none, without all that don't equal their values; None if there are none either."""
+    """Return the layout without tensors of another shape, which may belong to later values.
+
+    If there are none, without all pairs that are not equal; None if there are none either.
+    """
     matching = layout.matching
     unsure = [n for n in matching.tensors if n not in matching.equal]
     resized = [n for n in unsure if matching.tensors[n].shape != survey.values[n].shape]

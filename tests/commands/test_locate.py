@@ -55,7 +55,7 @@ class TestAnswer:
         before = Path("bad.onnx").read_bytes()
         code, _, err = _run(capsys, "bad.onnx", *REFERENCE, *INPUTS, "--save", "bad.onnx")
         assert code == 2
-        assert "belongs to the model that is looked at" in err
+        assert "is a file of the model itself" in err
         assert Path("bad.onnx").read_bytes() == before
 
     def test_people_see_the_table_and_what_it_means(self, capsys) -> None:

@@ -233,7 +233,7 @@ def test_a_model_that_takes_another_way_every_time_is_an_error(tmp_path):
     model = _Wanders().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
     with pytest.raises(
-        layer_deviations.ForwardPathChanged, match="Give samples that take the same branches"
+        layer_deviations.ForwardPathChanged, match="Pass samples that take the same branches"
     ):
         found(model, candidate, VECTORS)
 

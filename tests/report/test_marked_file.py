@@ -72,7 +72,7 @@ def test_never_over_the_model_itself(located, tmp_path):
     link = tmp_path / "link.onnx"
     link.hardlink_to(case.candidate.path)
     for path in (case.candidate.path, link):
-        with pytest.raises(StorageError, match="belongs to the model that is looked at"):
+        with pytest.raises(StorageError, match="is a file of the model itself"):
             write_marked_file(case, found, path)
     case.candidate.verify()
 
@@ -91,7 +91,7 @@ def test_weights_in_a_file_of_their_own_stay_where_they_are(located, tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(StorageError, match=r"in files beside it \(w.bin\).* Name a file in"):
         write_marked_file(large, found, tmp_path / "other" / "marked.onnx")
-    with pytest.raises(StorageError, match="belongs to the model"):
+    with pytest.raises(StorageError, match="is a file of the model"):
         write_marked_file(large, found, tmp_path / "w.bin")
 
 

@@ -217,8 +217,8 @@ class Scripted(OptimizerTrials):
         super().__init__(candidate, OPTIMISED, judge=Always())
         self._rule = rule
 
-    def _tried(self, level, off, log):
-        real = super()._tried(level, off, log)
+    def _run_trial(self, level, off, log):
+        real = super()._run_trial(level, off, log)
         return dataclasses.replace(real, agrees=self._rule(level, off))
 
 
