@@ -12,7 +12,7 @@ SERVICE_PORT ?= 8400
 # Each collects all tests, which takes 40 s: one more than there are cores, as tests wait for servers.
 WORKERS ?= 3
 
-.PHONY: help install constraints dist release packages browser repro ui stack screens docs lint fix test check exhaustive frozen
+.PHONY: help install constraints dist release packages browser repro ui stack screens docs lint fix test check exhaustive
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -92,9 +92,6 @@ test: $(READY) packages browser  ## Run the tests, except slow proofs and furthe
 exhaustive: $(READY) packages browser  ## Run every row of every proof, and more examples of properties: an hour or more
 	@GATE_EXHAUSTIVE=1 $(PYTEST) -m "proof and not alone" && $(ALONE) || { $(FAILED); }
 	@echo "All proofs passed, with every row. tests/exhaustive.py lists the rows that make check leaves out."
-
-frozen: $(READY)  ## Compare evidence and corpus with a commit, to the last bit (BASE=commit ALL=1)
-	@$(BIN)/python -m benchmarks.frozen $(BASE) $(if $(ALL),--all) $(if $(ONLY),--only $(ONLY))
 
 check: lint packages browser  ## What CI runs: lint, all tests, and branch coverage of the tests without slow proofs
 	@$(PYTEST) -m "not alone" --cov --cov-report= \

@@ -1,1 +1,0 @@
-"""Compares what two commits measure: `make frozen BASE=<commit>`."""
