@@ -1,180 +1,186 @@
-"""Measure everything that only a CUDA device can show, and propose the bounds on CUDA.
+"""Measure models and the corpus on a CUDA device, and propose the bounds on CUDA.
 
     .venv/bin/python -m benchmarks.cuda                 # on a machine with a device
-    .venv/bin/python -m benchmarks.cuda --dry-run       # the same way, the CPU in its place
+    .venv/bin/python -m benchmarks.cuda --dry-run       # on the CPU, to test the procedure
 
-What is measured is kept, so that a run that was broken off goes on. Exit code 0 only if all that
-was planned is measured and the tests passed; 1 if something failed or was left out; 2 without a
-device. docs/cuda.md has the rest.
+What is measured is kept, so that an interrupted run continues. Exit code 1: something failed or
+was left out; 2: no device. docs/cuda.md explains the results. The tests of the same device:
+`.venv/bin/python -m pytest -m gpu`.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import itertools
 import json
+import math
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from benchmarks.cuda.cell import Job
-from benchmarks.cuda.crew import Crew
-from benchmarks.cuda.device import Device
-from benchmarks.cuda.gpu_tests import run_gpu_tests
-from benchmarks.cuda.identity import ROOT, identity_of
-from benchmarks.cuda.judged import judged
-from benchmarks.cuda.markdown import markdown
-from benchmarks.cuda.plan import Phase, Plan
-from benchmarks.cuda.proposal import propose
-from benchmarks.cuda.store import Kept, Store
-from benchmarks.cuda.summary import Summary
-from gate.commands.progress import Bar, progress_bar
+from benchmarks.cuda.judged import Cell, Proposal, faults_passing, judge, propose
+from benchmarks.cuda.measuring import Measurements, plan
+from benchmarks.cuda.settings import Device
+from gate.commands.progress import progress_bar
 from gate.storage import files
 
-_TESTS_S = 300.0
+Table = list[dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, write, and return the exit code."""
-    asked = _parsed(arguments)
-    device = Device(dry=asked.dry_run)
-    reason = device.absent_reason()
-    if reason is not None:
-        print(
-            f"{reason} Nothing was measured. Run this on a machine with a CUDA device, or walk the "
-            "same way on the CPU: python -m benchmarks.cuda --dry-run",
-            file=sys.stderr,
-        )
+    """Measure, write `cuda.json` and `cuda.md`, and return the exit code."""
+    options = _parser().parse_args(arguments)
+    device = Device(dry=options.dry_run)
+    if (reason := device.absent_reason()) is not None:
+        print(f"{reason} Nothing was measured. To test the procedure on the CPU: "
+              "python -m benchmarks.cuda --dry-run", file=sys.stderr)  # fmt: skip
         return 2
-    plan = Plan.from_names(asked.only, quick=asked.quick)
-    if not plan.cells and not plan.tests:
-        print(f"no cell matches {asked.only}; names look like matrix/digits/tf32/ort-cuda",
-              file=sys.stderr)  # fmt: skip
+    jobs = plan(options.only, quick=options.quick)
+    if not jobs:
+        print(f"nothing matches {options.only}; names look like tf32/digits", file=sys.stderr)
         return 2
     device.prepare()
-    folder = asked.output or Path("build") / ("cuda-dry-run" if device.dry else "cuda")
-    summary = Run(device, plan, folder, limit_s=asked.limit_minutes * 60).run(asked.jobs)
-    files.write_text(folder / "cuda.json", json.dumps(summary.plain(), indent=1) + "\n")
-    files.write_text(folder / "cuda.md", markdown(summary))
-    for line in _last_words(summary, folder):
-        say(line, device)
-    return 0 if summary.complete else 1
-
-
-class Run:
-    """A plan, measured as far as time allows."""
-
-    def __init__(self, device: Device, plan: Plan, folder: Path, *, limit_s: float) -> None:
-        self._device, self._plan = device, plan
-        self._deadline = time.monotonic() + limit_s
-        self._store = Store(folder, identity_of(device), mark=device.mark)
-        self._done = len(self._store.done(plan.cells))
-
-    def run(self, jobs: int) -> Summary:
-        """Phase after phase, then the summary of all that is kept."""
-        tests = self._tests() if self._plan.tests else None
-        total = len(self._plan.cells)
-        with (
-            progress_bar(_titled("cuda", self._device), total=total) as shown,
-            Crew(
-                self._device,
-                self._store,
-                deadline=self._deadline,
-                each=functools.partial(self._each, shown),
-            ) as crew,
-        ):
-            shown(self._done, total)
-            for phase in self._plan.phases:
-                self._phase(phase, crew, jobs=jobs)
-        kept = {cell: one for cell in self._plan.cells if (one := self._store.get(cell))}
-        left_out = [cell for cell in self._plan.cells if cell not in kept]
-        cells = judged(kept, self._device)
-        proposal = propose(cells, self._device)
-        return Summary(self._device, self._store.identity, cells, left_out, tests, proposal)
-
-    def _tests(self) -> Kept:
-        """First of all: if these fail, the rest says little."""
-        kept = self._store.get()
-        if kept is None or kept.status == "failed":
-            kept = run_gpu_tests(ROOT, limit_s=min(_TESTS_S, self._left_s))
-            self._store.keep(kept)
-        say(f"tests marked gpu: {kept.status} {kept.reason} {dict(kept.tests or {})}", self._device)
-        return kept
-
-    def _phase(self, phase: Phase, crew: Crew, *, jobs: int) -> None:
-        done = self._store.done(phase.cells)
-        left = [piece for job in phase.jobs for piece in job.without(done)]
-        say(
-            f"{phase.title}: {len(done)} cells are kept, {len(phase.cells) - len(done)} to "
-            f"measure, {max(0.0, self._left_s / 60):.1f} minutes left",
-            self._device,
+    folder = options.output or Path("build") / ("cuda-dry-run" if device.dry else "cuda")
+    kept = Measurements(folder, device)
+    names = [name for job in jobs for name in job.names]
+    count = itertools.count(1)
+    with progress_bar("cuda", total=len(names)) as shown:
+        kept.measure(
+            jobs,
+            deadline=time.monotonic() + options.limit_minutes * 60,
+            workers=options.jobs,
+            done=lambda _: shown(next(count), len(names)),
         )
-        crew.run(left, workers=jobs if phase.together else 1)
-
-    def _each(self, shown: Bar, job: Job, subject: str) -> None:
-        kept = {cell: one for cell in job.cells(subject) if (one := self._store.get(cell))}
-        for found in judged(kept, self._device):
-            self._done += 1
-            noise = found.numbers().get("noise_ratio")
-            number = "" if noise is None else f" noise_ratio {noise:.3g}"
-            why = f" {found.why}" if found.why else ""
-            count = f"{self._done}/{len(self._plan.cells)}"
-            say(f"{count} {found.cell.name}: {found.kept.status}{number}{why}", self._device)
-        shown(self._done, len(self._plan.cells))
-
-    @property
-    def _left_s(self) -> float:
-        return self._deadline - time.monotonic()
-
-
-def say(line: str, device: Device) -> None:
-    """A line of the output: of a dry run it says so."""
-    print(f"[{device.mark}] {line}" if device.mark else line, flush=True)
-
-
-def _titled(title: str, device: Device) -> str:
-    return f"{title}, {device.mark}" if device.mark else title
-
-
-def _last_words(summary: Summary, folder: Path) -> list[str]:
-    measured = len(summary.cells) - len(summary.failed)
-    proposal = summary.proposal
-    bounds = ", ".join(f"{name} {bound:g}" for name, bound in proposal.bounds.items())
-    return [
-        f"{measured} cells are measured, {len(summary.failed)} failed, "
-        f"{len(summary.left_out)} left out for want of time",
-        *(f"failed: {one.cell.name}: {one.kept.reason}" for one in summary.failed),
-        f"proposed bounds: {bounds}"
-        if proposal.stands
-        else f"not a proposal: {'; '.join(proposal.objections)}",
-        f"with these, {len(proposal.faults_passing)} faults pass on CUDA alone, "
-        f"{len(proposal.correct_refused)} correct cells are refused, "
-        f"{len(proposal.tf32_passing)} cells with TF32 pass",
-        f"written: {folder / 'cuda.json'} and {folder / 'cuda.md'}",
-    ]
+    results = {name: kept.read(name) for name in names}
+    measured = [one for one in results.values() if one is not None]
+    left_out = [name for name, one in results.items() if one is None]
+    cells = [cell for one in measured for cell in judge(one, device)]
+    failed = [f"{cell.name}: {cell.reason}" for cell in cells if cell.status == "failed"]
+    proposal = propose(measured, device)
+    tables: dict[str, Table] = {
+        "matrix": [row(cell, device) for cell in cells if not cell.measured.setting.in_corpus],
+        "corpus": [*corpus_rows(cells, device)],
+        "distribution": [asdict(one) for one in proposal.spreads],
+    }
+    lists = {
+        "objections to the proposal": proposal.objections,
+        "faults that no runtime on CUDA rejects": faults_passing(cells),
+        "faults that pass by the proposal": proposal.faults_passing,
+        "correct files that fail by the proposal": proposal.correct_refused,
+        "cells with TF32 that pass by the proposal": proposal.tf32_passing,
+        "failed": failed,
+        "left out for lack of time": left_out,
+    }
+    plain = {"machine": kept.machine, **tables, "proposal": proposal.bounds, **lists}
+    files.write_text(folder / "cuda.json", json.dumps(_finite(plain), indent=1) + "\n")
+    files.write_text(folder / "cuda.md", "\n".join(page(kept.machine, tables, proposal, lists)))
+    print(f"{len(measured)} of {len(names)} measured, {len(failed)} failed; "
+          f"written: {folder / 'cuda.json'} and {folder / 'cuda.md'}")  # fmt: skip
+    return 1 if failed or left_out else 0
 
 
-def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+def row(cell: Cell, device: Device) -> dict[str, Any]:
+    """Return the numbers of one cell of the matrix; None where there are none."""
+    runtime, found = cell.runtime, cell.numbers or {}
+    outputs = runtime.outputs if runtime else ()
+    classes = [output.classification for output in outputs if output.classification]
+    metrics = ("noise_ratio", "noise_peak", "noise_diff", "repeatability_ratio",
+               "batch_invariance_ratio", "probe_noise_ratio")  # fmt: skip
+    return {
+        "model": cell.measured.subject,
+        "setting": cell.measured.setting.name,
+        "runtime": device.name(cell.role),
+        "max_abs_diff": max((output.max_abs_diff for output in outputs), default=None),
+        **{name: found.get(name) for name in metrics},
+        "top1_agreement": min((each.top1_agreement for each in classes), default=None),
+        "nodes": dict(runtime.nodes_per_provider) if runtime else {},
+        "fallback_nodes": len(runtime.fallback_nodes) if runtime else None,
+        "median_ms": runtime.latency.median_ms if runtime and runtime.latency else None,
+        "verdict": "pass" if cell.passes else f"{cell.status}: {cell.why}",
+    }
+
+
+def corpus_rows(cells: Sequence[Cell], device: Device) -> Iterator[dict[str, Any]]:
+    """Yield for each runtime how many files of the corpus it judges rightly."""
+    cells = [cell for cell in cells if cell.measured.setting.in_corpus]
+    for role in dict.fromkeys(cell.role for cell in cells):
+        own = [cell for cell in cells if cell.role == role]
+        judged = [cell for cell in own if cell.passes or cell.refused]
+        yield {
+            "runtime": device.name(role),
+            "correct": sum(not cell.faulty for cell in judged),
+            "correct_refused": [c.measured.subject for c in judged if c.refused and not c.faulty],
+            "faults": sum(cell.faulty for cell in judged),
+            "faults_passing": [c.measured.subject for c in judged if c.passes and c.faulty],
+            "not_exported": sum(cell.status == "not exported" for cell in own),
+            "failed": sum(cell.status == "failed" for cell in own),
+        }
+
+
+def page(
+    machine: dict[str, Any],
+    tables: dict[str, Table],
+    proposal: Proposal,
+    lists: dict[str, Sequence[str]],
+) -> Iterator[str]:
+    """Yield the lines of `cuda.md`."""
+    yield "# Measured in a dry run on the CPU" if machine["dry_run"] else "# Measured on CUDA"
+    yield f"\n{', '.join(f'{name} {value}' for name, value in machine.items())}\n"
+    for title, rows in tables.items():
+        yield f"## {title}\n"
+        if rows:
+            yield f"| {' | '.join(rows[0])} |"
+            yield f"|{'---|' * len(rows[0])}"
+        for each in rows:
+            yield f"| {' | '.join(map(_cell, each.values()))} |"
+        yield ""
+    yield "## bounds by the formula\n"
+    yield from (f"    {name}={bound:g}," for name, bound in proposal.bounds.items())
+    for title, names in lists.items():
+        yield f"\n{title}: {len(names)}\n"
+        yield from (f"- {name}" for name in names)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:.3g}"
+        case list():
+            return str(len(value))
+        case dict():
+            return ", ".join(f"{number} {name}" for name, number in value.items())
+    return str(value).replace("|", "/")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has neither infinity nor NaN: write them as text."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.cuda", description=__doc__.splitlines()[0]
+        "python -m benchmarks.cuda", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--dry-run", action="store_true", help="the CPU in the device's place")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="GLOB",
-        help="cells by name, such as 'matrix/*/tf32/*' or 'corpus/*'; may be repeated",
-    )  # fmt: skip
+    parser.add_argument("--only", action="append", default=[], metavar="GLOB",
+                        help="names, such as 'tf32/*' or 'corpus/*'; may be repeated")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="one model, a few files of the corpus")
-    parser.add_argument(
-        "--limit-minutes", type=float, default=20.0, metavar="N",
-        help="what is least important is left out then (20)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), metavar="N",
-        help="processes that share the corpus (half of the cores)",
-    )  # fmt: skip
+    parser.add_argument("--limit-minutes", type=float, default=20.0, metavar="N",
+                        help="the least important is left out then (20)")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), metavar="N",
+                        help="processes that share the corpus (half of the cores)")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="build/cuda[-dry-run]")
-    return parser.parse_args(arguments)
+    return parser
 
 
 if __name__ == "__main__":

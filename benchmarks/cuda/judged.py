@@ -1,139 +1,226 @@
-"""The cells, judged: by the built-in bounds, or by others. Nothing is measured again for that."""
+"""Decide on measurements, and derive bounds on CUDA from those of correct files.
+
+    bound = max(the CPU's bound, margin × the largest value of a correct file)
+
+rounded up to two digits. Correct files are those of the matrix with TF32 off and those of the
+corpus, each in each runtime that ran on the device. `margin` is the ratio of the CPU's bound to its
+own correct files (benchmarks/README.md). If n values lie below the largest, then with 95 %
+confidence fewer than 3 / n of such files lie above it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from benchmarks.corpus.judge import numbers
-from benchmarks.corpus.registry import ENTRIES
-from benchmarks.cuda.cell import Cell, setting_of
-from benchmarks.cuda.device import BASELINE, Device
-from benchmarks.cuda.store import Kept
+from benchmarks.cuda.measuring import BY_NAME, Measured, Status
+from benchmarks.cuda.settings import BASELINE, Device, Role
 from gate.decision.check_result import CheckResult
 from gate.decision.decide import decide
-from gate.policy.sections import Bounds
-from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.policy.defaults import exact_bounds
+from gate.policy.sections import Bounds, Instruments
+from gate.records.evidence import RuntimeEvidence
 
-_ENTRIES = {entry.name: entry for entry in ENTRIES}
-_WHENEVER = "1970-01-01T00:00:00+00:00"
-Proposed = tuple[Bounds, float]
-"""Of the runtimes on CUDA, and of probes."""
+MARGINS = {
+    "noise_ratio": 1.2,  # 1.5 / 1.25
+    "noise_peak": 2.3,  # 6 / 2.6
+    "noise_diff": 4.6,  # 32 / 7.0
+    "repeatability_ratio": 4.2,  # as the next one: the CPU repeats itself
+    "batch_invariance_ratio": 4.2,  # 16 / 3.8
+    "probe_noise_ratio": 4.2,  # 32 / 7.7
+}
+PROBES = "probe_noise_ratio"
+"""One bound for all runtimes, of `Instruments`."""
+LEAST_FILES = 200
+"""Correct files; the largest value of fewer says too little about the next one."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One cell that was measured, refused, or failed."""
+class Cell:
+    """One measurement in one runtime."""
 
-    cell: Cell
-    kept: Kept
+    measured: Measured
+    role: Role
+    status: Status
+    reason: str
+    runtime: RuntimeEvidence | None = None
+    numbers: dict[str, float] | None = None
+    """Metric to its worst value over the outputs and probes."""
     problems: tuple[CheckResult, ...] = ()
     """Of this runtime, and of the file itself."""
 
     @property
-    def runtime(self) -> RuntimeEvidence | None:
-        """Its evidence; None where there is none."""
-        runtimes = self.kept.evidence.runtimes if self.kept.evidence else ()
-        return runtimes[0] if runtimes else None
-
-    @property
-    def computed(self) -> bool:
-        """Whether it has numbers."""
-        return self.runtime is not None and self.runtime.measured
+    def name(self) -> str:
+        """Return `tf32/resnet50/ort-cuda`."""
+        return f"{self.measured.setting.name}/{self.measured.subject}/{self.role}"
 
     @property
     def passes(self) -> bool:
-        """Whether nothing refuses it."""
-        return self.computed and not self.problems
+        """True if it has numbers and no problem."""
+        return self.numbers is not None and not self.problems
 
     @property
     def refused(self) -> bool:
-        """Whether something does: a cell that failed or has no file is neither."""
-        return not self.passes and self.kept.status in ("measured", "refused")
-
-    @property
-    def proven(self) -> bool:
-        """Whether it ran where its name says, so that its numbers are those of its runtime."""
-        return self.computed and all(one.name != "provider" for one in self.problems)
+        """True if it was judged and does not pass."""
+        return not self.passes and self.status in ("measured", "refused")
 
     @property
     def faulty(self) -> bool:
-        """Whether its file must not pass."""
-        return self.cell.part == "corpus" and _ENTRIES[self.cell.subject].faulty
+        """True if its file must not pass."""
+        return is_faulty(self.measured)
 
     @property
     def tf32(self) -> bool:
-        """Whether it was computed with fewer bits on purpose."""
-        return setting_of(self.cell.part, self.cell.setting).tf32
+        """True if TF32 was on."""
+        return self.measured.setting.tf32
 
     @property
     def calibrates(self) -> bool:
-        """Whether bounds on CUDA must let it pass."""
-        return self.proven and not (self.faulty or self.tf32 or self.cell.role == BASELINE)
+        """True if bounds on CUDA must let it pass."""
+        ran = self.numbers is not None and all(one.name != "provider" for one in self.problems)
+        return ran and not (self.faulty or self.tf32 or self.role == BASELINE)
 
     @property
     def why(self) -> str:
-        """Why it does not pass, in words; empty: it does."""
-        if self.problems:
-            return "; ".join(dict.fromkeys(one.label for one in self.problems))
-        return self.kept.reason
-
-    def numbers(self) -> dict[str, float]:
-        """Metric to its worst value over the outputs and probes."""
-        return numbers(self.kept.evidence) if self.kept.evidence else {}
+        """Why it does not pass, in words."""
+        return "; ".join(dict.fromkeys(one.label for one in self.problems)) or self.reason
 
 
-def judged(
-    kept: Mapping[Cell, Kept], device: Device, proposed: Proposed | None = None
-) -> list[Judged]:
-    """All cells, in their order. Cells of one measurement are decided together, and of others
-    apart: two exports of a scripted model are unlike files, whose probes have other sizes."""
-    groups: dict[tuple[str, ...], list[Cell]] = {}
-    for cell, one in kept.items():
-        measurement = "" if one.evidence is None else _measurement(one.evidence)
-        key = (cell.part, cell.subject, cell.setting, measurement)
-        groups.setdefault(key, []).append(cell)
-    found = {
-        cell: one
-        for cells in groups.values()
-        for cell, one in _group(cells, kept, device, proposed)
-    }
-    return [found[cell] for cell in kept]
+def is_faulty(measured: Measured) -> bool:
+    """True for a fault of the corpus."""
+    return measured.setting.in_corpus and BY_NAME[measured.subject].faulty
 
 
-def rejudged(cells: Iterable[Judged], device: Device, proposed: Proposed) -> list[Judged]:
-    """The same cells by other bounds."""
-    return judged({one.cell: one.kept for one in cells}, device, proposed)
-
-
-def _group(
-    cells: Sequence[Cell], kept: Mapping[Cell, Kept], device: Device, proposed: Proposed | None
-) -> Iterable[tuple[Cell, Judged]]:
-    evidence = _together([one for cell in cells if (one := kept[cell].evidence) is not None])
-    with_evidence = [cell for cell in cells if kept[cell].evidence is not None]
-    problems: tuple[CheckResult, ...] = ()
-    if evidence is not None:
-        first = with_evidence[0]
-        gaps = first.part == "corpus" and _ENTRIES[first.subject].architecture.gaps
-        policy = setting_of(first.part, first.setting).policy(
-            device, [cell.role for cell in with_evidence], gaps=gaps, proposed=proposed
+def judge(
+    measured: Measured, device: Device, proposed: tuple[Bounds, float] | None = None
+) -> Iterator[Cell]:
+    """Yield the cell of each runtime, by the default bounds or by proposed ones."""
+    evidence, setting = measured.evidence, measured.setting
+    if evidence is None:
+        for role in setting.roles:
+            yield Cell(measured, role, measured.status, measured.reason)
+        return
+    gaps = setting.in_corpus and BY_NAME[measured.subject].architecture.gaps
+    policy = setting.policy(device, gaps=gaps, proposed=proposed)
+    problems = decide(policy, evidence, decided_at="1970-01-01T00:00:00+00:00").problems
+    on_cpu = evidence.runtime(BASELINE)
+    # A runtime that fails on a file which fails on the CPU, too, is expected.
+    broken = is_faulty(measured) and on_cpu is not None and on_cpu.failure is not None
+    for role in setting.roles:
+        name = device.name(role)
+        runtime = evidence.runtime(name)
+        reason = "no record of the runtime"
+        if runtime is not None:
+            reason = runtime.failure or runtime.absent_reason or ""
+        own = evidence.model_copy(update={"runtimes": (runtime,) if runtime else ()})
+        yield Cell(
+            measured,
+            role,
+            "failed" if reason and not broken else "measured",
+            reason,
+            runtime,
+            numbers(own) if runtime is not None and runtime.measured else None,
+            tuple(one for one in problems if one.runtime in (None, name)),
         )
-        problems = decide(policy, evidence, decided_at=_WHENEVER).problems
-    for cell in cells:
-        own = Judged(cell, kept[cell])
-        if cell in with_evidence:
-            places = (None, device.name(cell.role))
-            own = replace(own, problems=tuple(p for p in problems if p.runtime in places))
-        yield cell, own
 
 
-def _measurement(evidence: Evidence) -> str:
-    return f"{evidence.measured_at} {evidence.subject.sha256.hex}"
+@dataclass(frozen=True)
+class Spread:
+    """One metric over the correct files."""
+
+    metric: str
+    values: int
+    median: float
+    high: float
+    """95 % are at most this large."""
+    most: float
+    cell: str
+    """The cell of the largest value."""
+    default: float
+    bound: float
+    """By the formula; infinite if a value is."""
 
 
-def _together(evidences: Sequence[Evidence]) -> Evidence | None:
-    """One evidence of all their runtimes."""
-    if not evidences:
+@dataclass(frozen=True)
+class Proposal:
+    """Bounds by the formula, and their effect on all cells."""
+
+    spreads: tuple[Spread, ...]
+    objections: tuple[str, ...]
+    """Why these are no bounds to use; empty: they are."""
+    faults_passing: tuple[str, ...] = ()
+    """Faults of the corpus that no runtime on CUDA rejects."""
+    correct_refused: tuple[str, ...] = ()
+    tf32_passing: tuple[str, ...] = ()
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Metric to its bound."""
+        return {one.metric: one.bound for one in self.spreads}
+
+
+def propose(measured: Sequence[Measured], device: Device) -> Proposal:
+    """Return bounds for runtimes on CUDA."""
+    cells = [cell for one in measured for cell in judge(one, device)]
+    spreads = tuple(one for metric in MARGINS if (one := _spread(metric, cells)) is not None)
+    objections = ["dry run: the CPU stands in for CUDA"] if device.dry else []
+    files = {one.measured.subject for one in cells if one.calibrates}
+    if len(files) < LEAST_FILES:
+        objections.append(f"{len(files)} correct files were measured; {LEAST_FILES} are needed")
+    endless = [one.metric for one in spreads if not math.isfinite(one.bound)]
+    lacking = [metric for metric in MARGINS if metric not in {one.metric for one in spreads}]
+    objections += [f"{name} of a correct file is infinite" for name in endless]
+    objections += [f"{name} was not measured" for name in lacking]
+    if endless or lacking:
+        return Proposal(spreads, tuple(objections))
+    bounds = {one.metric: one.bound for one in spreads}
+    probes = bounds.pop(PROBES)
+    plain = exact_bounds("cuda", classes=True).model_dump() | bounds
+    proposed = Bounds.model_validate(plain), probes
+    again = [cell for one in measured for cell in judge(one, device, proposed)]
+    return Proposal(
+        spreads,
+        tuple(objections),
+        faults_passing=faults_passing(again),
+        correct_refused=tuple(one.name for one in again if one.calibrates and one.problems),
+        tf32_passing=tuple(one.name for one in again if one.tf32 and one.passes),
+    )
+
+
+def faults_passing(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """Return the faults that were measured on CUDA and that none of its runtimes rejects."""
+    passes: dict[str, bool] = {}
+    for one in cells:
+        if one.faulty and one.role != BASELINE and (one.passes or one.refused):
+            subject = one.measured.subject
+            passes[subject] = passes.get(subject, True) and one.passes
+    return tuple(name for name, passing in passes.items() if passing)
+
+
+def rounded_up(value: float) -> float:
+    """Round up to two digits: 3.21 to 3.3, 0.0451 to 0.046, 317 to 320."""
+    if value <= 0.0 or not math.isfinite(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(round(value / unit, 6)) * unit:.12g}")
+
+
+def _spread(metric: str, cells: Sequence[Cell]) -> Spread | None:
+    found = sorted(
+        (one.numbers[metric], one.name)
+        for one in cells
+        if one.calibrates and one.numbers and metric in one.numbers
+    )
+    if not found:
         return None
-    runtimes = tuple(runtime for one in evidences for runtime in one.runtimes)
-    return evidences[0].model_copy(update={"runtimes": runtimes})
+    values = [value for value, _ in found]
+    most, cell = found[-1]
+    on_cpu = on_cuda = Instruments().probe_noise_ratio
+    if metric != PROBES:
+        on_cpu = getattr(exact_bounds("cpu", classes=True), metric)
+        on_cuda = getattr(exact_bounds("cuda", classes=True), metric)
+    bound = max(on_cpu, rounded_up(MARGINS[metric] * most))
+    half, high = (values[math.ceil(share * len(values)) - 1] for share in (0.5, 0.95))
+    return Spread(metric, len(values), half, high, most, cell, on_cuda, bound)

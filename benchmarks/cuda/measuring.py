@@ -1,94 +1,257 @@
-"""One subject under one setting: measured as a user's file is, once for all of the roles."""
+"""Measure models under settings: each job in a process, whose end takes nothing else with it.
+
+A measurement is kept in a file, so that an interrupted run continues.
+"""
 
 from __future__ import annotations
 
+import gzip
+import itertools
+import json
+import os
 import shutil
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, Literal
 
 from benchmarks.corpus.bench import Bench, Pair
-from benchmarks.corpus.exporters import ExportRefused
+from benchmarks.corpus.correct import CORRECT_PAIRS
+from benchmarks.corpus.entry import Entry
+from benchmarks.corpus.exporters import DIRECT_17, ExportRefused
 from benchmarks.corpus.registry import ENTRIES
-from benchmarks.cuda.cell import Cell, Job, setting_of
-from benchmarks.cuda.device import BASELINE, Device
-from benchmarks.cuda.store import Kept, Status, Store
-from benchmarks.cuda.subjects import pair_of
+from benchmarks.cuda.settings import (
+    CORPUS,
+    CORPUS_IN_TORCH,
+    DEFAULT,
+    ONE_SWITCH,
+    SETTINGS,
+    TWO_SWITCHES,
+    Device,
+    Setting,
+)
+from benchmarks.cuda.subjects import MODELS
 from gate.api import collect_evidence
 from gate.data.samples import SampleSet
 from gate.errors import GateError, first_line
 from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
-from gate.records.evidence import Evidence, RuntimeEvidence, Source
+from gate.records.evidence import Evidence, Source
+from gate.storage import files
+from gate.storage.digest import Digest
 
-_ENTRIES = {entry.name: entry for entry in ENTRIES}
+BY_NAME = {entry.name: entry for entry in ENTRIES}
+
+_ROOT = Path(__file__).parents[2]
+_SLICE = 8
+"""Entries of one architecture in a job, which share a model."""
+_SLOWEST_S = 300.0
+"""A subject that takes longer on a device is ended."""
+_QUICK = (
+    "*/grouped",
+    "corpus*/correct/points/direct-17",
+    "corpus*/correct/vit/direct-17",
+    "corpus/fault/norm-epsilon/epsilon-of-pytorch-vit-norm/*",
+    "corpus/fault/no-model/empty-*",
+)
+
+Status = Literal["measured", "refused", "not exported", "failed"]
+"""`refused`: by an error of the gate, of a corpus file."""
 
 
-class Measurer:
-    """Keeps models and exports as long as it lives."""
+@dataclass(frozen=True)
+class Job:
+    """Subjects that one process measures under a setting."""
 
-    def __init__(self, device: Device, store: Store, folder: Path) -> None:
-        """`folder`: for files that are removed after they were measured."""
+    setting: Setting
+    subjects: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Return `tf32/resnet50`, `corpus/fault/sign/…` of each subject."""
+        return [f"{self.setting.name}/{subject}" for subject in self.subjects]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of one subject under one setting."""
+
+    setting: Setting
+    subject: str
+    status: Status
+    reason: str = ""
+    """Why there is no evidence."""
+    evidence: Evidence | None = None
+
+
+def plan(only: Sequence[str] = (), *, quick: bool = False) -> list[Job]:
+    """Return all jobs, the most important first.
+
+    only: glob patterns of names. quick: the smallest model and a few files of the corpus.
+    """
+    last_direct = sorted(CORRECT_PAIRS, key=lambda entry: entry.name.endswith("/direct-17"))
+    of_each = {entry.architecture.name: entry.name for entry in last_direct}
+    jobs = [
+        *_matrix([DEFAULT]),
+        # PyTorch runs the same model for all files of an architecture.
+        *(Job(CORPUS_IN_TORCH, (name,)) for name in of_each.values()),
+        *_corpus(CORRECT_PAIRS),
+        *_matrix(ONE_SWITCH),
+        *_corpus(entry for entry in ENTRIES if entry.faulty),
+        *_matrix(TWO_SWITCHES),
+    ]
+    wanted = [only or ("*",), _QUICK if quick else ("*",)]
+    chosen = []
+    for job in jobs:
+        kept = [
+            subject
+            for subject, name in zip(job.subjects, job.names, strict=True)
+            if all(any(fnmatch(name, glob) for glob in globs) for globs in wanted)
+        ]
+        chosen += [replace(job, subjects=tuple(kept))] if kept else []
+    return chosen
+
+
+def _matrix(settings: Iterable[Setting]) -> list[Job]:
+    return [Job(setting, tuple(MODELS)) for setting in settings]
+
+
+def _corpus(entries: Iterable[Entry]) -> list[Job]:
+    """Return slices of one architecture each, the first slices of all architectures first."""
+    names: dict[str, list[str]] = {}
+    for entry in entries:
+        names.setdefault(entry.architecture.name, []).append(entry.name)
+    slices = [
+        [tuple(each[start : start + _SLICE]) for start in range(0, len(each), _SLICE)]
+        for each in names.values()
+    ]
+    rounds = itertools.zip_longest(*slices)
+    return [Job(CORPUS, part) for each in rounds for part in each if part]
+
+
+class Measurements:
+    """The folder of what was measured on this device by this code."""
+
+    def __init__(self, folder: Path, device: Device) -> None:
+        code = [*_ROOT.glob("gate/**/*.py"), *_ROOT.glob("benchmarks/**/*.py")]
+        digests = [Digest.from_bytes(path.read_bytes()).hex for path in sorted(code)]
+        self.machine = device.describe()
+        identity = json.dumps([self.machine, digests], sort_keys=True).encode()
+        self.folder = folder / Digest.from_bytes(identity).hex[:12]
         self._device = device
-        self._store = store
-        self._bench = Bench(folder)
 
-    def run(self, job: Job) -> Iterator[str]:
-        """Measure each subject, keep its cells, then yield its name. Nothing that a subject does
-        in Python stops the next."""
-        for subject in job.subjects:
-            start = time.perf_counter()
-            cells = job.cells(subject)
-            status: Status
+    def read(self, name: str) -> Measured | None:
+        """Return a measurement; None where it is not there or not readable."""
+        setting, _, subject = name.partition("/")
+        try:
+            plain = json.loads(gzip.decompress(_path(self.folder, name).read_bytes()))
+        except (OSError, EOFError, ValueError):
+            return None
+        evidence = plain.pop("evidence")
+        return Measured(
+            SETTINGS[setting],
+            subject,
+            evidence=None if evidence is None else Evidence.from_json(json.dumps(evidence)),
+            **plain,
+        )
+
+    def measure(
+        self, jobs: Iterable[Job], *, deadline: float, workers: int, done: Callable[[str], None]
+    ) -> None:
+        """Measure what is missing or failed until `deadline`, a time of `time.monotonic`."""
+        for in_corpus, group in itertools.groupby(jobs, lambda job: job.setting.in_corpus):
+            # Latency is measured in the matrix: one process at a time.
+            with ThreadPoolExecutor(workers if in_corpus else 1) as pool:
+                for _ in pool.map(lambda job: self._run(job, deadline, done), group):
+                    pass
+
+    def _run(self, job: Job, deadline: float, done: Callable[[str], None]) -> None:
+        kept = {name: self.read(name) for name in job.names}
+        left = [name for name, one in kept.items() if one is None or one.status == "failed"]
+        for name in left:
+            _path(self.folder, name).unlink(missing_ok=True)
+        while left and (left_s := deadline - time.monotonic()) > 0:
+            slowest = _SLOWEST_S * (4 if self._device.dry else 1) * len(left)
+            lost = self._process(job.setting, left, min(left_s, slowest))
+            measured = [name for name in left if _path(self.folder, name).exists()]
+            left = left[len(measured) :]
+            if lost and left and time.monotonic() < deadline:
+                _write(self.folder, left[0], "failed", lost)
+                measured.append(left.pop(0))
+            for name in measured:
+                done(name)
+
+    def _process(self, setting: Setting, names: Sequence[str], limit_s: float) -> str:
+        """Measure in a process; return why it ended early, or an empty text."""
+        log = self.folder / "log.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, **setting.environment(self._device)}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        command = [sys.executable, "-m", "benchmarks.cuda.measuring", str(self.folder)]
+        command += ["--dry-run"] if self._device.dry else []
+        with log.open("ab") as stream:
             try:
-                kept = self._measured(job, subject, cells)
-            except ExportRefused as refused:
-                # Of the corpus that is one file less; of the matrix it is a model.
-                status = "not exported" if job.part == "corpus" else "failed"
-                kept = [Kept(cell.name, status, str(refused)) for cell in cells]
-            except Exception as error:
-                status = "refused" if self._judges(job, error) else "failed"
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                kept = [Kept(cell.name, status, reason) for cell in cells]
-            seconds = time.perf_counter() - start
-            for cell, one in zip(cells, kept, strict=True):
-                timed = Kept(one.name, one.status, one.reason, seconds, one.evidence)
-                self._store.keep(timed, cell)
-            yield subject
-
-    @staticmethod
-    def _judges(job: Job, error: Exception) -> bool:
-        """A broken file of the corpus is refused by an error of the gate; of the matrix none is."""
-        return job.part == "corpus" and isinstance(error, GateError)
-
-    def _measured(self, job: Job, subject: str, cells: Sequence[Cell]) -> list[Kept]:
-        setting = setting_of(job.part, job.setting)
-        folder = self._bench.folder / "subject"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if job.part == "corpus":
-                pair = _ENTRIES[subject].make(self._bench, folder / "model.onnx")
-            else:
-                pair = pair_of(self._bench, subject, self._bench.folder / f"{subject}.onnx")
-            policy = setting.policy(self._device, job.roles, gaps=pair.gaps)
-            evidence = evidence_of(pair, policy)
-        broken = job.part == "corpus" and _ENTRIES[subject].faulty and _breaks_the_cpu(evidence)
-        return [self._kept(cell, evidence, broken=broken) for cell in cells]
-
-    def _kept(self, cell: Cell, evidence: Evidence, *, broken: bool) -> Kept:
-        name = self._device.name(cell.role)
-        runtime = evidence.runtime(name)
-        own = evidence.model_copy(update={"runtimes": (runtime,) if runtime else ()})
-        reason = _reason(runtime)
-        failed = bool(reason) and not broken
-        return Kept(cell.name, "failed" if failed else "measured", reason, evidence=own)
+                status = subprocess.run(
+                    [*command, *names], env=environment, stdout=stream, stderr=stream,
+                    timeout=limit_s, check=False,
+                ).returncode  # fmt: skip
+            except subprocess.TimeoutExpired:
+                return f"it took longer than {limit_s:.0f} s"
+        return f"its process ended with status {status} ({log} has more)" if status else ""
 
 
-def evidence_of(pair: Pair, policy: Policy) -> Evidence:
-    """By the front door, without the decision. Raises GateError."""
+def main(folder: str, *names: str) -> None:
+    """Measure these names, and write a file for each.
+
+    Ends after a failure: an error of CUDA spoils all that the process computes afterwards.
+    """
+    dry, names = "--dry-run" in names, tuple(name for name in names if name != "--dry-run")
+    device = Device(dry=dry)
+    device.prepare()
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(Path(scratch))
+        for name in names:
+            setting, _, subject = name.partition("/")
+            if not _measure(bench, SETTINGS[setting], subject, device, Path(folder)):
+                return
+
+
+def _measure(bench: Bench, setting: Setting, subject: str, device: Device, folder: Path) -> bool:
+    """Measure one subject and write its file. False: it failed."""
+    status: Status = "measured"
+    reason, evidence = "", None
+    try:
+        pair = _pair(bench, setting, subject)
+        evidence = collect(pair, setting.policy(device, gaps=pair.gaps))
+    except ExportRefused as refused:
+        status, reason = "not exported" if setting.in_corpus else "failed", str(refused)
+    except Exception as error:
+        status = "refused" if setting.in_corpus and isinstance(error, GateError) else "failed"
+        reason = f"{type(error).__name__}: {first_line(error)}"
+    _write(folder, f"{setting.name}/{subject}", status, reason, evidence)
+    return status != "failed"
+
+
+def _pair(bench: Bench, setting: Setting, subject: str) -> Pair:
+    folder = bench.folder / "subject"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if setting.in_corpus:
+            return BY_NAME[subject].make(bench, folder / "model.onnx")
+        return bench.pair(MODELS[subject], DIRECT_17, folder / "model.onnx")
+
+
+def collect(pair: Pair, policy: Policy) -> Evidence:
+    """Return the evidence of `gate check`. Raises GateError."""
     first = [pair.during] if pair.during else []
 
     def progress(_done: int, _total: int) -> None:
@@ -104,14 +267,17 @@ def evidence_of(pair: Pair, policy: Policy) -> Evidence:
     )
 
 
-def _reason(runtime: RuntimeEvidence | None) -> str:
-    """Why there are no numbers of it; empty: there are."""
-    if runtime is None:
-        return "the measurement has no record of it"
-    return runtime.failure or runtime.absent_reason or ""
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json.gz"
 
 
-def _breaks_the_cpu(evidence: Evidence) -> bool:
-    """Whether the file itself is broken, so that a runtime that fails too says nothing new."""
-    on_cpu = evidence.runtime(BASELINE)
-    return on_cpu is not None and on_cpu.failure is not None
+def _write(
+    folder: Path, name: str, status: Status, reason: str, evidence: Evidence | None = None
+) -> None:
+    plain: dict[str, Any] = {"status": status, "reason": reason}
+    plain["evidence"] = evidence.to_plain() if evidence else None
+    files.write_bytes(_path(folder, name), gzip.compress(json.dumps(plain).encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

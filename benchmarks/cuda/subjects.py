@@ -3,16 +3,12 @@ inputs, and the odd ones. Random weights of fixed seeds: nothing is fetched."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from torch import nn
 from torchvision import models
 
 from benchmarks.corpus import samples
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.corpus.bench import Bench, Pair
-from benchmarks.corpus.exporters import DIRECT_17
 from benchmarks.corpus.samples import Arrays
 from benchmarks.cuda.odd_nets import Grouped, Recurrent, TwoTexts, Volumes
 from benchmarks.torchvision_models import calibrated, images
@@ -76,11 +72,3 @@ MODELS: dict[str, Architecture] = {
         *map(_of_torchvision, ("resnet50", "vit_b_16")),
     )
 }
-
-
-def pair_of(bench: Bench, name: str, path: Path) -> Pair:
-    """A model of the matrix and its file, written where there is none. Raises ExportRefused."""
-    architecture = MODELS[name]
-    if path.exists():
-        return bench.pair_of(architecture, DIRECT_17, path)
-    return bench.pair(architecture, DIRECT_17, path)
