@@ -1,7 +1,6 @@
 """Judge random small nets and print how many correct ones were refused.
 
-Exit code 0 if at most 1 in 1 000 correct nets was refused, and with --faults if none passed;
-1 otherwise.
+Exit code 0 if at most 1 in 1 000 correct nets was refused; 1 otherwise.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ ALLOWED = 1e-3
 """Share of correct nets that may be refused."""
 
 
-def main(arguments: list[str] | None = None, *, judged: Callable[..., Outcome] = judge) -> int:
+def main(arguments: list[str] | None = None, *, judged: Callable[[int], Outcome] = judge) -> int:
     """Judge, print, and return the exit code."""
     asked = _parser().parse_args(arguments)
     found = []
-    for one in outcomes(asked.seeds, faulty=asked.faults, jobs=asked.jobs, judged=judged):
+    for one in outcomes(asked.seeds, jobs=asked.jobs, judged=judged):
         found.append(one)
         line = _line(one)
         if line:
@@ -32,27 +31,24 @@ def main(arguments: list[str] | None = None, *, judged: Callable[..., Outcome] =
         if asked.json:
             told = [each.plain() for each in found]
             files.write_text(asked.json, json.dumps(told, indent=1) + "\n")
-    print(sentence(found, faulty=asked.faults))
-    return 0 if holds(found, faulty=asked.faults) else 1
+    print(sentence(found))
+    return 0 if holds(found) else 1
 
 
-def holds(found: Iterable[Outcome], *, faulty: bool) -> bool:
-    """Something was judged, and few enough of it wrongly."""
-    seen = [one for one in found if one.ruling is not None and (faulty or not one.shaky)]
-    wrong = sum(one.escaped if faulty else one.blocked for one in seen)
-    return bool(seen) and wrong <= (0 if faulty else max(1, int(ALLOWED * len(seen))))
+def holds(found: Iterable[Outcome]) -> bool:
+    """True if nets were judged, and few enough refused."""
+    judged = [one for one in found if one.ruling is not None and not one.shaky]
+    blocked = sum(one.blocked for one in judged)
+    return bool(judged) and blocked <= max(1, int(ALLOWED * len(judged)))
 
 
-def sentence(found: Iterable[Outcome], *, faulty: bool) -> str:
+def sentence(found: Iterable[Outcome]) -> str:
     """The rates in one line."""
     seen = list(found)
     judged = [one for one in seen if one.ruling is not None]
     shaky = [one for one in judged if one.shaky]
     firm = [one for one in judged if not one.shaky]
     rest = f"{len(seen) - len(judged)} of {len(seen)} seeds not applicable"
-    if faulty:
-        escaped = sum(one.escaped for one in judged)
-        return f"{escaped} of {len(judged)} small faults passed; {rest}."
     blocked = sum(one.blocked for one in firm)
     also = sum(one.blocked for one in shaky)
     return (
@@ -64,12 +60,8 @@ def sentence(found: Iterable[Outcome], *, faulty: bool) -> str:
 def _line(one: Outcome) -> str:
     """Of what was judged wrongly, or not at all."""
     place = f"{one.seed} {one.summary}"
-    if one.fault:
-        place += f" [{one.fault}]"
     if one.inapplicable:
         return f"n/a     {place} | {one.inapplicable}"
-    if one.escaped:
-        return f"ESCAPED {place}"
     if one.blocked and one.ruling is not None:
         word = "shaky  " if one.shaky else "REFUSED"
         return f"{word} {place} | " + "; ".join(one.ruling.reasons[:8])
@@ -87,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=_seeds, default=range(1000), metavar="FIRST:END")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every outcome")
-    parser.add_argument("--faults", action="store_true", help="each net with a small fault")
     return parser
 
 

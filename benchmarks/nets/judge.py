@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus.exporters import ExportRefused
-from benchmarks.nets.faults import Fault, draw_fault
 from benchmarks.nets.net import Drawn, draw
 from benchmarks.nets.pair import run, run_file, write
 from benchmarks.nets.proof import prove
@@ -24,8 +22,6 @@ from gate.onnx_file.reading import read_subject
 from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from gate.summary.render import render_check
-
-Gate = Callable[[Drawn, Path], "Ruling"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +39,8 @@ class Outcome:
 
     seed: int
     summary: str
-    fault: str = ""
     inapplicable: str = ""
-    """Why nothing was judged: no export, a wrong one, or a fault that shows nowhere."""
+    """Why nothing was judged: no export, or a wrong one."""
     shaky: str = ""
     """Where float32 itself gives no answer, so that nothing can be said of the file."""
     ruling: Ruling | None = None
@@ -53,13 +48,8 @@ class Outcome:
 
     @property
     def blocked(self) -> bool:
-        """A correct file was refused."""
-        return not self.fault and self.ruling is not None and not self.ruling.passed
-
-    @property
-    def escaped(self) -> bool:
-        """A faulty one passed."""
-        return bool(self.fault) and self.ruling is not None and self.ruling.passed
+        """True if a correct file was refused."""
+        return self.ruling is not None and not self.ruling.passed
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -93,21 +83,18 @@ def _policy(drawn: Drawn, path: Path) -> Policy | None:
     return policy.model_copy(update={"logits": (drawn.logits,)}) if drawn.logits else policy
 
 
-def judge(seed: int, *, faulty: bool = False, gate: Gate = parity_gate) -> Outcome:
-    """Everything of one seed. Nothing is kept."""
+def judge(seed: int) -> Outcome:
+    """Judge the net of a seed, and keep no file."""
     start = time.perf_counter()
     drawn = draw(seed)
-    fault = draw_fault(drawn) if faulty else None
-    if fault is not None:
-        drawn = fault.drawn
-    outcome = Outcome(seed, drawn.summary, fault=fault.name if fault else "")
+    outcome = Outcome(seed, drawn.summary)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         try:
-            shaky = _make(drawn, fault, path)
+            shaky = _make(drawn, path)
         except Inapplicable as reason:
             return replace(outcome, inapplicable=str(reason))
-        ruling = gate(drawn, path)
+        ruling = parity_gate(drawn, path)
     return replace(outcome, shaky=shaky, ruling=ruling, seconds=time.perf_counter() - start)
 
 
@@ -115,11 +102,11 @@ class Inapplicable(Exception):
     """There is nothing to judge."""
 
 
-def _make(drawn: Drawn, fault: Fault | None, path: Path) -> str:
+def _make(drawn: Drawn, path: Path) -> str:
     """Write the file; returns where float32 itself gives no answer. Raises Inapplicable."""
     size = drawn.batch_size
     try:
-        write(drawn, drawn.model, path)
+        write(drawn, path)
         c = run_file(path, drawn.samples, size)
     except ExportRefused as refused:
         raise Inapplicable(f"not exported: {refused}") from refused
@@ -131,14 +118,6 @@ def _make(drawn: Drawn, fault: Fault | None, path: Path) -> str:
     proof = prove(r32, c, r64)
     if proof.wrong:
         raise Inapplicable(f"the exporter is wrong: {proof.wrong}")
-    if fault is not None:
-        hidden = fault.hidden(r32, c, r64)
-        if hidden:
-            raise Inapplicable(hidden)
-        try:
-            write(drawn, fault.model, path)
-        except ExportRefused as refused:
-            raise Inapplicable(f"not exported: {refused}") from refused
     return proof.shaky
 
 

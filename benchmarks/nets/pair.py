@@ -30,24 +30,24 @@ class _Exported(Architecture):
         return self.moving[name]
 
 
-def write(drawn: Drawn, model: nn.Module, path: Path) -> None:
-    """Export `model`, which takes and returns what the drawn one does. Raises ExportRefused."""
+def write(drawn: Drawn, path: Path) -> None:
+    """Export the net. Raises ExportRefused."""
     names = [f"out{place}" for place in range(drawn.outputs)]
     architecture = _Exported(
         name=str(drawn.seed),
-        make=lambda: model,
+        make=lambda: drawn.model,
         draw=lambda count, _seed: {name: a[:count] for name, a in drawn.samples.items()},
         outputs=tuple(names),
         moving={name: {0: BATCH} for name in drawn.samples}
-        | dict(zip(names, _moving(drawn, model), strict=True)),
+        | dict(zip(names, _moving(drawn), strict=True)),
     )
-    Export(model, architecture, drawn.recipe).write(path)
+    Export(drawn.model, architecture, drawn.recipe).write(path)
 
 
-def _moving(drawn: Drawn, model: nn.Module) -> Iterator[dict[int, str]]:
+def _moving(drawn: Drawn) -> Iterator[dict[int, str]]:
     """For each output the axes that follow the size of the batch."""
     fewer, more = (
-        run(model, {name: a[:count] for name, a in drawn.samples.items()}, count)
+        run(drawn.model, {name: a[:count] for name, a in drawn.samples.items()}, count)
         for count in (EXAMPLE, EXAMPLE + 3)
     )
     for one, other in zip(fewer, more, strict=True):

@@ -47,7 +47,7 @@ def prove(model: list[Outputs], file: list[Outputs], truth: list[Outputs]) -> Pr
             if differ > _TIES:
                 wrong.append(f"{name} differs in {differ:.1%} of its integers")
             continue
-        one, other, true = joined(r32), joined(c), joined(r64)
+        one, other, true = _joined(r32), _joined(c), _joined(r64)
         if not _same_nonfinite(one, other):
             wrong.append(f"{name} is not finite in other places")
             continue
@@ -61,7 +61,7 @@ def prove(model: list[Outputs], file: list[Outputs], truth: list[Outputs]) -> Pr
     return Proof("; ".join(wrong), "; ".join(shaky))
 
 
-def joined(batches: Outputs) -> Values:
+def _joined(batches: Outputs) -> Values:
     """Shape (samples, columns): one row a sample, the last axis as columns; without a common batch
     axis one row a batch."""
     last = batches[0].shape[-1] if batches[0].ndim > 1 else 1

@@ -16,12 +16,11 @@ from benchmarks.nets.judge import Outcome, judge
 def outcomes(
     seeds: Sequence[int],
     *,
-    faulty: bool = False,
     jobs: int = 1,
-    judged: Callable[..., Outcome] = judge,
+    judged: Callable[[int], Outcome] = judge,
 ) -> Iterator[Outcome]:
     """Yield the outcomes in the order of the seeds, each as soon as it is there."""
-    one = functools.partial(_quietly, faulty=faulty, judged=judged)
+    one = functools.partial(_quietly, judged=judged)
     if jobs == 1:
         yield from map(one, seeds)
         return
@@ -29,13 +28,13 @@ def outcomes(
         yield from pool.map(one, seeds)
 
 
-def _quietly(seed: int, *, faulty: bool, judged: Callable[..., Outcome]) -> Outcome:
+def _quietly(seed: int, *, judged: Callable[[int], Outcome]) -> Outcome:
     """One thread: more of them wait for each other longer than nets as small compute."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return judged(seed, faulty=faulty)
+            return judged(seed)
     finally:
         torch.set_num_threads(before)
