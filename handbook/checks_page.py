@@ -7,7 +7,7 @@ import itertools
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def page() -> str:
     shown: dict[Codes, str] = {}
     for cause, specs in itertools.groupby(_checks(), lambda check: check[1].cause):
         lines += [f"## {TITLES[cause]}", "", *_table(dict(specs), shown), ""]
-    lines += ["## Codes of several checks", "", *_list({**_shared(), **COMMON})]
+    lines += ["## Codes of several checks", "", *_list(_shared())]
     problems = {code: CodeSpec(text) for code, text in PROBLEMS.items()}
     lines += ["## Problems", "", *_list(problems)]
     lines += ["## Outputs that do not match", "", "`wrong_outputs` of `runtime`:", ""]
@@ -75,11 +75,11 @@ def _checks() -> list[tuple[str, CheckSpec]]:
     return sorted(CHECKS.items(), key=lambda check: causes.index(check[1].cause))
 
 
-def _codes(spec: CheckSpec) -> dict[str, CodeSpec]:
+def _codes(spec: CheckSpec, names: Iterable[str] | None = None) -> dict[str, CodeSpec]:
     """Return text and remedy of the codes of a check that need a line."""
     codes = {
         name: CodeSpec(each.text.removesuffix("{notes}"), remedy=each.remedy)
-        for name in spec.codes
+        for name in names or spec.codes
         if (each := spec.code(name)) and name not in HOLDS
         if each.remedy is not None or not re.fullmatch(r"(\{\w+(:\w+)?\}\.?)+", each.text)
     }
@@ -92,7 +92,7 @@ def _shared() -> dict[str, CodeSpec]:
     sets = {id(spec.codes): spec for spec in CHECKS.values()}.values()
     in_sets = Counter(pair for spec in sets for pair in _codes(spec).items())
     in_checks = Counter(pair for spec in CHECKS.values() for pair in _codes(spec).items())
-    shared = dict[str, CodeSpec]()
+    shared = _codes(CheckSpec("", "numbers", ""), COMMON)
     for (name, spec), count in in_checks.most_common():
         if in_sets[name, spec] > 1 or count > 5:  # the five checks of probes share one set
             shared.setdefault(name, spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from gate.decision.check_result import CheckResult, Verdict
 
@@ -153,25 +153,24 @@ _AMPLIFIES = (
 )
 
 COMMON: dict[str, CodeSpec] = {
+    "within": CodeSpec(_NUMBER_TEXT),
+    "beyond": CodeSpec(_NUMBER_TEXT),
+    "unmeasured": CodeSpec(
+        "{label} was not measured; {allowed} is allowed (n = {samples}).", cause="evidence"
+    ),
+    "unexamined": CodeSpec(
+        f"{_NUMBER_TEXT} Rounding was not measured on the samples in question, because another "
+        "policy refused the file without it. Measure again."
+    ),
     "left_to_rounding": CodeSpec(
         "{label} is {observed:.6g}, allowed {allowed}. Rounding decides what the model chooses, so "
         "this says nothing about the file.",
         remedy=_AMPLIFIES,
         cause="model",
-    )
+    ),
+    "violated": CodeSpec("{problems}."),
 }
-"""Codes of all checks with a number."""
-
-_UNMEASURED_TEXT = "{label} was not measured; {allowed} is allowed (n = {samples})."
-
-_NUMBERS: dict[str, Code] = {
-    "within": _NUMBER_TEXT,
-    "beyond": _NUMBER_TEXT,
-    "unmeasured": CodeSpec(_UNMEASURED_TEXT, cause="evidence"),
-    "unexamined": f"{_NUMBER_TEXT} Rounding was not measured on the samples in question, because "
-    "another policy refused the file without it. Measure again.",
-}
-"""Codes of checks that compare a number with a bound."""
+"""Codes of all checks: `violated` of those without a number, the others of those with one."""
 
 _UNSURE = CodeSpec(
     f"{_NUMBER_TEXT} This cannot be judged: PyTorch's own float32 answers differ from its float64 "
@@ -233,15 +232,6 @@ def _metric_drop(
     )
 
 
-def _statement(holds: str, **codes: Code) -> dict[str, Code]:
-    return {"holds": CodeSpec(holds), "violated": "{problems}.", **codes}
-
-
-def _share_of_answers(meaning: str, formula: str, remedy: str) -> CheckSpec:
-    codes = {**_NUMBERS, "unsure": _UNSURE}
-    return CheckSpec(meaning, "numbers", remedy, codes, formula=formula, unit=_SHARE, why=_ANSWERS)
-
-
 def _number(
     meaning: str,
     formula: str,
@@ -252,23 +242,19 @@ def _number(
     cause: Cause = "numbers",
     **codes: Code,
 ) -> CheckSpec:
-    return CheckSpec(
-        meaning, cause, remedy, {**_NUMBERS, **codes}, formula=formula, unit=unit, why=why
-    )
+    return CheckSpec(meaning, cause, remedy, codes, formula=formula, unit=unit, why=why)
 
 
-def _noise(meaning: str, formula: str, why: str, remedy: str) -> CheckSpec:
-    text = "{label} is {observed:.6g} × rounding, allowed {allowed} (n = {samples}).{notes}"
-    unmeasured = CodeSpec("{label} was not measured: {problems}.", cause="evidence")
-    codes: dict[str, Code] = {
-        **_NUMBERS,
-        "within": text,
-        "beyond": text,
-        "no_floor": unmeasured,
-        "no_floor_waived": unmeasured,
-    }
-    return CheckSpec(meaning, "numbers", remedy, codes, formula=formula, unit=ROUNDING, why=why)
+_NO_FLOOR = CodeSpec("{label} was not measured: {problems}.", cause="evidence")
 
+_NOISE_TEXT = "{label} is {observed:.6g} × rounding, allowed {allowed} (n = {samples}).{notes}"
+
+_NOISE: dict[str, Code] = {
+    **dict.fromkeys(("within", "beyond"), _NOISE_TEXT),
+    **dict.fromkeys(("no_floor", "no_floor_waived"), _NO_FLOOR),
+}
+
+_OF_ANSWERS: Any = {"unit": _SHARE, "why": _ANSWERS, "unsure": _UNSURE}
 
 _EXPORT_AGAIN_OR_PRECISION = (
     "Export in eval mode, try export.do_constant_folding: false, compare ort-cpu with "
@@ -487,37 +473,35 @@ def _crossing(meaning: str, formula: str, remedy: str) -> CheckSpec:
             remedy="Measure again with this policy: gate.operating_points decides what is "
             "measured. A point for one class needs samples that are put into it.",
         ),
-        "unexamined": _NUMBERS["unexamined"],
     }
     return CheckSpec(
         meaning, "threshold", remedy, codes, formula=formula, unit=_SHARE, why=_ANSWERS
     )
 
 
-def _champion(
-    meaning: str, formula: str, unit: str, why: str, headline: str, remedy: str
-) -> CheckSpec:
-    codes = {
-        **_NUMBERS,
-        "beyond": CodeSpec(_NUMBER_TEXT, headline=headline),
-        "unmeasured": _UNMEASURED_TEXT,
-    }
-    return CheckSpec(meaning, "champion", remedy, codes, formula=formula, unit=unit, why=why)
+_COST_UNMEASURED = CodeSpec(
+    "{label} was not measured: {problems}.",
+    cause="evidence",
+    remedy="Measure again with this version. A recording has neither times nor memory, and some "
+    "systems do not report the memory of a process: bound another runtime, or leave the bound out.",
+)
 
 
-def _cost(spec: CheckSpec, text: str, headline: str) -> CheckSpec:
-    codes: dict[str, Code] = {
-        "within": text,
-        "beyond": CodeSpec(text, headline=headline),
-        "unmeasured": CodeSpec(
-            "{label} was not measured: {problems}.",
-            cause="evidence",
-            remedy="Measure again with this version. A recording has neither times nor memory, and "
-            "some systems do not report the memory of a process: bound another runtime, or leave "
-            "the bound out.",
-        ),
-    }
-    return replace(spec, codes=codes)
+_COST = "{label} is {observed:.6g}, allowed {allowed}."
+
+_SLOWER = "{runtime} is slower than the policy allows: {label} {usage}"
+
+_ONE_MOMENT = "The policy sets it. Times are from one machine at one moment."
+
+
+def _cost(text: str, headline: str) -> dict[str, Code]:
+    beyond = CodeSpec(text, headline=headline)
+    return {"within": text, "beyond": beyond, "unmeasured": _COST_UNMEASURED}
+
+
+def _champion(headline: str) -> dict[str, Code]:
+    beyond = CodeSpec(_NUMBER_TEXT, headline=headline)
+    return {"beyond": beyond, "unmeasured": COMMON["unmeasured"].text}
 
 
 def _no_numbers(name: str, element: str, wanted: str) -> CheckSpec:
@@ -566,25 +550,25 @@ CHECKS: dict[str, CheckSpec] = {
         "Were the determinism switches set as the policy asks?",
         "evidence",
         _MEASURE_AGAIN,
-        _statement("The determinism switches were set as the policy asks."),
+        {"holds": "The determinism switches were set as the policy asks."},
     ),
     "measured": CheckSpec(
         "Is each runtime recorded once, and was any measured?",
         "evidence",
         "Measure at least one runtime: run the stage 'parity', or run gate doctor to see why none "
         "could run.",
-        _statement("Each runtime is recorded once, and at least one was measured."),
+        {"holds": "Each runtime is recorded once, and at least one was measured."},
     ),
     "repeats": CheckSpec(
         "Does the model return the same output twice?",
         "model",
         "Take random numbers out of eval mode (F.dropout(x, p, self.training), gate lint: TRC013), "
         "and any state that forward changes.",
-        _statement(
-            "Two runs of the model on the same samples agree.",
-            holds_with_state="Two runs of the model on the same samples agree. Its forward changes "
-            "{names:list}; the gate restores them before each run.",
-        ),
+        {
+            "holds": "Two runs of the model on the same samples agree.",
+            "holds_with_state": "Two runs of the model on the same samples agree. Its forward "
+            "changes {names:list}; the gate restores them before each run.",
+        },
         formula="max|a - b| / max|a|",
         unit="of the largest output",
         why="1e-4, far above what two runs differ by in rounding.",
@@ -593,7 +577,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Does the model compute in float32 throughout?",
         "model",
         "Remove autocast and .half() from forward, or use --precision reduced.",
-        _statement("The model computes in float32."),
+        {"holds": "The model computes in float32."},
     ),
     "float64": CheckSpec(
         "Do float64 and random rounding compute the model's function?",
@@ -770,38 +754,38 @@ CHECKS: dict[str, CheckSpec] = {
         "Does the recording say what computed its outputs, and when?",
         "evidence",
         "Measure again from what gate record pack wrote.",
-        _statement(
-            "Computed elsewhere by {recorded_runtime} on {device}, recorded {recorded_at}, "
-            "according to the recording ({recording}). It did not run here: repeatability, batch "
-            "invariance, latency and memory were not measured."
-        ),
+        {
+            "holds": "The recording ({recording}) states that {recorded_runtime} computed it on "
+            "{device} at {recorded_at}. It did not run here: repeatability, batch invariance, "
+            "latency and memory were not measured."
+        },
     ),
     "session": CheckSpec(
         "Were the session options those that the policy asks for?",
         "evidence",
         _MEASURE_AGAIN,
-        _statement(
-            "The session options were set as the policy asks.",
-            basic="The file does not open with optimizations off ({plain_failure}), and was "
+        {
+            "holds": "The session options were set as the policy asks.",
+            "basic": "The file does not open with optimizations off ({plain_failure}), and was "
             "measured with ORT_ENABLE_BASIC. {served} decides, because files are served with "
             "optimizations.",
-        ),
+        },
     ),
     "provider": CheckSpec(
         "Did the provider that the runtime is named after run the nodes?",
         "device",
         "ONNX Runtime fell back to another provider. Run gate doctor, install the CUDA and cuDNN "
         "libraries of onnxruntime-gpu[cuda,cudnn], and keep compute nodes off the CPU.",
-        _statement(
-            "{wanted} is active.{notes}",
-            ran="{wanted} is active and ran the nodes.{notes}",
-            cpu_nodes=CodeSpec(
+        {
+            "holds": "{wanted} is active.{notes}",
+            "ran": "{wanted} is active and ran the nodes.{notes}",
+            "cpu_nodes": CodeSpec(
                 "{problems}.",
                 remedy="Run gate doctor, and avoid operators that ONNX Runtime has no CUDA kernel "
                 "for. If these nodes may run on the CPU, set this runtime to required: never, and "
                 "add one of kind: ort with the options providers: [{providers:list}]",
             ),
-            cpu_optimized=CodeSpec(
+            "cpu_optimized": CodeSpec(
                 "The file was optimized for the CPU before export: it has {operators:list}. "
                 "{problems}.",
                 remedy="ONNX Runtime or Optimum wrote this file with optimizations for the CPU. "
@@ -809,18 +793,18 @@ CHECKS: dict[str, CheckSpec] = {
                 "device.",
                 cause="cpu_optimized",
             ),
-        ),
+        },
     ),
     "precision": CheckSpec(
         "Did the runtime compute in float32?",
         "device",
         "Set the option by which the runtime computes in float32 (openvino: precision_hint: f32), "
         "or judge the file by --precision reduced.",
-        _statement(
-            "It computed in {precision}, as it reports.",
-            unreported="ONNX Runtime does not report the precision of this provider. The numbers "
-            "decide.",
-        ),
+        {
+            "holds": "It computed in {precision}, as it reports.",
+            "unreported": "ONNX Runtime does not report the precision of this provider. The "
+            "numbers decide.",
+        },
     ),
     "server_file": CheckSpec(
         "Is it proven which file the server has?",
@@ -837,7 +821,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Does the server refuse what is no input of the model?",
         "outputs",
         "Have the server check shapes and datatypes of its inputs.",
-        _statement("The server refuses an input of a wrong shape."),
+        {"holds": "The server refuses an input of a wrong shape."},
     ),
     "device": CheckSpec(
         "Did both sides compute on the device that they are named after?",
@@ -850,24 +834,24 @@ CHECKS: dict[str, CheckSpec] = {
         "Was every output of the file measured on every sample?",
         "outputs",
         "Export again with export.output_names as the model returns them, in its order.",
-        _statement(
-            "Every output of the file was measured on every sample.",
-            violated_quantized=CodeSpec("{problems}.", remedy=_QUANTIZED_TENSORS),
-        ),
+        {
+            "holds": "Every output of the file was measured on every sample.",
+            "violated_quantized": CodeSpec("{problems}.", remedy=_QUANTIZED_TENSORS),
+        },
     ),
     "reference": CheckSpec(
         "Do the model's outputs vary over the samples?",
         "samples",
         "Evaluate on real, varied samples with trained weights: inputs that all give the same "
         "answer prove nothing.",
-        _statement(
-            "The model's output is finite and varies over the samples.",
-            constant="The model's output is constant. The numbers decide.",
-            proven_constant=CodeSpec(
+        {
+            "holds": "The model's output is finite and varies over the samples.",
+            "constant": "The model's output is constant. The numbers decide.",
+            "proven_constant": CodeSpec(
                 "The output is constant and equal bit for bit.",
                 observed="constant, equal bit for bit",
             ),
-        ),
+        },
     ),
     "empty": _no_numbers(
         "empty",
@@ -880,11 +864,11 @@ CHECKS: dict[str, CheckSpec] = {
         "nonfinite",
         "Look for float16 overflow, a log or division of zero, or a mask of -inf. Run with "
         "optimizations off to see whether a fusion causes it.",
-        _statement(
-            "No NaN, and no infinity on one side only.",
-            violated=CodeSpec("{problems}.", headline="{problem}"),
-            same_places="NaN in the same {count} places on both sides.",
-        ),
+        {
+            "holds": "No NaN, and no infinity on one side only.",
+            "violated": CodeSpec("{problems}.", headline="{problem}"),
+            "same_places": "NaN in the same {count} places on both sides.",
+        },
     ),
     "bounds": CheckSpec(
         "Does any bound of the policy apply to this output?",
@@ -957,22 +941,24 @@ CHECKS: dict[str, CheckSpec] = {
         "Top-1 may agree although the confidence moved. " + _PRECISION_OR_STATISTICS,
         unit="probability",
     ),
-    "confidence_over_": _share_of_answers(
+    "confidence_over_": _number(
         "In how many samples does the confidence move by more than this?",
         "share of |max softmax(c) - max softmax(r)| above it",
         _PRECISION_OR_STATISTICS,
+        **_OF_ANSWERS,
     ),
-    "confidence_over_10_percent": _share_of_answers(
+    "confidence_over_10_percent": _number(
         "In how many samples does the confidence move by more than 0.1?",
         "share of |max softmax(c) - max softmax(r)| above 0.1",
         "Check eval mode, the checkpoint and the order of classes.",
+        **_OF_ANSWERS,
     ),
     "top1_agreement": CheckSpec(
         "How many samples get the same answer?",
         "numbers",
         "Look at the disagreeing samples and their margins in the evidence. Small margins point at "
         "precision, large ones at a wrong layer, checkpoint or class order.",
-        {**_NUMBERS, "unsure": _UNSURE},
+        {"unsure": _UNSURE},
         formula="share of argmax c = argmax r",
         unit=_SHARE,
         why="An exact file gives the same answers; a reduced one may not always.",
@@ -983,7 +969,6 @@ CHECKS: dict[str, CheckSpec] = {
         "Too few samples, or too many disagreements, for this bound. Without a disagreement, 0.99 "
         "needs 299 samples and 0.999 needs 2 995 at 95 % confidence.",
         {
-            **_NUMBERS,
             "unsure": _UNSURE,
             "too_few_samples": _TOO_FEW,
             "never_enough_samples": _NEVER_ENOUGH,
@@ -992,10 +977,11 @@ CHECKS: dict[str, CheckSpec] = {
         unit=_SHARE,
         why="0.99 needs 299 samples without a disagreement, at 95 % confidence.",
     ),
-    "top5_agreement": _share_of_answers(
+    "top5_agreement": _number(
         "How many samples get the same five best answers?",
         "share of equal top-5 sets",
         "Look at the ranks after the first: check precision and class order.",
+        **_OF_ANSWERS,
     ),
     "accuracy_drop": _number(
         "Is the file less accurate on the labels than the model?",
@@ -1004,26 +990,32 @@ CHECKS: dict[str, CheckSpec] = {
         unit="share of labels",
         cause="labels",
     ),
-    "noise_ratio": _noise(
+    "noise_ratio": _number(
         "Is the error larger than rounding explains?",
         "rms(c - r64) / floor",
-        _AS_ROUNDING,
         "Run gate locate to see the first layer that diverges. Check that the weights are the "
         "same, eval mode, TF32 and float16.",
+        unit=ROUNDING,
+        why=_AS_ROUNDING,
+        **_NOISE,
     ),
-    "noise_peak": _noise(
+    "noise_peak": _number(
         "Is the worst element off by more than rounding explains?",
         "max|c - r64| / floor",
-        "Correct files reach 2.6. A single element may be further off than the whole output.",
         "A few elements are off. Look at the sample of max_abs_diff and run gate locate: a single "
         "weight or class may be wrong.",
+        unit=ROUNDING,
+        why="Correct files reach 2.6. A single element may be further off than the whole output.",
+        **_NOISE,
     ),
-    "noise_diff": _noise(
+    "noise_diff": _number(
         "Is any sample off by more than rounding, including samples without a float64 reference?",
         "max|c - r| / floor",
-        "Correct files reach 7. It judges a single element.",
         "Look at the sample of max_abs_diff and run gate locate on it: a branch of the model may "
         "be baked in.",
+        unit=ROUNDING,
+        why="Correct files reach 7. It judges a single element.",
+        **_NOISE,
     ),
     "repeatability": _number(
         "Does the runtime return the same output twice?",
@@ -1229,7 +1221,7 @@ CHECKS: dict[str, CheckSpec] = {
         "preprocessing",
         "Measure it with gate.preprocess.measure or the stage 'parity', on enough pictures, with "
         "the spec that the model was trained with.",
-        _statement("Measured for the model's spec on {images} distinct pictures."),
+        {"holds": "Measured for the model's spec on {images} distinct pictures."},
     ),
     "preprocessing_flips_": CheckSpec(
         "How many pictures get another answer from this consumer's tensor?",
@@ -1304,38 +1296,38 @@ CHECKS: dict[str, CheckSpec] = {
             "of {file_data}.",
         },
     ),
-    "incumbent_accuracy_drop": _champion(
+    "incumbent_accuracy_drop": _number(
         "Is the file less accurate on the labels than the champion?",
         "accuracy(champion) - accuracy(new)",
-        "share of labels",
-        "The policy's incumbent.max_accuracy_drop.",
-        "Less accurate than the champion by {usage}",
         "Train longer or on more data, and look at the labels; or allow more "
         "(incumbent.max_accuracy_drop).",
+        unit="share of labels",
+        cause="champion",
+        **_champion("Less accurate than the champion by {usage}"),
     ),
-    "incumbent_agreement": _champion(
+    "incumbent_agreement": _number(
         "How often does the file give the champion's answer?",
         "share of equal answers",
-        _SHARE,
-        "The policy's incumbent.min_agreement.",
-        "The answers differ from the champion's: the same on {usage}",
         "Look at the order of the classes and at the preprocessing first. A better model changes "
         "answers too: then allow fewer equal ones (incumbent.min_agreement).",
+        unit=_SHARE,
+        cause="champion",
+        **_champion("The answers differ from the champion's: the same on {usage}"),
     ),
-    "incumbent_latency_ratio": _champion(
+    "incumbent_latency_ratio": _number(
         "Is the file slower than the champion?",
         "median(new) / median(champion)",
-        "times",
-        "The policy's incumbent.max_latency_ratio.",
-        "Slower than the champion by a factor of {usage}",
         "Compare the operators and the opset of the two files, export with constant folding, "
         "measure on a quiet machine; or allow more (incumbent.max_latency_ratio).",
+        unit="times",
+        cause="champion",
+        **_champion("Slower than the champion by a factor of {usage}"),
     ),
     "metric": CheckSpec(
         "Was the metric of the task measured as the policy defines it?",
         "evidence",
         "Mend the function or the labels, and measure again with this policy.",
-        _statement("The metric was measured."),
+        {"holds": "The metric was measured."},
     ),
     "metric_drop": _metric_drop(
         "Is the metric of the file worse than that of the model, on the same samples?",
@@ -1362,57 +1354,49 @@ CHECKS: dict[str, CheckSpec] = {
         "Train longer or on more data; or allow more (max_drop_from_champion).",
         problems=True,
     ),
-    "latency_ratio": _cost(
-        CheckSpec(
-            "Is the runtime slower than PyTorch on the CPU in the same run?",
-            "cost",
-            "Measure on a quiet machine, give the runtime its optimizations (ort-cpu-optimized) "
-            "and as many threads as PyTorch; or allow more (latency_ratio).",
-            formula="median(runtime) / median(PyTorch)",
-            unit="times",
-            why="The policy's latency_ratio. Times are from one machine at one moment.",
-        ),
-        "{label} is {observed:.6g}, allowed {allowed}. By batch: {ratios:list}.{notes}",
-        "{runtime} is slower than the policy allows: {label} {usage}",
+    "latency_ratio": _number(
+        "Is the runtime slower than PyTorch on the CPU in the same run?",
+        "median(runtime) / median(PyTorch)",
+        "Measure on a quiet machine, give the runtime its optimizations (ort-cpu-optimized) and as "
+        "many threads as PyTorch; or allow more (latency_ratio).",
+        unit="times",
+        cause="cost",
+        why=_ONE_MOMENT,
+        **_cost(f"{_COST} By batch: {{ratios:list}}.{{notes}}", _SLOWER),
     ),
-    "memory_mb": _cost(
-        CheckSpec(
-            "How much memory do opening and running the file take?",
-            "cost",
-            "Use a smaller batch size or a smaller model, and look at the peak in the table of "
-            "costs; or allow more (memory_mb).",
-            formula="growth of the process at its peak",
-            unit="MB",
-            why="The policy's memory_mb.",
+    "memory_mb": _number(
+        "How much memory do opening and running the file take?",
+        "growth of the process at its peak",
+        "Use a smaller batch size or a smaller model, and look at the peak in the table of costs; "
+        "or allow more (memory_mb).",
+        unit="MB",
+        cause="cost",
+        **_cost(
+            f"{_COST} The memory of its process grew by this much while it opened and ran the file "
+            "(at its peak; of a browser at the end).",
+            "{runtime} takes more memory than the policy allows: {label} {usage}",
         ),
-        "{label} is {observed:.6g}, allowed {allowed}. The memory of its process grew by this much "
-        "while it opened and ran the file (at its peak; of a browser at the end).",
-        "{runtime} takes more memory than the policy allows: {label} {usage}",
     ),
-    "p95_ms": _cost(
-        CheckSpec(
-            "How long do 95 % of the requests to the server take?",
-            "cost",
-            "Give the server more workers or smaller batches, look at its queue; or allow more "
-            "(p95_ms).",
-            formula="95th percentile of the slowest load",
-            unit="ms",
-            why="The policy's p95_ms. Times are from one machine at one moment.",
-        ),
-        "{label} is {observed:.6g}, allowed {allowed}.",
-        "{runtime} is slower than the policy allows: {label} {usage}",
+    "p95_ms": _number(
+        "How long do 95 % of the requests to the server take?",
+        "95th percentile of the slowest load",
+        "Give the server more workers or smaller batches, look at its queue; or allow more "
+        "(p95_ms).",
+        unit="ms",
+        cause="cost",
+        why=_ONE_MOMENT,
+        **_cost(_COST, _SLOWER),
     ),
-    "throughput_min": _cost(
-        CheckSpec(
-            "How many requests per second does the server answer?",
-            "cost",
-            "Give the server more workers or dynamic batching; or allow less (throughput_min).",
-            formula="requests / second of the load with the most connections",
-            unit="requests/s",
-            why="The policy's throughput_min. Times are from one machine at one moment.",
+    "throughput_min": _number(
+        "How many requests per second does the server answer?",
+        "requests / second of the load with the most connections",
+        "Give the server more workers or dynamic batching; or allow less (throughput_min).",
+        unit="requests/s",
+        cause="cost",
+        why=_ONE_MOMENT,
+        **_cost(
+            _COST, "{runtime} answers fewer requests than the policy asks for: {label} {usage}"
         ),
-        "{label} is {observed:.6g}, at least {allowed} is needed.",
-        "{runtime} answers fewer requests than the policy asks for: {label} {usage}",
     ),
     "threshold_crossing_bound": _crossing(
         "How many decisions at this operating point may change, as far as this many samples prove?",

@@ -59,7 +59,7 @@ def examples(template: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_each_code_has_a_text(name):
-    for code in CHECKS[name].codes:
+    for code in {**catalog.COMMON, **CHECKS[name].codes}:
         for part in ("text", "headline", "remedy"):
             _require_text(name, code, CHECKS[name].code(code), part)
 
