@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, cached_property
@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision
-from gate.records.evidence import Evidence, TensorSpec, WorkerPoolRecord, fields_of
+from gate.records.evidence import Evidence, fields_of
 from gate.records.layout import EVIDENCE
 from gate.records.localization import Explanation, LayerRow, Localization
 from gate.records.outputs import WorstSample
@@ -99,27 +99,6 @@ def cause_chart(summary: Summary, explanation: Explanation) -> Chart | None:
     ) or bound_usage_chart(measured, name="cause", most=_CAUSE_ROWS, several_outputs=several)
 
 
-_GRAPHICS = ("GPU", "driver", "CUDA", "cuDNN")
-"""Fields in one line, because most machines lack them. Versions and threads have other lines."""
-
-_CREWS = {
-    "processes": "processes of this machine",
-    "parts": "parts, merged here",
-    "ray": "workers of Ray",
-}
-
-Facts = dict[str, tuple[tuple[str, str], ...]]
-
-
-def report_facts(evidence: Evidence, decision: Decision) -> Facts:
-    """Return facts by heading, each a name and a text."""
-    return {
-        "What was judged": tuple(_subject(evidence)),
-        "Environment": tuple(_environment(evidence)),
-        "Policy and records": tuple(_records(evidence, decision)),
-    }
-
-
 def reproduce_commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     """Return pairs of purpose and command. Words in capitals are placeholders for files."""
     source = evidence.source
@@ -137,97 +116,6 @@ def reproduce_commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Measure and judge again; the digests above say which files these are", " ".join(parts)),
         ("Render this page again from the records", f"gate report {EVIDENCE}"),
     )
-
-
-def _subject(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    subject, source, export = evidence.subject, evidence.source, evidence.export
-    yield "file", f"{subject.sha256}, {subject.size_bytes} bytes"
-    yield "ONNX", f"opset {subject.opset}, by {subject.producer}"
-    yield "inputs", _tensors(subject.inputs)
-    yield "outputs", _tensors(subject.outputs)
-    yield "reference", source.factory
-    if source.onnx_sha256 is not None:
-        yield "reference file", str(source.onnx_sha256)
-    else:
-        yield "checkpoint", str(source.checkpoint_sha256 or "none: the code alone built the model")
-    if source.code is not None and source.onnx_sha256 is None:
-        names = ", ".join(source.code.files) or "packages only"
-        yield "model's code", f"{source.code.digest()}, of {names}"
-    labelled = "labelled" if evidence.dataset.labelled else "without labels"
-    yield "samples", f"{evidence.dataset.samples}, {labelled}, {evidence.dataset.sha256}"
-    if evidence.dataset.batch_axes is not None:
-        yield "batch axes", ", ".join(evidence.dataset.batch_axes.listed)
-    if source.slices_sha256 is not None:
-        yield "slices", str(source.slices_sha256)
-    for name, part in subject.parts.items():
-        yield f"part {name}", f"{part.file}, {part.sha256}{_measured_on(evidence.parts.get(name))}"
-    if export is not None:
-        settings = ", ".join(
-            f"{key}={_value_text(value)}" for key, value in export.settings.items()
-        )
-        yield "export", f"{export.strategy}: {settings}"
-        if export.tracer_warnings or export.hazards:
-            yield "exporter warned", "; ".join((*export.tracer_warnings, *export.hazards))
-        if export.notices:
-            yield "sizes", "; ".join(export.notices)
-
-
-def _measured_on(part: Evidence | None) -> str:
-    if part is None:
-        return ", not measured"
-    text = f", {part.dataset.samples} samples"
-    if part.dataset.left_out:
-        text += f"; {part.dataset.left_out} calls of other sizes were judged in the chain alone"
-    return text
-
-
-def _environment(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    environment = evidence.environment
-    yield "versions", ", ".join(f"{key} {value}" for key, value in environment.versions.items())
-    for name, text in fields_of(environment).items():
-        if not name.startswith(("version of ", "threads", *_GRAPHICS)):
-            yield name, text or "unknown"
-    graphics = (environment.gpu, environment.driver, environment.cuda, environment.cudnn)
-    yield "CUDA", ", ".join(part for part in graphics if part) or "none"
-    switches = environment.determinism.to_plain()
-    yield "switches", ", ".join(f"{key}={_value_text(value)}" for key, value in switches.items())
-    for runtime in evidence.runtimes:
-        if runtime.session_options:
-            options = ", ".join(f"{key}={value}" for key, value in runtime.session_options.items())
-            yield f"session of {runtime.runtime}", options
-
-
-def _records(evidence: Evidence, decision: Decision) -> Iterator[tuple[str, str]]:
-    yield "policy", str(decision.policy_sha256)
-    yield "evidence", str(decision.evidence_sha256)
-    yield "measured", evidence.measured_at
-    if evidence.crew is not None:
-        yield "measured by", _worker_pool(evidence.crew)
-    yield "decided", decision.decided_at
-    yield "passed on", ", ".join(decision.runtimes) or "no runtime"
-
-
-def _worker_pool(crew: WorkerPoolRecord) -> str:
-    text = f"{crew.workers} {_CREWS[crew.engine]}"
-    if crew.earlier:
-        text += f", {crew.earlier} units by an earlier check that was broken off"
-    others = [
-        f"{each.cpu}, onnxruntime {each.versions.get('onnxruntime', 'none')}"
-        for each in crew.environments
-    ]
-    return "; also on ".join([text, *others])
-
-
-def _tensors(specs: tuple[TensorSpec, ...]) -> str:
-    return "; ".join(
-        f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs
-    )
-
-
-def _value_text(value: object) -> str:
-    if value is None:
-        return "none"
-    return str(value) if not isinstance(value, bool) else "on" if value else "off"
 
 
 @dataclass(frozen=True)
@@ -346,7 +234,7 @@ def render_page(report: Report) -> str:
             layers=layers(report.explanation.localisation),
             samples=worst_samples(evidence, report.pictures),
             cost_headings=COST_HEADINGS,
-            facts=report_facts(evidence, decision),
+            fields=fields_of(evidence.environment),
             reproduce=reproduce_commands(evidence),
             style=_source("style.css"),
             script=script,
@@ -404,6 +292,7 @@ def _templates() -> Environment:
         "figure": lambda drawn: Markup(drawn.svg),  # names in it are escaped by matplotlib
         "times": _times,
         "usage": format_bound_usage,
+        "setting": _setting,
         "linked": lambda address: address.startswith(("https://", "http://")),
     }
     return made
@@ -450,6 +339,10 @@ def _when(time: str) -> str:
         return time
     zone = "UTC" if moment.utcoffset() is not None and not moment.utcoffset() else moment.tzname()
     return f"{moment:%Y-%m-%d %H:%M} {zone or ''}".strip()
+
+
+def _setting(value: object) -> object:
+    return {"None": "none", "True": "on", "False": "off"}.get(str(value), value)
 
 
 def _times(strain: float) -> str:

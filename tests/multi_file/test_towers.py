@@ -11,7 +11,8 @@ import torch
 from gate.api import EvaluationResult, check
 from gate.decision.check_result import Verdict
 from gate.measure.job import EvaluationData, Reference
-from gate.report.html_page import report_facts
+from gate.report.html_page import Report, render_page
+from gate.summary.summarize import summarize
 from tests.exhaustive import exhaustive
 from tests.multi_file import towers
 from tests.multi_file.exports import export
@@ -78,11 +79,9 @@ def test_a_decoder_in_a_loop_is_judged(steps: Path) -> None:
     later_steps = 2 * COUNT // 4  # of each batch, whose tokens grow
     left_out = {name: part.dataset.left_out for name, part in verdicted.evidence.parts.items()}
     assert left_out == {"encoder": 0, "decoder": later_steps}
-    facts = dict(report_facts(verdicted.evidence, verdicted.decision)["What was judged"])
-    assert (
-        f"{later_steps} calls of other sizes were judged in the chain alone"
-        in facts["part decoder"]
-    )
+    summary = summarize(verdicted.decision, verdicted.evidence)
+    page = render_page(Report(summary, verdicted.evidence, verdicted.decision))
+    assert f"{later_steps} calls of other sizes were judged in the chain alone" in page
 
 
 def test_a_decoder_of_one_step_alone_is_refused_by_the_chain(steps: Path) -> None:
