@@ -174,18 +174,9 @@ def near_ties(
     ):
         if count:
             most = most_ties(total)
-            yield CheckResult(
-                name="near_ties",
-                runtime=runtime.runtime,
-                output=output.name,
-                observed=float(count),
-                bound=float(most),
-                relation="<=",
-                samples=output.samples,
-                verdict=Verdict.PASS if count <= most else Verdict.FAIL,
-                code="few" if count <= most else "too_many",
-                params={"count": count, "total": total, "what": what},
-            )
+            ties = BoundedMetric("near_ties", float(count), "<=", float(most))
+            code = "few" if count <= most else "too_many"
+            yield check(ties, runtime, output).with_code(code, count=count, total=total, what=what)
 
 
 def too_few(policy: Policy, result: CheckResult, output: OutputParity) -> CheckResult:
@@ -386,18 +377,8 @@ def not_measurable(
             code, params = "differs_in_float64", {"differs": differs, "allowed": _SAME_IN_FLOAT64}
     else:
         return
-    yield CheckResult(
-        name="not_measurable",
-        runtime=runtime.runtime,
-        output=output.name,
-        observed=observed,
-        bound=most,
-        relation="<=",
-        samples=output.samples,
-        verdict=verdict,
-        code=code,
-        params=params,
-    )
+    metric = BoundedMetric("not_measurable", observed, "<=", most)
+    yield check(metric, runtime, output).with_code(code, verdict, **params)
 
 
 _OF_CHOICES = {

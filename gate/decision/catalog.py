@@ -1303,6 +1303,7 @@ CHECKS: dict[str, CheckSpec] = {
         "(incumbent.max_accuracy_drop).",
         unit="share of labels",
         cause="champion",
+        why="The policy's incumbent.max_accuracy_drop.",
         **_champion("Less accurate than the champion by {usage}"),
     ),
     "incumbent_agreement": _number(
@@ -1312,6 +1313,7 @@ CHECKS: dict[str, CheckSpec] = {
         "answers too: then allow fewer equal ones (incumbent.min_agreement).",
         unit=_SHARE,
         cause="champion",
+        why="The policy's incumbent.min_agreement.",
         **_champion("The answers differ from the champion's: the same on {usage}"),
     ),
     "incumbent_latency_ratio": _number(
@@ -1321,6 +1323,7 @@ CHECKS: dict[str, CheckSpec] = {
         "measure on a quiet machine; or allow more (incumbent.max_latency_ratio).",
         unit="times",
         cause="champion",
+        why="The policy's incumbent.max_latency_ratio.",
         **_champion("Slower than the champion by a factor of {usage}"),
     ),
     "metric": CheckSpec(

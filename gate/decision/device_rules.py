@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from gate.decision.bound_rules import BoundedMetric, noise_metrics, numeric
-from gate.decision.check_result import CheckResult, Problem, Verdict
+from gate.decision.check_result import CheckResult, Problem, Verdict, statement
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, RuntimeEvidence
@@ -52,13 +52,10 @@ def device(
     notes = [_torch_side(evidence), _runtime_side(runtime), *misplaced]
     if large:
         notes += _explained(policy, large, evidence, runtime)
-    yield CheckResult(
-        name="device",
-        runtime=runtime.runtime,
-        verdict=Verdict.FAIL if misplaced or large else Verdict.PASS,
-        code="large" if large else "misplaced" if misplaced else "same",
-        params={"notes": notes},
-    )
+    verdict = Verdict.FAIL if misplaced or large else Verdict.PASS
+    code = "large" if large else "misplaced" if misplaced else "same"
+    check = statement("device", [], place=(runtime.runtime, None), notes=notes)
+    yield check.with_code(code, verdict)
 
 
 def _explained(
@@ -71,13 +68,11 @@ def _explained(
     yield {"code": code, "worst": worst, "factor": factor}
     yield {"code": _moved(policy, evidence, name)}
     yield from _level(policy, evidence, name)
-    switches, options = evidence.environment.determinism, runtime.session_options
+    switches, options = evidence.environment.determinism.to_plain(), runtime.session_options
+    names = ("tf32_matmul", "tf32_cudnn", "cudnn_deterministic")
     yield {
         "code": "switches",
-        **{
-            name: "on" if getattr(switches, name) else "off"
-            for name in ("tf32_matmul", "tf32_cudnn", "cudnn_deterministic")
-        },
+        **{name: "on" if switches[name] else "off" for name in names},
         "use_tf32": options.get("use_tf32", "not recorded"),
         "algorithm": options.get("cudnn_conv_algo_search", "not recorded"),
     }

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from gate.decision.bound_rules import BoundedMetric, compared
 from gate.decision.check_result import CheckResult, Problem, Verdict, statement
 from gate.decision.cuda_kernels import cuda_kernels
 from gate.policy.policy import Policy
@@ -40,17 +41,10 @@ def whole(part: SubjectPart, measured: Evidence | None, name: str) -> CheckResul
         code = "wrong_file"
     else:
         code = "measured"
-    return CheckResult(
-        name="part",
-        part=name,
-        verdict=Verdict.PASS if code == "measured" else Verdict.ERROR,
-        code=code,
-        params={
-            "file": part.file,
-            "sha256": part.sha256.short,
-            "measured": "nothing" if measured is None else measured.subject.sha256.short,
-        },
-    )
+    verdict = Verdict.PASS if code == "measured" else Verdict.ERROR
+    actual = "nothing" if measured is None else measured.subject.sha256.short
+    params = {"file": part.file, "sha256": part.sha256.short, "measured": actual}
+    return CheckResult(name="part", part=name, verdict=verdict, code=code, params=params)
 
 
 _SPREAD = 1e-4
@@ -60,21 +54,13 @@ _SPREAD = 1e-4
 def samples(policy: Policy, evidence: Evidence) -> CheckResult:
     """Check that there are enough samples. Fewer prove nothing. With a single sample the probes
     must have run: they are a second one."""
-    n = evidence.dataset.samples
+    n, least = evidence.dataset.samples, policy.min_samples
+    check = compared(BoundedMetric("samples", float(n), ">=", float(least)), samples=n)
     unprobed = [r.runtime for r in evidence.runtimes if r.outputs and not _probed(r)]
-    code = "enough" if n >= policy.min_samples else "too_few"
     if n == 1 and unprobed:
-        code = "unprobed"
-    return CheckResult(
-        name="samples",
-        observed=float(n),
-        bound=float(policy.min_samples),
-        relation=">=",
-        samples=n,
-        verdict=Verdict.PASS if code == "enough" else Verdict.ERROR,
-        code=code,
-        params={"runtimes": unprobed} if code == "unprobed" else {},
-    )
+        return check.with_code("unprobed", Verdict.ERROR, runtimes=unprobed)
+    verdict, code = (Verdict.PASS, "enough") if n >= least else (Verdict.ERROR, "too_few")
+    return check.with_code(code, verdict)
 
 
 def _probed(runtime: RuntimeEvidence) -> bool:
@@ -377,15 +363,13 @@ def server(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     stated = runtime.session_options
     proven = stated.get("file", "not proven") != "not proven"
     allowed = policy.runtimes[runtime.runtime].options.get("allow_unproven_file") is True
-    server = {key: stated.get(key, "not stated") for key in ("server", "model", "model_version")}
-    verdict = Verdict.PASS if proven else Verdict.WAIVED if allowed else Verdict.ERROR
-    yield CheckResult(
-        name="server_file",
-        runtime=runtime.runtime,
-        verdict=verdict,
-        code="proven" if proven else "unproven",
-        params={**server, "proof": stated.get("file", "nothing")},
-    )
+    params: Problem = {
+        key: stated.get(key, "not stated") for key in ("server", "model", "model_version")
+    }
+    place, params["proof"] = (runtime.runtime, None), stated.get("file", "nothing")
+    check = statement("server_file", [], place=place, holds="proven", **params)
+    waived = Verdict.WAIVED if allowed else Verdict.ERROR
+    yield check if proven else check.with_code("unproven", waived)
     problems = [{"code": "answers_wrong_shape"}] if stated.get("wrong_shape") != "refused" else []
     yield statement("server_input", problems, place=(runtime.runtime, None))
 
@@ -440,30 +424,26 @@ def validity(evidence: Evidence) -> Iterator[CheckResult]:
         )
     if found.rounding == "differs":
         problems.append({"code": "rounding_differs"})
-    yield CheckResult(
-        name="float64", verdict=Verdict.PASS, code="not_used", params={"problems": problems}
-    )
+    yield statement("float64", [], holds="not_used", problems=problems)
 
 
 def fast_path(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     """Name the fused path of PyTorch as the cause if it returns different numbers."""
     if evidence.validity is not None and evidence.validity.fast_path:
-        yield CheckResult(
-            name="fast_path", runtime=runtime.runtime, verdict=Verdict.FAIL, code="violated"
-        )
+        name = runtime.runtime
+        yield CheckResult(name="fast_path", runtime=name, verdict=Verdict.FAIL, code="violated")
 
 
 def inputs(evidence: Evidence) -> Iterator[CheckResult]:
     """State the batch axes, and the inputs that only the model takes: an exporter leaves out what
     changes no output, and numbers and probes decide whether it does."""
     axes = evidence.dataset.batch_axes
-    if axes is not None:
-        params = {} if axes.is_unbatched else {"axes": axes.listed}
-        code = "one_call" if axes.is_unbatched else "holds"
-        yield CheckResult(name="batch_axes", verdict=Verdict.PASS, code=code, params=params)
+    if axes is not None and axes.is_unbatched:
+        yield statement("batch_axes", [], holds="one_call")
+    elif axes is not None:
+        yield statement("batch_axes", [], axes=axes.listed)
     if evidence.dataset.model_only:
-        params = {"names": list(evidence.dataset.model_only)}
-        yield CheckResult(name="inputs", verdict=Verdict.PASS, code="model_only", params=params)
+        yield statement("inputs", [], holds="model_only", names=evidence.dataset.model_only)
 
 
 def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
-from gate.decision.bound_rules import BoundedMetric, check
+from gate.decision.bound_rules import BoundedMetric, check, compared
 from gate.decision.catalog import REASONS
-from gate.decision.check_result import CheckResult, Problem, Verdict
+from gate.decision.check_result import CheckResult, Problem, Verdict, statement
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import is_recorded, is_server, may_lack_probes
 from gate.policy.sections import Bounds
@@ -62,30 +63,24 @@ def concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResul
     lacking = set(stated) - measured if isinstance(stated, list) else set()
     problem = "unstable_reference" if _is_unstable(runtime) else "no_load"
     if not measured or lacking or _is_unstable(runtime):
-        yield CheckResult(
-            name="concurrency",
-            runtime=runtime.runtime,
-            verdict=Verdict.ERROR,
-            code="unmeasured",
-            params={"problems": [{"code": problem}]},
-        )
+        problems, place = [{"code": problem}], (runtime.runtime, None)
+        none = statement("concurrency", problems, verdict=Verdict.ERROR, place=place)
+        yield none.with_code("unmeasured")
     bound = wanted.bounds.batch_invariance_ratio
     for load in runtime.concurrency:
         if math.isnan(load.batch_invariance_ratio) and not load.crossed:
             continue
         within = bound is None or load.batch_invariance_ratio <= bound
-        code = "crossed" if load.crossed else "within" if within else "beyond"
+        connections = f"{load.connections} connections"
         yield CheckResult(
             name="concurrency",
             runtime=runtime.runtime,
-            point=f"{load.connections} connections"
-            if load.rate is None
-            else f"{load.rate:g} requests/s",
+            point=connections if load.rate is None else f"{load.rate:g} requests/s",
             observed=load.batch_invariance_ratio,
             bound=bound,
             relation=None if bound is None else "<=",
             verdict=Verdict.PASS if within and not load.crossed else Verdict.FAIL,
-            code=code,
+            code="crossed" if load.crossed else "within" if within else "beyond",
             params={"crossed": load.crossed, "requests": load.requests},
         )
 
@@ -111,13 +106,9 @@ def probes(
         lacking.append({"code": "unsearched"})
     if lacking:
         code = "missing_recorded" if is_recorded(policy, runtime.runtime) else "missing"
-        yield CheckResult(
-            name="probes",
-            runtime=runtime.runtime,
-            verdict=Verdict.WAIVED if waived else Verdict.ERROR,
-            code="missing_waived" if waived else code,
-            params={"problems": lacking},
-        )
+        verdict, code = (Verdict.WAIVED, "missing_waived") if waived else (Verdict.ERROR, code)
+        place = (runtime.runtime, None)
+        yield statement("probes", lacking, verdict=verdict, place=place).with_code(code)
     for probe in runtime.probes:
         result = _probe(policy, evidence, runtime, probe)
         if result.verdict is Verdict.FAIL and probe.failure is None:
@@ -145,23 +136,17 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
             continue
         if code == "quantized" and policy.precision == "quantized":
             continue
-        found = [finding for finding in report.findings if finding.code == code]
-        if code in _WEIGHTS and report.weights is None and not found:
-            yield CheckResult(name=f"graph_{code}", verdict=Verdict.ERROR, code="not_compared")
-            continue
-        params: Problem = {"findings": [each.to_params() for each in found]} if found else {}
-        result = "findings" if found else "no_findings"
-        if not found and code in _WEIGHTS and report.weights is not None:
+        found = [finding.to_params() for finding in report.findings if finding.code == code]
+        name, result, params = f"graph_{code}", "no_findings", dict[str, Any]()
+        if found:
+            result, params = "findings", {"findings": found}
+        elif code in _WEIGHTS:
+            if report.weights is None:
+                yield CheckResult(name=name, verdict=Verdict.ERROR, code="not_compared")
+                continue
             result, params = "weights_equal", {"weights": report.weights.to_plain()}
-        yield CheckResult(
-            name=f"graph_{code}",
-            observed=float(len(found)),
-            bound=0.0,
-            relation="<=",
-            verdict=Verdict.FAIL if found else Verdict.PASS,
-            code=result,
-            params=params,
-        )
+        count = compared(BoundedMetric(name, float(len(found)), "<=", 0.0), samples=None)
+        yield count.with_code(result, **params)
 
 
 def _lacking_probes(
@@ -248,13 +233,9 @@ def _trace_agrees(evidence: Evidence) -> bool:
 def undefined(evidence: Evidence) -> Iterator[CheckResult]:
     """Warn of conversions on the samples that ONNX leaves undefined."""
     if evidence.undefined:
-        yield CheckResult(
-            name="undefined_casts",
-            verdict=Verdict.WAIVED,
-            samples=evidence.dataset.samples,
-            code="undefined",
-            params={"conversions": _converted(evidence.undefined)},
-        )
+        n, params = evidence.dataset.samples, {"conversions": _converted(evidence.undefined)}
+        name, verdict = "undefined_casts", Verdict.WAIVED
+        yield CheckResult(name=name, verdict=verdict, samples=n, code="undefined", params=params)
 
 
 def _converted(casts: tuple[UndefinedCast, ...]) -> list[str]:

@@ -11,7 +11,7 @@ from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.decide import Decision
 from gate.records.localization import Explanation, Localization
 from gate.records.runtime import RuntimeName, traits_of
-from gate.summary.render import bound_usage
+from gate.summary.render import bound_usage, format_bound_usage
 
 
 @dataclass
@@ -53,6 +53,18 @@ class CheckGroup:
             return first
         failed = [check for check in self.checks if check.verdict is Verdict.FAIL]
         return worst_of(failed, "noise_ratio") or worst_of(failed, "noise_") or first
+
+    @property
+    def number(self) -> str:
+        """The number of the headline check, with its name if the unit does not identify it."""
+        check = self.headline_check
+        text = format_bound_usage(check)
+        return text if not text or check.name.startswith("noise_") else f"{check.name} {text}"
+
+    @property
+    def where(self) -> str:
+        """The affected runtimes."""
+        return ", ".join(dict.fromkeys(c.runtime for c in self.ordered if c.runtime))
 
     def on_runtime(self, name: RuntimeName) -> CheckGroup | None:
         """Return the checks of the group for one runtime, or None if it has none."""

@@ -22,7 +22,7 @@ from gate.records.outputs import largest
 from gate.records.runtime import RUNTIMES, traits_of
 from gate.storage.safe_text import make_printable
 from gate.summary.champion_changes import unasked
-from gate.summary.explanations import GroupExplanation, account_of, finding_of
+from gate.summary.explanations import GroupExplanation, explain_group, finding_of
 from gate.summary.grouping import CheckGroup, groups_of
 from gate.summary.render import (
     bound_usage,
@@ -314,13 +314,19 @@ def summarize(
     """
     explanation = explained(explanation or Explanation())
     groups = groups_of(decision, explanation)
-    accounts = [account_of(group, evidence, explanation) for group in groups]
-    findings = tuple(map(finding_of, groups, accounts))
+    cause: Cause
+    texts = [explain_group(group, evidence, explanation) for group in groups]
+    findings = tuple(map(finding_of, groups, texts))
     first = groups[0] if groups and groups[0].verdict is not Verdict.WAIVED else None
     proof = proof_of(decision, evidence, first)
-    headline = _headline(
-        decision, evidence, findings[0].cause if findings else None, accounts, proof
-    )
+    if decision.passed:
+        cause, shown = "passed", GroupExplanation(None, _passed(decision, evidence, proof), None)
+    elif first is None:
+        cause = "evidence"
+        shown = GroupExplanation(None, "No measured runtime passed all its checks", None)
+    else:
+        cause, shown = first.cause, texts[0]
+    headline = Headline(verdict=decision.verdict, cause=cause, **shown._asdict())
     return Summary(
         headline=headline,
         subject=_subject(decision, evidence),
@@ -332,29 +338,6 @@ def summarize(
         warnings=tuple(_warnings(decision, evidence, explanation)),
         notes=tuple(_notes(decision, evidence, confidence=confidence)),
         words=tuple(check_row(check, evidence) for check in decision.checks),
-    )
-
-
-def _headline(
-    decision: Decision,
-    evidence: Evidence,
-    cause: Cause | None,
-    accounts: list[GroupExplanation],
-    proof: tuple[RuntimeProof, ...],
-) -> Headline:
-    if decision.passed:
-        sentence = _passed(decision, evidence, proof)
-        return Headline(verdict=decision.verdict, cause="passed", sentence=sentence)
-    if cause in (None, "waived"):
-        sentence = "No measured runtime passed all its checks"
-        return Headline(verdict=decision.verdict, cause="evidence", sentence=sentence)
-    first = accounts[0]
-    return Headline(
-        verdict=decision.verdict,
-        cause=cause,
-        blamed=first.blamed,
-        sentence=first.sentence,
-        remedy=first.remedy,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from gate import CheckResult, Decision, Localization, Verdict, decide
 from gate.decision.catalog import CHECKS
 from gate.records.localization import Explanation, LayerRow, OptimizerFault
-from gate.summary.explanations import account_of
+from gate.summary.explanations import explain_group
 from gate.summary.grouping import groups_of
 from gate.summary.render import explained
 from tests.builders import digest, evidence, policy
@@ -117,7 +117,7 @@ def test_a_fault_blames_a_tensor_or_its_module(fields, blamed, sentence):
     found = located(**{"fault": "a", **codes, **fields})
     explanation = explained(Explanation.from_json(found.to_json()))
     (group,) = grouped(check("noise_ratio"), explanation=explanation)
-    account = account_of(group, evidence(), explanation)
+    account = explain_group(group, evidence(), explanation)
     assert account.blamed == blamed
     assert account.sentence.startswith(sentence)
 
@@ -145,7 +145,7 @@ def test_a_layer_that_only_a_probe_shows(fault, probe, beside, cause, is_located
     found = located(fault, probe="zeros", first_divergence="act", fault_code=code)
     (group,) = grouped(shows, *others, explanation=found)
     assert (group.cause, group.localisation is not None) == (cause, is_located)
-    sentence = account_of(group, evidence(), found).sentence
+    sentence = explain_group(group, evidence(), found).sentence
     assert ("'zeros' shows it" in sentence) == is_located
     assert ("'zeros' it begins here: code in" in sentence) == (cause == "baked_in")
 
@@ -169,7 +169,7 @@ def test_a_runtime_that_an_optimiser_breaks_is_told_with_it():
     both = grouped(breaks, others, explanation=explanation)
     group = next(group for group in both if group.cause == "optimiser")
     assert group.checks == [breaks]
-    account = account_of(group, evidence(), explanation)
+    account = explain_group(group, evidence(), explanation)
     assert account.blamed == "FuseReluClip"
     assert account.sentence == (
         "With FuseReluClip enabled, ONNX Runtime fails from level ORT_ENABLE_BASIC on; with "
@@ -196,7 +196,7 @@ def test_an_account_says_that_no_optimiser_is_named():
     )
     explanation = Explanation(localisation=found)
     (group,) = grouped(check("noise_ratio", runtime="ort-cpu-optimized"), explanation=explanation)
-    account = account_of(group, evidence(), explanation)
+    account = explain_group(group, evidence(), explanation)
     assert account.sentence.endswith("No optimizer is identified: 32 sessions did not tell")
 
 
@@ -226,7 +226,7 @@ def test_an_account_says_that_no_optimiser_is_named():
 ])  # fmt: skip
 def test_a_runtime_that_breaks_on_the_samples_says_what_the_file_is(code, params, cause, words):
     (group,) = grouped(check("runtime", code=code, params=params))
-    account = account_of(group, evidence(), Explanation())
+    account = explain_group(group, evidence(), Explanation())
     assert group.cause == cause
     for word in words:
         assert word in f"{account.sentence} {account.remedy}"
@@ -248,13 +248,13 @@ def test_near_ties_explain_answers_and_no_error_beyond_rounding():
 @pytest.mark.parametrize(("passed", "agrees"), [(("ort-cpu",), True), (("torch-cuda",), False)])
 def test_that_the_cpu_agrees_is_said_where_it_does(passed, agrees):
     (group,) = grouped(check("noise_ratio", runtime="torch-cuda"), passed=passed)
-    text = account_of(group, evidence(), Explanation()).sentence
+    text = explain_group(group, evidence(), Explanation()).sentence
     assert ("on the CPU the file agrees" in text) is agrees
 
 
 def test_whatever_the_names_are_an_account_is_short_and_printable():
     (group,) = grouped(check("top5_agreement", output="\x1b[31m" + "x" * 10**5))
-    account = account_of(group, evidence(), Explanation())
+    account = explain_group(group, evidence(), Explanation())
     for text in (account.blamed, account.sentence):
         assert text is not None
         assert text.isprintable()
@@ -305,7 +305,7 @@ def test_what_was_measured_and_waived_is_not_said_to_be_unmeasured():
     params = {"kind": "value", "metric": "noise_ratio"}
     far = check("probe_far", verdict=Verdict.WAIVED, code="out_of_calibration", params=params)
     (group,) = grouped(absent, far)
-    sentence = account_of(group, evidence(), Explanation()).sentence
+    sentence = explain_group(group, evidence(), Explanation()).sentence
     assert sentence.startswith("ort-cuda: not measured (no GPU); probe_far: noise_ratio is 9 ")
 
 
@@ -317,6 +317,6 @@ def test_each_absent_runtime_is_waived_for_its_own_reason():
                              ("torch-cuda", "no GPU: none at all"))
     ]  # fmt: skip
     (group,) = grouped(*checks)
-    assert account_of(group, evidence(), Explanation()).sentence == (
+    assert explain_group(group, evidence(), Explanation()).sentence == (
         "ort-cuda, torch-cuda: not measured (no GPU); browser-wasm: not measured (no Chromium)"
     )

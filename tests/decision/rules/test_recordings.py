@@ -48,7 +48,7 @@ REQUIRED, LENIENT = policy(), policy(options={"probes": "when_recorded"})
 def test_it_is_said_where_it_comes_from():
     decision, checks = judged(REQUIRED)
     assert decision.verdict is Verdict.PASS, decision.problems
-    assert "TensorRT 10.3 on Jetson Orin Nano" in render_check(checks["recording"])
+    assert "TensorRT 10.3 computed it on Jetson Orin Nano" in render_check(checks["recording"])
 
 
 @pytest.mark.parametrize("key", SAID)
