@@ -62,8 +62,8 @@ class CheckResult(Record):
     def label(self) -> str:
         """The name with its operating point or its metric: `threshold_crossing at 0.5`,
         `metric_drop of map50, camera=front`."""
-        word = "of" if self.name.startswith("metric") else "at"
-        return f"{self.name} {word} {self.point}" if self.point else self.name
+        preposition = "of" if self.name.startswith("metric") else "at"
+        return f"{self.name} {preposition} {self.point}" if self.point else self.name
 
     @property
     def title(self) -> str:

@@ -123,7 +123,7 @@ def _samples(size: int) -> str:
 
 def _threads(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[Problem]:
     """Yield a note if the runtime and PyTorch had different numbers of threads."""
-    own = runtime.session_options.get("intra_op_num_threads")
-    threads = evidence.environment.determinism.threads
-    if own not in (None, str(threads)):
-        yield {"code": "other_threads", "threads": own, "reference_threads": threads}
+    threads = runtime.session_options.get("intra_op_num_threads")
+    reference = evidence.environment.determinism.threads
+    if threads not in (None, str(reference)):
+        yield {"code": "other_threads", "threads": threads, "reference_threads": reference}

@@ -78,8 +78,8 @@ def _part_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
         measured = evidence.parts.get(name)
         yield evidence_rules.whole(part, measured, name)
         if measured is not None:
-            own = policy.for_part([spec.name for spec in measured.subject.outputs])
-            for check in iter_checks(own, measured):
+            part_policy = policy.for_part([spec.name for spec in measured.subject.outputs])
+            for check in iter_checks(part_policy, measured):
                 yield check.model_copy(update={"part": name})
 
 

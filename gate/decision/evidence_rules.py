@@ -297,11 +297,11 @@ are excused only if the file holds them."""
 def _promised(policy: Policy, runtime: RuntimeEvidence) -> str:
     """Return the provider on which a runtime must run.
 
-    The gate's own tables come first, so that evidence can't change it.
+    The tables of the gate come first, so that evidence can't change it.
     """
-    own = RUNTIMES.get(runtime.runtime)
-    if own is not None:
-        return own.provider
+    traits = RUNTIMES.get(runtime.runtime)
+    if traits is not None:
+        return traits.provider
     if runtime.identity is None:
         return ""
     kind = policy.runtimes[runtime.runtime].kind or runtime.runtime

@@ -105,10 +105,10 @@ def chart(
 
     Without matplotlib, the chart holds the description only.
     """
-    words = make_printable(title), make_printable(alternative)
+    texts = make_printable(title), make_printable(alternative)
     here = installation.is_installed("matplotlib")
-    document = _painted(name, paint, height=height) if here else _written(words[1])
-    return Chart(name, *words, _inlined(document, name, words))
+    document = _painted(name, paint, height=height) if here else _written(texts[1])
+    return Chart(name, *texts, _inlined(document, name, texts))
 
 
 def _written(alternative: str) -> str:
@@ -193,7 +193,7 @@ def logarithmic(axes: Axes, low: float, high: float) -> None:
     axes.grid(visible=True, axis="x")
 
 
-def _inlined(text: str, name: str, words: tuple[str, str]) -> str:
+def _inlined(text: str, name: str, texts: tuple[str, str]) -> str:
     """Return the `svg` element of a document with its texts and unique ids, and without references
     to anything outside."""
     ElementTree.register_namespace("", _SVG)
@@ -206,11 +206,11 @@ def _inlined(text: str, name: str, words: tuple[str, str]) -> str:
                 element.remove(child)
         _tidy(element, name, used)
     title, description = ElementTree.Element("title"), ElementTree.Element("desc")
-    title.text, description.text = words
+    title.text, description.text = texts
     root[:0] = [title, description]
     size = {"width": str(WIDTH), "height": root.attrib["viewBox"].split()[3]}
     root.attrib = {"viewBox": root.attrib["viewBox"], **size}
-    root.attrib |= {"role": "img", "aria-label": f"{words[0]}. {words[1]}"}
+    root.attrib |= {"role": "img", "aria-label": f"{texts[0]}. {texts[1]}"}
     return ElementTree.tostring(root, encoding="unicode")
 
 

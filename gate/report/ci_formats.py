@@ -83,7 +83,7 @@ class CiResult:
 
         If not, a case with the reason is added: a red build must not consist of green checks.
         """
-        verdicts = {word.check.verdict for word in self.summary.words} if self.summary else set()
+        verdicts = {row.check.verdict for row in self.summary.words} if self.summary else set()
         wanted = Verdict.FAIL if self.outcome == "rejected" else Verdict.ERROR
         return self.outcome == "passed" or wanted in verdicts
 
@@ -124,13 +124,13 @@ def _suites(summary: Summary) -> Iterator[ElementTree.Element]:
         for finding in summary.findings
         for check in finding.checks
     }
-    words: dict[str, list[CheckRow]] = {name: [] for name in runtimes}
-    for word in summary.words:
-        words.setdefault(word.check.runtime or MEASUREMENT, []).append(word)
-    for runtime, found in words.items():
+    by_runtime: dict[str, list[CheckRow]] = {name: [] for name in runtimes}
+    for row in summary.words:
+        by_runtime.setdefault(row.check.runtime or MEASUREMENT, []).append(row)
+    for runtime, found in by_runtime.items():
         if found:
             is_onnx = summary.subject.is_onnx_reference
-            suite = _suite(runtime, [_case(word, causes, onnx_reference=is_onnx) for word in found])
+            suite = _suite(runtime, [_case(row, causes, onnx_reference=is_onnx) for row in found])
             suite.insert(0, _properties(summary))
             if _SECONDS.match(summary.subject.decided_at):
                 suite.set("timestamp", summary.subject.decided_at[:19])
@@ -177,10 +177,8 @@ def _properties(summary: Summary) -> ElementTree.Element:
     return made
 
 
-def _case(
-    word: CheckRow, causes: Mapping[str, str], *, onnx_reference: bool
-) -> ElementTree.Element:
-    check = word.check
+def _case(row: CheckRow, causes: Mapping[str, str], *, onnx_reference: bool) -> ElementTree.Element:
+    check = row.check
     places = (check.part, check.output, check.label)
     title = " / ".join(place for place in places if place)
     case = ElementTree.Element("testcase", name=make_printable(title))
@@ -188,20 +186,20 @@ def _case(
         short = make_printable(format_bound_usage(check)) or render_check(check)
         found = ElementTree.SubElement(case, _ELEMENTS[check.verdict], message=short)
         found.set("type", check.name)
-        texts = _sentences(word, causes.get(check.title), onnx_reference=onnx_reference)
+        texts = _sentences(row, causes.get(check.title), onnx_reference=onnx_reference)
         found.text = "\n".join(texts)
     return case
 
 
-def _sentences(word: CheckRow, cause: str | None, *, onnx_reference: bool) -> Iterator[str]:
+def _sentences(row: CheckRow, cause: str | None, *, onnx_reference: bool) -> Iterator[str]:
     """Yield the details of one case, beginning with the cause, which several cases may share."""
-    check = word.check
+    check = row.check
     if cause is not None:
         yield make_printable(cause)
     yield render_check(check)
-    yield f"Asks: {make_printable(word.meaning)}"
+    yield f"Asks: {make_printable(row.meaning)}"
     if check.bound is not None:
-        yield f"Why this bound: {make_printable(word.why)}"
+        yield f"Why this bound: {make_printable(row.why)}"
     if remedy := render_check(check, "remedy", onnx_reference=onnx_reference):
         yield f"Try: {remedy}"
 
@@ -253,8 +251,8 @@ def _gauge(
 ) -> GaugeMetricFamily:
     """Format a gauge. `values`: by tuples of values for `labels`."""
     made = GaugeMetricFamily(f"parity_gate_{name}", help_text, labels=("model", *labels), unit=unit)
-    for words, value in values.items():
-        made.add_metric((model, *words), value)
+    for texts, value in values.items():
+        made.add_metric((model, *texts), value)
     return made
 
 
@@ -297,13 +295,13 @@ def _runtime_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]
 
 def _check_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     counts = Counter(
-        (make_printable(word.check.runtime or MEASUREMENT), word.check.verdict.value)
-        for word in summary.words
+        (make_printable(row.check.runtime or MEASUREMENT), row.check.verdict.value)
+        for row in summary.words
     )
     yield _gauge(model, "checks", "Number of checks by verdict.", counts, "runtime", "verdict")
     rows = {
-        labels: (word.check.observed, word.check.bound, word.strain)
-        for labels, word in _once(summary).items()
+        labels: (row.check.observed, row.check.bound, row.strain)
+        for labels, row in _once(summary).items()
     }
     for place, (name, meaning, unit) in enumerate(_CHECK_GAUGES):
         numbers = {labels: row[place] for labels, row in rows.items()}
@@ -315,11 +313,11 @@ def _once(summary: Summary) -> dict[tuple[str, ...], CheckRow]:
     """Return the checks by their labels. Of checks with equal labels, the first one that does not
     pass: a series must be unique."""
     found: dict[tuple[str, ...], CheckRow] = {}
-    for word in sorted(summary.words, key=lambda word: word.check.verdict is Verdict.PASS):
-        check = word.check
+    for row in sorted(summary.words, key=lambda row: row.check.verdict is Verdict.PASS):
+        check = row.check
         runtime = check.runtime or MEASUREMENT
         names = (check.part, runtime, check.output, check.name, check.point)
-        found.setdefault(tuple(make_printable(name or "") for name in names), word)
+        found.setdefault(tuple(make_printable(name or "") for name in names), row)
     return found
 
 

@@ -175,13 +175,13 @@ def confidence_chart(evidence: Evidence) -> Chart | None:
         if len(classes) > len(shown)
         else ""
     )
-    words = "; ".join(f"class {one.label} {_moved(one):+.2g}" for one in shown[:5])
+    changes = "; ".join(f"class {one.label} {_moved(one):+.2g}" for one in shown[:5])
     return chart(
         "confidence",
         paint,
         title=f"Confidence by class{of} ({name})",
         alternative=f"Mean change of the confidence{'' if signed else ', sign not recorded'}: "
-        f"{words}. Largest of a single sample: {format_number(parity.confidence.max)}",
+        f"{changes}. Largest of a single sample: {format_number(parity.confidence.max)}",
         height=_CONFIDENCE_REST + _CONFIDENCE_PITCH * max(len(shown), _FEWEST),
     )
 
@@ -274,13 +274,13 @@ def differences_chart(evidence: Evidence, decision: Decision | None = None) -> C
         drawn.legend(loc="outside lower center", ncols=2, handlelength=2.2, columnspacing=1.2)
 
     equal = ", ".join(f"{name}: {_equal(spread)}" for name, _, spread in shown)
-    beside = ", ".join(f"{label} {format_number(at)}" for label, at in lines)
+    marks = ", ".join(f"{label} {format_number(at)}" for label, at in lines)
     return chart(
         "differences",
         paint,
         title=f"Distribution of the differences of elements ({make_printable(worst.name)})",
         alternative=f"Largest difference {format_number(worst.max_abs_diff)}, mean "
-        f"{format_number(worst.mean_abs_diff)}; {beside or 'no floor was measured'}. "
+        f"{format_number(worst.mean_abs_diff)}; {marks or 'no floor was measured'}. "
         f"Equal: {equal}",
         height=_HEIGHT,
     )
@@ -345,7 +345,7 @@ def _equal(spread: Histogram) -> str:
 MOST_ROWS = 25
 """Most rows of a chart. The table has all."""
 
-_STRAIN_PITCH, _AXIS, _LEGEND_PITCH = 27, 50, 15
+_USAGE_PITCH, _AXIS, _LEGEND_PITCH = 27, 50, 15
 
 _MOST_LETTERS = 32
 """Longest label at the left of the axis, which leaves half of the width for the marks."""
@@ -359,18 +359,18 @@ _LEAST, _MOST = 1e-4, 1e7
 _COLORS = {Verdict.PASS: BLUE, Verdict.FAIL: RED, Verdict.ERROR: PINK, Verdict.WAIVED: GREY}
 
 
-def worst_first(words: Iterable[CheckRow]) -> list[CheckRow]:
+def worst_first(entries: Iterable[CheckRow]) -> list[CheckRow]:
     """Sort the rows with a bound, worst first; NaN is the worst.
 
     Counts of graph findings come after measured failures, because their bound is 0 and the used
     share is undefined.
     """
-    bounded = [word for word in words if word.strain is not None]
-    return sorted(bounded, key=lambda word: (_kind(word), -nan_as_infinite(word.strain)))
+    bounded = [entry for entry in entries if entry.strain is not None]
+    return sorted(bounded, key=lambda entry: (_kind(entry), -nan_as_infinite(entry.strain)))
 
 
 def bound_usage_chart(
-    words: Iterable[CheckRow],
+    entries: Iterable[CheckRow],
     *,
     name: str = "strain",
     most: int = MOST_ROWS,
@@ -378,15 +378,15 @@ def bound_usage_chart(
 ) -> Chart | None:
     """Draw the worst `most` checks, one row each with a mark per runtime. None without bounds.
     Filled marks failed, hollow ones did not."""
-    words, by_check = list(words), dict[str, list[CheckRow]]()
-    for word in worst_first(words):
-        label = short_name(word.check, several_outputs=several_outputs)
-        by_check.setdefault(label, []).append(word)
+    entries, by_check = list(entries), dict[str, list[CheckRow]]()
+    for entry in worst_first(entries):
+        label = short_name(entry.check, several_outputs=several_outputs)
+        by_check.setdefault(label, []).append(entry)
     rows = list(by_check.items())[:most]
     if not rows:
         return None
-    shown = [word for word in words if any(word in row for _, row in rows)]
-    runtimes = list(dict.fromkeys(word.check.runtime or _FILE for word in shown))
+    shown = [entry for entry in entries if any(entry in row for _, row in rows)]
+    runtimes = list(dict.fromkeys(entry.check.runtime or _FILE for entry in shown))
     columns = 2 if max(map(len, runtimes)) > 16 else 3
 
     def paint(drawn: Figure) -> None:
@@ -397,8 +397,8 @@ def bound_usage_chart(
         axes.axvspan(1.0, high, color=RED, alpha=0.07, linewidth=0)
         axes.axvline(1.0, color=TEXT, linewidth=1.2)
         for at, (_, row) in enumerate(rows):
-            for word in row:
-                _mark(axes, at, word, runtimes)
+            for entry in row:
+                _mark(axes, at, entry, runtimes)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         # the name of the check, with its worst number and the bound below
         labels = [(label, format_bound_usage(row[0].check, unit=False)) for label, row in rows]
@@ -413,7 +413,7 @@ def bound_usage_chart(
             axes.plot([], [], marker, color=TEXT, fillstyle="none", label=literal(runtime, 24))
         drawn.legend(loc="outside lower center", ncols=columns, handletextpad=0.1)
 
-    beyond = sum(any(word.check.verdict is Verdict.FAIL for word in row) for _, row in rows)
+    beyond = sum(any(entry.check.verdict is Verdict.FAIL for entry in row) for _, row in rows)
     more = f"; {len(by_check) - len(rows)} more in the table" if len(by_check) > len(rows) else ""
     return chart(
         name,
@@ -421,7 +421,7 @@ def bound_usage_chart(
         title=f"Used share of each bound{more}",
         alternative=f"{len(rows)} checks, {beyond} beyond their bound. The worst: "
         + "; ".join(f"{label} {_usage_text(row[0])}" for label, row in rows[:5]),
-        height=_AXIS + _STRAIN_PITCH * len(rows) + _LEGEND_PITCH * -(-len(runtimes) // columns),
+        height=_AXIS + _USAGE_PITCH * len(rows) + _LEGEND_PITCH * -(-len(runtimes) // columns),
     )
 
 
@@ -429,31 +429,31 @@ _FILE = "the file"
 """Label of checks without a runtime."""
 
 
-def _mark(axes: Axes, row: int, word: CheckRow, runtimes: list[str]) -> None:
+def _mark(axes: Axes, row: int, entry: CheckRow, runtimes: list[str]) -> None:
     """Draw one mark of a row below the others, so that equal ones can be distinguished."""
-    color, (low, high) = _COLORS[word.check.verdict], axes.get_xlim()
-    series = runtimes.index(word.check.runtime or _FILE)
+    color, (low, high) = _COLORS[entry.check.verdict], axes.get_xlim()
+    series = runtimes.index(entry.check.runtime or _FILE)
     at = row + 0.6 * ((series + 0.5) / len(runtimes) - 0.5)
-    place = min(_position(word), high)
+    place = min(_position(entry), high)
     axes.hlines(at, low, place, color=color, linewidth=1.2, alpha=0.6)
-    fill: Any = "full" if word.check.verdict is Verdict.FAIL else "none"
+    fill: Any = "full" if entry.check.verdict is Verdict.FAIL else "none"
     marker = ">" if place >= high else _MARKERS[series % len(_MARKERS)]
     axes.plot(place, at, marker, color=color, fillstyle=fill, markersize=5.5, clip_on=False)
 
 
-def _usage_text(word: CheckRow) -> str:
-    value = word.strain or 0.0
+def _usage_text(entry: CheckRow) -> str:
+    value = entry.strain or 0.0
     if math.isfinite(value):
         return f"{format_number(value)} times its bound"
-    return format_bound_usage(word.check)
+    return format_bound_usage(entry.check)
 
 
-def _position(word: CheckRow) -> float:
-    return clamped(word.strain, _LEAST, _MOST)
+def _position(entry: CheckRow) -> float:
+    return clamped(entry.strain, _LEAST, _MOST)
 
 
-def _kind(word: CheckRow) -> int:
+def _kind(entry: CheckRow) -> int:
     """Return a sort key: failures by measured size, then failures of the graph, then passes."""
-    if word.check.verdict is Verdict.FAIL and word.check.name.startswith("graph_"):
+    if entry.check.verdict is Verdict.FAIL and entry.check.name.startswith("graph_"):
         return 1
-    return 0 if nan_as_infinite(word.strain) > 1.0 else 2
+    return 0 if nan_as_infinite(entry.strain) > 1.0 else 2

@@ -91,11 +91,11 @@ def cause_chart(summary: Summary, explanation: Explanation) -> Chart | None:
         if along is not None:
             return along
     blamed = {check for finding in summary.findings[:1] for check in finding.checks}
-    words = [word for word in summary.words if word.check in blamed]
-    measured = [word for word in summary.words if word.check.runtime is not None]
+    failed = [row for row in summary.words if row.check in blamed]
+    measured = [row for row in summary.words if row.check.runtime is not None]
     several = summary.has_several_outputs
     return bound_usage_chart(
-        words, name="cause", most=_CAUSE_ROWS, several_outputs=several
+        failed, name="cause", most=_CAUSE_ROWS, several_outputs=several
     ) or bound_usage_chart(measured, name="cause", most=_CAUSE_ROWS, several_outputs=several)
 
 
@@ -164,10 +164,10 @@ class ShownSamples:
     rows: tuple[SampleRow, ...]
 
 
-def _sorted(words: Iterable[CheckRow]) -> list[CheckRow]:
+def _sorted(rows: Iterable[CheckRow]) -> list[CheckRow]:
     """Return all checks: failures first, then by the used share of the bound."""
     return sorted(
-        words, key=lambda word: (_ORDER.index(word.check.verdict), -nan_as_infinite(word.strain))
+        rows, key=lambda row: (_ORDER.index(row.check.verdict), -nan_as_infinite(row.strain))
     )
 
 
@@ -345,12 +345,12 @@ def _setting(value: object) -> object:
     return {"None": "none", "True": "on", "False": "off"}.get(str(value), value)
 
 
-def _times(strain: float) -> str:
+def _times(usage: float) -> str:
     """Return the used share of a bound as text, empty for a bound that allows no difference."""
-    if not math.isfinite(strain):
+    if not math.isfinite(usage):
         return ""
-    if strain < 0.01:
+    if usage < 0.01:
         return "< 0.01 ×"
-    if strain >= 1e4:
-        return f"{strain:.1e} ×".replace("e+0", "e").replace("e+", "e")
-    return f"{strain:.3g} ×" if strain >= 1.0 else f"{strain:.2g} ×"
+    if usage >= 1e4:
+        return f"{usage:.1e} ×".replace("e+0", "e").replace("e+", "e")
+    return f"{usage:.3g} ×" if usage >= 1.0 else f"{usage:.2g} ×"

@@ -313,10 +313,10 @@ def _print_checks(summary: Summary, console: Console) -> None:
     headings = ("runtime", "check", "observed", "allowed", "n", "verdict", "meaning")
     shown = print_table(headings, right=("observed", "n"))
     above = ""
-    for word in summary.words:
-        verdict = Text(word.check.verdict.value, style=STYLES[word.check.verdict])
-        runtime = word.check.runtime or "measurement"
-        meaning = word.meaning if word.check.bound is None else f"{word.meaning} {word.why}"
-        add_row(shown, (runtime, *cells(word.check), verdict, "" if meaning == above else meaning))
+    for row in summary.words:
+        verdict = Text(row.check.verdict.value, style=STYLES[row.check.verdict])
+        runtime = row.check.runtime or "measurement"
+        meaning = row.meaning if row.check.bound is None else f"{row.meaning} {row.why}"
+        add_row(shown, (runtime, *cells(row.check), verdict, "" if meaning == above else meaning))
         above = meaning
     console.print(shown)

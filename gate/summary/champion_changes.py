@@ -200,9 +200,9 @@ def _made(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
         "preprocessing", _short(old.source.preprocess_sha256), _short(new.source.preprocess_sha256)
     )
     yield _texts("data", _short(old.dataset.sha256), _short(new.dataset.sha256))
-    beside = [each.source.slices_sha256 for each in (old, new)]
-    if any(beside):
-        yield _texts("slices", *map(_short, beside))
+    slices = [each.source.slices_sha256 for each in (old, new)]
+    if any(slices):
+        yield _texts("slices", *map(_short, slices))
     yield _texts("samples", str(old.dataset.samples), str(new.dataset.samples))
     yield from _machines(old.environment, new.environment)
 

@@ -133,8 +133,8 @@ def _worst(
     if first is not None and bound_usage(first.headline_check) is not None:
         return bound_usage(first.headline_check), first.headline_check
     judged = [check for check in checks if check.verdict is not Verdict.WAIVED]
-    strained = [(bound_usage(check), check) for check in judged if not _is_about_samples(check)]
-    numbered = [(used, check) for used, check in strained if used is not None]
+    measured = [(bound_usage(check), check) for check in judged if not _is_about_samples(check)]
+    numbered = [(used, check) for used, check in measured if used is not None]
     return max(
         numbered,
         key=lambda pair: (pair[1].verdict is Verdict.FAIL, nan_as_infinite(pair[0])),
@@ -496,10 +496,10 @@ def _metric_sentences(evidence: Evidence) -> Iterator[str]:
                 for name, side in group.runtimes.items()
             )
             slices = len(metric.groups) - 1
-            beside = f", and in {slices} slices" if slices else ""
+            in_slices = f", and in {slices} slices" if slices else ""
             reference = format_number(group.reference.value)
             yield make_printable(
-                f"{metric.name} on {group.samples} samples{beside}: reference {reference}, "
+                f"{metric.name} on {group.samples} samples{in_slices}: reference {reference}, "
                 f"{', '.join(sides)}."
             )
 

@@ -243,7 +243,7 @@ class Summary(Record):
     @property
     def has_several_outputs(self) -> bool:
         """Return whether names of checks must include their output."""
-        return has_several_outputs(word.check for word in self.words)
+        return has_several_outputs(row.check for row in self.words)
 
     def about(self, *, name: str | None, version: str | None = None) -> Self:
         """Return a copy for a registered model and its version."""
