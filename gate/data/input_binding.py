@@ -184,7 +184,8 @@ def bind_inputs(  # noqa: PLR0913 - the facts of the file, the samples and the p
     if fixed and (size < 1 or count % size):
         raise InputMismatch(
             f"the file has a fixed batch size of {size}, and {count} samples are not a multiple of "
-            "it. Use a multiple, or export with export.dynamic_batch: true."
+            "it. Use a multiple, or export with export.dynamic_batch: true. If axis 0 is not the "
+            "batch axis of the file: --batch-axis NAME=AXIS."
         )
     unbatched = layout is not None and layout.is_unbatched
     halves = ((sample.name, spec.dtype) for spec, sample in pairs if spec.dtype in HALF)
@@ -250,7 +251,8 @@ def _check_shapes(pairs: Sequence[tuple[TensorSpec, TensorSpec]]) -> None:
         if not agrees(expected, shape):
             remedy = shape_remedy(sizes) or (
                 "Preprocess the samples to the file's shape, samples on axis 0, or export again "
-                "with an example of the samples' shape."
+                "with an example of the samples' shape. If axis 0 is not the batch axis of the "
+                "file: --batch-axis NAME=AXIS."
             )
             raise InputMismatch(
                 f"input {describe([spec])} of the file doesn't fit the samples "

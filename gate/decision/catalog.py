@@ -163,8 +163,8 @@ COMMON: dict[str, CodeSpec] = {
         "policy refused the file without it. Measure again."
     ),
     "left_to_rounding": CodeSpec(
-        "{label} is {observed:.6g}, allowed {allowed}. Rounding decides what the model chooses, so "
-        "this says nothing about the file.",
+        "{label} is {observed:.6g}, allowed {allowed}. Rounding changes what the model selects "
+        "(top-k, argmax), so this number proves nothing about the file.",
         remedy=_AMPLIFIES,
         cause="model",
     ),
@@ -264,13 +264,13 @@ _EXPORT_AGAIN_OR_PRECISION = (
 _PRECISION_OR_STATISTICS = "Check precision (TF32, float16, int8) and normalization statistics."
 
 _NOT_REPEATABLE = (
-    "Two identical runs differ. Look for dropout or random operators that are still active "
-    "(training mode), or atomic additions on CUDA."
+    "Look for dropout or random operators that are still active (export in eval mode), or for "
+    "atomic additions on CUDA."
 )
 
 _DEPENDS_ON_BATCH = (
-    "The output of a sample depends on its batch. Look for BatchNorm in training mode, or a batch "
-    "size that was baked into the graph."
+    "Look for BatchNorm in training mode (export in eval mode), or for a batch size that was "
+    "fixed at export (set dynamic_batch: true)."
 )
 
 _NOT_TRACED = (
@@ -354,16 +354,20 @@ _PROBE_CODES: dict[str, Code] = {
         cause="numbers",
     ),
     "contradictory": CodeSpec(
-        "The record has numbers and a reason why there are none.", cause="evidence"
+        "The evidence about this input contradicts itself: it has numbers, and a reason why there "
+        "are none.",
+        cause="evidence",
     ),
     "inapplicable": "The model does not accept this input: {reason}",
     "not_judged": "This input is not judged: {reason:reason}.",
-    "no_numbers": CodeSpec("The record has neither numbers nor a reason.", cause="evidence"),
+    "no_numbers": CodeSpec(
+        "The evidence has no result for this input: neither numbers nor a reason.", cause="evidence"
+    ),
     "unexamined": f"{_PROBE_TEXT} Rounding was not measured on this input. Measure again.",
     "out_of_calibration": f"{_PROBE_TEXT} This input may lie outside of the calibrated range, "
     "where a quantized file saturates. It does not refuse the file.",
     "checked_in_chain": f"{_PROBE_TEXT} The rounding of a part of a quantized release is judged in "
-    "the chain.",
+    "the run of the whole release.",
     "beyond_range": CodeSpec(
         "{notes:alone}",
         cause="beyond",
@@ -450,12 +454,12 @@ _LEFT_TO_PROBES = CodeSpec(
     observed="left to the probes",
 )
 
-_UNNOTICED = "{problems}. Behavior that was baked in would not be noticed."
+_UNNOTICED = "{problems}. A value that tracing fixed in the file would go unnoticed."
 
 _NEAR_TIES = (
-    "{count} of {total} {what} differ where rounding alone decides between equals: the float64 "
-    "reference or PyTorch under random rounding agrees with the runtime. They are left out of the "
-    "other numbers; allowed {allowed}."
+    "{count} of {total} {what} differ by rounding alone, allowed {allowed}: the float64 "
+    "reference, or PyTorch under random rounding, gives the runtime's value. The other checks "
+    "leave them out."
 )
 
 _FLIPS = (
@@ -470,8 +474,8 @@ def _crossing(meaning: str, formula: str, remedy: str) -> CheckSpec:
         "unmeasured": CodeSpec(
             "{label} cannot be judged: {problems}.",
             cause="evidence",
-            remedy="Measure again with this policy: gate.operating_points decides what is "
-            "measured. A point for one class needs samples that are put into it.",
+            remedy="Measure again with this policy, whose operating points are measured "
+            "(gate.operating_points). A point for one class needs samples of that class.",
         ),
     }
     return CheckSpec(
@@ -562,8 +566,8 @@ CHECKS: dict[str, CheckSpec] = {
     "repeats": CheckSpec(
         "Does the model return the same output twice?",
         "model",
-        "Take random numbers out of eval mode (F.dropout(x, p, self.training), gate lint: TRC013), "
-        "and any state that forward changes.",
+        "Remove random numbers from eval mode, for example F.dropout(x, p, self.training), and "
+        "state that forward changes. gate lint names the lines (TRC013).",
         {
             "holds": "Two runs of the model on the same samples agree.",
             "holds_with_state": "Two runs of the model on the same samples agree. Its forward "
@@ -580,7 +584,7 @@ CHECKS: dict[str, CheckSpec] = {
         {"holds": "The model computes in float32."},
     ),
     "float64": CheckSpec(
-        "Do float64 and random rounding compute the model's function?",
+        "Does the model compute the same function in float64 and under random rounding?",
         "model",
         "Write constants as numbers instead of torch.finfo(x.dtype), and do not branch on the "
         "dtype, so that float64 computes the same function.",
@@ -614,15 +618,16 @@ CHECKS: dict[str, CheckSpec] = {
         {
             "no_reference": _NO_REFERENCE,
             "no_reference_waived": _NO_REFERENCE,
-            "hidden": "{output} cannot be judged: rounding alone moves it by {observed:.3g} of its "
-            "spread, allowed at most {bound:.3g}. A fault of that size would be hidden.",
-            "differs_in_float64": "{output} cannot be judged: rounding alone moves it by "
-            "{observed:.3g} of its spread, allowed at most {bound:.3g}. In float64, the file "
-            "differs from the model by {differs:.3g} of the spread, allowed {allowed:.3g}: it is "
-            "probably wrong.",
+            "hidden": "{output} cannot be judged: rounding alone changes it by {observed:.3g} of "
+            "its standard deviation, allowed at most {bound:.3g}. A fault of that size would be "
+            "hidden.",
+            "differs_in_float64": "{output} cannot be judged: rounding alone changes it by "
+            "{observed:.3g} of its standard deviation, allowed at most {bound:.3g}. In float64, "
+            "the file differs from the model by {differs:.3g} of the standard deviation, allowed "
+            "{allowed:.3g}: it is probably wrong.",
         },
         formula="floor / std(r)",
-        unit="of the spread",
+        unit="of the standard deviation",
         why="The policy's instruments.max_floor.",
     ),
     "batch_axes": CheckSpec(
@@ -807,7 +812,7 @@ CHECKS: dict[str, CheckSpec] = {
         },
     ),
     "server_file": CheckSpec(
-        "Is it proven which file the server has?",
+        "Does the server state the digest of the file that it serves?",
         "evidence",
         "Add the parameter sha256 to the model's metadata, or name a digest_url in the runtime's "
         "options.",
@@ -818,13 +823,13 @@ CHECKS: dict[str, CheckSpec] = {
         },
     ),
     "server_input": CheckSpec(
-        "Does the server refuse what is no input of the model?",
+        "Does the server refuse an input that the model does not accept?",
         "outputs",
-        "Have the server check shapes and datatypes of its inputs.",
+        "Configure the server to check the shapes and datatypes of its inputs.",
         {"holds": "The server refuses an input of a wrong shape."},
     ),
     "device": CheckSpec(
-        "Did both sides compute on the device that they are named after?",
+        "Did PyTorch and ONNX Runtime compute on the device in the runtime's name?",
         "device",
         "Run gate locate on this runtime to see the first layer that diverges; set "
         "determinism.tf32: false, and measure torch-cuda too.",
@@ -860,14 +865,14 @@ CHECKS: dict[str, CheckSpec] = {
     ),
     "nonfinite": _no_numbers("nonfinite", "finite element", "finite values"),
     "finite": CheckSpec(
-        "Is nothing NaN, or infinite on one side only?",
+        "Is the output free of NaN, and of infinity on one side only?",
         "nonfinite",
-        "Look for float16 overflow, a log or division of zero, or a mask of -inf. Run with "
-        "optimizations off to see whether a fusion causes it.",
+        "Run gate locate to see where it begins: float16 overflow, a log or division of zero, a "
+        "mask of -inf. If ort-cpu passes and ort-cpu-optimized fails, a fusion causes it.",
         {
             "holds": "No NaN, and no infinity on one side only.",
             "violated": CodeSpec("{problems}.", headline="{problem}"),
-            "same_places": "NaN in the same {count} places on both sides.",
+            "same_places": "{count} elements are NaN on both sides, at the same positions.",
         },
     ),
     "bounds": CheckSpec(
@@ -879,8 +884,8 @@ CHECKS: dict[str, CheckSpec] = {
             "no_bound": _UNBOUNDED,
             "no_bound_quantized": CodeSpec(_UNBOUNDED, remedy=_QUANTIZED_TENSORS),
             "checked_in_chain": CodeSpec(
-                "The rounding of this part is judged in the chain. Name the output in the policy "
-                "(outputs) to bound it here too.",
+                "This output is judged in the run of the whole release. To bound it here too, "
+                "name it in the policy (outputs).",
                 observed="judged in the chain",
             ),
         },
@@ -888,14 +893,13 @@ CHECKS: dict[str, CheckSpec] = {
     "near_ties": CheckSpec(
         "Does rounding alone decide only a few answers?",
         "model",
-        "Too many answers depend on the last bit. Look at what the model decides there (equal "
-        "scores, rounding to integers), or judge the numbers before that decision.",
+        "Look for equal scores and for rounding to integers in the model; or return the numbers "
+        "before that step, and judge those.",
         {
             "few": _NEAR_TIES,
             "too_many": CodeSpec(
                 _NEAR_TIES,
-                headline="The model leaves answers to rounding: {count} of {total} {what} differ "
-                "where rounding alone decides",
+                headline="Rounding alone changes {count} of {total} {what}, allowed {allowed}",
             ),
         },
         formula="count",
@@ -918,7 +922,7 @@ CHECKS: dict[str, CheckSpec] = {
         why=_BY_POLICY,
     ),
     "scaled_diff": _number(
-        "How large is the largest error, relative to the spread of the output?",
+        "How large is the largest error, relative to the standard deviation of the output?",
         "max|c - r| / std(r)",
         _EXPORT_AGAIN_OR_PRECISION,
     ),
@@ -993,8 +997,8 @@ CHECKS: dict[str, CheckSpec] = {
     "noise_ratio": _number(
         "Is the error larger than rounding explains?",
         "rms(c - r64) / floor",
-        "Run gate locate to see the first layer that diverges. Check that the weights are the "
-        "same, eval mode, TF32 and float16.",
+        "Run gate locate to see the first layer that diverges. Check that file and model have the "
+        "same weights, that the export ran in eval mode, and that TF32 and float16 are off.",
         unit=ROUNDING,
         why=_AS_ROUNDING,
         **_NOISE,
@@ -1002,8 +1006,7 @@ CHECKS: dict[str, CheckSpec] = {
     "noise_peak": _number(
         "Is the worst element off by more than rounding explains?",
         "max|c - r64| / floor",
-        "A few elements are off. Look at the sample of max_abs_diff and run gate locate: a single "
-        "weight or class may be wrong.",
+        "Run gate locate on the sample of max_abs_diff: a single weight or class may be wrong.",
         unit=ROUNDING,
         why="Correct files reach 2.6. A single element may be further off than the whole output.",
         **_NOISE,
@@ -1011,8 +1014,8 @@ CHECKS: dict[str, CheckSpec] = {
     "noise_diff": _number(
         "Is any sample off by more than rounding, including samples without a float64 reference?",
         "max|c - r| / floor",
-        "Look at the sample of max_abs_diff and run gate locate on it: a branch of the model may "
-        "be baked in.",
+        "Run gate locate on the sample of max_abs_diff: tracing may have fixed a branch of the "
+        "model.",
         unit=ROUNDING,
         why="Correct files reach 7. It judges a single element.",
         **_NOISE,
@@ -1062,8 +1065,8 @@ CHECKS: dict[str, CheckSpec] = {
             "the answers without load, allowed {allowed}.",
             "beyond": "Under {label}, an answer differs from the one without load by "
             "{observed:.6g} × rounding, allowed {allowed} ({requests} requests).",
-            "crossed": "Under {label}, {crossed} samples got an answer that is nearer to another "
-            "sample's ({requests} requests).",
+            "crossed": "Under {label}, {crossed} samples got an answer that is closer to the "
+            "model's answer to another sample ({requests} requests).",
             "unmeasured": CodeSpec("{label} was not measured: {problems}.", cause="evidence"),
         },
         formula="max|a - b| / rounding",
@@ -1097,10 +1100,9 @@ CHECKS: dict[str, CheckSpec] = {
         why="A mask is equal or wrong.",
     ),
     "probes": CheckSpec(
-        "Did the runtime compute the probes, which show what the trace baked in?",
+        "Did the runtime compute the probes, which are inputs that are not among the samples?",
         "evidence",
-        "Give samples that the model can compute. Without a probe, the file may have baked in what "
-        "the samples do not show.",
+        "Give samples that the model can compute: the probes are derived from them.",
         {
             "missing": _UNNOTICED,
             "missing_waived": f"{_UNNOTICED} The policy allows this recording to lack probes.",
@@ -1176,15 +1178,16 @@ CHECKS: dict[str, CheckSpec] = {
     ),
     "graph_quantized": _graph(
         "Is the file free of quantized operators?",
-        "Promote the float32 file. A quantized file is promoted beside it as its twin, judged by a "
-        "policy with precision: quantized.",
+        "Promote the float32 file, and pass the quantized one with --twin. A policy with "
+        "precision: quantized judges the twin.",
     ),
     "graph_external_data": _graph(
         "Are the external data files complete and as recorded?",
         "Copy the external data again together with its model file.",
     ),
     "graph_unused_output": _graph(
-        "Does an output depend on every input, weight and node?", "Export only what is used."
+        "Does an output depend on every input, weight and node?",
+        "Remove the unused input, weight or node from the model, and export again.",
     ),
     "graph_domain": _graph("Is every operator in a standard domain of ONNX?", _CUSTOM_OPERATOR),
     "graph_opset": _graph(
@@ -1217,17 +1220,18 @@ CHECKS: dict[str, CheckSpec] = {
         "batch axis."
     ),
     "preprocessing": CheckSpec(
-        "Was the parity of the preprocessing measured for this model on enough pictures?",
+        "Was the preprocessing compared with that of training, for this model and on enough "
+        "pictures?",
         "preprocessing",
         "Measure it with gate.preprocess.measure or the stage 'parity', on enough pictures, with "
         "the spec that the model was trained with.",
         {"holds": "Measured for the model's spec on {images} distinct pictures."},
     ),
     "preprocessing_flips_": CheckSpec(
-        "How many pictures get another answer from this consumer's tensor?",
+        "How many pictures get another answer with this implementation of the preprocessing?",
         "preprocessing",
-        "Run gate preprocess compare --model to see which pictures change their answer, and make "
-        "the consumer follow the spec.",
+        "Run gate preprocess compare --model to see which pictures change their answer, and "
+        "correct that implementation.",
         {
             "within": _FLIPS,
             "beyond": _FLIPS,
@@ -1240,7 +1244,7 @@ CHECKS: dict[str, CheckSpec] = {
         why="The policy's max_flips.",
     ),
     "preprocessing_": CheckSpec(
-        "Does this consumer compute the same tensor from a picture?",
+        "Does this implementation compute the same tensor from a picture as training does?",
         "preprocessing",
         "Run gate preprocess compare on the pictures. It names known causes (no antialias, "
         "half-pixel shift, channel order, mean/std). Or ship the preprocessing in the file: gate "
@@ -1291,9 +1295,9 @@ CHECKS: dict[str, CheckSpec] = {
             "{sha256}.",
             "no_digests": "The comparison with the champion (version {version}) lacks the digests "
             "of its file and evidence.",
-            "other_samples": "The champion (version {version}) is not comparable: other samples. "
-            "It was measured on {champion_samples} of {champion_data}, this file on {file_samples} "
-            "of {file_data}.",
+            "other_samples": "The champion (version {version}) was measured on other samples: "
+            "{champion_samples} of {champion_data}, and this file on {file_samples} of "
+            "{file_data}.",
         },
     ),
     "incumbent_accuracy_drop": _number(
@@ -1329,7 +1333,7 @@ CHECKS: dict[str, CheckSpec] = {
     "metric": CheckSpec(
         "Was the metric of the task measured as the policy defines it?",
         "evidence",
-        "Mend the function or the labels, and measure again with this policy.",
+        "Correct the function or the labels, and measure again with this policy.",
         {"holds": "The metric was measured."},
     ),
     "metric_drop": _metric_drop(
@@ -1420,9 +1424,10 @@ CHECKS: dict[str, CheckSpec] = {
 PROBLEMS: dict[str, str] = {
     # determinism, session
     "switch_differs": "{switch} is {actual}, the policy asks for {wanted}",
-    "other_kind": "{kind} measured, the policy asks for {wanted}",
-    "other_options": "it measured with the options {options}, the policy asks for {wanted}",
-    "unknown_kind": "it is not recorded which runtime measured, the policy asks for {wanted}",
+    "other_kind": "the evidence is from {kind}, the policy asks for {wanted}",
+    "other_options": "its options were {options}, the policy asks for {wanted}",
+    "unknown_kind": "the evidence does not state the kind of the runtime, the policy asks for "
+    "{wanted}",
     "not_plain": "the file does not open with optimizations off ({plain_failure}), and no "
     "optimized session was measured",
     # measured
@@ -1462,7 +1467,8 @@ PROBLEMS: dict[str, str] = {
     "no_logits": "no output of shape (batch, classes) for the logits {names:list}",
     "no_classes": "no output of shape (batch, classes) to judge as logits",
     "no_output_varies": "no output varies over the samples: the model returns the same for all",
-    "no_scale": "the largest absolute value of the model's output is {largest}",
+    "no_scale": "the largest absolute value of the model's output is {largest}, so an error has "
+    "no scale",
     "single_class": "the model predicts one class for every sample, so agreement proves nothing. "
     "Give samples of several classes, or state the role: outputs: {{{output}: tensor}} in the "
     "policy, or --role {output}=tensor",
@@ -1478,8 +1484,8 @@ PROBLEMS: dict[str, str] = {
     # operating points
     "no_class": "no output has a class {label}; this one has {classes} classes",
     "records": "the evidence has {count} records of this point",
-    "with_softmax": "it was measured with a softmax, for another role",
-    "without_softmax": "it was measured without a softmax, for another role",
+    "with_softmax": "it was measured with a softmax, which its role in the policy excludes",
+    "without_softmax": "it was measured without a softmax, which its role in the policy needs",
     "no_sample": "no sample was compared at this point",
     "contradiction_samples": "its counts contradict each other: {count} samples were compared, of "
     "{most} with an answer",
@@ -1492,15 +1498,15 @@ PROBLEMS: dict[str, str] = {
     # probes
     "no_probe": "no probe was computed",
     "no_batch_probe": "there is no probe of the batch sizes {sizes:list}",
-    "unprobed": "it has no outputs for {names:list}",
-    "unsearched": "inputs on which trace and model disagree were not searched",
+    "unprobed": "the recording has no outputs for the probes {names:list}",
+    "unsearched": "the search for inputs on which the traced model differs did not run",
     # preprocessing
     "preprocessing_unmeasured": "the policy asks for parity of the preprocessing, and it was not "
     "measured",
     "no_preprocessing": "the evidence does not say which preprocessing the model has",
-    "other_spec": "the measured spec is not the model's",
+    "other_spec": "the preprocessing that was compared is not the model's",
     "other_reference": "{measured} was the reference, not {wanted}",
-    "no_tensor": "the tensor that the spec makes is not recorded",
+    "no_tensor": "the evidence does not state dtype and shape of the preprocessed tensor",
     "misfit": "{detail}",
     "other_model": "the answers are from another file than the one that is judged",
     "few_pictures": "{count} distinct pictures were measured, at least {required} are required",
@@ -1513,21 +1519,22 @@ PROBLEMS: dict[str, str] = {
     "metric_slices": "the digest of the file with the columns of its slices is not recorded",
     "metric_source": "the digest of the function's source is not recorded",
     "metric_values": "the digest of its values per sample is not recorded",
-    "metric_samples": "its groups do not have all samples of the data set, each of them once",
-    "metric_numbers": "its drops are not the differences of its values",
+    "metric_samples": "its slices do not contain each sample of the data set exactly once",
+    "metric_numbers": "its recorded drops are not the differences of its values",
     "metric_no_side": "it was not evaluated on {runtime}",
     # costs
-    "not_timed": "it was not timed beside PyTorch; a recording has no times, nor has older "
-    "evidence",
+    "not_timed": "it was not timed together with PyTorch; recordings and evidence of older "
+    "versions have no times",
     "one_side_timed": "batches, or single samples, were not timed on both sides",
-    "other_batches": "batches of {size} were timed beside batches of {reference_size} in PyTorch",
-    "only_first": "only one batch of {size} samples was timed, the first, which warms up",
+    "other_batches": "the runtime was timed on batches of {size}, PyTorch on batches of "
+    "{reference_size}",
+    "only_first": "only the first batch of {size} samples was timed, which includes the warm-up",
     "memory_unread": "its memory was not measured, or could not be read",
-    "memory_older": "older evidence defines it differently",
-    "no_load": "no load of several clients was measured, or not each that the options ask for; it "
-    "takes kind: server and options.connections",
+    "memory_older": "the evidence is from an older version, which measured memory differently",
+    "no_load": "not every load of options.connections was measured, which needs a runtime of "
+    "kind: server",
     "unstable_reference": "the reference itself has no stable answer to compare with",
-    "answers_wrong_shape": "the server answers an input with two axes too many",
+    "answers_wrong_shape": "the server accepted an input with two extra axes",
 }
 """Items of `params["problems"]`."""
 
@@ -1607,8 +1614,9 @@ MISMATCHES: dict[str, CodeSpec] = {
     ),
     "first_axis": CodeSpec(
         _UNEQUAL,
-        remedy="If the first axis is the batch, it was fixed at export: set export.dynamic_batch: "
-        "true. If its size depends on values, the file selects others (a threshold, a limit).",
+        remedy="If axis 0 is the batch, it was fixed at export: set export.dynamic_batch: true; "
+        "if another axis is, state it: --batch-axis NAME=AXIS. If its size depends on values, the "
+        "file selects other elements (a threshold, a limit).",
     ),
     "shape": CodeSpec(
         _UNEQUAL, remedy="Export the same model again, with an example of the samples' shape."

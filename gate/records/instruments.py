@@ -60,43 +60,42 @@ class NoiseParity(Record):
     truth_rms: Measured
     """rms(r64)."""
     reference_rms: Measured
-    """rms(r32 - r64): the rounding error that PyTorch itself makes."""
+    """rms(r32 - r64): the rounding error of PyTorch."""
     candidate_rms: Measured
     """rms(c - r64): the runtime's error."""
     rounding_rms: Measured | None = added_field(None)
-    """The error that random rounding makes (`gate.reference.random_rounding`). None: not measured,
-    because no runtime was suspiciously far off in units of `reference_rms` alone."""
+    """Error under random rounding (`gate.reference.random_rounding`). None: not measured, because
+    every runtime is close to the reference in units of `reference_rms`."""
     rounding_draws: Count | None = added_field(None)
-    """Runs under random rounding of which `rounding_rms` is the median. None: no such run."""
+    """Number of runs under random rounding; `rounding_rms` is their median. None: no such run."""
     few_draws: bool = added_field(False)
     """True if further runs were left out because `whole_ratio` refuses the runtime with any result
     of them. The ratio of a column may then be large by chance."""
     scatter: Measured | None = added_field(None)
-    """By what factor chance alone may raise the ratio over the whole output, because so few
-    independent errors are in it (`gate.statistics.error_groups`). None: of before ratios were
-    divided by it.
-    """
+    """Factor by which chance may raise the ratio over the whole output, because it has few
+    independent errors (`gate.statistics.error_groups`). None: an older record, whose ratio was not
+    divided by it."""
     group: str | None = added_field(None)
     """Where `ratio` is largest: `column 3` (of the last axis), `channel 3` (of axis 1), `values up
     to 12`. None: over the whole output."""
     floor_peak: Measured | None = added_field(None)
-    """The unit of `peak` over the whole output."""
+    """Unit of `peak` over the whole output."""
     ratio: Measured
     """`noise_ratio`: rms(c - r64) / floor / scatter; the largest of these over the whole output,
     over its smaller elements alone, and over each column and channel by its own floor."""
     peak: Measured
     """max|c - r64| / floor / scatter, with the maxima of the same errors instead of their rms."""
     diff: Measured
-    """`noise_diff`: what samples beyond those here show in the same units: max|c - r32| / floor,
-    where values are larger than any here with a floor that grew like them."""
+    """`noise_diff`: max|c - r32| / floor over the samples without a float64 reference. For values
+    larger than any with one, the floor grows in proportion."""
     settled: Measured | None = added_field(None)
-    """The largest part of `diff` that random rounding of the very sample does not explain. None: no
+    """The largest part of `diff` that random rounding of the same sample does not explain. None: no
     sample was measured again."""
     closer: Side
     """Which of r32 and c is closer to r64 (rms), over the elements of `ratio`."""
     baseline: Literal["float64", "float32"] = added_field("float64")
-    """`float32`: the float64 reference is another function, so that `r32` stands for `r64` here,
-    and `rounding_rms` is sqrt(2) times the error that random rounding makes."""
+    """`float32`: the model computes another function in float64, so `r32` replaces `r64`, and
+    `rounding_rms` is sqrt(2) times the error under random rounding."""
 
     @property
     def floor_rms(self) -> float:
@@ -110,8 +109,8 @@ class NoiseParity(Record):
 
 
 def noise_floor(truth: float, reference: float, rounding: float = 0.0) -> float:
-    """The error that no runtime is blamed for: PyTorch's own or that of random rounding, whichever
-    is larger, and one rounding of the truth at least. NaN if one of them is."""
+    """Return the noise floor: the largest of PyTorch's error, the error under random rounding, and
+    one rounding of the reference. NaN if one of them is NaN."""
     errors = (reference, rounding, EPSILON * truth, UNDERFLOW)
     return math.nan if any(map(math.isnan, errors)) else max(errors)
 
@@ -137,8 +136,8 @@ class CodeLocation(Record):
 
 
 RoundingState = Literal["valid", "differs", "failed"]
-"""Whether a random-rounding run of scale 0 reproduces the reference: it does, it computes something
-else, or the model can't be run so."""
+"""Whether a random-rounding run of scale 0 reproduces the reference. `failed`: the model can't run
+under random rounding."""
 
 
 class ReferenceValidity(Record):
@@ -157,11 +156,11 @@ class ReferenceValidity(Record):
     largest: Measured = 0.0
     """The largest q of the outputs `float64_differs`."""
     differs_at: CodeLocation | None = None
-    """Where float32 and float64 part; None: not found, or they do not."""
+    """Where float32 and float64 diverge first; None: not found, or they do not."""
     half_precision: CodeLocation | None = None
     """The first operator that returns float16 or bfloat16."""
     half_dtype: Literal["float16", "bfloat16"] | None = None
-    """What it returns."""
+    """The dtype of its result."""
     own_choices: bool = added_field(False)
     """True if float64 and random-rounding runs take the decisions of the float32 reference (TopK,
     ArgMax, NonMaxSuppression, comparisons), because rounding changes them."""
@@ -184,35 +183,35 @@ class StabilityParity(Record):
     repeatability: Measured
     """max abs diff of two identical runs."""
     batch_invariance: Measured | None
-    """max abs diff of a sample between the batch sizes. None: one sample has no other batch."""
+    """max abs diff of a sample between the batch sizes. None: there is a single sample."""
     unit: Measured
-    """What one of the ratios is in the largest column: the largest of the reference's own batch
-    variance, of its rounding error max|r32 - r64| where that is known, of 2^-24 max|r32|, and where
-    a runtime is far off of what random rounding makes of it. Each ratio is of the worst column, in
-    that column's own unit. Infinite where the reference itself has no stable answer."""
+    """The unit of the ratios in the largest column: the maximum of the reference's batch variance,
+    its rounding error max|r32 - r64| if known, 2^-24 max|r32|, and, for a large difference, its
+    error under random rounding. Each ratio is that of the worst column in units of that column.
+    Infinite if the reference is not stable."""
     repeatability_ratio: Measured | None
-    """repeatability / unit. None: the runtime's answer changes, and so does the reference's."""
+    """repeatability / unit. None: the results of runtime and reference both change."""
     batch_invariance_ratio: Measured | None
-    """batch_invariance / unit. None: as of one of those two."""
+    """batch_invariance / unit. None for the reasons of the two fields above."""
     rounding_draws: Count | None = added_field(None)
-    """Runs under random rounding that `unit` was made of. None: none were needed."""
+    """Number of runs under random rounding for `unit`. None: none were needed."""
 
 
 class ConcurrentLoad(Record):
-    """Requests that a server got from several clients at once, of the samples of the stability
-    instrument in batches of its sizes. Warm-up is left out."""
+    """Concurrent requests of several clients to a server, without warm-up. They hold the samples of
+    the stability instrument in batches of its sizes."""
 
     connections: Count
-    """Clients, each of which sends its next request when it has its answer."""
+    """Number of clients. Each sends its next request after the answer to the previous one."""
     rate: Measured | None
-    """Requests per second at which they were sent, whether earlier ones were answered or not; the
-    wait for a free client counts. None: as fast as answers come."""
+    """Requests per second that were sent, independent of the answers; the wait for a free client
+    counts as latency. None: each client sends as fast as it gets answers."""
     requests: Count
     batch_invariance_ratio: Measured
     """As `StabilityParity.batch_invariance_ratio`, the worst over outputs and requests. NaN: the
-    reference itself has no stable answer."""
+    reference is not stable."""
     crossed: Count
-    """Samples whose answer is nearer to the model's answer to another sample than to their own."""
+    """Number of samples whose answer is closer to the model's answer to another sample."""
     p50_ms: Measured
     p95_ms: Measured
     p99_ms: Measured
@@ -227,33 +226,33 @@ class BeyondRange(Record):
     """`overflow`: elements are NaN or infinite. `no_rows`: the runtime fails where an output of the
     model has no element, such as a detector without boxes."""
     factor: Measured
-    """How many times as large as the samples the smallest input is on which it breaks."""
+    """Magnitude of the smallest failing input relative to the samples."""
     elements: Count = 0
     """Elements of the outputs that overflow."""
     noise_ratio: Measured | None = None
-    """As in `ProbeResult`, over what does not break."""
+    """As in `ProbeResult`, over the elements that do not fail."""
     relative_diff: Measured | None = None
-    """As in `ProbeResult`, over what does not break; None: nothing else could be compared."""
+    """As in `ProbeResult`, over the elements that do not fail; None: there were none."""
     failure: str | None = None
-    """Of the samples of the probe that are nearer than that."""
+    """The failure on samples of the probe with smaller values; None: there is none."""
 
 
 class UndefinedCast(Record):
-    """A conversion of floats to integers that do not hold them: ONNX leaves the result open, and so
-    does PyTorch. What depends on it is not compared."""
+    """A conversion of floats that the integer type can't represent. The result is undefined in ONNX
+    and in PyTorch; values that depend on it are not compared."""
 
     tensor: str
-    """The result in the file."""
+    """The tensor of the file with the result."""
     dtype: str
     elements: Count
-    """How many floats are out of range."""
+    """Number of floats that are out of range."""
 
 
 class ProbeResult(Record):
-    """One probe on one runtime: an input that should unmask what the samples do not show.
+    """The result of one runtime on a probe: an input that differs from the samples.
 
-    Either `inapplicable` (the reference itself can't compute the input), or `failure` (the runtime
-    can't, or returns other shapes), or numbers: the worst over the outputs.
+    Either `inapplicable` (the reference can't compute the input), or `failure` (the runtime can't,
+    or returns other shapes), or numbers: the worst over the outputs.
     """
 
     name: str
@@ -265,27 +264,27 @@ class ProbeResult(Record):
     """max|c - r32| / max|r32|; integers and bools: 0 or infinite."""
     failure: str | None = None
     inapplicable: str | None = None
-    """A key of `REASONS` in `gate.decision.catalog`, or what the reference raised."""
+    """A key of `REASONS` in `gate.decision.catalog`, or the error of the reference."""
     beyond_range: BeyondRange | None = added_field(None)
-    """Where a failure, or the infinite numbers here, come from values far beyond the samples'."""
+    """Set if the failure or the infinite numbers come from values far beyond the samples'."""
     undefined: tuple[UndefinedCast, ...] = added_field(())
-    """Where the numbers leave out what depends on them, because it differs."""
+    """Undefined conversions whose dependent values differ and are left out of the numbers."""
     unexamined: bool = added_field(False)
-    """True if the numbers were not measured again under random rounding, because the samples refuse
-    the runtime: a correct runtime may be as far off on this input."""
+    """True if the numbers were not measured again under random rounding, because the samples reject
+    the runtime anyway. A correct runtime may have the same numbers."""
     rounding_draws: Count | None = added_field(None)
-    """Runs under random rounding by which the numbers were judged. None: none were needed."""
+    """Number of runs under random rounding for these numbers. None: none were needed."""
 
 
 _BETWEEN = range(2, 17)
 
 _ABOVE = range(41, 49)
-"""Beyond what is usually written into a condition; no farther, because each sample costs."""
+"""Larger than the usual constants in a condition, but small, because each sample takes time."""
 
 
 def drawn_batch_sizes(sha256: Digest, listed: Collection[int]) -> tuple[int, int]:
-    """Two further batch sizes for the file of this digest: one of 2 to 16 that is not
-    `listed`, one of 41 to 48. They follow from its bytes, so no file is made for them."""
+    """Return two further batch sizes for a file: one of 2 to 16 that is not `listed`, and one of 41
+    to 48. They follow from its digest, so that no file can be prepared for them."""
     number = int(sha256.hex, 16)
     between = [size for size in _BETWEEN if size not in listed] or list(_BETWEEN)
     return between[number % len(between)], _ABOVE[number // len(_BETWEEN) % len(_ABOVE)]
@@ -294,29 +293,29 @@ def drawn_batch_sizes(sha256: Digest, listed: Collection[int]) -> tuple[int, int
 class TraceSearch(Record):
     """The search for inputs on which the traced module and the eager module disagree.
 
-    It needs no ONNX. What it found became probes of kind `search`.
+    The search does not run the ONNX file. Its inputs became probes of kind `search`.
     """
 
     tried: Count
-    """Inputs that were tried."""
+    """Number of tried inputs."""
     found: tuple[str, ...] = ()
     """Names of the inputs on which they disagree."""
     reason: str | None = None
-    """Why nothing could be tried: what tracing raised, or `trace_differs_on_example`, which it does
-    if the model draws random numbers or keeps state between calls."""
+    """Why no input was tried: the error of tracing, or `trace_differs_on_example` for a model that
+    draws random numbers or keeps state between calls."""
 
 
 class GraphFinding(Record):
-    """Something in the ONNX file that a reviewer should know, at `place` (a node, a tensor)."""
+    """A finding in the graph of the ONNX file, at `place` (a node or a tensor)."""
 
     code: GraphCode
     place: str
     detail: str | None = added_field(None)
-    """The text in a record that has no `detail_code`."""
+    """The text of a record without `detail_code`."""
     detail_code: str | None = added_field(None)
     """A key of `FINDINGS` in `gate.decision.faults`. None: the record is older."""
     detail_params: Params = added_field({})
-    """The values that the text names. `more`: findings of this kind that were left out."""
+    """The values for the text. `more`: number of further findings of this kind."""
 
     @model_validator(mode="before")
     @classmethod
@@ -334,24 +333,24 @@ class GraphFinding(Record):
 
 
 class WeightsReport(Record):
-    """The constants of the file against the parameters, buffers and attributes of the model.
+    """The constants of the file compared with the parameters, buffers and attributes of the model.
 
-    Single numbers, fills and settings of operators are none of them, unless they have the name of
-    a tensor of the model. Those that differ from what they surely are, are findings.
+    Single numbers, constant fills and settings of operators do not count, unless they have the name
+    of a tensor of the model. A constant that differs from its tensor is a finding.
     """
 
     constants: Count
-    """Constants of the file that an output depends on."""
+    """Number of constants that an output depends on."""
     matched: dict[str, Count]
-    """In which way to how many: `as it is`, `reshaped`, `transposed`, `flipped`, `sliced`,
-    `joined`, `packed` (recurrent operators), `folded` (with a BatchNorm), `computed` (by the
-    model's forward, without its inputs), `rounded to float16`."""
+    """Number of constants by how they match: `as it is`, `reshaped`, `transposed`, `flipped`,
+    `sliced`, `joined`, `packed` (recurrent operators), `folded` (with a BatchNorm), `computed` (by
+    the model's forward, without its inputs), `rounded to float16`."""
     unmatched: Count
-    """Constants of which nothing is known."""
+    """Number of constants without a tensor of the model."""
     unmatched_names: tuple[str, ...] = ()
-    """The first of them."""
+    """The first names."""
     absent: Count
-    """Tensors of floats of the model that no constant is, and none was made of for certain."""
+    """Number of float tensors of the model that no constant equals or is certainly derived from."""
     absent_names: tuple[str, ...] = ()
 
 
@@ -366,7 +365,7 @@ class GraphReport(Record):
     """File name to `sha256:<hex>`."""
     findings: tuple[GraphFinding, ...] = ()
     weights: WeightsReport | None = added_field(None)
-    """None: of before the weights were compared."""
+    """None: an older record."""
     last_operators: dict[str, tuple[str, ...]] = added_field({})
-    """By output, the operators that compute its values; behind them there are only operators that
-    move, scale or sum values. Without an entry it is of before it was recorded: any operator."""
+    """By output, the operators that compute its values; only operators that move, scale or sum
+    values follow them. Without an entry (an older record): any operator."""

@@ -121,6 +121,13 @@ class CheckArguments(Record):
     preprocessing: str | None = None
     batch_axes: dict[str, int | None] = Field(default={})
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Return the files that replace the words in capitals of a command."""
+        paths = (self.model, self.inputs, self.checkpoint, self.preprocessing)
+        words = zip(("MODEL.onnx", "SAMPLES", "CHECKPOINT", "SPEC"), paths, strict=True)
+        return {word: path for word, path in words if path is not None}
+
 
 class VersionSize(Record):
     """The size of a version at its promotion, with all files in its folder."""

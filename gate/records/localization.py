@@ -8,8 +8,8 @@ from typing import Literal
 from gate.records.runtime import RuntimeName
 from gate.storage.record import Count, Measured, Params, Record, Sha256, added_field
 
-# It explains a refusal. It is no evidence: no verdict depends on it. Faults are codes and
-# parameters; `gate.summary.render` renders the texts. Records of version 1.0 have texts alone.
+# A localization explains a rejection; no verdict depends on it. Faults are codes and parameters,
+# whose texts `gate.summary.render` renders. Records of version 1.0 have only texts.
 
 FaultCode = Literal[
     "training_mode",
@@ -28,8 +28,8 @@ FaultCode = Literal[
     "missing_value",
     "operators",
 ]
-"""The kind of a fault. `code`: code of forward between modules differs. `operators`: the nodes
-compute something else, and nothing more is known."""
+"""The kind of a fault. `code`: the code of forward between modules differs. `operators`: the nodes
+compute something else for an unknown reason."""
 
 LayerVerdict = Literal["ok", "source", "propagated", "unmapped"]
 
@@ -37,14 +37,14 @@ LayerVerdict = Literal["ok", "source", "propagated", "unmapped"]
 class LayerRow(Record):
     """One call of a module, or a function between modules, in execution order.
 
-    A *source* is wrong although its inputs are right; what is wrong because its inputs are is
-    *propagated*.
+    A *source* is wrong although its inputs are right. A *propagated* layer is wrong because its
+    inputs are.
     """
 
     module: str
-    """Path in the torch module, `layer1.0.conv1`; of a function, that of the module it is in."""
+    """Path in the torch module, `layer1.0.conv1`; for a function, the path of its module."""
     call: Count = 0
-    """Which call of the module, from 0."""
+    """Number of the call of the module, from 0."""
     kind: str
     """Type of the module, or name of the function."""
     tensor: str | None = None
@@ -52,21 +52,21 @@ class LayerRow(Record):
     max_abs_diff: Measured | None = None
     mean_abs_diff: Measured | None = None
     noise_ratio: Measured | None = None
-    """Error in units of the rounding error that PyTorch has made up to here."""
+    """Error in units of PyTorch's rounding error up to this layer."""
     local_ratio: Measured | None = None
-    """Error of this layer alone, computed from right inputs, in units of its own rounding."""
+    """Error of this layer alone, computed from right inputs, in units of its rounding error."""
     amplification: Measured | None = None
-    """noise_ratio over that of the row before."""
+    """noise_ratio divided by that of the previous row."""
     verdict: LayerVerdict
     detail: str | None = None
-    """What else was found: another shape, a weight that differs."""
+    """Further information: another shape, a weight that differs."""
     code: str | None = added_field(None)
-    """Of `detail`: a code of a fault, or of `DETAILS` in `gate.decision.faults`."""
+    """The code of `detail`: that of a fault, or a key of `DETAILS` in `gate.decision.faults`."""
     params: Params = added_field({})
 
     @property
     def title(self) -> str:
-        """The module, with the number of its call where it has several."""
+        """The module, with the number of its call unless it is the first."""
         return f"{self.module}#{self.call}" if self.call else self.module or "(model)"
 
 
@@ -85,26 +85,26 @@ class LayerFault(Record):
 
 
 class OptimizerFault(Record):
-    """The optimizers of ONNX Runtime that change the answer of a file that is right without them.
+    """The optimizers of ONNX Runtime that change the result of a file that is right without them.
 
-    They are found by switching them off: a guess that no verdict depends on.
+    They are found by disabling optimizers. No verdict depends on them.
     """
 
     names: tuple[str, ...] = ()
-    """As `disabled_optimizers` takes them: with all of these off the answer is right, and with
-    fewer of them it is not. Empty: none was found."""
+    """Names for `disabled_optimizers`: the smallest set whose disabling makes the result right.
+    Empty: none was found."""
     raises: str | None = None
-    """What ONNX Runtime raises while they are on; None: it answers something else."""
+    """Error of ONNX Runtime while they are enabled; None: it returns a wrong result."""
     level: str | None = None
-    """The lowest `graph_optimization_level` at which it shows."""
+    """The lowest `graph_optimization_level` with the wrong result."""
     below: str | None = None
-    """The highest one at which the answer is right."""
+    """The highest level with the right result."""
     before: tuple[str, ...] = ()
-    """Nodes of the graph that is optimized without them, and not with them: at most 64."""
+    """Nodes that these optimizers replace: at most 64."""
     after: tuple[str, ...] = ()
-    """The nodes that they made of these."""
+    """The nodes that replace them."""
     nodes_unread: str | None = None
-    """Why the nodes are not known."""
+    """Why the nodes could not be read."""
     nodes_unread_code: str | None = added_field(None)
     nodes_unread_params: Params = added_field({})
     reason: str | None = None
@@ -112,7 +112,7 @@ class OptimizerFault(Record):
     reason_code: str | None = added_field(None)
     reason_params: Params = added_field({})
     sessions: Count = 0
-    """How many were opened to find it."""
+    """Number of sessions that were opened for the search."""
 
 
 class Localization(Record):
@@ -124,43 +124,42 @@ class Localization(Record):
     samples: Count
     layers: tuple[LayerRow, ...]
     first_divergence: str | None
-    """Path of the first module that is a source; None: there is none."""
+    """Path of the first module that is a source; None: no module is."""
     whole_ratio: Measured | None = None
-    """noise_ratio of the outputs of the file as it is, with no intermediate tensor marked: marking
-    keeps the optimizer from fusing."""
+    """noise_ratio of the outputs of the unmodified file. Intermediate tensors that are marked as
+    outputs prevent fusions."""
     cause: str = added_field("")
-    """What diverges and why, in sentences."""
+    """Sentences that explain what diverges and why."""
     outcome: tuple[Params, ...] = added_field(())
     """The sentences of `cause`, as `{"code": ..., ...}`."""
     fault: str | None = added_field(None)
-    """Of the first source alone: what is wrong with it, without a full stop."""
+    """What is wrong with the first source, without a full stop."""
     fault_code: FaultCode | None = added_field(None)
     """The kind of `fault`. None: there is no fault, or the record is older."""
     fault_params: Params = added_field({})
     """As `LayerFault.params`."""
     faults: tuple[LayerFault, ...] = added_field(())
-    """The first five independent faults, most upstream first: each layer is computed from the
-    model's own values before it, so that no fault hides or makes another one."""
+    """The first five independent faults in the order of execution. Each layer is computed from the
+    model's values of its inputs, so that no fault hides or causes another one."""
     optimiser: bool = added_field(False)
-    """With optimizations off the file agrees."""
+    """True if the file agrees with optimizations off."""
     blame: OptimizerFault | None = added_field(None)
-    """Which optimizer it is; None: nothing is laid to one."""
+    """The optimizers at fault; None: no optimizer is."""
     remedy: str | None = None
     part: str | None = added_field(None)
-    """Of a release: the part that these layers are of; None: it has none that diverges, or it is
-    one file."""
+    """The part of a release that has these layers; None: no part diverges, or it is one file."""
     probe: str | None = added_field(None)
-    """The probe on whose input the layers were compared, because the samples agree; None: they
-    were compared on samples."""
+    """The probe with whose input the layers were compared, because the samples agree. None: the
+    layers were compared on samples."""
     seam: str | None = added_field(None)
-    """Of a release: what does not fit between its parts; None: nothing."""
+    """What does not fit between the parts of a release; None: they fit."""
     seam_code: str | None = added_field(None)
     seam_params: Params = added_field({})
 
     @property
     def diverges(self) -> bool:
-        """True if a layer, only the file as a whole, or the seam between the parts of a release is
-        not what the model computes."""
+        """True if a layer, the file as a whole, or the connection of two parts differs from the
+        model."""
         return (
             self.first_divergence is not None
             or self.has_seam
@@ -169,8 +168,8 @@ class Localization(Record):
 
     @property
     def blamed(self) -> str | None:
-        """The tensor or the module at fault, by its name; of version 1.0, which has no parameters,
-        the name in backticks that the fault begins with."""
+        """The name of the tensor or module at fault. Records of version 1.0 have no parameters:
+        their fault begins with the name in backticks."""
         details = self.fault_params.get("details")
         first = details[0] if isinstance(details, list) and details else None
         if isinstance(first, dict) and isinstance(first.get("name"), str):
@@ -199,7 +198,7 @@ class Localization(Record):
 class Explanation(Record):
     """The localization that belongs to a verdict.
 
-    Empty where none was needed, else the layers, or the reason why they are not known.
+    Empty if none was needed; else the layers, or why they could not be compared.
     """
 
     schema_version: Literal[1] = 1

@@ -187,6 +187,9 @@ def read_report(
     summary = summarize(
         decision, evidence, explanation=explanation, change=change, confidence=confidence
     )
+    with suppress(GateError):
+        names = layout.CheckArguments.load(folder / layout.ARGUMENTS).names | {"DIR": str(folder)}
+        summary = summary.with_files({word: make_printable(name) for word, name in names.items()})
     if given.trust is not None:
         summary = summary.signed(_signed_by(folder, evidence, decision, given.trust))
     return Report(summary, evidence, decision, explanation, pictures(folder))

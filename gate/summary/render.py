@@ -265,7 +265,8 @@ def render_weights(report: Any) -> str:
     ways = [f"{n} {'unchanged' if way == 'as it is' else way}" for way, n in matched.items()]
     differ = numbers["constants"] - same - numbers["unmatched"]
     shown = {
-        "all": same == numbers["constants"],
+        "none": not numbers["constants"],
+        "all": same == numbers["constants"] > 0,
         "some": same != numbers["constants"],
         "ways": ways,
         "differ": differ > 0,

@@ -2,7 +2,8 @@ import pytest
 
 from gate import Decision, Evidence
 from gate.errors import StorageError
-from gate.report.folder import write_report
+from gate.records.layout import CheckArguments
+from gate.report.folder import read_report, write_report
 from gate.summary.summarize import summarize
 from tests.report.samples import failed, passed
 from tests.reused_charts import reused_charts
@@ -17,6 +18,15 @@ def test_the_records_come_back_as_they_were(tmp_path):
     assert Decision.load(tmp_path / "report/decision.json").digest() == decision.digest()
     names = {path.name for path in (tmp_path / "report").rglob("*") if path.is_file()}
     assert names >= {"report.md", "report.html", "latency.svg"}
+
+
+def test_the_commands_of_a_report_name_the_files_of_its_check(tmp_path):
+    decision, evidence = failed()
+    write_report(tmp_path, decision, evidence, summary=summarize(decision, evidence))
+    CheckArguments(model="my model.onnx", inputs="x.npz").save(tmp_path / "arguments.json")
+    command = str(read_report(tmp_path).summary.steps[-1].command)
+    assert command.startswith("gate check 'my model.onnx' ")
+    assert f"--inputs x.npz --report {tmp_path}" in command
 
 
 def test_figures_of_an_earlier_report_go_and_other_files_stay(tmp_path):

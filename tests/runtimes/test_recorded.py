@@ -182,7 +182,7 @@ def test_probes_that_were_not_recorded(judged, made, tmp_path, probes, verdict, 
     phone, checks, decision = judged(tmp_path / "phone", by=policy(probes))
     assert (checks["probes"].verdict, decision.verdict) == (verdict, of_all)
     assert "batch_1" in phone.unprobed
-    assert "it has no outputs for batch_1" in render_check(checks["probes"])
+    assert "no outputs for the probes batch_1" in render_check(checks["probes"])
     assert (checks["probes"] in decision.waived) == (verdict is Verdict.WAIVED)
 
 

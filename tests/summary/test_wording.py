@@ -191,6 +191,11 @@ def of_noise(parity: NoiseParity) -> str:
     return check_row(noisy, measured).why
 
 
+def test_a_file_without_weights_matches_none():
+    report = {"constants": 0, "matched": {}, "unmatched": 0, "absent": 2, "absent_names": ["a"]}
+    assert render.render_weights(report).startswith("The file has no weights. 2 tensors")
+
+
 def test_a_widened_bound_says_so():
     assert "3, widened to 3.335 for 320 elements" in of_noise(noise_parity(scatter=None))
     assert "Divided by 1.2" in of_noise(noise_parity(scatter=1.2))
