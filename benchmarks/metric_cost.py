@@ -90,7 +90,7 @@ def prepare(folder: Path, *, samples: int, width: int) -> None:
 def cpu_seconds(folder: Path, *, metrics: bool) -> float:
     """Return the CPU time of one `gate check`. Raises SystemExit where it does not pass."""
     command = [sys.executable, "-m", "gate", "check", "model.onnx", "--reference", "network:build"]
-    command += ["--inputs", "inputs.npy", "--labels", "labels.npy"]
+    command += ["--inputs", "inputs.npy", "--labels", "labels.npy", "--jobs", "1"]
     if metrics:
         command += ["--policy", "metrics.yaml", "--slices", "slices.jsonl"]
     else:

@@ -317,7 +317,6 @@ class MeasurementRun:
 
     def end_unit(self) -> None:
         """Close the current unit in every runtime."""
-        self.metrics.flush()
         for runtime in self.runtimes:
             runtime.end_unit()
 

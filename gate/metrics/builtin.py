@@ -308,7 +308,7 @@ class _Auroc(Metric):
         won = np.zeros((count, count))
         for block, low in enumerate(np.split(scores[~positive][order], ends[:-1])):
             if len(low) and len(high):
-                below = np.searchsorted(low, high) + np.searchsorted(low, high, side="right")
+                below = low.searchsorted(high) + low.searchsorted(high, side="right")
                 won[:, block] = np.bincount(home, weights=below / 2.0, minlength=count)
         ups = np.bincount(home, minlength=count).astype(float)
         downs = np.bincount(blocks[~positive], minlength=count).astype(float)

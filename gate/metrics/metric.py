@@ -326,10 +326,13 @@ class Side:
         return self.distribution.observed
 
 
-def _side(reference: Side, state: State) -> Side:
-    """Return the side of a state, or the reference with its bootstrap if no sample differs."""
-    metric = reference.metric
-    return Side(metric, state) if metric.differing(reference.state, state).any() else reference
+def _sides(metric: Metric, states: Mapping[str, State]) -> dict[str, Side]:
+    """Return the side of each state. States without a differing sample share one bootstrap."""
+    sides: dict[str, Side] = {}
+    for name, state in states.items():
+        equal = (each for each in sides.values() if not metric.differing(each.state, state).any())
+        sides[name] = next(equal, None) or Side(metric, state)
+    return sides
 
 
 def drop_between(
@@ -419,8 +422,7 @@ def groups_of(
     metric.check_reference(states[reference])
     groups = []
     for part in (whole, *slices):
-        before = Side(metric, states[reference].take(part.mask))
-        taken = {name: _side(before, state.take(part.mask)) for name, state in states.items()}
+        taken = _sides(metric, {name: state.take(part.mask) for name, state in states.items()})
         levels = family if part.column is not None else (policy.confidence,)
         sides = {}
         values = {name: _value(side, level=policy.confidence) for name, side in taken.items()}
@@ -434,7 +436,7 @@ def groups_of(
                 )
             if side == reference:
                 continue
-            change = _drop(before, taken[side], sign=sign, levels=levels)
+            change = _drop(taken[reference], taken[side], sign=sign, levels=levels)
             sides[side] = MetricSide(**value.model_dump(), change=change)
         groups.append(
             MetricGroup(
