@@ -263,9 +263,7 @@ class SampleRows:
         """Restore the parts. Raises EvidenceError unless they are arrays of dtype ROW."""
         parts = list(state["_parts"])
         if any(not isinstance(part, np.ndarray) or part.dtype != ROW for part in parts):
-            raise EvidenceError(
-                "the results of a unit contain other rows. Measure the unit again."
-            )
+            raise EvidenceError("the results of a unit contain other rows. Measure the unit again.")
         self._parts = parts
 
     def result(self) -> NDArray[np.void]:
