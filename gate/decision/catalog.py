@@ -249,7 +249,7 @@ _NO_FLOOR = CodeSpec("{label} was not measured: {problems}.", cause="evidence")
 
 _NOISE_TEXT = "{label} is {observed:.6g} × rounding, allowed {allowed} (n = {samples}).{notes}"
 
-_NOISE: dict[str, Code] = {
+_NOISE: Any = {
     **dict.fromkeys(("within", "beyond"), _NOISE_TEXT),
     **dict.fromkeys(("no_floor", "no_floor_waived"), _NO_FLOOR),
 }
@@ -498,7 +498,7 @@ _SLOWER = "{runtime} is slower than the policy allows: {label} {usage}"
 _ONE_MOMENT = "The policy sets it. Times are from one machine at one moment."
 
 
-def _cost(text: str, headline: str) -> dict[str, Code]:
+def _cost(text: str, headline: str) -> Any:
     beyond = CodeSpec(text, headline=headline)
     return {"within": text, "beyond": beyond, "unmeasured": _COST_UNMEASURED}
 

@@ -292,13 +292,13 @@ def _waived(group: CheckGroup, *_: object) -> GroupExplanation:
     for check in group.checks:
         text = short(render_check(check, "headline"))
         is_probe = check.name.startswith("probe_")
-        _, named = groups.setdefault((check.code, "" if is_probe else text), (text, {}))
+        named = groups.setdefault((check.code, "" if is_probe else text), (text, {}))[1]
         named[check.runtime if check.name == "runtime" else check.name] = None
     texts = []
-    for (_, for_all), (text, named) in groups.items():
+    for (_code, shared), (text, named) in groups.items():
         names = ", ".join(filter(None, named))
-        example = "for example, " if len(named) > 1 and not for_all else ""
-        texts.append(led_by(names, text) if not example else f"{names}: {example}{text}")
+        is_example = len(named) > 1 and not shared
+        texts.append(f"{names}: for example, {text}" if is_example else led_by(names, text))
     return GroupExplanation(None, clean("; ".join(texts)), None)
 
 
