@@ -95,6 +95,7 @@ def test_every_way_is_a_row_with_all_that_is_asked_for(plain) -> None:
         assert parity.top1_agreement == 1.0
 
 
+@pytest.mark.further
 def test_the_opset_is_read_from_the_file(plain) -> None:
     asked = by_title(plain)["dynamo, opset 13, folded"]
     got = by_title(plain)["dynamo, opset 18, folded"]

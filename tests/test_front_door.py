@@ -440,6 +440,7 @@ class _Wrapped(nn.Module):
         return self.inner(input)
 
 
+@pytest.mark.further
 def test_a_model_that_was_built_elsewhere_has_its_classes_code(project: Path) -> None:
     model = _Wrapped(build_model("small_models:build"))
     verdicted = check_(

@@ -31,6 +31,7 @@ def measured():
         yield operators
 
 
+@pytest.mark.further
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("name", FEW)
 def test_a_row_is_within_its_bound(name, tmp_path, capsys):

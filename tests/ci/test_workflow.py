@@ -34,7 +34,7 @@ def test_every_night_the_newest_packages_are_tested() -> None:
     script = (ROOT / ".ci/nightly").read_text()
     installed = script.partition("--upgrade")[2].partition("\n.venv")[0]
     assert set(re.findall(r"[\w-]+", installed)) >= NEWEST
-    assert script.rstrip().endswith("make check")
+    assert script.rstrip().endswith("make check\nmake coverage")
 
 
 def test_scripts_of_steps_can_be_run_and_manifests_are_there() -> None:

@@ -39,6 +39,7 @@ def _json(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int) -
     return plain
 
 
+@pytest.mark.further
 def test_deploy_look_and_roll_back(folder: Path, capsys) -> None:
     first = _json(capsys, DEPLOY, 0)
     assert first["outcome"] == "deployed"

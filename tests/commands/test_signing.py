@@ -111,6 +111,7 @@ def report(place: Place, tmp_path: Path) -> Path:
     return Path(shutil.copytree(place.folder / "report", tmp_path / "report"))
 
 
+@pytest.mark.further
 def test_a_verdict_for_this_model_needs_no_key_but_a_trusted_one(
     place: Place, report: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

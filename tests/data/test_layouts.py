@@ -50,6 +50,7 @@ def test_fault_is_found(tmp_path, name):
         assert len({worst.sample for worst in state.worst}) > 1
 
 
+@pytest.mark.further
 @pytest.mark.rows(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("right", [True, False])

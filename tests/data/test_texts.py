@@ -160,6 +160,7 @@ def test_python_strings_become_texts():
     assert samples.digest() == SampleSet.from_arrays({"words": np.array(["a", "bcd"])}).digest()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", ["openvino", "tract"])
 def test_runtime_that_gets_numbers_only_is_not_measured(tmp_path, kind):
     pytest.importorskip(kind)

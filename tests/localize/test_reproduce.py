@@ -72,6 +72,7 @@ def test_fewest_nodes_keeps_what_the_failure_needs_and_nothing_else():
     assert len(tried) == len(set(tried))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("name", "nodes", "raises"), [
     ("a transposed matrix by a vector", ["Transpose", "MatMul"], False),
     ("ReLU and clip in float64", ["Relu", "Clip"], True),
@@ -242,6 +243,7 @@ class Scaled(torch.nn.Module):
         return torch.relu(x @ self.weight) + torch.add(x.new_tensor(self.table), 0.5)
 
 
+@pytest.mark.further
 def test_module_of_other_code_becomes_a_class_without_its_source(tmp_path):
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     with torch.no_grad():
@@ -377,6 +379,7 @@ def project(rejected, monkeypatch):
 REPRODUCE = ["reproduce", "report", "--no-venv"]
 
 
+@pytest.mark.further
 def test_command_writes_a_script_that_shows_the_difference(project, tmp_path, capsys):
     output = tmp_path / "bug.zip"
     options = ["--include-confidential", "--output", str(output), "--json"]

@@ -145,6 +145,7 @@ def stack(tmp_path_factory):
     return model, test_folded.fuse(model, tmp_path_factory.mktemp("stack") / "m.onnx")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("parts", "amount"),
     [(("key", "query"), 0.05), (("value", "key"), 0.3), ((None, "query"), 0.05)],

@@ -140,6 +140,7 @@ def judged(model, path, arrays, *, of_file=None, edit=None):
     return evidence, decide(POLICY, evidence, decided_at="now")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("gain", [1.0, 40.0])
 def test_boxes_of_equal_scores_pass(gain, tmp_path):
     """With a larger gain some scores are exactly 1, and their order is open: on probes, then on
@@ -491,6 +492,7 @@ class Bucketed(nn.Module):
         return self.table[torch.bucketize(floats, self.edges, right=self.right)].sum(1)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("right", "shift", "verdict"),
     [(False, 0.0, Verdict.PASS), (True, 0.01, Verdict.FAIL), (True, -0.71, Verdict.FAIL)],

@@ -146,6 +146,7 @@ def test_samples_that_no_file_can_be_measured_on_end_the_search(project, capsys)
     assert "trial 2" not in err
 
 
+@pytest.mark.further
 def test_what_refused_the_closest_candidates_is_said_once_in_a_sentence(project, capsys):
     code, out, _ = run_mend(
         capsys, "--reference", "small_models:field", "--inputs", "field.npz", "--precision",

@@ -171,6 +171,7 @@ class TestWhatTheExporterLacks:
 
 
 class TestAFaultOfAnOptimizer:
+    @pytest.mark.further
     def test_is_mended_by_disabling_it(self, tmp_path):
         fault = FAULTS["a transposed matrix by a vector"]
         samples = floats(24, *fault.inputs.shape[1:])
@@ -245,6 +246,7 @@ class Overflows(nn.Module):
 
 
 class TestAFloat16File:
+    @pytest.mark.further
     def test_keeps_in_float32_only_what_overflows_and_is_built_again(self, tmp_path):
         policy = Policy.reduced(task="tensors")
         search, outcome = searched(Overflows(), floats(24, 6), tmp_path, policy=policy)
@@ -263,6 +265,7 @@ class TestAFloat16File:
         made = again.build(winner.steps, tmp_path / "again")
         assert made.read_bytes() == winner.path.read_bytes()
 
+    @pytest.mark.further
     def test_is_searched_again_without_measuring_again(self, tmp_path):
         path, inputs = tmp_path / "trials.jsonl", Digest.from_bytes(b"inputs")
         runs = []
@@ -325,6 +328,7 @@ class TestAnInt8File:
         made = again.build(winner.steps, tmp_path / "again")
         assert made.read_bytes() == winner.path.read_bytes()
 
+    @pytest.mark.further
     def test_that_is_refused_on_the_other_half_gets_a_margin(self, tmp_path):
         search, outcome = searched(Uneven(1.0), evenly(64, 6), tmp_path, policy=quantized(0.1))
         verified = [trial for trial in search.trials if trial.half == "verify"]

@@ -153,6 +153,7 @@ def test_numbers_that_contradict_each_other_prove_nothing(
     assert code in json.dumps(problem.to_plain())
 
 
+@pytest.mark.further
 def test_the_decision_is_bound_to_the_files_of_labels_and_slices(project: Project):
     rows = Path("labels.jsonl").read_text()
     Path("slices.jsonl").write_text(rows)
@@ -201,6 +202,7 @@ def test_labels_of_the_data_serve_metrics_too(project: Project):
     assert of(result, "metric_limit")["top1"].code == "within"
 
 
+@pytest.mark.further
 def test_data_set_metrics(project: Project):
     pytest.importorskip("torchmetrics")
     (project.folder / "tm.py").write_text(

@@ -252,6 +252,7 @@ def test_units_of_other_processes_give_the_same_bytes():
     assert [each.failure for each in whole[0]] == [None] * 3
 
 
+@pytest.mark.further
 def test_a_unit_without_values_or_with_another_source_does_not_count(folder: Path):
     metrics = policies("function: 'mymetrics:hit'")
     for broken in ("none", "count", "source"):

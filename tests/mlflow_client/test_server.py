@@ -78,6 +78,7 @@ def _runs(server: Server) -> list[Any]:
     return [] if experiment is None else client.search_runs([experiment.experiment_id])
 
 
+@pytest.mark.further
 def test_few_requests_are_made_before_the_verdict(server: Server, tmp_path: Path) -> None:
     before = len(_requests(server))
     with _started(server, tmp_path, "small_models:build") as process:

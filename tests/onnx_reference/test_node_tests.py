@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 
+import pytest
+
 from benchmarks.onnx_reference import cases, compare
 
 DIFFERENT = {
@@ -22,6 +24,7 @@ RANDOM = {
 }
 
 
+@pytest.mark.further
 def test_node_tests_are_computed_as_onnx_runtime_computes_them() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

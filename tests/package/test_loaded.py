@@ -43,6 +43,7 @@ def _answers(folder: Path, lines: list[list[str]]) -> list[tuple[int, str, str]]
     return [tuple(each) for each in json.loads(done.stdout.splitlines()[-1])[0]]
 
 
+@pytest.mark.further
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("how", BROKEN)
 def test_with_a_broken_onnx_runtime_no_release_is_rejected(tmp_path: Path, how: str) -> None:

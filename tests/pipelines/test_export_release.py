@@ -55,6 +55,7 @@ def exported(project: Path, exported_files: Path) -> Path:
     return ReleaseParams.load().path.parent
 
 
+@pytest.mark.further
 def test_each_part_is_exported_as_its_own_file(exported: Path) -> None:
     assert exported == Path("models/release")
     assert {path.name for path in exported.iterdir()} == {

@@ -46,6 +46,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_suite_with_workers_junit_and_html() -> None:
     folder = made()

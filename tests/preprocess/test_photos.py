@@ -25,6 +25,7 @@ def parity(tmp_path_factory: pytest.TempPathFactory) -> PreprocessingParity:
     return compare_consumers(PreprocessSpec.imagenet(), photos, line_up=line_up).parity
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["torchvision", "onnx", "rust-image"])
 def test_within_one_step_of_pillow(parity: PreprocessingParity, name: str) -> None:
     consumer = parity.consumer(name)

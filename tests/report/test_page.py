@@ -82,6 +82,7 @@ def again():
 
 @pytest.mark.parametrize("name", CASES)
 class TestEachPage:
+    @pytest.mark.further
     @pytest.mark.rows(4)
     def test_needs_nothing_but_itself(self, pages, name):
         outline = Outline(pages[name])
@@ -161,6 +162,7 @@ def test_every_check_is_there_with_its_words(pages):
     assert first < table.index('data-value="PASS"') < last
 
 
+@pytest.mark.further
 def test_what_is_too_much_is_counted():
     case = stories.rejected()
     checks = case.decision.checks * 20

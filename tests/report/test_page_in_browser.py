@@ -203,6 +203,7 @@ def test_paper_has_everything_on_white(browser, pages):
     )
 
 
+@pytest.mark.further
 def test_hostile_names_run_nothing(browser):
     page = browser.new_page()
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))

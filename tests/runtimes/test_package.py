@@ -87,6 +87,7 @@ def test_and_refuses_another(policy, capsys):
     assert {c["verdict"] for c in noise} == {"FAIL"}
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("_here")
 def test_it_is_added_by_name_within_the_bounds_that_it_promises_to_fit():
     added = with_runtime(Policy.default(), "acme").runtimes["acme"]

@@ -347,6 +347,7 @@ def test_a_url_with_a_secret_or_of_another_kind_is_no_option(url: str) -> None:
         ServerOptions(url="grpc://127.0.0.1:1/v2/models/net", encoding="json")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("fault", ["", "float16_under_load"])
 def test_a_fixed_batch_is_compared_under_load(files: dict[str, Path], fault: str) -> None:
     with serving(files["fixed"], fault=fault) as server:

@@ -225,6 +225,7 @@ def _line(**fields: str) -> LedgerEntry:
     return LedgerEntry.model_validate(fields)
 
 
+@pytest.mark.further
 def test_a_store_that_belongs_to_another_ledger(place: Place, tmp_path: Path) -> None:
     """The same command with a mistyped ledger changes nothing."""
     other = tmp_path / "other.db"

@@ -90,6 +90,7 @@ def test_looks_into_loops_and_branches_of_a_scripted_module():
     assert ("aten::linalg_eigvals", "") in places_of(refusal)
 
 
+@pytest.mark.further
 def test_looks_into_the_branches_of_a_condition():
     found = unsupported(failing.Conditional().eval(), X, strategy="dynamo", opset=18)
     assert [(one.name, one.source) for one in found] == [

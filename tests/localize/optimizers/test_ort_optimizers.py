@@ -366,6 +366,7 @@ def inquiry(faulty_file: TestedFile) -> TrialSettings:
     return TrialSettings(faulty_file, limits, bound=16.0, threads=1, deterministic=False)
 
 
+@pytest.mark.further
 def test_it_is_found_there(faulty_file, right, monkeypatch):
     def never(*_, **__):
         raise AssertionError("a session was opened in the process of the verdict")

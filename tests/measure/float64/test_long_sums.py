@@ -169,6 +169,7 @@ class Repeated(nn.Module):
         return x.repeat(1, 1000).var(-1, correction=self.correction, keepdim=True)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("correction", "is_right"), [(1, True), (0, False)])
 def test_n_for_n_minus_1_is_seen_where_sums_are_exact(correction, is_right, tmp_path):
     """ONNX Runtime is farther off on the samples than n for n - 1 is."""

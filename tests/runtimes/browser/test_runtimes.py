@@ -39,6 +39,7 @@ def judged(model, file, count=20):
     return measured.runtimes[0], decision
 
 
+@pytest.mark.further
 @BROWSER
 def test_a_right_file_passes_by_the_bounds_of_a_cpu(model, good):
     runtime, decision = judged(model, good)
