@@ -1,4 +1,4 @@
-"""Results of the instruments: noise, probes, graph, weights."""
+"""Results of the instruments: noise, stability, probes, graph, weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gate.storage.record import Count, Measured, Params, Record, added_field
 
 
 EPSILON = 2.0**-24
-"""Half the distance of 1.0 to the next float32: the relative error of one correct rounding."""
+"""Unit roundoff of float32: half the distance from 1.0 to the next float32."""
 
 ULP = 2.0 * EPSILON
-"""Distance of 1.0 to the next float32."""
+"""Distance from 1.0 to the next float32."""
 
 UNDERFLOW = 2.0**-126
-"""The smallest normal float32: a runtime may flush what is below it to zero."""
+"""The smallest normal float32. A runtime may flush smaller values to zero."""
 
 
 Side = Literal["reference", "candidate", "neither"]
@@ -49,10 +49,10 @@ GraphCode = Literal[
 
 
 class NoiseParity(Record):
-    """One output against the float64 reference, over `samples` samples.
+    """One output compared with the float64 reference, over `samples` samples.
 
-    Only finite elements count; where `r64` is finite and `c` is not, the ratios are infinite.
-    Without elements nothing was compared, and every number is 0.
+    Only finite elements count; if `r64` is finite and `c` is not, the ratios are infinite. Without
+    elements nothing is compared, and every number is 0.
     """
 
     samples: Count
@@ -69,22 +69,22 @@ class NoiseParity(Record):
     rounding_draws: Count | None = added_field(None)
     """Number of runs under random rounding; `rounding_rms` is their median. None: no such run."""
     few_draws: bool = added_field(False)
-    """True if further runs were left out because `whole_ratio` refuses the runtime with any result
-    of them. The ratio of a column may then be large by chance."""
+    """True if further runs were skipped because `whole_ratio` refuses the runtime whatever their
+    results. The ratio of a column may then be large by chance."""
     scatter: Measured | None = added_field(None)
     """Factor by which chance may raise the ratio over the whole output, because it has few
     independent errors (`gate.statistics.error_groups`). None: an older record, whose ratio was not
     divided by it."""
     group: str | None = added_field(None)
-    """Where `ratio` is largest: `column 3` (of the last axis), `channel 3` (of axis 1), `values up
-    to 12`. None: over the whole output."""
+    """The group with the largest `ratio`: `column 3` (of the last axis), `channel 3` (of axis 1),
+    `values up to 12`. None: the whole output."""
     floor_peak: Measured | None = added_field(None)
     """Unit of `peak` over the whole output."""
     ratio: Measured
-    """`noise_ratio`: rms(c - r64) / floor / scatter; the largest of these over the whole output,
-    over its smaller elements alone, and over each column and channel by its own floor."""
+    """`noise_ratio`: rms(c - r64) / floor / scatter. The largest over the whole output, its smaller
+    elements alone, and each column and channel with its own floor."""
     peak: Measured
-    """max|c - r64| / floor / scatter, with the maxima of the same errors instead of their rms."""
+    """max|c - r64| / floor / scatter, with maxima in place of the RMS."""
     diff: Measured
     """`noise_diff`: max|c - r32| / floor over the samples without a float64 reference. For values
     larger than any with one, the floor grows in proportion."""
@@ -92,14 +92,14 @@ class NoiseParity(Record):
     """The largest part of `diff` that random rounding of the same sample does not explain. None: no
     sample was measured again."""
     closer: Side
-    """Which of r32 and c is closer to r64 (rms), over the elements of `ratio`."""
+    """Whether r32 or c is closer to r64 (RMS), over the elements of `ratio`."""
     baseline: Literal["float64", "float32"] = added_field("float64")
     """`float32`: the model computes another function in float64, so `r32` replaces `r64`, and
     `rounding_rms` is sqrt(2) times the error under random rounding."""
 
     @property
     def floor_rms(self) -> float:
-        """The unit of `ratio` over the whole output; NaN if one of the errors is."""
+        """The unit of `ratio` over the whole output; NaN if one of the errors is NaN."""
         return noise_floor(self.truth_rms, self.reference_rms, self.rounding_rms or 0.0)
 
     @property
@@ -116,20 +116,20 @@ def noise_floor(truth: float, reference: float, rounding: float = 0.0) -> float:
 
 
 class CodeLocation(Record):
-    """An operator of the model's forward, and the line of source that calls it."""
+    """An operator in the model's forward, and the source line that calls it."""
 
     operator: str
-    """Name in ATen, without the namespace: `clamp`."""
+    """ATen name without namespace, for example `clamp`."""
     module: str = ""
     """Path of the innermost module; empty: the model itself."""
     file: str = ""
-    """Name of the source file; empty: no source is known."""
+    """Name of the source file; empty: unknown."""
     line: Count = 0
     source: str = ""
-    """The line, without the space around."""
+    """The source line without surrounding spaces."""
 
     def __str__(self) -> str:
-        """Return the module and the line, as far as they are known."""
+        """Return the module and the line, as far as known."""
         where = f"module '{self.module}'" if self.module else "the model's forward"
         code = f"`{self.source}` ({self.file}:{self.line})" if self.file else self.operator
         return f"{where} at {code}"
@@ -151,8 +151,8 @@ class ReferenceValidity(Record):
     """Outputs whose float64 reference is not used: errors are measured against `r32`."""
     rounding: RoundingState = "valid"
     fast_path: bool = False
-    """True if the fused path of `nn.TransformerEncoder` returns other numbers than its layers, so
-    that random-rounding runs keep it."""
+    """True if the fused path of `nn.TransformerEncoder` differs from its layers, so random-rounding
+    runs use it too."""
     largest: Measured = 0.0
     """The largest q of the outputs `float64_differs`."""
     differs_at: CodeLocation | None = None
@@ -162,7 +162,7 @@ class ReferenceValidity(Record):
     half_dtype: Literal["float16", "bfloat16"] | None = None
     """The dtype of its result."""
     own_choices: bool = added_field(False)
-    """True if float64 and random-rounding runs take the decisions of the float32 reference (TopK,
+    """True if float64 and random-rounding runs use the choices of the float32 reference (TopK,
     ArgMax, NonMaxSuppression, comparisons), because rounding changes them."""
 
     def uses_float64(self, output: int) -> bool:
@@ -220,15 +220,15 @@ class ConcurrentLoad(Record):
 
 
 class BeyondRange(Record):
-    """A failure of a runtime, but not of the model, on values far beyond the samples'."""
+    """A failure of a runtime, but not of the model, on values far beyond the samples' range."""
 
     kind: Literal["overflow", "no_rows"]
     """`overflow`: elements are NaN or infinite. `no_rows`: the runtime fails where an output of the
-    model has no element, such as a detector without boxes."""
+    model is empty, for example a detector without boxes."""
     factor: Measured
     """Magnitude of the smallest failing input relative to the samples."""
     elements: Count = 0
-    """Elements of the outputs that overflow."""
+    """Number of output elements that overflow."""
     noise_ratio: Measured | None = None
     """As in `ProbeResult`, over the elements that do not fail."""
     relative_diff: Measured | None = None
@@ -287,11 +287,13 @@ def drawn_batch_sizes(sha256: Digest, listed: Collection[int]) -> tuple[int, int
     to 48. They follow from its digest, so that no file can be prepared for them."""
     number = int(sha256.hex, 16)
     between = [size for size in _BETWEEN if size not in listed] or list(_BETWEEN)
-    return between[number % len(between)], _ABOVE[number // len(_BETWEEN) % len(_ABOVE)]
+    return between[number % len(between)], _LARGER_SIZES[
+        number // len(_BETWEEN) % len(_LARGER_SIZES)
+    ]
 
 
 class TraceSearch(Record):
-    """The search for inputs on which the traced module and the eager module disagree.
+    """The search for inputs on which the traced and the eager module disagree.
 
     The search does not run the ONNX file. Its inputs became probes of kind `search`.
     """
@@ -360,9 +362,9 @@ class GraphReport(Record):
     nodes: Count
     initializers: Count
     operators: dict[str, Count]
-    """`domain::op_type` (`op_type` in the standard domain) to number of nodes."""
+    """Number of nodes by `domain::op_type` (`op_type` in the standard domain)."""
     external_data: dict[str, str] = Field(default_factory=dict)
-    """File name to `sha256:<hex>`."""
+    """Digests `sha256:<hex>` by file name."""
     findings: tuple[GraphFinding, ...] = ()
     weights: WeightsReport | None = added_field(None)
     """None: an older record."""

@@ -1,4 +1,4 @@
-"""Deviation of each layer; fault code and parameters."""
+"""Deviations of the model's layers, with fault codes and their parameters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LayerRow(Record):
     kind: str
     """Type of the module, or name of the function."""
     tensor: str | None = None
-    """The ONNX tensor; None: unmapped."""
+    """Name of the ONNX tensor; None: unmapped."""
     max_abs_diff: Measured | None = None
     mean_abs_diff: Measured | None = None
     noise_ratio: Measured | None = None
@@ -76,12 +76,12 @@ class LayerFault(Record):
     module: str
     """Path of the module at fault; empty for the model itself."""
     text: str = added_field("")
-    """What is wrong, without a full stop."""
+    """Description of the fault, without a full stop."""
     remedy: str = added_field("")
     code: FaultCode | None = added_field(None)
     params: Params = added_field({})
-    """The values that its text in `gate.decision.faults` names. `variant`: which text of the code;
-    `details`: a list of `{"code": ..., ...}`."""
+    """Values for its text in `gate.decision.faults`. `variant`: which text of the code; `details`:
+    a list of `{"code": ..., ...}`."""
 
 
 class OptimizerFault(Record):
@@ -131,13 +131,13 @@ class Localization(Record):
     cause: str = added_field("")
     """Sentences that explain what diverges and why."""
     outcome: tuple[Params, ...] = added_field(())
-    """The sentences of `cause`, as `{"code": ..., ...}`."""
+    """Codes and parameters of the sentences of `cause`: `{"code": ..., ...}`."""
     fault: str | None = added_field(None)
     """What is wrong with the first source, without a full stop."""
     fault_code: FaultCode | None = added_field(None)
     """The kind of `fault`. None: there is no fault, or the record is older."""
     fault_params: Params = added_field({})
-    """As `LayerFault.params`."""
+    """Like `LayerFault.params`."""
     faults: tuple[LayerFault, ...] = added_field(())
     """The first five independent faults in the order of execution. Each layer is computed from the
     model's values of its inputs, so that no fault hides or causes another one."""
@@ -184,14 +184,14 @@ class Localization(Record):
         return self.seam is not None or self.seam_code is not None
 
     def _repr_html_(self) -> str | None:
-        """Return the errors along the depth, for notebooks. None: no layer was compared."""
+        """Return a chart of the errors by depth for notebooks; None if no layer was compared."""
         from gate.report.html_page import render_depth  # the import contract names this exception
 
         return render_depth(self)
 
     @property
     def unmapped(self) -> tuple[str, ...]:
-        """The rows for which no ONNX tensor was found."""
+        """The rows without an ONNX tensor."""
         return tuple(row.title for row in self.layers if row.verdict == "unmapped")
 
 

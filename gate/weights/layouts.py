@@ -1,4 +1,4 @@
-"""Permuted, joined, sliced and packed layouts."""
+"""Layouts of weights: permuted, concatenated, sliced and packed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch import nn
 from gate.weights.model_tensors import ModelTensor, Values, model_tensor
 
 _AXES = 5
-"""Tensors of more axes are only compared as they are and reshaped."""
+"""Tensors with more axes are compared only unchanged and reshaped."""
 
 _SAMPLE = 61
 
 
 def same(values: Values, stored: Values) -> str | None:
-    """The way in which `values` holds exactly the elements of `stored`; None: in none of these.
+    """Return how `values` contains exactly the elements of `stored`, or None.
 
-    `as it is`, `reshaped`, `transposed` (any order of the axes, also before or after a reshape)
-    or `flipped` along the last axes, as kernels are.
+    `as it is`, `reshaped`, `transposed` (any order of axes, also before or after a reshape) or
+    `flipped` along the last axes, as kernels are.
     """
     for way, arranged in (*_orders(values, stored), *_merged(values, stored)):
         if equal(values, arranged):
@@ -33,12 +33,13 @@ def same(values: Values, stored: Values) -> str | None:
 
 
 def arrangements(values: Values, stored: Values) -> Iterator[Values]:
-    """`stored` in every order of its axes that has the shape of `values` up to axes of one."""
+    """Yield `stored` in every order of axes that gives the shape of `values`, ignoring axes of
+    one."""
     return (arranged for _, arranged in _orders(values, stored))
 
 
 def equal(one: Values, other: Values) -> bool:
-    """Equal shapes and elements; NaN equals NaN."""
+    """Return True for equal shapes and elements; NaN equals NaN."""
     if one.shape != other.shape or not (_sample(one) == _sample(other)).all():
         return False
     if np.array_equal(one, other):
@@ -55,7 +56,7 @@ def differing(one: Values, other: Values) -> NDArray[np.bool_]:
 
 
 def sampled_share(values: Values, arranged: Values) -> float:
-    """The share of some elements in which both are bitwise equal."""
+    """Return the share of sampled elements that are bitwise equal."""
     return float((_sample(values) == _sample(arranged)).mean())
 
 
@@ -71,19 +72,19 @@ def _orders(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
     wanted = _squeezed(values.shape)
     for order in permutations(range(stored.ndim)):
         shape = tuple(stored.shape[axis] for axis in order)
-        if _squeezed(shape) == wanted and not _keeps(order, stored.shape):
+        if _squeezed(shape) == wanted and not _moves_only_ones(order, stored.shape):
             yield "transposed", stored.transpose(order).reshape(values.shape)
 
 
 def _merged(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
-    """Transposed before or after a reshape that joins or splits axes."""
+    """Yield transpositions before or after a reshape that merges or splits axes."""
     if stored.ndim <= _AXES:
         for order in permutations(range(stored.ndim)):
-            if not _keeps(order, stored.shape):
+            if not _moves_only_ones(order, stored.shape):
                 yield "transposed", stored.transpose(order).reshape(values.shape)
     if values.ndim <= _AXES:
         for order in permutations(range(values.ndim)):
-            if not _keeps(order, values.shape):
+            if not _moves_only_ones(order, values.shape):
                 shape = tuple(values.shape[axis] for axis in order)
                 back = tuple(int(axis) for axis in np.argsort(order))
                 yield "transposed", stored.reshape(shape).transpose(back)
@@ -97,8 +98,8 @@ def _flips(values: Values, stored: Values) -> Iterator[Values]:
                 yield np.flip(arranged, chosen)
 
 
-def _keeps(order: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """True if the order only moves axes of one."""
+def _moves_only_ones(order: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Return True if the order only moves axes of size one."""
     moved = [axis for axis in order if shape[axis] != 1]
     return moved == sorted(moved)
 
@@ -108,40 +109,40 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _sample(values: Values) -> Values:
-    """The bits of some elements, spread over the array."""
+    """Return the bits of some elements, spread over the array."""
     where = np.linspace(0, values.size - 1, min(_SAMPLE, values.size)).astype(np.int64)
-    rows = np.atleast_1d(values)  # a scalar has no places to choose
+    rows = np.atleast_1d(values)  # a scalar has no axis to index
     chosen = np.ascontiguousarray(rows[np.unravel_index(where, rows.shape)])
     return chosen.view(np.uint32 if chosen.itemsize == 4 else np.uint64)
 
 
 class Matrix(NamedTuple):
-    """A tensor of the model as lines."""
+    """A tensor of the model as a matrix of lines."""
 
     stored: ModelTensor
     lines: Values
 
 
 class LineIndex(NamedTuple):
-    """All lines of one length, one tensor behind the other, to find them by the sums of bits."""
+    """All lines of one length of all tensors, indexed by the sums of their bits."""
 
     matrices: list[Matrix]
     starts: NDArray[np.int64]
-    """Number of the first line of each tensor."""
+    """Index of the first line of each tensor."""
     sums: NDArray[np.uint64]
     order: NDArray[np.int64]
-    """That sorts the sums."""
+    """Indices that sort the sums."""
 
     @classmethod
     def from_matrices(cls, matrices: list[Matrix]) -> LineIndex:
-        """Over these tensors."""
+        """Create the index of these tensors."""
         sums = [_sums(one.lines) for one in matrices] or [np.zeros(0, np.uint64)]
         everything = np.concatenate(sums)
         starts = np.cumsum([0, *(len(one) for one in sums)])
         return cls(matrices, starts, everything, np.argsort(everything, kind="stable"))
 
     def find(self, matrix: Values) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The number of a line like each of these, and whether there is one."""
+        """Return the index of an equal line for each line, and whether there is one."""
         mine = _sums(matrix)
         at = np.searchsorted(self.sums, mine, sorter=self.order)
         place = self.order[np.minimum(at, len(self.order) - 1)]
@@ -150,27 +151,27 @@ class LineIndex(NamedTuple):
 
 
 def _sums(matrix: Values) -> NDArray[np.uint64]:
-    """The sum of the bits of every line."""
+    """Return the sum of the bits of each line."""
     words = np.ascontiguousarray(matrix).view(np.uint32)
     sums: NDArray[np.uint64] = words.sum(axis=1, dtype=np.uint64)
     return sums
 
 
-# A constant is read as lines (rows, blocks of rows, columns), each found by the sum of its bits
-# among the lines of the model. Lines that follow each other in the model as in the constant are a
-# run; a constant of a few runs is a slice or a concatenation of what they come from.
+# A constant is read as lines (rows, blocks of rows, columns). Each is looked up among the lines of
+# the model by the sum of its bits. Lines that are consecutive in both form a run; a constant of a
+# few runs is a slice or a concatenation of their sources.
 _RUNS = 24
-"""More runs than this are a selection of rows, whose order nothing here could check."""
+"""Largest number of runs. More are a selection of rows, whose order can't be verified."""
 
 _ENOUGH = 0.5
-"""The share of lines that must be found, for the others to count as wrong."""
+"""Share of lines that must be found; the others then count as wrong."""
 
 _LINES = 1 << 18
 
 
 @dataclass(frozen=True)
 class LineRun:
-    """Lines `start` to `stop` of a constant are those of `source` from `first` on."""
+    """Lines `start` to `stop` of a constant that equal lines of `source` from `first` on."""
 
     source: Matrix
     start: int
@@ -179,17 +180,17 @@ class LineRun:
 
     @property
     def before(self) -> int:
-        """The number of lines of the tensor before the run."""
+        """Number of lines of the tensor before the run."""
         return self.first
 
     @property
     def after(self) -> int:
-        """The number of lines of the tensor after the run."""
+        """Number of lines of the tensor after the run."""
         return len(self.source.lines) - self.first - (self.stop - self.start)
 
     @property
     def offset(self) -> int:
-        """Line of the tensor minus line of the constant."""
+        """Line index in the tensor minus line index in the constant."""
         return self.first - self.start
 
     def widened(self, start: int, stop: int) -> LineRun:
@@ -204,15 +205,15 @@ class LineRun:
 
 @dataclass(frozen=True)
 class JoinedSlices:
-    """A constant as the runs that it consists of."""
+    """A constant and the runs that it consists of."""
 
     runs: tuple[LineRun, ...]
     expected: Values
-    """What the runs say that the constant is, in its shape."""
+    """The values of the constant according to the runs, in its shape."""
     columns: bool
-    """Its lines are columns of its last axis."""
+    """Whether its lines are columns of its last axis."""
     doubtful: NDArray[np.bool_]
-    """Elements that no run surrounds and that complete no tensor: they may be something else."""
+    """Elements that are not between runs and complete no tensor, so they may be something else."""
 
     @property
     def way(self) -> str:
@@ -221,14 +222,14 @@ class JoinedSlices:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the tensors from which the constant is built."""
+        """The names of the tensors in the constant."""
         return tuple(dict.fromkeys(run.source.stored.name for run in self.runs))
 
     @property
     def ordered(self) -> bool:
-        """False if parts of one tensor are in another order, as the gates of an LSTM may be.
+        """False if parts of one tensor are reordered, as the gates of an LSTM may be.
 
-        The right order can't be derived here.
+        The correct order can't be derived here.
         """
         last: dict[int, int] = {}
         for run in self.runs:
@@ -238,7 +239,7 @@ class JoinedSlices:
         return True
 
     def owner(self, flat: int) -> str:
-        """The tensor that the element with this flat index comes from."""
+        """Return the tensor that contains the element with this flat index."""
         lines = self.runs[-1].stop
         length = self.expected.size // lines
         line = flat % lines if self.columns else flat // length
@@ -246,21 +247,23 @@ class JoinedSlices:
 
 
 class Lines:
-    """The lines of the model's tensors of floats, by their length."""
+    """The lines of the model's float tensors by length."""
 
     def __init__(self, stored: Iterable[ModelTensor]) -> None:
         self._stored = [one for one in stored if not one.integer]
         self._by_length: dict[int, LineIndex] = {}
 
     def read(self, values: Values) -> JoinedSlices | None:
-        """The constant as a slice or concatenation of which at least half of the lines are bitwise
-        those of the model: the reading with the fewest differences. None if there is none."""
+        """Return the constant as a slice or concatenation, if at least half of its lines are found.
+
+        Of several readings, the one with the fewest differences; None if there is none.
+        """
         found: list[tuple[int, JoinedSlices]] = []
         for matrix, columns in _readings(values):
             if not 1 < len(matrix) <= _LINES:
                 continue
             runs = _runs(matrix, self._of_length(matrix.shape[1]))
-            filled = _filled(runs, len(matrix)) if runs else None
+            filled = _extended(runs, len(matrix)) if runs else None
             if filled is None:
                 continue
             one = _joined(values, matrix, filled, columns=columns)
@@ -279,7 +282,7 @@ class Lines:
 
 
 def _readings(values: Values) -> Iterator[tuple[Values, bool]]:
-    """The array as a matrix of lines; True: the lines are columns of the last axis."""
+    """Yield the array as matrices of lines, and whether the lines are columns of the last axis."""
     squeezed = values.squeeze()
     if squeezed.ndim <= 1:
         yield squeezed.reshape(-1, 1), False
@@ -290,7 +293,7 @@ def _readings(values: Values) -> Iterator[tuple[Values, bool]]:
 
 
 def _matrices(one: ModelTensor, length: int) -> Iterator[Values]:
-    """A tensor of the model as lines of this length."""
+    """Yield a tensor of the model as lines of this length."""
     shape = tuple(dim for dim in one.shape if dim != 1)
     if len(shape) == 1 and length == 1:
         yield one.values.reshape(-1, 1)
@@ -301,9 +304,9 @@ def _matrices(one: ModelTensor, length: int) -> Iterator[Values]:
 
 
 def _runs(matrix: Values, index: LineIndex) -> list[LineRun]:
-    """Return which line comes from where; empty if too few are found, or in too many runs.
+    """Return the runs of a constant; empty if too few lines are found, or in too many runs.
 
-    Lines of a single value are not distinctive, and one that is found alone is a copy of another.
+    Lines of a single value are not distinctive. A distinctive line that is found alone is a copy.
     """
     if not len(index.sums):
         return []
@@ -328,11 +331,11 @@ def _runs(matrix: Values, index: LineIndex) -> list[LineRun]:
         source = int(number[group[0]])
         first = int(place[group[0]] - index.starts[source])
         runs.append(LineRun(index.matrices[source], int(group[0]), int(group[-1]) + 1, first))
-    return _bridged(runs)
+    return _merged_runs(runs)
 
 
-def _bridged(runs: list[LineRun]) -> list[LineRun]:
-    """Two runs of one tensor with the same offset are one."""
+def _merged_runs(runs: list[LineRun]) -> list[LineRun]:
+    """Merge consecutive runs of one tensor with equal offset."""
     whole = [runs[0]]
     for run in runs[1:]:
         last = whole[-1]
@@ -343,10 +346,13 @@ def _bridged(runs: list[LineRun]) -> list[LineRun]:
     return whole
 
 
-def _filled(runs: list[LineRun], lines: int) -> tuple[list[LineRun], list[tuple[int, int]]] | None:
-    """The runs with the lines between them, and the lines that might as well be something else.
+def _extended(
+    runs: list[LineRun], lines: int
+) -> tuple[list[LineRun], list[tuple[int, int]]] | None:
+    """Extend the runs to the lines between them; also return the lines that may be something else.
 
-    Lines that complete the tensors on both sides are theirs. None where no tensor could hold them.
+    Lines that complete the adjacent tensors belong to them. None if no tensor could contain the
+    lines.
     """
     doubtful: list[tuple[int, int]] = []
     whole: list[LineRun] = []
@@ -384,7 +390,7 @@ def _joined(
     rows = np.concatenate([run.rows for run in runs])
     doubtful = np.zeros(rows.shape, dtype=bool)
     for start, stop in gaps:
-        # Lines of which half is right are surely those lines.
+        # Lines that are at least half equal are certainly those lines.
         wrong = differing(matrix[start:stop], rows[start:stop]).mean(axis=1)
         doubtful[start:stop] = (wrong > _ENOUGH)[:, None]
     shape = values.shape
@@ -401,7 +407,7 @@ _ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU":
 
 
 def match_packed_rnn(model: nn.Module) -> Iterator[ModelTensor]:
-    """W, R and B of every layer of every recurrent module, scripted ones too."""
+    """Yield W, R and B of every layer of every recurrent module, including scripted ones."""
     for path, module in model.named_modules():
         order = _ORDERS.get(str(getattr(module, "mode", "")))
         if order is not None and hasattr(module, "weight_ih_l0"):
@@ -410,8 +416,10 @@ def match_packed_rnn(model: nn.Module) -> Iterator[ModelTensor]:
 
 
 def misplaced(module: nn.Module, arrays: Iterable[Values]) -> dict[str, list[str]]:
-    """Return the weights of a recurrent module whose elements the constants of a file have in
-    another order: those with swapped `directions`, and those with other `gates`."""
+    """Return the weights of a recurrent module that are reordered in the file.
+
+    By kind: swapped `directions`, reordered `gates`.
+    """
     constants = list(arrays)
     turned: list[str] = []
     moved: list[str] = []
