@@ -26,16 +26,18 @@ from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Run
 from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.digest import Digest
 
-# The log of onnxruntime-web: `Node(s) placed on [X]. Number of nodes: 3`, and where there is more
-# than one provider, a line `Conv (/conv/Conv)` for each node of it.
+# onnxruntime-web logs `Node(s) placed on [X]. Number of nodes: 3` and, with several providers, a
+# line `Conv (/conv/Conv)` for each of their nodes.
 _COUNT = re.compile(r"nodes placed on \[(\w+)\]\. Number of nodes: (\d+)", re.IGNORECASE)
 
 _NODE = re.compile(r"(\w+) \((.*)\)")
 
 
 def placed(lines: Iterable[str]) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
-    """Nodes per provider, and where there are several their names by provider, as
-    `op_type:node_name`. Raises EvidenceError where the log does not say."""
+    """Return the number of nodes per provider and, with several providers, their names.
+
+    Names are `op_type:node_name`. Raises EvidenceError if the log does not contain this.
+    """
     counts: dict[str, int] = {}
     names: dict[str, list[str]] = {}
     provider = ""
@@ -48,8 +50,8 @@ def placed(lines: Iterable[str]) -> tuple[dict[str, int], dict[str, tuple[str, .
             names.setdefault(provider, []).append(f"{node[1]}:{node[2]}")
     if not counts:
         raise EvidenceError(
-            "onnxruntime-web did not say on which provider it put the nodes, so it is not known "
-            "what computed. Its log reads otherwise than that of the pinned version."
+            "the log of onnxruntime-web does not name the provider of the nodes, so it is unknown "
+            "what computed them. The log format may differ from that of the pinned version."
         )
     return dict(sorted(counts.items())), {name: tuple(found) for name, found in names.items()}
 
@@ -57,8 +59,10 @@ def placed(lines: Iterable[str]) -> tuple[dict[str, int], dict[str, tuple[str, .
 def strays(
     names: Mapping[str, tuple[str, ...]], provider: str, model: Callable[[], onnx.ModelProto]
 ) -> tuple[str, ...]:
-    """The nodes that should have been on `provider` and are not: all but those that compute shapes
-    in the file. `model`: reads it, without external data."""
+    """Return the nodes that are on another provider than `provider`, except shape computations.
+
+    model: reads the file without external data.
+    """
     elsewhere = [name for place in names if place != provider for name in names[place]]
     if not elsewhere:
         return ()
@@ -67,7 +71,7 @@ def strays(
 
 
 _GPU_DEVICES = (Path("/dev/dri"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""Without any of them Linux has no GPU, and Chromium need not be started to ask it."""
+"""If none of these exists, Linux has no GPU, and Chromium need not be started to find out."""
 
 Level = Literal["disabled", "basic", "extended", "layout", "all"]
 
@@ -78,25 +82,25 @@ class WasmOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     threads: Annotated[int, Field(ge=1, le=64)] | None = None
-    """None: as many as the other runtimes have."""
+    """Number of threads; None: as for the other runtimes."""
     graph_optimization_level: Level = "all"
 
 
 class WebGpuOptions(WasmOptions):
-    """The same, and which adapters count."""
+    """The options of WebAssembly, and the accepted adapters."""
 
     software_adapter: bool = False
-    """An adapter that computes on the CPU will do: for tests of shaders, not of a device."""
+    """Accept an adapter that computes on the CPU: for testing shaders, not a device."""
 
 
 class BrowserWasmRuntime(Runtime):
-    """onnxruntime-web by WebAssembly, with SIMD."""
+    """onnxruntime-web with WebAssembly and SIMD."""
 
     promises = Promises("wasm")
     options: ClassVar[type[BaseModel]] = WasmOptions
 
     def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - no option brings it
-        """Without Playwright, Chromium or onnxruntime-web."""
+        """Return what is missing: Playwright, Chromium or onnxruntime-web."""
         return chromium_missing("browser") or browser_page.missing()
 
     def versions(self) -> dict[str, str]:
@@ -109,7 +113,7 @@ class BrowserWasmRuntime(Runtime):
         return {browser_page.NAME: browser_page.VERSION}
 
     def install(self) -> bool:
-        """Bring onnxruntime-web here, as `gate.runtimes.browser_page.install`."""
+        """Install onnxruntime-web (`gate.runtimes.browser_page.install`)."""
         return browser_page.install()
 
     def open(
@@ -130,13 +134,13 @@ class BrowserWasmRuntime(Runtime):
 
 
 class BrowserWebGpuRuntime(BrowserWasmRuntime):
-    """onnxruntime-web by WebGPU."""
+    """onnxruntime-web with WebGPU."""
 
     promises = Promises("webgpu", "device")
     options: ClassVar[type[BaseModel]] = WebGpuOptions
 
     def absent_reason(self, options: Any) -> str | None:
-        """The same, and without an adapter, for which Chromium is asked."""
+        """Return what is missing, including a WebGPU adapter, which Chromium is asked for."""
         return super().absent_reason(options) or self._without_adapter(options)
 
     def _without_adapter(self, options: WebGpuOptions) -> str | None:
@@ -160,14 +164,14 @@ class BrowserWebGpuRuntime(BrowserWasmRuntime):
 
 @dataclass(frozen=True)
 class Engine:
-    """The execution backend of onnxruntime-web, and its device."""
+    """An execution backend of onnxruntime-web, and its device."""
 
     provider: str
-    """`wasm` or `webgpu`: of the session's `executionProviders`."""
+    """`wasm` or `webgpu`, for the session's `executionProviders`."""
     log_name: str
-    """The same in ONNX Runtime's own log."""
+    """Name of the provider in ONNX Runtime's log."""
     files: tuple[str, str, str]
-    """The module, the glue of WebAssembly, and WebAssembly itself."""
+    """The JavaScript module, the WebAssembly glue code, and the WebAssembly file."""
     gpu: bool = False
 
 
@@ -188,12 +192,12 @@ ENGINES = {
         gpu=True,
     ),
 }
-"""By provider, as a runtime promises it."""
+"""Engines by the provider of a runtime."""
 
 
 @dataclass(frozen=True)
 class PageSettings:
-    """How the session is to be made."""
+    """Settings for opening a session in the page."""
 
     threads: int
     level: str
@@ -201,11 +205,14 @@ class PageSettings:
 
 
 class BrowserSession(Session):
-    """One page for the whole measurement."""
+    """A session in one page for the whole measurement."""
 
     def __init__(self, file: RunnableFile, engine: Engine, settings: PageSettings) -> None:
-        """Raises DigestMismatch for a file or an onnxruntime-web of other bytes, OutputMismatch
-        for another file's inputs and outputs, EvidenceError where the page breaks."""
+        """Open the file in a page.
+
+        Raises DigestMismatch if the file or onnxruntime-web has other bytes, OutputMismatch if
+        inputs and outputs differ from the record, EvidenceError if the page fails.
+        """
         self._subject = file.subject
         self._engine = engine
         self._settings = settings
@@ -228,15 +235,15 @@ class BrowserSession(Session):
             self._stack = stack.pop_all()
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
-        """Raises OutputMismatch for outputs that are not the file's, EvidenceError where the page
-        breaks."""
+        """Run a batch. Raises OutputMismatch for unexpected outputs, EvidenceError if the page
+        fails."""
         self._server.put("batch", browser_page.pack(batch))
         seconds = float(self._page.call("run"))
         body = self._server.take_outputs()
         if body is None:
             raise EvidenceError(
-                "the page ran a batch and sent no outputs, expected all of the file. "
-                "Measure again; if it stays so, the page is not the gate's."
+                "the page ran a batch but sent no outputs. Measure again; if this repeats, the "
+                "page is not the gate's."
             )
         outputs = browser_page.unpack(body)
         self._same("outputs", list(outputs))
@@ -244,12 +251,13 @@ class BrowserSession(Session):
         return list(outputs.values())
 
     def proof(self) -> Proof:
-        """Raises EvidenceError where the page asked for anything beyond 127.0.0.1."""
+        """Return the proof. Raises EvidenceError if the page requested anything beyond
+        127.0.0.1."""
         if self._page.strange:
             raise EvidenceError(
-                f"the page asked for {self._page.strange[0]}, expected nothing beyond 127.0.0.1: "
-                "what computes may be something else than what was installed. It got no answer; "
-                f"find out where {browser_page.NAME} has that from."
+                f"the page requested {self._page.strange[0]}, expected nothing beyond 127.0.0.1. "
+                "The request was refused, but another program than the installed one may have "
+                f"computed the outputs. Find out why {browser_page.NAME} requests it."
             )
         ran = self._placed.get(self._engine.log_name, 0) > 0
         return Proof(
@@ -295,7 +303,7 @@ class BrowserSession(Session):
         }
 
     def _check(self) -> None:
-        """Verify that the page opened what was requested, by what it computes and reports."""
+        """Verify that the page opened the requested file, by digests and settings."""
         digests = dict(self._opened["digests"])
         wasm = self._engine.files[2]
         Digest(browser_page.FILES[wasm]).verify(Digest(digests.pop("")), what=f"{wasm} in the page")
@@ -312,8 +320,8 @@ class BrowserSession(Session):
             )
         if self._opened["threads"] != self._settings.threads:
             raise EvidenceError(
-                f"the page computes with {self._opened['threads']} threads, asked for "
-                f"{self._settings.threads}. This Chromium gives a page no more: set options: "
+                f"the page computes with {self._opened['threads']} threads, expected "
+                f"{self._settings.threads}. This Chromium allows no more: set options: "
                 f"{{threads: {self._opened['threads']}}}."
             )
         self._same("inputs", self._opened["inputs"])
@@ -330,7 +338,7 @@ class BrowserSession(Session):
 
 
 def _contents(file: RunnableFile) -> dict[str, bytes | OnDisk]:
-    """Bytes by name, the model first; those of external data are read when the page asks."""
+    """Return the file's bytes by name, model first; external data is read on request."""
     name = file.path.name
     loadable = file.candidate.loadable()
     if isinstance(loadable, bytes):
@@ -350,8 +358,10 @@ def _device(adapter: Mapping[str, Any] | None) -> str | None:
 
 
 def _chromium_bytes() -> int | None:
-    """Memory that the processes of Chromium have for themselves; most of the rest is shared. None:
-    there is one that may not be looked at, as in Chromium's own sandbox, or there is none."""
+    """Return the private memory of Chromium's processes; most other memory is shared.
+
+    None if there are no processes, or if the sandbox denies access to one.
+    """
     found = []
     try:
         for process in psutil.Process().children(recursive=True):

@@ -1,4 +1,4 @@
-"""Its page, server, frame format and pinned npm package."""
+"""The browser page of onnxruntime-web: its server, frame format and pinned npm package."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DTYPES = frozenset(
         "uint32", "int64", "uint64",
     }
 )  # fmt: skip
-"""By the names of numpy, which are those of onnxruntime-web."""
+"""Supported dtypes by NumPy name, which onnxruntime-web uses too."""
 
 _ALIGNED = 8
 
@@ -46,11 +46,13 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack(arrays: Mapping[str, RuntimeArray]) -> bytes:
-    """Return the arrays as the page reads them: four bytes with the header's length, the header
-    ([name, dtype, shape, bytes] each), then the arrays, each from a multiple of eight bytes on, so
-    that the page can use them without a copy.
+    """Return arrays in the frame format of the page.
 
-    Raises EvidenceError for a dtype that a page has no array for.
+    The frame has four bytes with the header's length, the header ([name, dtype, shape, bytes] for
+    each array), then the arrays, each aligned to eight bytes, so that the page can use them without
+    a copy.
+
+    Raises EvidenceError for a dtype that JavaScript has no array for.
     """
     header = []
     for name, array in arrays.items():
@@ -69,7 +71,7 @@ def pack(arrays: Mapping[str, RuntimeArray]) -> bytes:
 
 
 def unpack(frame: bytes) -> dict[str, RuntimeArray]:
-    """Arrays by name, in order. Raises OutputMismatch for what is no frame."""
+    """Return the arrays of a frame in order. Raises OutputMismatch for an invalid frame."""
     try:
         (length,) = _LENGTH.unpack_from(frame)
         start, arrays = _LENGTH.size + length, {}
@@ -85,8 +87,8 @@ def unpack(frame: bytes) -> dict[str, RuntimeArray]:
             start += size + _padding(size)
     except (ValueError, TypeError, struct.error) as error:
         raise OutputMismatch(
-            f"the page answered with nonsense ({type(error).__name__}: {error}), expected arrays "
-            "of numbers. Install onnxruntime-web anew: gate runtimes install browser-wasm."
+            f"the page returned an invalid frame ({type(error).__name__}: {error}), expected "
+            "arrays of numbers. Install onnxruntime-web again: gate runtimes install browser-wasm."
         ) from error
     return arrays
 
@@ -95,15 +97,15 @@ def _padding(length: int) -> int:
     return -length % _ALIGNED
 
 
-# npm fetches the package, whose files are bundled: nothing of it is run, and no dependency is
-# needed. What npm brings must have the digest of the package; what is opened, that of the file.
+# npm downloads the bundled package: none of its code is run, and no dependency is needed. The
+# downloaded package and every opened file must have the pinned digests.
 NAME, VERSION = "onnxruntime-web", "1.30.0"
 
 INTEGRITY = (
     "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJm"
     "g8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
 )
-"""Of the package, as npm has it."""
+"""Integrity of the package in the npm registry."""
 
 FILES = {
     "ort.wasm.min.mjs": "219e6a1fc8a9938268d18efca3c91d310bd2f4a59bbd13744df5b2b7fc6cee3b",
@@ -117,7 +119,7 @@ FILES = {
     "ort-wasm-simd-threaded.asyncify.wasm":
         "39f9f0894d478800487ed9f7dbe92618498db320cf55c8e3d89adff8dce658da",
 }  # fmt: skip
-"""SHA-256 of each that is used, in the package below `dist`."""
+"""SHA-256 of each used file below `dist` of the package."""
 
 PLACE_VARIABLE = "GATE_RUNTIMES"
 
@@ -127,7 +129,7 @@ _PATIENCE_S = 300
 
 
 def folder() -> Path:
-    """Return the folder of the files: below GATE_RUNTIMES, else the user's cache."""
+    """Return the folder of the files: below GATE_RUNTIMES, or in the user's cache."""
     place = os.environ.get(PLACE_VARIABLE)
     if place:
         return Path(place).expanduser() / f"{NAME}-{VERSION}"
@@ -136,7 +138,7 @@ def folder() -> Path:
 
 
 def missing() -> str | None:
-    """Why it can't be opened, and how to install it; None: its files are there, right or not."""
+    """Return why the package can't be opened and how to install it; None if its files exist."""
     absent = [name for name in FILES if not (folder() / name).is_file()]
     if not absent:
         return None
@@ -144,7 +146,7 @@ def missing() -> str | None:
 
 
 def read(name: str) -> bytes:
-    """One file. Raises DigestMismatch where it is not the one of the package, StorageError."""
+    """Return the content of a file. Raises DigestMismatch if it was changed, StorageError."""
     path = folder() / name
     try:
         data = path.read_bytes()
@@ -162,10 +164,10 @@ def read(name: str) -> bytes:
 
 
 def install() -> bool:
-    """Bring the files here; False: they were there, each with its digest.
+    """Download the files; return False if they exist with the right digests.
 
-    Raises StorageError where npm can't bring the package, or the folder can't be written, and
-    DigestMismatch where what came is another package.
+    Raises StorageError if npm can't download the package or the folder can't be written, and
+    DigestMismatch if another package was downloaded.
     """
     with contextlib.suppress(StorageError, DigestMismatch):
         for name in FILES:
@@ -190,7 +192,7 @@ def install() -> bool:
 
 
 def _fetched(downloads: Path) -> Path:
-    """The package as npm brings it."""
+    """Return the package that npm downloads."""
     command = [*_npm(), "pack", f"{NAME}@{VERSION}", "--loglevel=error", "--ignore-scripts"]
     command += ["--fetch-retries=1", "--fetch-timeout=60000", "--pack-destination", str(downloads)]
     try:
@@ -203,14 +205,14 @@ def _fetched(downloads: Path) -> Path:
     package = next(iter(downloads.glob("*.tgz")), None)
     if package is None:
         raise StorageError(
-            f"npm brings no {NAME} {VERSION}: {first_line(Exception(problem))}. It takes a "
-            "registry of npm: say which with npm's own settings, then repeat."
+            f"npm can't download {NAME} {VERSION}: {first_line(Exception(problem))}. It needs an "
+            "npm registry: configure one in npm's own settings, then repeat."
         )
     found = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
     if f"sha512-{found}" != INTEGRITY:
         raise DigestMismatch(
-            f"npm brought a {NAME} {VERSION} with integrity sha512-{found}, expected {INTEGRITY}. "
-            "Nothing of it was unpacked: ask whoever runs that registry."
+            f"npm downloaded a {NAME} {VERSION} with integrity sha512-{found}, expected "
+            f"{INTEGRITY}. It was not unpacked. Contact the administrator of that registry."
         )
     return package
 
@@ -222,7 +224,7 @@ def _unpacked(package: Path) -> dict[str, bytes]:
 
 
 def _npm() -> list[str]:
-    """That of the machine, else that of the wheel of Node. Raises StorageError."""
+    """Return the npm of this machine, or that of the Node wheel. Raises StorageError."""
     there = shutil.which("npm")
     if there is not None:
         return [there]
@@ -247,21 +249,21 @@ _ISOLATED = {
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cache-Control": "no-store",
 }
-"""Without the first two a page gets no threads, and a coarse clock."""
+"""Without the first two headers, a page gets no threads and only a coarse clock."""
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A file that is read when it is asked for."""
+    """A file that is read on request."""
 
     path: Path
 
 
 class PageServer:
-    """Serves one page, below an address that can't be guessed.
+    """Serves one page at an address that can't be guessed.
 
-    It is Chromium's proxy, too: requests of the page or of Chromium itself (for updates) to another
-    host arrive here and are refused.
+    It is also Chromium's proxy: requests of the page or of Chromium itself (for updates) to other
+    hosts arrive here and are refused.
     """
 
     def __init__(self) -> None:
@@ -298,28 +300,28 @@ class PageServer:
         return f"{self.host}/{self._secret}/"
 
     def put(self, place: str, served: bytes | OnDisk) -> str:
-        """Serve it at this place below the page, which is given back."""
+        """Serve content at a path below the page; return the path."""
         self._served[place] = served
         return place
 
     def remove(self, place: str) -> None:
-        """Serve it no more."""
+        """Stop serving a path."""
         self._served.pop(place, None)
 
     def take_outputs(self) -> bytes | None:
-        """Return what the page sent since the last call; None: nothing."""
+        """Return the outputs that the page sent since the last call; None if there are none."""
         outputs, self._outputs = self._outputs, None
         return outputs
 
     def served(self, path: str) -> bytes | None:
-        """Return the file at this path; None: there is none, or it belongs to another page."""
+        """Return the content at a path; None if there is none or it belongs to another page."""
         found = self._served.get(self._relative_path(path) or "")
         if self._relative_path(path) is None or found is None:
             return None
         return found.path.read_bytes() if isinstance(found, OnDisk) else found
 
     def receive(self, path: str, body: bytes) -> bool:
-        """Keep outputs; False: they were sent to another address."""
+        """Store outputs; return False if they were sent to another address."""
         if self._relative_path(path) != "outputs":
             return False
         self._outputs = body
@@ -356,7 +358,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_CONNECT(self) -> None:
         self._answer(HTTPStatus.FORBIDDEN, b"")
 
-    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: ARG002 - it is quiet
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: ARG002 - log nothing
         return
 
     def _answer(self, status: HTTPStatus, body: bytes) -> None:
@@ -383,10 +385,10 @@ class BrowserPage:
         self._page = page
         self._server = server
         self.strange: list[str] = []
-        """Addresses beyond 127.0.0.1 that the page, or a worker of it, asked for."""
+        """Addresses beyond 127.0.0.1 that the page or one of its workers requested."""
         context.on("request", lambda request: self._note(request.url))
         self.version = str(context.new_cdp_session(page).send("Browser.getVersion")["product"])
-        """Of Chromium."""
+        """Version of Chromium."""
 
     def call(self, function: str, argument: Any = None) -> Any:
         """Return the result of a function of the page, as JSON.
@@ -411,8 +413,10 @@ class BrowserPage:
 
 @contextlib.contextmanager
 def opened_page(server: PageServer, *, gpu: bool, software: bool) -> Iterator[BrowserPage]:
-    """The page that the server has. `gpu`: with WebGPU; `software`: by an adapter that computes
-    on the CPU. Raises EvidenceError where Chromium does not start."""
+    """Open the page of a server in Chromium. Raises EvidenceError if Chromium does not start.
+
+    gpu: enable WebGPU. software: use an adapter that computes on the CPU.
+    """
     from playwright.sync_api import Error, sync_playwright
 
     with contextlib.ExitStack() as stack:
@@ -435,7 +439,7 @@ def opened_page(server: PageServer, *, gpu: bool, software: bool) -> Iterator[Br
 
 
 def _flags(server: PageServer, gpu: bool, software: bool) -> Sequence[str]:
-    """Return the flags of Chromium: foreign requests go to the server, which refuses them."""
+    """Return Chromium's flags: requests to other hosts go to the server, which refuses them."""
     proxy = (f"--proxy-server={server.host}", "--proxy-bypass-list=127.0.0.1")
     if not gpu:
         return (*FLAGS, *proxy)

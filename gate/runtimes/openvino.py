@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU."""
+"""The runtime OpenVINO on the CPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _RECORDED = (
 )
 
 _EXACT = {"f32": "float32", "f64": "float32"}
-"""The CPU computes doubles in float32, too."""
+"""Precisions that count as float32: OpenVINO's CPU plugin also computes doubles in float32."""
 
 _LOWER = {"bf16": "bfloat16", "f16": "float16"}
 
@@ -48,14 +48,14 @@ _NO_NUMBERS = ("Const", "Input", "Output")
 
 
 class OpenVinoOptions(BaseModel):
-    """The options that the policy may set."""
+    """The options that a policy may set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     precision_hint: Literal["f32", "bf16", "f16", "default"] = "f32"
-    """`default`: whatever OpenVINO takes for the best on this machine."""
+    """`default`: the precision that OpenVINO considers best on this machine."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """None: as `determinism.threads`, else as PyTorch has them."""
+    """Number of threads. None: `determinism.threads`, or PyTorch's default."""
 
 
 class OpenVinoSession(Session):
@@ -64,8 +64,8 @@ class OpenVinoSession(Session):
     def __init__(
         self, compiled: Any, file: RunnableFile, *, device: str, options: OpenVinoOptions
     ) -> None:
-        """Raises EvidenceError where the options are not in force, OutputMismatch where an output
-        of the file is not in it."""
+        """Raise EvidenceError if options are not in effect, OutputMismatch if an output is
+        missing."""
         self._compiled = compiled
         self._device = device
         self._check(options)
@@ -78,7 +78,7 @@ class OpenVinoSession(Session):
         return [np.asarray(results[place]) for place in self._places]
 
     def proof(self) -> Proof:
-        """Hint, device and the precision of each node, as the compiled model reports them."""
+        """Return hint, device and precision of each node, as the compiled model reports them."""
         compiled = self._compiled
         active = tuple(f"OpenVINO {name}" for name in compiled.get_property("EXECUTION_DEVICES"))
         hint = self._hint()
@@ -97,8 +97,10 @@ class OpenVinoSession(Session):
         return str(self._compiled.get_property(_HINT).get_type_name())
 
     def _check(self, options: OpenVinoOptions) -> None:
-        """OpenVINO takes f16 for bf16, and no more threads than there are cores, and raises
-        nothing."""
+        """Raise EvidenceError if an option is not in effect.
+
+        OpenVINO silently uses f16 for bf16, and no more threads than there are cores.
+        """
         hint, threads = self._hint(), int(self._compiled.get_property(_THREADS))
         for option, got, wanted, given in (
             (_HINT, hint, options.precision_hint, options.precision_hint != "default"),
@@ -106,20 +108,20 @@ class OpenVinoSession(Session):
         ):
             if given and got != wanted:
                 raise EvidenceError(
-                    f"OpenVINO: {option} is {got}, asked for {wanted}: this machine has no other. "
-                    "Set in the policy's options what it has, or leave it out."
+                    f"OpenVINO: {option} is {got}, expected {wanted}, which this machine does not "
+                    "support. Change the option in the policy, or leave it out."
                 )
 
 
 class OpenVinoRuntime(Runtime):
-    """The package `openvino`, not a provider of ONNX Runtime."""
+    """The package `openvino`, not ONNX Runtime's OpenVINO provider."""
 
     name: ClassVar[RuntimeName] = "openvino"
     promises = Promises(PROVIDERS["openvino"])
     options = OpenVinoOptions
 
     def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - the same with all
-        """Without the package, also where another that sounds like it is installed."""
+        """Return why the package is missing, also if a similarly named package is installed."""
         if find_spec("openvino") is not None:
             return None
         reason = f"the package openvino is not installed: {_INSTALL}."
@@ -127,9 +129,9 @@ class OpenVinoRuntime(Runtime):
         if other is None:
             return reason
         return (
-            f"{reason} {_OTHER_PACKAGE} {other} is, and does not serve: it is ONNX Runtime with a "
-            "provider, and its files overwrite those of the ONNX Runtime that the gate measures "
-            f"with. pip uninstall {_OTHER_PACKAGE}, then install parity-gate again."
+            f"{reason} {_OTHER_PACKAGE} {other} is installed, but does not help: it is ONNX "
+            "Runtime with a provider, and overwrites files of the ONNX Runtime that the gate "
+            f"uses. pip uninstall {_OTHER_PACKAGE}, then install parity-gate again."
         )
 
     def versions(self) -> dict[str, str]:
@@ -146,14 +148,15 @@ class OpenVinoRuntime(Runtime):
         conditions: Conditions,
         example: Batch,  # noqa: ARG002 - it needs no shapes
     ) -> Session:
-        """Raises DigestMismatch, OutputMismatch, EvidenceError where OpenVINO can't run it."""
+        """Compile the file. Raises DigestMismatch, OutputMismatch, EvidenceError if OpenVINO
+        fails."""
         import openvino
 
         core = openvino.Core()
         settings = {_THREADS: options.threads or conditions.threads}
         if options.precision_hint != "default":
             settings[_HINT] = options.precision_hint
-        # From a path, as it is served: from bytes it drops inputs that nothing uses.
+        # Open it by path, as a server does: from bytes, OpenVINO drops unused inputs.
         with private_copy(file) as path, _shortened_errors():
             compiled = core.compile_model(core.read_model(path), _DEVICE, settings)
         device = str(core.get_property(_DEVICE, "FULL_DEVICE_NAME"))
@@ -162,7 +165,7 @@ class OpenVinoRuntime(Runtime):
 
 @contextlib.contextmanager
 def _shortened_errors() -> Iterator[None]:
-    """Turns what OpenVINO raises into an error of ours, without the places in its source."""
+    """Convert OpenVINO's exceptions to EvidenceError, without locations in its source."""
     try:
         yield
     except RuntimeError as error:
@@ -190,7 +193,7 @@ def _output_index(compiled: Any, name: str) -> int:
 
 
 def _node_precisions(compiled: Any) -> Counter[str]:
-    """Return the precisions of the nodes that compute something."""
+    """Count the precisions of the nodes that compute."""
     found: Counter[str] = Counter()
     for node in compiled.get_runtime_model().get_ops():
         information = node.get_rt_info()
@@ -204,8 +207,11 @@ def _listed(nodes: Counter[str]) -> str:
 
 
 def _precision(hint: str, nodes: Counter[str]) -> str:
-    """The lowest of the floats that were computed; a hint is taken for granted, so that a file
-    whose nodes escape it by luck is not taken for exact."""
+    """Return the lowest precision of the computed floats.
+
+    A hint of lower precision counts even if no node uses it, so that the file does not pass as
+    exact by chance.
+    """
     for lower, name in _LOWER.items():
         if lower == hint or lower in nodes:
             return name

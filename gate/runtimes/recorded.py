@@ -1,4 +1,4 @@
-"""Replay outputs that were recorded on another machine."""
+"""A runtime that returns outputs recorded on another machine."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ class RecordedRuntime(Runtime):
 
     def __init__(self) -> None:
         self.recording: Path | None = None
-        """A folder, or a zip of it."""
+        """Path of a folder or zip."""
 
     def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - they ask for no device
-        """Without a recording."""
+        """Return the reason if no recording was passed."""
         if self.recording is not None:
             return None
-        return "no recording was given. Give what gate record pack made: --recorded NAME=FOLDER."
+        return (
+            "no recording was given. Pass the result of gate record pack: --recorded NAME=FOLDER."
+        )
 
     def open(
         self,
@@ -46,8 +48,10 @@ class RecordedRuntime(Runtime):
         conditions: Conditions,  # noqa: ARG002 - nothing is computed here
         example: Batch,
     ) -> Session:
-        """Raises EvidenceError where it can't be read, DigestMismatch and OutputMismatch where it
-        is of another file."""
+        """Open the recording. Raises EvidenceError if it can't be read.
+
+        Raises DigestMismatch or OutputMismatch if it belongs to another file.
+        """
         if self.recording is None:
             raise EvidenceError(str(self.absent_reason(options)))
         recording = Recording(self.recording)
@@ -56,7 +60,7 @@ class RecordedRuntime(Runtime):
 
 
 class RecordedSession(Session):
-    """Finds each batch in the recording by the digests of its samples, in their order."""
+    """Looks up each batch in the recording by the digests of its samples."""
 
     live = False
 
@@ -65,7 +69,7 @@ class RecordedSession(Session):
         self._count = len(recording.rows)
         self._probes = recording.probes
         self._next = 0
-        """The samples before this one were all given, in this order."""
+        """Index of the first sample that was not yet passed; all before it were, in order."""
         self._example: Rows | None = row_digests(example)
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
@@ -78,13 +82,13 @@ class RecordedSession(Session):
         start = self._start(rows)
         stop = start + len(rows)
         if self._example is not None and np.array_equal(self._example, rows):
-            self._example = None  # it comes before the samples, of which it is some
+            self._example = None  # it comes before the samples, and contains some of them
         else:
             self._next = max(self._next, stop)
         return self._answers("samples", slice(start, stop))
 
     def has_probe(self, batch: Batch) -> bool:
-        """Whether this very batch was computed as a whole."""
+        """Return whether exactly this batch was recorded as a probe."""
         return digest_of(row_digests(batch)) in self._probes
 
     def run_probe(self, batch: Batch) -> list[RuntimeArray]:
@@ -104,8 +108,8 @@ class RecordedSession(Session):
         """
         if self._next < self._count:
             raise InputMismatch(
-                f"the recording has {self._count} samples, and only {self._next} of them were "
-                "given. Give the samples that it was made of, all of them."
+                f"the recording has {self._count} samples, but only the first {self._next} were "
+                "passed. Pass all samples that it was made of."
             )
         whence = self._recording.manifest.whence
         return Proof(
@@ -151,7 +155,7 @@ class RecordedSession(Session):
         )
 
     def _reason(self, rows: Rows) -> str:
-        """Why these are not the next samples of the recording."""
+        """Return why these are not the next samples of the recording."""
         remedy = "Give the samples that it was made of, in their order, or record these."
         for place, row in enumerate(rows, start=self._next):
             if place >= self._count:
@@ -169,18 +173,18 @@ class RecordedSession(Session):
 
 
 def with_recordings(policy: Policy, names: Iterable[RuntimeName]) -> Policy:
-    """The same policy, which asks for these recordings, too: always, by the built-in bounds of
-    devices whose algorithms round more, where it has no entry of their name.
+    """Return the policy with these recordings as required runtimes.
 
-    Raises PolicyError where a name is that of another runtime, or the policy can't take it.
+    A recording without an entry gets the built-in bounds of devices. Raises PolicyError if a name
+    is that of another runtime, or the policy would be invalid.
     """
     plain, names = policy.to_plain(), tuple(names)
     for name in names:
         own = name in OWN and name != RECORDED
         if own or (name in policy.runtimes and not is_recorded(policy, name)):
             raise PolicyError(
-                f"'{name}' is a runtime that computes here, no recording. Give the recording "
-                "another name, or say kind: recorded in the policy."
+                f"'{name}' is a runtime that computes here, not a recording. Give the recording "
+                "another name, or set kind: recorded in the policy."
             )
         if name not in policy.runtimes:
             bounds = exact_bounds("device", classes=policy.task != "tensors").to_plain()

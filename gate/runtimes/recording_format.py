@@ -1,4 +1,4 @@
-"""The format of a recording, read as untrusted input."""
+"""The format of a recording, which is read as untrusted input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gate.storage.untrusted_files import RECORD_LIMIT, parse_strict_json
 MANIFEST = "manifest.json"
 
 SAMPLES = "samples"
-"""The part that the verdict is about; the others are probes."""
+"""Name of the part that the verdict is based on; other parts are probes."""
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -42,16 +42,16 @@ class RecordingSource(Record):
     """The origin of the outputs as the recording states it: `meta.json`."""
 
     runtime: Text
-    """`TensorRT`."""
+    """Name of the runtime, for example `TensorRT`."""
     version: Text
     device: Text
-    """`Jetson Orin Nano, JetPack 6.1`."""
+    """Name of the device, for example `Jetson Orin Nano, JetPack 6.1`."""
     precision: Text
-    """In which it computed: `float32`, `float16`, `int8`."""
+    """Precision of the computation: `float32`, `float16`, `int8`."""
     recorded_at: Text
     """ISO 8601."""
     model_sha256: Sha256 | None = None
-    """Of the file that ran there, where it was computed there."""
+    """Digest of the file that ran, if it was computed there."""
 
     @field_validator("recorded_at")
     @classmethod
@@ -73,33 +73,33 @@ class RecordedArray(Record):
 
 
 class RecordedPart(Record):
-    """The samples, or one probe: a batch that was computed as a whole."""
+    """The samples, or one probe that was computed as one batch."""
 
     name: str
     size: Annotated[int, Field(ge=1)]
-    """Samples in it."""
+    """Number of samples."""
     inputs_sha256: Sha256
-    """`gate.runtimes.recording_format.digest_of` its samples."""
+    """Digest of the samples (`gate.runtimes.recording_format.digest_of`)."""
     outputs: tuple[RecordedArray, ...] = ()
-    """In the file's order; axis 0 is the sample."""
+    """Outputs in the file's order, with the samples on axis 0."""
     failed: str | None = None
-    """Why the runtime could not compute it: then it has no outputs."""
+    """Why the runtime could not compute the part; then it has no outputs."""
 
     @model_validator(mode="after")
     def _has_outputs_or_failure(self) -> Self:
         if bool(self.outputs) == (self.failed is not None):
-            raise ValueError(f"part '{self.name}' must have either outputs, or why it failed")
+            raise ValueError(f"part '{self.name}' must have either outputs or failed")
         return self
 
 
 class RecordingManifest(Record):
-    """The whole recording."""
+    """The contents of a recording."""
 
     schema_version: Literal[1] = 1
     model_sha256: Sha256
     whence: RecordingSource
     rows: RecordedArray
-    """The digest of each sample's inputs."""
+    """The digests of the samples' inputs."""
     parts: Annotated[tuple[RecordedPart, ...], Field(min_length=1)]
 
     @property
@@ -133,9 +133,9 @@ WIDTH = 32
 
 
 def row_digests(batch: Batch) -> Rows:
-    """One a sample: over names, dtypes, shapes and little-endian values of all its inputs, by name.
+    """Return the SHA-256 of each sample, over names, dtypes, shapes and values of its inputs.
 
-    Law: the digests of a batch are those of its parts, one after the other.
+    The digests of a batch are the concatenated digests of its parts.
     """
     arrays = [(name, batch[name]) for name in sorted(batch)]
     headers = [
@@ -153,7 +153,7 @@ def row_digests(batch: Batch) -> Rows:
 
 
 def _bytes_by_row(array: OutputArray) -> Callable[[int], memoryview | bytes]:
-    """Return what gives the `value_bytes` of each row."""
+    """Return a function that returns the `value_bytes` of a row."""
     if array.dtype.kind == "U" or not array.flags.c_contiguous:
         return lambda place: value_bytes(np.asarray(array[place]))
     values = memoryview(value_bytes(array))
@@ -167,7 +167,7 @@ def digest_of(rows: Rows) -> Digest:
 
 
 _HEADER_LIMIT = 4096
-"""Bytes of the header of an `.npy` file."""
+"""Largest size of the header of an `.npy` file, in bytes."""
 
 _CHUNK = 1 << 20
 
@@ -175,18 +175,17 @@ _REMEDY = "Pack it again: gate record pack."
 
 
 class Recording:
-    """An open recording. Its arrays are mapped, and stay so after the files are gone.
+    """An open recording. Its arrays are memory-mapped and stay valid after the files are deleted.
 
-    It is untrusted: sizes are compared before anything is read, names can't lead outside of the
-    folder, nothing is unpickled. The members of a zip must not be compressed, so that it can't
-    unpack to more than its own size.
+    It is untrusted: sizes are checked before reading, names can't refer to other folders, nothing
+    is unpickled. Members of a zip must not be compressed, so that it can't expand beyond its own
+    size.
     """
 
     def __init__(self, path: Path) -> None:
-        """`path`: a folder, or a zip of it.
+        """Open a folder or zip.
 
-        Raises EvidenceError for whatever is missing, longer, shorter, or not what the manifest
-        says.
+        Raises EvidenceError if something is missing or differs from the manifest.
         """
         try:
             with _open_source(path) as place:
@@ -208,8 +207,7 @@ class Recording:
             ) from error
         if digest_of(self.rows) != self.manifest.samples.inputs_sha256:
             raise EvidenceError(
-                f"the recording {path} has other digests of its samples than its manifest says. "
-                f"{_REMEDY}"
+                f"the recording {path} has sample digests that differ from its manifest. {_REMEDY}"
             )
 
     @property
@@ -220,7 +218,7 @@ class Recording:
 
 class _Source(Protocol):
     def open(self, name: str) -> AbstractContextManager[io.RawIOBase | io.BufferedIOBase]:
-        """A file with a descriptor. Raises OSError, KeyError, ValueError."""
+        """Open a file with a descriptor. Raises OSError, KeyError, ValueError."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +231,7 @@ class _Folder:
 
 @dataclass(frozen=True)
 class _Zip:
-    """Members are copied into files without a name, because only files can be mapped."""
+    """Copies members to unnamed files, because only files can be mapped."""
 
     archive: zipfile.ZipFile
 
@@ -278,7 +276,7 @@ def _all_of(place: _Source) -> bytes:
 
 
 def _array(place: _Source, spec: RecordedArray) -> RuntimeArray:
-    """The array that the manifest describes, mapped. Raises ValueError, OSError, KeyError."""
+    """Return the memory-mapped array of the manifest. Raises ValueError, OSError, KeyError."""
     expected = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
     with place.open(spec.file) as stream:
         size = stream.seek(0, io.SEEK_END)

@@ -1,4 +1,4 @@
-"""tract, the Rust inference engine."""
+"""The runtime tract, an inference engine in Rust."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Run
 from gate.storage.arrays import Batch, RuntimeArray
 
 _ENGINE = "default"
-"""tract's name of its default, the CPU."""
+"""tract's name of the CPU engine."""
 
 _MOST_SHAPES = 4
-"""Models that are held at a time."""
+"""Largest number of prepared models that are kept."""
 
 _BACKTRACE = "Stack backtrace:"
 
@@ -31,14 +31,14 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class _Refusal(EvidenceError):
-    """An exception of tract, in one line."""
+    """An exception of tract in one line."""
 
 
 class TractSession(Session):
     """A file in tract."""
 
     def __init__(self, file: RunnableFile, example: Batch) -> None:
-        """Raises DigestMismatch, OutputMismatch, EvidenceError where tract can't run the file."""
+        """Prepare the file. Raises DigestMismatch, OutputMismatch, EvidenceError if tract fails."""
         self._file = file
         self._by_shape: OrderedDict[Shapes, _Prepared] = OrderedDict()
         self._symbolic: _Prepared | None = None
@@ -51,7 +51,7 @@ class TractSession(Session):
             self._run_shape(example)
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
-        """Raises EvidenceError where tract can't."""
+        """Run a batch. Raises EvidenceError if tract fails."""
         if self._symbolic is not None:
             try:
                 return self._symbolic.run(batch)
@@ -92,7 +92,7 @@ class TractSession(Session):
         return held.run(batch)
 
     def _prepare(self, batch: Batch | None) -> _Prepared:
-        """`batch`: for its shapes only; None: sizes as the file has them."""
+        """Prepare the model for the shapes of `batch`; None: with symbolic sizes."""
         with private_copy(self._file) as path:
             return _Prepared(str(path), self._file, batch)
 
@@ -133,13 +133,13 @@ class _Prepared:
 
 
 class TractRuntime(Runtime):
-    """The package `tract`, on the CPU, on one thread."""
+    """The package `tract` on the CPU with one thread."""
 
     name: ClassVar[RuntimeName] = "tract"
     promises = Promises(PROVIDERS["tract"])
 
-    def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - it takes none
-        """Without the package."""
+    def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - it has no options
+        """Return why the package is missing."""
         if find_spec("tract") is not None:
             return None
         return "the package tract is not installed: pip install 'parity-gate[tract]'."
@@ -154,17 +154,17 @@ class TractRuntime(Runtime):
         self,
         file: RunnableFile,
         *,
-        options: Any,  # noqa: ARG002 - it takes none
+        options: Any,  # noqa: ARG002 - it has no options
         conditions: Conditions,  # noqa: ARG002 - it has one thread
         example: Batch,
     ) -> Session:
-        """Raises DigestMismatch, OutputMismatch, EvidenceError where tract can't run the file."""
+        """Open the file. Raises DigestMismatch, OutputMismatch, EvidenceError if tract fails."""
         return TractSession(file, example)
 
 
 @contextlib.contextmanager
 def _shortened_errors() -> Iterator[None]:
-    """Turns what tract raises into an error of ours, without the backtrace of its insides."""
+    """Convert tract's exceptions to EvidenceError, without a backtrace."""
     import tract
 
     try:
@@ -175,7 +175,10 @@ def _shortened_errors() -> Iterator[None]:
 
 
 def _check(inputs: list[str], outputs: int, file: RunnableFile) -> None:
-    """tract calls outputs by their nodes, in the file's order; inputs have the file's names."""
+    """Raise OutputMismatch unless inputs have the file's names, and the number of outputs matches.
+
+    tract names outputs after their nodes, in the file's order.
+    """
     wanted = {spec.name for spec in file.subject.inputs}
     if set(inputs) != wanted or outputs != len(file.subject.outputs):
         raise OutputMismatch(
@@ -185,14 +188,14 @@ def _check(inputs: list[str], outputs: int, file: RunnableFile) -> None:
 
 
 def _fact(array: RuntimeArray) -> str:
-    """Return tract's text for a shape and a type: `8,3,12,12,f32`."""
+    """Return tract's notation of a shape and type, for example `8,3,12,12,f32`."""
     kind = array.dtype
     name = "bool" if kind.kind == "b" else f"{kind.kind}{8 * kind.itemsize}"
     return ",".join([*map(str, array.shape), name])
 
 
 def _cost_types(nodes: list[dict[str, Any]]) -> Iterator[str]:
-    """`FMA(F32)` is a cost in F32."""
+    """Yield the types of the nodes' costs: `FMA(F32)` has the type F32."""
     for node in nodes:
         for cost in node.get("cost", {}):
             yield cost.partition("(")[2].rstrip(")")

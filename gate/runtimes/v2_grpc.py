@@ -1,4 +1,4 @@
-"""The Open Inference Protocol V2 over gRPC, with the messages of tritonclient."""
+"""A client of the Open Inference Protocol V2 over gRPC, with the messages of tritonclient."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _CHANNEL = (
 )
 
 MOST_REQUEST_BYTES = MOST_BYTES - (1 << 20)
-"""Of the tensors of a request: a message of protobuf has less than 2 GiB, with all names."""
+"""Largest size of a request's tensors: a protobuf message must be below 2 GiB with all names."""
 
 _REFUSED = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "INTERNAL", "UNKNOWN")
-"""Codes about the request or the model; others are about the server or the way to it."""
+"""Status codes that concern the request or the model; others concern the server or network."""
 
 _METADATA_PARAMETERS = 6
-"""The field of the parameters of a model in MLServer's metadata, which Triton's messages lack."""
+"""Field number of the parameters in MLServer's model metadata, which Triton's messages lack."""
 
 _CONTENTS = {
     "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents",
@@ -56,13 +56,16 @@ _HEADER = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
 
 
 class GrpcClient:
-    """Requests to one server; as many connections as requests at once."""
+    """Sends requests to one server, with one connection per concurrent request."""
 
     encoding = "grpc"
 
     def __init__(self, options: ServerOptions, outputs: Sequence[str]) -> None:
-        """`outputs`: names of the outputs to ask for. Raises RuntimeUnusable for a header that gRPC
-        can't send, and for certificates that can't be loaded."""
+        """`outputs`: names of the outputs to request.
+
+        Raises RuntimeUnusable for a header that gRPC can't send, or certificates that can't be
+        loaded.
+        """
         self._options, self._outputs = options, outputs
         _, self._model, self._version = options.parts
         self._headers = [(name.lower(), value) for name, value in options.secret_headers()]
@@ -100,8 +103,10 @@ class GrpcClient:
         }
 
     def infer(self, batch: Batch, identity: str) -> InferenceResponse:
-        """Return the outputs for a batch. Raises EvidenceError where the server refuses it,
-        RuntimeUnusable where gRPC can't send it."""
+        """Return the outputs for a batch.
+
+        Raises EvidenceError if the server refuses it, RuntimeUnusable if gRPC can't send it.
+        """
         size = sum(values.nbytes for values in batch.values())
         if size > MOST_REQUEST_BYTES:
             raise RuntimeUnusable(
@@ -182,7 +187,7 @@ class GrpcClient:
 
 
 def _tensors(answer: Any) -> Iterator[tuple[Mapping[str, Any], memoryview | None]]:
-    """Yield each output, and its bytes where the server sends bytes. Raises as `read_outputs`
+    """Yield each output, with its bytes if the server sends them. Raises as `read_outputs`
     expects."""
     raw = answer.raw_output_contents
     if raw and len(raw) != len(answer.outputs):
@@ -201,7 +206,7 @@ def _tensors(answer: Any) -> Iterator[tuple[Mapping[str, Any], memoryview | None
 
 
 def _parameters(metadata: Any) -> dict[str, str]:
-    """Return the parameters that a model's metadata states as texts."""
+    """Return the parameters in a model's metadata as strings."""
     found = {}
     for field in UnknownFieldSet(metadata):
         if field.field_number == _METADATA_PARAMETERS and isinstance(field.data, bytes):

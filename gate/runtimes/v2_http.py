@@ -1,4 +1,4 @@
-"""The Open Inference Protocol V2 over HTTP; JSON or binary tensors."""
+"""A client of the Open Inference Protocol V2 over HTTP, with JSON or binary tensors."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ from gate.storage.arrays import Batch
 from gate.storage.safe_text import make_printable
 
 _BINARY = "binary_tensor_data"
-"""The extension's name in the metadata of a server."""
+"""Name of the extension in a server's metadata."""
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _TRANSIENT = (429, 502, 503, 504)
 
 _WATCH_S = 0.2
-"""Seconds between two looks at the requests that are under way."""
+"""Seconds between two checks of running requests."""
 
 
 class _Watchdog:
-    """Cuts the connections of a client once a request takes longer than its limit: httpx limits
-    each read alone, and a server may send one byte of a header after the other."""
+    """Closes a client's connections if a request exceeds its time limit.
+
+    httpx limits each read separately, so a server could send one byte at a time without end.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s, self.has_cut = limit_s, False
@@ -53,13 +55,13 @@ class _Watchdog:
         self._thread.start()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Keep each new connection: the extension `trace` of httpx."""
+        """Record each new connection. Used as httpx's extension `trace`."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._streams.add(info["return_value"])
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[float]:
-        """Watch the request of the `with` block; gives the moment at which it must be over."""
+        """Watch the request of the `with` block; yield its deadline."""
         number, end = next(self._numbers), time.monotonic() + self.limit_s
         self._ends[number] = end
         try:
@@ -81,11 +83,14 @@ class _Watchdog:
 
 
 class HttpClient:
-    """Requests to one server, each within a deadline."""
+    """Sends requests to one server, each with a deadline."""
 
     def __init__(self, options: ServerOptions, outputs: Sequence[str] = ()) -> None:
-        """`outputs`: names of the outputs to ask for. Raises RuntimeUnusable for a variable that is
-        not set or can't be a header, and for certificates that can't be loaded."""
+        """`outputs`: names of the outputs to request.
+
+        Raises RuntimeUnusable for a variable that is unset or not a valid header, or certificates
+        that can't be loaded.
+        """
         import httpx
 
         self._options, self._outputs = options, outputs
@@ -99,7 +104,7 @@ class HttpClient:
             except OSError as error:  # also of ssl
                 raise certificates_problem(options.ca, error) from error
         most = max((1, *options.connections))
-        # Connecting again is safe; a request that was sent may have been computed.
+        # Connecting again is safe; a sent request may already have been computed.
         transport = httpx.HTTPTransport(
             verify=verify, retries=2, limits=httpx.Limits(max_connections=most)
         )
@@ -113,7 +118,7 @@ class HttpClient:
 
     @property
     def encoding(self) -> str:
-        """How tensors are sent."""
+        """Encoding of the tensors."""
         return "binary" if self._binary else "json"
 
     def get(self, url: str) -> dict[str, Any]:
@@ -124,7 +129,7 @@ class HttpClient:
         return _object(url, body)
 
     def server(self) -> dict[str, Any]:
-        """Return the metadata of the server, whose extensions say how tensors are sent."""
+        """Return the server's metadata, whose extensions determine the encoding."""
         metadata = self.get(self._options.parts[0])
         if self._options.encoding == "auto":
             extensions = metadata.get("extensions")
@@ -215,11 +220,11 @@ class HttpClient:
     ) -> tuple[int, Mapping[str, str], bytes]:
         import httpx
 
-        # The host of a digest_url may be another, which must not get the server's token.
+        # digest_url may have another host, which must not receive the server's token.
         secret = self._headers if _origin(url) == _origin(self._options.url) else {}
         headers = {**secret, **(headers or {})}
-        # A server may close a connection that it kept, just when it is used again. To compute the
-        # same again is safe.
+        # A server may close an idle connection just when it is reused. Repeating the computation is
+        # safe.
         with contextlib.suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             return self._exchange_once(method, url, content, headers)
         try:

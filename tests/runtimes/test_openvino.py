@@ -200,7 +200,9 @@ def test_without_the_package_it_is_absent_and_says_what_is_no_substitute(monkeyp
     monkeypatch.setattr(module, "_version", {"onnxruntime-openvino": installed}.get)
     reason = module.OpenVinoRuntime().absent_reason(module.OpenVinoOptions())
     assert "pip install 'parity-gate[openvino]'" in reason
-    assert ("onnxruntime-openvino 1.24.1 is, and does not serve" in reason) is bool(installed)
+    assert ("onnxruntime-openvino 1.24.1 is installed, but does not help" in reason) is bool(
+        installed
+    )
 
 
 def test_it_is_listed_with_its_version():

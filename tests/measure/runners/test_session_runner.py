@@ -46,7 +46,7 @@ def test_what_says_its_cause_itself_is_not_tried_again(error):
 
 @pytest.mark.parametrize(("error", "code"), [
     (ModelMismatch("it returned 2 outputs", "number", {"got": 2}), "wrong_outputs"),
-    (OutputMismatch("the page answered with nonsense"), None),
+    (OutputMismatch("the page returned an invalid frame"), None),
     (MemoryError("no memory"), "out_of_memory"),
     (RuntimeError("Failed to allocate memory for requested buffer of size 9"), "out_of_memory"),
     (RuntimeError("cannot be reshaped to the requested shape. Input shape:{1,8}"), "reshape"),

@@ -57,5 +57,5 @@ def framed(header):
     ],
 )
 def test_nonsense_is_an_error_of_its_own(frame):
-    with pytest.raises(OutputMismatch, match="the page answered with nonsense"):
+    with pytest.raises(OutputMismatch, match="the page returned an invalid frame"):
         unpack(frame)

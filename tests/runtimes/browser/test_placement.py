@@ -31,7 +31,7 @@ def test_on_several_by_name():
 
 @pytest.mark.parametrize("lines", [[], ["Node placements"], ["Conv (/conv/Conv)"]])
 def test_a_log_that_does_not_say_is_no_proof(lines):
-    with pytest.raises(EvidenceError, match="it is not known what computed"):
+    with pytest.raises(EvidenceError, match="it is unknown what computed"):
         placed(lines)
 
 

@@ -146,7 +146,7 @@ def test_whatever_breaks_in_the_page_is_an_error(tmp_path):
         "const worker = new Worker(URL.createObjectURL(new Blob([other])));"
         "return new Promise((done) => { worker.onmessage = () => done() });",
     )
-    with pytest.raises(EvidenceError, match="the page asked for http://elsewhere"):
+    with pytest.raises(EvidenceError, match="the page requested http://elsewhere"):
         session.proof()
     with pytest.raises(Exception, match="crash"):
         session._page._page.goto("chrome://crash")

@@ -156,7 +156,7 @@ def neither(folder):
         (removed, "No such file"),
         (link, "can't be read"),
         (pipe, "not a regular file"),
-        (other_rows, "other digests of its samples"),
+        (other_rows, "sample digests that differ"),
         (named("../outside.npy"), "not a path inside"),
         (named("/dev/zero"), "not a path inside"),
         (said(shape=[1 << 40, 3]), "rows on axis 0"),
@@ -173,7 +173,7 @@ def neither(folder):
         (two_parts, "each once"),
         (no_samples, "must be first"),
         (fewer_rows, "rows"),
-        (neither, "either outputs, or why it failed"),
+        (neither, "either outputs or failed"),
     ],
 )
 def test_what_is_not_whole_is_refused(folder, spoil, words):
