@@ -1,4 +1,4 @@
-"""Export samples for a runtime on another machine; pack its outputs into a recording."""
+"""Export samples for a runtime on another machine, and pack its outputs into a recording."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ from gate.storage.record import Record, Sha256, added_field
 from gate.storage.untrusted_files import RECORD_LIMIT, parse_strict_json, read_untrusted
 from gate.storage.yaml_section import first_problem
 
-# Both are made for programs that read raw files: every array has its dtype, shape and file name.
+# Both headers are made for programs that read raw files: every array has its dtype, shape and file
+# name.
 
 
 SAMPLES_HEADER = "samples.json"
@@ -60,12 +61,13 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class SentArray(Record):
-    """One input of one part, twice: as `.npy`, and its numbers alone, little-endian, row by row."""
+    """One input of one part in two files: `.npy`, and raw little-endian numbers in row-major
+    order."""
 
     name: str
-    """Of the file's input."""
+    """Name of the file's input."""
     dtype: str
-    """`float32`, `int64`, `bool` (one byte each)."""
+    """`float32`, `int64`, or `bool` (one byte each)."""
     shape: tuple[Count, ...]
     npy: str
     raw: str
@@ -78,22 +80,22 @@ class SentPart(Record):
     """`samples`, or the probe's name."""
     size: Count
     batch: Count | None
-    """In which batches to run it: a probe as a whole; None: any size will do."""
+    """Batch size: that of a probe, which must run as a whole; None: any size."""
     inputs_sha256: Sha256
     inputs: tuple[SentArray, ...]
 
 
 class SamplesHeader(Record):
-    """`samples.json`."""
+    """The content of `samples.json`."""
 
     schema_version: Literal[1] = 1
     model_sha256: Sha256
     outputs: tuple[str, ...]
-    """Names of the file's outputs, in the order in which they come back."""
+    """Names of the file's outputs, in the order in which they must be returned."""
     parts: Annotated[tuple[SentPart, ...], Field(min_length=1)]
     batch_axes: BatchAxes | None = added_field(None)
     """Batch axes of the file if they are not all axis 0. The sample files and the recorded outputs
-    have the samples on axis 0 in any case."""
+    always have the samples on axis 0."""
 
 
 class ReturnedArray(Record):
@@ -113,20 +115,20 @@ class ReturnedPart(Record):
     @model_validator(mode="after")
     def _is_not_both(self) -> Self:
         if self.outputs and self.failed is not None:
-            raise ValueError("the part has outputs, and why it failed; say one of them")
+            raise ValueError("the part has both outputs and failed; set only one of them")
         return self
 
 
 class OutputsHeader(Record):
-    """`outputs.json`."""
+    """The content of `outputs.json`."""
 
     schema_version: Literal[1] = 1
     parts: Annotated[dict[str, ReturnedPart], Field(min_length=1)]
-    """By the names of `samples.json`."""
+    """Parts by the names in `samples.json`."""
 
 
 _ROWS = 64
-"""Samples that are held at a time."""
+"""Number of samples that are held at a time."""
 
 _KINDS = "biuf"
 
@@ -134,15 +136,15 @@ ZIP = ".zip"
 
 
 def read_recording_source(path: Path) -> RecordingSource:
-    """`meta.json`. Raises EvidenceError."""
+    """Read `meta.json`. Raises EvidenceError."""
     data = read_untrusted(path, limit=RECORD_LIMIT)
     parse_strict_json(data, what=str(path))
     try:
         return RecordingSource.model_validate_json(data)
     except ValidationError as error:
         raise EvidenceError(
-            f"{path}: {first_problem(error)} Expected runtime, version, device, precision and "
-            "recorded_at (ISO 8601), all of them texts, and model_sha256 if it was computed there."
+            f"{path}: {first_problem(error)} Expected the strings runtime, version, device, "
+            "precision and recorded_at (ISO 8601), and model_sha256 if it was computed there."
         ) from error
 
 
@@ -151,30 +153,30 @@ class Packing:
     """The sources of one recording."""
 
     subject: Subject
-    """Of the file that ran."""
+    """The file that ran."""
     inputs: Path
-    """The samples, or what `gate samples export` wrote."""
+    """The samples, or the result of `gate samples export`."""
     outputs: Path
-    """A file or folder of arrays of the samples' outputs, or a folder with `outputs.json`."""
+    """File or folder of arrays with the samples' outputs, or a folder with `outputs.json`."""
     whence: RecordingSource
 
     def write(self, target: Path) -> RecordingManifest:
-        """Write a folder, or a zip where `target` ends so; it appears whole or not at all.
+        """Write a folder, or a zip if `target` ends with .zip, atomically.
 
-        Raises DataError, InputMismatch, EvidenceError and DigestMismatch for what does not fit
+        Raises DataError, InputMismatch, EvidenceError or DigestMismatch if the sources do not fit
         together, StorageError.
         """
         if target.exists():
-            raise StorageError(f"{target} is there already. Name a new place, or remove it.")
+            raise StorageError(f"{target} exists already. Choose a new path, or remove it.")
         ran = self.whence.model_sha256
         if ran is not None:
             ran.verify(self.subject.sha256, what="the file that is recorded")
         rows, sent = self._inputs()
-        returned = _returned(self.outputs)
-        strangers = sorted(set(returned) - {part.name for part in sent})
-        if strangers or SAMPLES not in returned:
+        returned = _returned_parts(self.outputs)
+        unexpected = sorted(set(returned) - {part.name for part in sent})
+        if unexpected or SAMPLES not in returned:
             raise DataError(
-                f"{self.outputs} has outputs of {strangers or sorted(returned)}, expected "
+                f"{self.outputs} has outputs of {unexpected or sorted(returned)}, expected "
                 f"'{SAMPLES}' and probes that the inputs have. Give --inputs the folder that gate "
                 "samples export wrote."
             )
@@ -195,7 +197,7 @@ class Packing:
         return manifest
 
     def _inputs(self) -> tuple[Rows, list[SentPart]]:
-        """The digests of the samples, and all parts."""
+        """Return the digests of the samples, and all parts."""
         if (self.inputs / SAMPLES_HEADER).is_file():
             data = read_untrusted(self.inputs / SAMPLES_HEADER, limit=RECORD_LIMIT)
             header = SamplesHeader.from_json(data)
@@ -220,7 +222,7 @@ class Packing:
         return rows, [part]
 
     def _written(self, room: Path, rows: Rows, sent: list[SentPart]) -> RecordingManifest:
-        returned, parts = _returned(self.outputs), []
+        returned, parts = _returned_parts(self.outputs), []
         for number, part in enumerate(sent):
             folder = SAMPLES if part.name == SAMPLES else f"probes/{number:03}"
             came = returned[part.name]
@@ -262,7 +264,7 @@ class Packing:
         for name, array in zip(names, arrays, strict=True):
             if array.dtype.kind not in _KINDS:
                 raise DataError(
-                    f"output '{name}' of {part.name} has dtype {array.dtype}. Expected numbers."
+                    f"output '{name}' of {part.name} has dtype {array.dtype}, expected numbers."
                 )
             if array.ndim == 0 or (part.name == SAMPLES and len(array) != part.size):
                 raise DataError(
@@ -273,7 +275,7 @@ class Packing:
             yield array
 
 
-def _returned(outputs: Path) -> dict[str, ReturnedPart]:
+def _returned_parts(outputs: Path) -> dict[str, ReturnedPart]:
     header = outputs / OUTPUTS_HEADER
     if not header.is_file():
         return {SAMPLES: ReturnedPart()}
@@ -351,7 +353,7 @@ def _saved(room: Path, file: str, name: str, array: RuntimeArray) -> RecordedArr
 
 
 def _zip(room: Path, target: Path) -> None:
-    """Write a zip without compression, so that its size when read is known."""
+    """Write a zip without compression, so that its size when unpacked is known."""
     with (
         files.replacing(target) as temporary,
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
@@ -363,25 +365,25 @@ def _zip(room: Path, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Sending:
-    """The samples and probes that are computed on another machine."""
+    """The samples and probes for another machine."""
 
     candidate: TestedFile
     samples: SampleSet
     policy: Policy
     model: nn.Module | ReferenceModel | None = None
-    """With it, also the probes that it has to be asked about, or watched for."""
+    """The model; with it, probes that depend on the model are included."""
     batch_size: int = 32
 
     def write(
         self, folder: Path, *, progress: Callable[[int, int], None] | None = None
     ) -> SamplesHeader:
-        """Write the folder, which must not be there yet: it appears whole or not at all.
+        """Write the folder, which must not exist, atomically.
 
-        Raises InputMismatch and DataError for samples that don't fit, EvidenceError where the model
+        Raises InputMismatch and DataError for samples that do not fit, EvidenceError if the model
         can't compute them, StorageError.
         """
         if folder.exists():
-            raise StorageError(f"{folder} is there already. Name a new folder, or remove it.")
+            raise StorageError(f"{folder} exists already. Choose a new folder, or remove it.")
         self.candidate.verify()
         with deterministic(self.policy.determinism):
             context = self._context()
@@ -401,7 +403,7 @@ class Sending:
     def _written(
         self,
         room: Path,
-        context: MeasurementContext | _Material,
+        context: MeasurementContext | _SampleSource,
         progress: Callable[[int, int], None] | None,
     ) -> SamplesHeader:
         binding, total = context.binding, len(context.samples)
@@ -435,7 +437,7 @@ class Sending:
             batch_axes=binding.layout,
         )
 
-    def _context(self) -> MeasurementContext | _Material:
+    def _context(self) -> MeasurementContext | _SampleSource:
         subject = self.candidate.subject
         if self.model is None:
             gaps = self.policy.nonfinite == "same_places"
@@ -445,12 +447,12 @@ class Sending:
             binding = bind_samples(
                 subject.inputs, samples, batch_size=self.batch_size, reduced=reduced
             )
-            return _Material(binding, samples, self.policy)
+            return _SampleSource(binding, samples, self.policy)
         return MeasurementContext.bare(
             MeasurementJob(self.model, self.candidate, self.samples, self.policy, self.batch_size)
         )
 
-    def _probes(self, context: MeasurementContext | _Material) -> Iterator[Probe]:
+    def _probes(self, context: MeasurementContext | _SampleSource) -> Iterator[Probe]:
         if not self.policy.instruments.probes:
             return
         subject = self.candidate.subject
@@ -462,7 +464,7 @@ class Sending:
 
 
 @dataclass(frozen=True)
-class _Material:
+class _SampleSource:
     binding: InputBinding
     samples: SampleSet
     policy: Policy
@@ -477,7 +479,7 @@ class _Material:
 
 
 class _Writer:
-    """One part, batch by batch."""
+    """Writes one part batch by batch."""
 
     def __init__(self, room: Path, name: str, folder: str) -> None:
         self._room, self._name, self._folder = room, name, folder
@@ -496,7 +498,7 @@ class _Writer:
             self.size += len(array) if number == 0 else 0
 
     def part(self, batch: int | None) -> SentPart:
-        """The header, once all is added; the `.npy` files are written from the raw ones."""
+        """Return the header after all batches; this converts the raw files to `.npy`."""
         arrays = []
         for number, (name, array) in enumerate(self._like.items()):
             place = f"{self._folder}/{number}"

@@ -1,4 +1,4 @@
-"""Worker process: open the job once, then measure units."""
+"""A worker process: opens the job once, then measures units."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def package_digest() -> Digest:
 
 
 ONE_FILE = (
-    "only one file, of a model of package.module:factory, on samples of a file, without "
-    "recordings, can be measured by several processes. Measure with one job."
+    "several processes can measure only a single file of a model of package.module:factory, on "
+    "samples in a file, without recordings. Measure with one job."
 )
 
 
@@ -79,7 +79,7 @@ class JobSpec(Record):
     most_units: Count
     """The `units` of the `MeasurementJob`."""
     batch_axes: dict[str, int | None] = added_field({})
-    """As `SampleSet.stated`."""
+    """Stated batch axes (`SampleSet.stated`)."""
     slices: str | None = added_field(None)
     """The file with the columns of the slices of metrics."""
     annotations_sha256: Sha256 | None = added_field(None)
@@ -220,20 +220,22 @@ class WorkerFailure(Record):
         return (by_name(self.kind) or EvidenceError)(self.message)
 
 
-# What the functions below return is JSON behind one byte: a part, a failure, or nothing. An
-# exception of another process would lose its class on Ray.
+# The functions below return one byte followed by JSON: a part, a failure, or nothing. An exception
+# of another process would lose its class on Ray.
 
 
 def read_answer(data: bytes) -> UnitResult | None:
-    """Return what a worker measured; None: it opened the job. Raises the GateError of the worker,
-    and EvidenceError for anything that is no answer."""
+    """Return a worker's result; None: it opened the job.
+
+    Raises the GateError of the worker, and EvidenceError for an invalid answer.
+    """
     if data[:1] == b"F":
         raise WorkerFailure.from_json(data[1:]).error()
     return UnitResult.from_json(data[1:]) if data else None
 
 
 def open_job(spec: str, threads: int, delivery: Delivery | None) -> bytes:
-    """Open what a `JobSpec` names in this process, for `measure`. `threads`: of PyTorch."""
+    """Open the job of a `JobSpec` in this process for `measure`. `threads`: of PyTorch."""
     try:
         _opened_once(spec, threads, delivery)
     except Exception as error:
@@ -242,7 +244,7 @@ def open_job(spec: str, threads: int, delivery: Delivery | None) -> bytes:
 
 
 def measure(spec: str, threads: int, delivery: Delivery | None, lead: str, unit: WorkUnit) -> bytes:
-    """Measure one unit, judged by the `FirstUnitState` in `lead`."""
+    """Measure one unit with the `FirstUnitState` in `lead`."""
     try:
         run = _opened_once(spec, threads, delivery)
         if _held.lead != lead:
@@ -255,7 +257,7 @@ def measure(spec: str, threads: int, delivery: Delivery | None, lead: str, unit:
 
 @dataclass
 class _Held:
-    """The job that this process has open: one after another."""
+    """The job that this process has open; only one at a time."""
 
     spec: str = ""
     lead: str = ""
@@ -286,8 +288,11 @@ def _opened_once(text: str, threads: int, delivery: Delivery | None) -> Measurem
 
 @contextlib.contextmanager
 def opened(case: MeasurementJob, *, threads: int, noise: bool) -> Iterator[MeasurementRun]:
-    """Inside, the model and all runtimes are open. `case`: opened before, as the model's module
-    may set threads of its own. `noise`: with the float64 reference. Raises GateError."""
+    """Open the model and all runtimes within the `with` block. Raises GateError.
+
+    case: opened before, because the model's module may set threads. noise: whether to include the
+    float64 reference.
+    """
     torch.set_num_threads(threads)
     with MeasurementRun.open(case, noise=noise) as run:
         run.open_runtimes()
@@ -295,7 +300,7 @@ def opened(case: MeasurementJob, *, threads: int, noise: bool) -> Iterator[Measu
 
 
 _CHUNK_BYTES = 1 << 26
-"""Bytes of a file in one object of Ray's store: what memory can't hold, the store spills."""
+"""Chunk size of a file in Ray's object store, in bytes; the store spills what exceeds memory."""
 
 
 @dataclass(frozen=True)
@@ -303,10 +308,10 @@ class Delivery:
     """The files that workers on other machines of a Ray cluster can't open by themselves."""
 
     files: dict[str, dict[str, tuple[Any, ...]]]
-    """The files of each field of `JobSpec`: the one that it names, then others of its folder. File
-    name to its chunks, as references of Ray."""
+    """By field of `JobSpec`: the named file and others of its folder, as lists of Ray object
+    references of their chunks by file name."""
     source: Opening | None
-    """Samples that lie on this machine; None: their address says where they are."""
+    """Samples on this machine; None: workers open their address."""
     node: str
     """The identifier of this machine in Ray."""
 
@@ -325,7 +330,8 @@ class Delivery:
         return cls(files, _local_source(spec), ray.get_runtime_context().get_node_id())
 
     def unpacked(self, spec: JobSpec, into: Path) -> JobSpec:
-        """Return the job on copies below `into`; who opens it verifies their digests."""
+        """Return the job with copies of its files below `into`. Opening them verifies their
+        digests."""
         import ray
 
         copies = {}
@@ -340,7 +346,7 @@ class Delivery:
         return spec.model_copy(update=copies)
 
     def samples(self) -> SampleSet | None:
-        """Return the samples that lie on the other machine. Raises what opening them raises."""
+        """Return the samples on the other machine. Raises the exceptions of opening them."""
         return None if self.source is None else SampleSet(FetchedRows(self.source, self.node))
 
 
@@ -381,25 +387,27 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 class FetchedRows(SampleReader):
-    """Samples that tasks of Ray read on the machine where they lie. While a batch is computed, the
-    next one is on its way."""
+    """Samples that Ray tasks read on the machine that stores them.
+
+    The next batch is read while a batch is computed.
+    """
 
     def __init__(self, source: Opening, node: str) -> None:
-        """Raises what opening the samples raises there."""
+        """Open the samples. Raises the exceptions of opening them there."""
         self._source, self._node = source, node
         self._count: int
         self.origin, self.specs, self._count, self.labelled = self._answer(self._task(None))
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return self._count
 
     def read(self, places: Sequence[int]) -> Block:
-        """The samples at these places."""
+        """Return the samples at these indices."""
         return self._block(self._task(places))
 
     def batches(self, places: range, size: int) -> Iterator[Block]:
-        """The samples of a range by `size`."""
+        """Yield the samples of a range in blocks of `size`."""
         spans = [places[start : start + size] for start in range(0, len(places), size)]
         coming = self._task(spans[0])
         for after in [*spans[1:], None]:
@@ -431,8 +439,10 @@ class FetchedRows(SampleReader):
 
 
 def read_source(source: Opening, places: Sequence[int] | None) -> Any:
-    """Return the arrays and labels at these places, as arrays of Ray's store, which are read only;
-    None: origin, specs, number of samples, and whether they have labels."""
+    """Return the arrays and labels at these indices, as read-only arrays of Ray's store.
+
+    With None: the origin, specs, number of samples, and whether they have labels.
+    """
     try:
         rows = _rows(source)
         if places is None:

@@ -1,4 +1,4 @@
-"""Explain an export failure: unsupported operators, locations, remedy."""
+"""Explain an export failure: unsupported operators, their source locations, and a remedy."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gate.records.export import Strategy
 
 
 class FailureText(NamedTuple):
-    """Cause and remedy: format strings, whose fields are the parameters of the code."""
+    """Cause and remedy as format strings; their fields are the parameters of the code."""
 
     cause: str
     remedy: str
     pattern: str | None = None
-    """Regular expression of torch's messages. `{0}` of the texts is what it matches, `{1}` its
-    first group."""
+    """Regular expression of torch's messages. In the texts, `{0}` is the match, `{1}` its first
+    group."""
 
 
 _TENSORS_ONLY = (
@@ -225,17 +225,17 @@ FAILURES: dict[str, FailureText] = {
         "Change forward so that one of them takes it: each says above what it met.",
     ),
 }
-"""The texts by code; of errors that torch raises, the first whose pattern matches counts."""
+"""The texts by code. For an error of torch, the first matching pattern counts."""
 
 
 def failure_texts(code: str, *groups: str, **params: Any) -> tuple[str, str]:
-    """Return cause and remedy of a code."""
+    """Return the cause and the remedy of a code."""
     cause, remedy, _ = FAILURES[code]
     return cause.format(*groups, **params), remedy.format(*groups, **params)
 
 
 def export_error(code: str, **params: Any) -> ExportError:
-    """Return the error of a file that was exported and is wrong."""
+    """Return the error of an exported file that is wrong."""
     return ExportError(". ".join(failure_texts(code, **params)))
 
 
@@ -244,9 +244,10 @@ _OF_TORCH = ("aten", "prim", "quantized", "prims")
 
 @dataclass(frozen=True)
 class OperatorFamily:
-    """Operators that fail for one reason. `instead` is a sentence that says what to do.
+    """Operators that fail for one reason. `instead` is a sentence with the remedy.
 
-    `strategy` is the one that it proposes, if any: it is no advice where that one has failed.
+    `strategy` is the strategy that it suggests, if any; the suggestion is omitted if that one
+    failed.
     """
 
     pattern: str
@@ -254,7 +255,7 @@ class OperatorFamily:
     instead: str
     strategy: str | None = None
     opset: int | None = None
-    """The lowest opset in which another exporter writes them, where this one has none."""
+    """The lowest opset in which another exporter supports them, if this one does not."""
 
 
 _FAMILIES = (
@@ -312,7 +313,7 @@ _FAMILIES = (
 
 
 def family(operator: str, *, tried: Collection[str] = ()) -> OperatorFamily | None:
-    """The family of an operator such as `aten::stft`, if it has one that helps after `tried`."""
+    """Return the family of an operator such as `aten::stft`, if its remedy helps after `tried`."""
     return next(
         (
             one
@@ -324,12 +325,12 @@ def family(operator: str, *, tried: Collection[str] = ()) -> OperatorFamily | No
 
 
 def is_custom(operator: str) -> bool:
-    """True for operators that no exporter of torch writes, such as `mine::hard_swish`."""
+    """Return True for operators that no exporter of torch supports, such as `mine::hard_swish`."""
     return operator.partition("::")[0] not in _OF_TORCH and family(operator) is None
 
 
-# The line and the module of an operator, in the forms that torch has for them: scopes and source
-# ranges of a TorchScript graph, traced or scripted, and the metadata of a `torch.export` graph.
+# Source line and module of an operator, in torch's formats: scopes and source ranges of a traced or
+# scripted TorchScript graph, and metadata of a `torch.export` graph.
 _PYTHON_FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 _TRACED_FRAME = re.compile(r"^(.+?)\((\d+)\): ", re.MULTILINE)
@@ -343,14 +344,14 @@ _TORCHSCRIPT = "<--- HERE"
 _LAST = "most recent call last"
 
 _CONTAINERS = {"ModuleList", "ModuleDict"}
-"""Modules without a forward: they are part of a path and never of a scope."""
+"""Modules without a forward: they are in paths but not in scopes."""
 
 
 def source_line(text: str) -> str | None:
-    """The innermost `file:line` of a stack that is not torch's own; None if there is no stack.
+    """Return the innermost `file:line` of a stack outside torch; None if there is no stack.
 
-    `text` is a source range or an error of TorchScript's compiler (innermost first), or a stack
-    as Python prints it (innermost last).
+    text: a source range or an error of TorchScript's compiler (innermost first), or a Python
+    traceback (innermost last).
     """
     frames = _TRACED_FRAME.findall(text) or _PYTHON_FRAME.findall(text)
     if _TORCHSCRIPT not in text or _LAST in text:
@@ -361,9 +362,9 @@ def source_line(text: str) -> str | None:
 
 
 def node_scope(scope: str, hierarchy: str) -> str:
-    """The scope of a TorchScript node, from its `getModuleHierarchy()` where it has lost its own.
+    """Return the scope of a TorchScript node, from its `getModuleHierarchy()` if it has none.
 
-    The first export of a compiled module inlines it, and leaves the second no scopes.
+    The first export of a compiled module inlines it and leaves no scopes for the second.
     """
     if "/" in scope or not hierarchy:
         return scope
@@ -372,10 +373,10 @@ def node_scope(scope: str, hierarchy: str) -> str:
 
 
 def module_path(scope: str, model: nn.Module) -> str:
-    """`layer1.0.attn` for the scope `pkg.Net::/pkg.Block::layer1.0/pkg.Attn::attn` of `model`.
+    """Return `layer1.0.attn` for the scope `pkg.Net::/pkg.Block::layer1.0/pkg.Attn::attn`.
 
-    Empty for the model itself. Each part of a scope is a path from the part before it; it may
-    repeat that one, and it leaves out containers that have no forward.
+    Empty for the model itself. Each part of a scope is a path relative to the previous part; it may
+    repeat that part, and it omits containers without a forward.
     """
     modules = dict(model.named_modules())
     path = before = ""
@@ -404,10 +405,10 @@ def _below(path: str, name: str, modules: dict[str, nn.Module]) -> str:
 
 
 def _only_containers(below: str, path: str, modules: dict[str, nn.Module]) -> bool:
-    """True if every module from under `below` down to `path` is a container."""
+    """Return True if every module between `below` and `path` is a container."""
     parts = path.removeprefix(below).split(".")
     between = [modules.get(below + ".".join(parts[: end + 1])) for end in range(len(parts))]
-    # Of a module that was scripted or traced, the name of its class is `original_name`.
+    # For a scripted or traced module, the class name is `original_name`.
     kinds = {getattr(module, "original_name", type(module).__name__) for module in between}
     return kinds <= _CONTAINERS
 
@@ -419,11 +420,11 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True)
 class UnsupportedOperator:
-    """One operator at one place of the model.
+    """One operator at one location of the model.
 
-    `place` is the module's path, empty for the model itself, None if unknown; `source` the line
-    that calls it; `since` the lowest opset at which this exporter writes it, None if no opset is
-    known; `reason` what about this call is not supported, where the operator as such is.
+    place: module path, empty for the model itself, None if unknown. source: the line that calls it.
+    since: the lowest opset in which this exporter supports it, None if unknown. reason: what about
+    this call is unsupported, if the operator itself is supported.
     """
 
     name: str
@@ -433,25 +434,25 @@ class UnsupportedOperator:
     reason: str | None = None
 
     def located(self) -> str:
-        """`layer1.0.attn (pkg/net.py:12)`, as far as it is known."""
+        """The location as far as known, for example `layer1.0.attn (pkg/net.py:12)`."""
         where = "the model itself" if self.place == "" else self.place
         return f"{where} ({self.source})" if where and self.source else where or self.source or ""
 
 
 def names(operators: Sequence[UnsupportedOperator]) -> tuple[str, ...]:
-    """Each name once, in order."""
+    """Return each name once, in order."""
     return tuple(dict.fromkeys(operator.name for operator in operators))
 
 
 def opset_for_all(operators: Sequence[UnsupportedOperator]) -> int | None:
-    """The lowest opset at which all of them can be written, if there is one."""
+    """Return the lowest opset in which all of them are supported, or None."""
     since = [operator.since for operator in operators]
     opsets = [opset for opset in since if opset is not None]
     return max(opsets) if opsets and len(opsets) == len(since) else None
 
 
 def remedy(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> str:
-    """Return one line with the remedy for all of them, after the strategies `tried` failed."""
+    """Return one line with the remedy for all operators after the strategies `tried` failed."""
     if opset := opset_for_all(operators):
         return f"Set export.opset to {opset} or more."
     first = {operator.name: operator for operator in operators}
@@ -465,7 +466,7 @@ def remedy(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> 
 
 
 def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str]) -> str:
-    """Summarize in one sentence what to do about operators that need different remedies."""
+    """Return one sentence with the remedies of operators that need different ones."""
     later = [name for name, one in operators.items() if one.since is not None]
     custom = [name for name in operators if name not in later and is_custom(name)]
     others = [name for name in operators if name not in later and name not in custom]
@@ -482,7 +483,7 @@ def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str
 
 
 def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> tuple[str, ...]:
-    """Return the three ways out, one line each; the second has lines on what helps."""
+    """Return the three remedies, one line each; the second is followed by details."""
     every = names(operators)
     since = {one.name: one.since for one in operators if one.since is not None}
     elsewhere = {name: found.opset for name in every if (found := family(name)) and found.opset}
@@ -514,19 +515,19 @@ def _advice(operator: UnsupportedOperator, tried: Collection[str]) -> str:
 
 
 def _or_other(tried: Collection[str]) -> str:
-    """The strategies that may do better than those that failed; scripted seldom does."""
+    """Suggest strategies that may succeed after those that failed; scripted rarely does."""
     left = [strategy for strategy in ("direct", "dynamo") if strategy not in tried]
     return f", or try export.strategy: {' or '.join(left)}" if left else ""
 
 
 def some(items: Sequence[str]) -> str:
-    """The first few, and how many more."""
+    """Return the first few items and the number of others."""
     more = len(items) - _MOST_NAMES
     return ", ".join(items[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 _LOWEST = 18
-"""The opset that torch's table is written in; lower ones are converted afterwards."""
+"""The opset of torch's table; files in lower opsets are converted afterwards."""
 
 _OCCURRENCE = re.compile(r"@\d+$")
 
@@ -534,13 +535,13 @@ _OCCURRENCE = re.compile(r"@\d+$")
 def untranslated(
     module: nn.Module, arguments: tuple[Any, ...], opset: int, keywords: Mapping[str, Any]
 ) -> tuple[UnsupportedOperator, ...]:
-    """Return the operators that the dynamo exporter lacks, in order of execution, subgraphs of
-    `torch.cond` included.
+    """Return the operators that the dynamo exporter lacks, in order of execution.
 
-    The exporter stops at the first one. Here the graph is captured and decomposed in its way, and
-    each operator is looked up in its table. No higher opset helps: what torch 2.15's table has for
-    higher ones alone (gelu, group_norm, rms_norm, scaled_dot_product_attention) is decomposed in
-    lower ones. Raises what torch raises where the module can't be captured.
+    Subgraphs of `torch.cond` are included. The exporter stops at the first unsupported operator.
+    Here the graph is captured and decomposed as the exporter does, and each operator is looked up
+    in its table. A higher opset never helps: operators that torch 2.15's table has only for higher
+    opsets (gelu, group_norm, rms_norm, scaled_dot_product_attention) are decomposed in lower ones.
+    Raises torch's exceptions if the module can't be captured.
     """
     from torch.onnx._internal.exporter import _core, _dispatching, _dynamic_shapes
 
@@ -592,10 +593,9 @@ def _described(node: fx.Node) -> UnsupportedOperator:
 
 
 _READ = 50_000
-"""Characters of a message that are searched."""
+"""Number of characters of a message that are searched."""
 
-# Patterns of torch 2.15's messages. An error that matches none is described by its type and first
-# line.
+# Patterns of torch 2.15's messages. Other errors are described by their type and first line.
 _OPERATOR = re.compile(r"operator '([\w:.]+)' to ONNX opset version (\d+)")
 
 _SINCE = re.compile(r"added in version (\d+)")
@@ -617,7 +617,7 @@ _IDENTIFIER = re.compile(r"(\w+)(?=$|[\s,(])")
 
 
 def operator_in(error: BaseException) -> UnsupportedOperator | None:
-    """The operator that the error names, if it is about one: without its place."""
+    """Return the operator that the error names, without its location; None if it names none."""
     text = _text(error)
     if named := _OPERATOR.search(text):
         since = _SINCE.search(text)
@@ -634,8 +634,8 @@ def operator_in(error: BaseException) -> UnsupportedOperator | None:
     return None
 
 
-def reading(error: BaseException, tried: tuple[str, ...] = ()) -> ExportFailure:
-    """The failure of an error that is about no single operator."""
+def failure_of(error: BaseException, tried: tuple[str, ...] = ()) -> ExportFailure:
+    """Return the failure of an error that does not concern a single operator."""
     text, source = _text(error), where(error)
     at = f" at {source}" if source else ""
     message = shorten_message(_chain(error)[-1])
@@ -649,7 +649,7 @@ def reading(error: BaseException, tried: tuple[str, ...] = ()) -> ExportFailure:
 
 
 def where(error: BaseException) -> str | None:
-    """The innermost line of the user's code that an error names, or that it came from."""
+    """Return the innermost line of the user's code that an error names or originates from."""
     text = _text(error)
     if named := source_line(text):
         return named
@@ -662,7 +662,7 @@ def where(error: BaseException) -> str | None:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error and what caused it, outermost first."""
+    """Return the error and its causes, outermost first."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
@@ -674,7 +674,8 @@ def _text(error: BaseException) -> str:
 
 
 def _guessed(message: str) -> str:
-    """`aten::name` for what torch calls its operator in this message, which is often its name."""
+    """Return `aten::name` for an operator's name in torch's message, which is often the ATen
+    name."""
     word = _IDENTIFIER.match(message)
     return f"aten::{word[1]}" if word else message
 
@@ -685,7 +686,7 @@ _MACHINERY = ("gate/", "torch/", "onnxscript/", "onnx_ir/", "onnx/", "sympy/")
 
 
 def _is_machinery(filename: str) -> bool:
-    """True for frames of Python, of torch's exporters, and of this package."""
+    """Return True for frames of Python, of torch's exporters, and of this package."""
     if filename.startswith("<"):
         return True
     path = Path(filename)
@@ -698,13 +699,13 @@ _MOST_KINDS = 64
 
 _DOMAIN = "parity_gate"
 
-Met = dict[UnsupportedOperator, None]
-"""In order of execution, each once."""
+Locations = dict[UnsupportedOperator, None]
+"""Operators in order of execution without duplicates."""
 
 
 @dataclass(frozen=True)
 class LegacyExport:
-    """One way to call the exporter. `keywords` are those of `torch.onnx.export`."""
+    """One way to call the exporter. `keywords` are passed to `torch.onnx.export`."""
 
     arguments: tuple[Any, ...]
     opset: int
@@ -724,37 +725,39 @@ class LegacyExport:
 def unwritten(
     export: LegacyExport, module: nn.Module, *, original: nn.Module | None = None
 ) -> tuple[UnsupportedOperator, ...]:
-    """Return the operators that the TorchScript-based exporter lacks in `module`, as it is handed
-    to it.
+    """Return the operators that the TorchScript-based exporter lacks in `module`.
 
-    The exporter stops at the first one. A placeholder is registered for it, which notes where it
-    occurs, and the export is repeated until nothing is missing. What the exporter's own passes
-    remove or rename is not in the result. That takes one export for each kind of operator that is
-    missing, and one more; another one if `original` is given, the module before it was traced: the
-    exporter's own trace knows whole paths. A traced or scripted module has no shapes, so that
-    placeholders can stop an export early: what it did not reach is looked up in the module's graph.
+    The exporter stops at the first one. A placeholder that records its locations is registered for
+    it, and the export is repeated until none is missing. Operators that the exporter's own passes
+    remove or rename are not included. This takes one export per missing operator and one more, and
+    another one if `original` is given: the module before tracing, for which the exporter's own
+    trace has complete paths.
+
+    A traced or scripted module has no shapes, so placeholders can stop an export early. Operators
+    that it did not reach are then searched in the module's graph.
     """
     kinds: dict[str, UnsupportedOperator] = {}
-    met, error = _met(export, module, kinds)
+    met, error = _recorded(export, module, kinds)
     while (missing := operator_in(error) if error is not None else None) is not None:
         if missing.name in kinds or len(kinds) == _MOST_KINDS:
             break
         if missing.reason and kinds:
-            break  # a placeholder's result may itself be what is not supported here
+            break  # a placeholder's result may itself be unsupported here
         kinds[missing.name] = missing
-        met, error = _met(export, module, kinds)
+        met, error = _recorded(export, module, kinds)
     if error is not None and isinstance(module, torch.jit.ScriptModule):
         met |= _in_graph(module, kinds)
-    better = _met(export, original, kinds)[0] if original is not None and kinds else {}
+    better = _recorded(export, original, kinds)[0] if original is not None and kinds else {}
     found = (_of(kind, better) or _of(kind, met) or [kind] for kind in kinds.values())
     return tuple(operator for places in found for operator in places)
 
 
-def _met(
+def _recorded(
     export: LegacyExport, module: nn.Module, kinds: dict[str, UnsupportedOperator]
-) -> tuple[Met, Exception | None]:
-    """Return where placeholders for `kinds` occurred in one export, and what stopped it."""
-    met: Met = {}
+) -> tuple[Locations, Exception | None]:
+    """Return where placeholders for `kinds` occurred in one export, and the error that stopped
+    it."""
+    met: Locations = {}
     with contextlib.ExitStack() as placeholders:
         for name, kind in kinds.items():
             write = _placeholder(kind, module, met)
@@ -762,12 +765,14 @@ def _met(
         return met, export.error(module)
 
 
-def _of(kind: UnsupportedOperator, met: Met) -> list[UnsupportedOperator]:
+def _of(kind: UnsupportedOperator, met: Locations) -> list[UnsupportedOperator]:
     return [operator for operator in met if operator.name == kind.name]
 
 
-def _placeholder(kind: UnsupportedOperator, module: nn.Module, met: Met) -> Callable[..., Any]:
-    """A symbolic function that writes a node of the same types, and notes where it stands."""
+def _placeholder(
+    kind: UnsupportedOperator, module: nn.Module, met: Locations
+) -> Callable[..., Any]:
+    """Return a symbolic function that adds a node of the same types and records its location."""
 
     def write(g: Any, *inputs: Any, **_attributes: Any) -> Any:
         node = g.original_node
@@ -782,7 +787,7 @@ def _placeholder(kind: UnsupportedOperator, module: nn.Module, met: Met) -> Call
     return write
 
 
-def _in_graph(module: torch.jit.ScriptModule, kinds: dict[str, UnsupportedOperator]) -> Met:
+def _in_graph(module: torch.jit.ScriptModule, kinds: dict[str, UnsupportedOperator]) -> Locations:
     graph: Any = module.inlined_graph
     nodes = [node for node in _nested(graph) if node.kind() in kinds]
     return {_placed(kinds[node.kind()], node, module): None for node in nodes}
@@ -805,7 +810,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 MOST_LINES = 30
-"""Lines of the text of a failure that are shown; torch writes hundreds."""
+"""Largest number of lines of a failure; torch's messages have hundreds."""
 
 _MOST_OPERATORS = 12
 
@@ -816,22 +821,24 @@ _MOST_NOTES = 6
 
 @dataclass(frozen=True)
 class ExportFailure:
-    """A failure of the exporter and its remedy: `cause` and `remedy` in one line each, and all
-    operators that the strategy cannot write, if it failed on one."""
+    """A failure of the exporter with cause and remedy in one line each.
+
+    If it failed on an operator, all operators that the strategy does not support are included.
+    """
 
     cause: str
     remedy: str
     operators: tuple[UnsupportedOperator, ...] = ()
     tried: tuple[str, ...] = ()
-    """The strategies that failed: none of them is proposed."""
+    """The strategies that failed; none of them is suggested."""
     code: str | None = None
-    """Of `FAILURES`; None: it is about operators."""
+    """Key of `FAILURES`; None: the failure concerns operators."""
 
     @classmethod
     def from_code(
         cls, code: str, *groups: str, tried: tuple[str, ...] = (), **params: Any
     ) -> ExportFailure:
-        """Return the failure with the texts of its code."""
+        """Return the failure with the texts of a code."""
         return cls(*failure_texts(code, *groups, **params), tried=tried, code=code)
 
     @classmethod
@@ -843,10 +850,10 @@ class ExportFailure:
         strategy: str | None = None,
         opset: int | None = None,
     ) -> ExportFailure:
-        """Read an error of either exporter, of `torch.jit.trace` or of `torch.jit.script`.
+        """Return the failure of an error of an exporter, `torch.jit.trace` or `torch.jit.script`.
 
-        `operators` are those found by `gate.export.failures`; the one that the error
-        names is added if it is not among them.
+        operators: those found by `gate.export.failures`; the operator that the error names is added
+        if missing.
         """
         named = operator_in(error)
         every = tuple(operators)
@@ -854,13 +861,13 @@ class ExportFailure:
         if named is not None and named.name not in names(every):
             every = (*every, named)
         if not every:
-            return reading(error, tried)
+            return failure_of(error, tried)
         if opset is None and (stated := _OPERATOR.search(_text(error))):
             opset = int(stated[2])
         return cls(_cause(every, opset), remedy(every, tried), every, tried)
 
     def for_all(self, tried: Sequence[str], *, cause: str) -> ExportFailure:
-        """The same where all of `tried` failed: what helps then."""
+        """Return the failure with the remedy after all of `tried` failed."""
         advice = self.remedy
         if self.operators:
             advice = remedy(self.operators, tried)
@@ -869,9 +876,9 @@ class ExportFailure:
         return ExportFailure(cause, advice, self.operators, tuple(tried))
 
     def text(self, *, notes: Sequence[str] = (), log: Path | None = None) -> str:
-        """The whole of it, at most `MOST_LINES` lines, the remedy last.
+        """Return the full text, at most `MOST_LINES` lines, with the remedy last.
 
-        `notes` are lines about what was tried before; `log` the file with all that torch said.
+        notes: lines about earlier attempts. log: file with torch's output.
         """
         lines = [self.cause, *(clipped(note) for note in _shortened(notes, _MOST_NOTES))]
         if self.operators:
@@ -895,7 +902,7 @@ def _cause(operators: Sequence[UnsupportedOperator], opset: int | None) -> str:
 
 
 def _listed(operators: Sequence[UnsupportedOperator]) -> Iterator[str]:
-    """One line for each operator, with its places; the last one names all that are left."""
+    """Yield one line per operator with its locations; the last line names all others."""
     every = names(operators)
     for name in every[:_MOST_OPERATORS]:
         of_name = [operator for operator in operators if operator.name == name]
@@ -927,12 +934,13 @@ def unsupported(
     opset: int,
     exporter_keywords: Mapping[str, Any] | None = None,
 ) -> tuple[UnsupportedOperator, ...]:
-    """Every operator of `module` that `strategy` can't write at `opset`, in order of execution.
+    """Return every operator of `module` that `strategy` does not support at `opset`, in order.
 
-    `exporter_keywords` are the others of the export that failed (`dynamic_axes`, `kwargs`, a
-    custom translation table …). Call it under the same switches (eval mode, attention's fast path,
-    custom symbolics). Prints nothing and never raises: what can't be captured at all has no
-    operators, and gives an empty tuple.
+    exporter_keywords: other arguments of the failed export (`dynamic_axes`, `kwargs`, a custom
+    translation table …).
+
+    Call it under the same settings (eval mode, attention's fast path, custom symbolics). Prints
+    nothing and never raises; empty if the module can't be captured.
     """
     keywords = {key: value for key, value in (exporter_keywords or {}).items() if key != "f"}
     with captured(), torch.no_grad():
@@ -940,9 +948,9 @@ def unsupported(
             if strategy == "dynamo":
                 return untranslated(module, arguments, opset, keywords)
             export = LegacyExport(arguments, opset, keywords)
-            handed = _handed(module, export, strategy)
+            handed = _exported_module(module, export, strategy)
             return unwritten(export, handed, original=module if handed is not module else None)
-        except Exception:  # whatever torch raises; the first error is reported in any case
+        except Exception:  # any error of torch: the first error is reported anyway
             return ()
 
 
@@ -956,7 +964,7 @@ def refused(
 ) -> ExportFailure:
     """Explain an error of `torch.onnx.export(module, arguments, ...)`.
 
-    Looks for more operators only if the error is about one: that costs an export for each.
+    Other operators are searched only if the error concerns one, because that costs an export each.
     """
     opset = int(exporter_keywords["opset_version"])
     found: tuple[UnsupportedOperator, ...] = ()
@@ -967,7 +975,7 @@ def refused(
     return ExportFailure.from_error(error, operators=found, strategy=strategy, opset=opset)
 
 
-def _handed(module: nn.Module, export: LegacyExport, strategy: Strategy) -> nn.Module:
+def _exported_module(module: nn.Module, export: LegacyExport, strategy: Strategy) -> nn.Module:
     """Return what the strategy passes to the exporter."""
     if strategy == "direct" or isinstance(module, torch.jit.ScriptModule):
         return module

@@ -1,4 +1,4 @@
-"""Float16 files of a float32 file, with any set of nodes that stay in float32."""
+"""Convert a float32 file to float16 with any set of nodes in float32."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gate.policy.runtime_options import plain_setup
 from gate.reference.onnx_widening import widened
 from gate.storage import files
 
-# ONNX Runtime's CPU provider computes most float16 nodes in float32 and rounds nothing between
-# them, so a file that overflows on a device passes there. Files are searched for with each float16
-# value rounded by a pair of Casts, which it does keep.
+# ONNX Runtime's CPU provider computes most float16 nodes in float32 without rounding in between, so
+# a file that overflows on a device would pass on the CPU. Therefore candidates are tested with each
+# float16 value rounded by a pair of Casts, which the provider keeps.
 
 _LARGEST = float(np.finfo(np.float16).max)
 
@@ -31,7 +31,7 @@ _SQUARING = {
     "LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization",
     "LpNormalization", "ReduceL2", "ReduceSumSquare",
 }  # fmt: skip
-"""Operators whose intermediate values are squares of their inputs."""
+"""Operators with intermediate values that are squares of their inputs."""
 
 
 def is_float32(path: Path) -> bool:
@@ -48,11 +48,14 @@ def is_float32(path: Path) -> bool:
 
 
 class Float16Conversion:
-    """A float32 file, and its float16 files with any set of nodes in float32."""
+    """A float32 file, and its float16 conversions with any set of nodes in float32."""
 
     def __init__(self, exact: Path) -> None:
-        """Raises ExportError for a file with subgraphs, one above 2 GB, one whose types cannot be
-        inferred, or one without float32 nodes."""
+        """Read the file.
+
+        Raises ExportError for subgraphs, more than 2 GB, types that can't be inferred, or a file
+        without float32 nodes.
+        """
         if read_subject(exact).size_bytes > SINGLE_FILE_LIMIT:
             raise ExportError(f"{exact} is above 2 GB, which the float16 converter cannot hold.")
         self.path, self._model = exact, onnx.load(str(exact))
@@ -92,7 +95,7 @@ class Float16Conversion:
             made: onnx.ModelProto = convert_float_to_float16(
                 model, keep_io_types=True, node_block_list=[*float32]
             )
-        except Exception as error:  # the converter's own, without a common base
+        except Exception as error:  # the converter's errors have no common base
             raise ExportError(
                 f"{self.path} can't be converted to float16: {type(error).__name__}: "
                 f"{first_line(error)}."
@@ -101,8 +104,10 @@ class Float16Conversion:
         return made
 
     def float32_nodes(self, model: onnx.ModelProto) -> tuple[str, ...]:
-        """Return the nodes of the original file that compute in float32 in a converted model: also
-        those of operators that the converter never converts."""
+        """Return the nodes of the original file that compute in float32 in a converted model.
+
+        This includes operators that the converter never converts.
+        """
         types = types_of(model)
         return tuple(
             node.name
@@ -116,8 +121,11 @@ class Float16Conversion:
         return frozenset(self.nodes)
 
     def overflowing(self, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> tuple[str, ...]:
-        """Return the nodes that read or compute a value beyond float16 on these samples, or whose
-        squares of inputs are. Raises what ONNX Runtime raises."""
+        """Return the nodes that read or compute a value beyond float16, or whose squared inputs
+        are.
+
+        Raises any error of ONNX Runtime.
+        """
         tested = TestedFile(self.path, read_subject(self.path))
         graph = FileGraph(tested)
         session = SubgraphSession(graph.marked(graph.tensors), plain_setup("ort-cpu"))
@@ -136,10 +144,10 @@ class Float16Conversion:
 
 
 def round_as_device(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a float32 model that rounds each value to float16 where the float16 `model` has one,
-    as a device that computes in float16 does, also on the CPU.
+    """Return a float32 model that rounds each value that is float16 in `model`.
 
-    Sums inside of one operator, such as the states of an LSTM, are not rounded.
+    This emulates on the CPU a device that computes in float16. Sums inside one operator, such as
+    the states of an LSTM, are not rounded.
     """
     made, types = widened(model), types_of(model)
     graph = made.graph
@@ -158,7 +166,7 @@ def round_as_device(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> Path:
-    """Write a model, the same one always with the same bytes. Raises StorageError."""
+    """Write a model deterministically. Raises StorageError."""
     files.write_bytes(path, model.SerializeToString(deterministic=True))
     return path
 
@@ -173,7 +181,7 @@ def types_of(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _magnitude(array: Any) -> float:
-    """Return the largest magnitude of finite or infinite values; NaN counts as infinite."""
+    """Return the largest magnitude; NaN counts as infinite."""
     if array.dtype.kind != "f" or not array.size:
         return 0.0
     largest = float(np.abs(array).max())
@@ -187,8 +195,10 @@ def _overflows(node: onnx.NodeProto, largest: Mapping[str, float]) -> bool:
 
 
 def _lift_constants(graph: onnx.GraphProto) -> None:
-    """Turn float32 constants, and copies of initializers, into initializers: the converter rounds
-    a Constant although the node that reads it stays in float32."""
+    """Convert float32 constants and copies of initializers to initializers.
+
+    The converter would round a Constant even if the node that reads it stays in float32.
+    """
     arrays = {tensor.name: tensor for tensor in graph.initializer}
     outputs = {value.name for value in graph.output}
     kept = []
@@ -217,8 +227,10 @@ def _lift_constants(graph: onnx.GraphProto) -> None:
 
 
 def _split_constants(graph: onnx.GraphProto, float32: frozenset[str]) -> None:
-    """Give nodes that stay in float32 initializers of their own: the converter rounds those that
-    a float16 node reads as well."""
+    """Give nodes that stay in float32 separate initializers.
+
+    The converter would round those that a float16 node reads too.
+    """
     arrays = {t.name: t for t in graph.initializer if t.data_type == TensorProto.FLOAT}
     shared = {name for node in graph.node if node.name not in float32 for name in node.input}
     copied: set[str] = set()
@@ -235,14 +247,17 @@ def _split_constants(graph: onnx.GraphProto, float32: frozenset[str]) -> None:
 
 
 def _repair(graph: onnx.GraphProto, original: Collection[str]) -> None:
-    """Mend what the converter leaves: Casts that two readers of a value share are there twice,
-    values between two float32 nodes pass through float16, and the nodes are not in order."""
+    """Repair the converter's result.
+
+    It duplicates Casts of shared values, casts values between two float32 nodes to float16 and
+    back, and does not sort the nodes.
+    """
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     nodes = {node.output[0]: node for node in graph.node if node.name not in original}
     half = {n: c.input[0] for n, c in nodes.items() if _casts_to(c) == TensorProto.FLOAT16}
     outputs = {value.name for value in graph.output}
-    # A value that is cast to float16 and back is read as it was before.
+    # A value that is cast to float16 and back is replaced by the original value.
     before = {
         name: half[cast.input[0]]
         for name, cast in nodes.items()

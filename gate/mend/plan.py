@@ -1,4 +1,4 @@
-"""The candidates of a search in their order, from exports to int8 files."""
+"""The ordered candidates of a search, from exports to int8 files."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from gate.records.export import HIGHEST_OPSET, ExportSettings
 from gate.records.export import Strategy as ExportStrategy
 from gate.storage.files import temporary_folder
 
-# The plan does not depend on time or on the machine, so that a second search tries the same
-# candidates in the same order.
+# The plan is independent of time and machine, so that a second search tries the same candidates in
+# the same order.
 
 
 _OPSETS = (13, 17, 20)
-"""Where operators changed that exporters write: 13 (axes as inputs), 17 (LayerNormalization), 20
+"""Opsets in which operators of exporters changed: 13 (axes as inputs), 17 (LayerNormalization), 20
 (Resize and ReduceMax of 18, Gelu, GridSample)."""
 
 _DYNAMO_FROM = 18
 
 _BASES = 2
-"""From how many files that fail, the closest first, rewrites start in each round."""
+"""Number of failing files, closest first, that are rewritten in each round."""
 
 _CONVERTED = 2
-"""How many float32 files are converted at most: one more if the result of the first is refused on
-the half that verifies it."""
+"""Largest number of converted float32 files; the second one if the verifying half refuses the first
+result."""
 
 _ATTEMPTS = 2
-"""How often a float32 file is converted at most: once more with a margin."""
+"""Largest number of conversions of a float32 file; the second one with a margin."""
 
 _LEAST_TARGET, _MOST_TARGET = 0.1, 0.8
-"""Of the second search: the share of the bound up to which a file passes."""
+"""Limits of the target of the second search, as a share of the bound."""
 
 Conversion = tuple[Stage, Float16Settings | QuantizeSettings, Smallest]
 
@@ -55,21 +55,21 @@ _CONVERSIONS: Mapping[Precision, Conversion] = {
     "reduced": ("mixed_precision", Float16Settings(), smallest_float16),
     "quantized": ("quantization", QuantizeSettings(), smallest_int8),
 }
-"""By precision of the policy: the stage, the settings without any layer in float32, the search."""
+"""By precision of the policy: the stage, its settings without float32 layers, the search."""
 
 _NO_SET = "no set of layers in float32 passes"
 
 _ROUNDED = "the copy that rounds each float16 value, as a device does, differs too much"
 
-_DIFFERS = "the same steps made another file the second time, so that no recipe can state it"
+_DIFFERS = "repeating the steps gave another file, so a recipe can't reproduce it"
 
 _OPTIMIZED = "ort-cpu-optimized"
 
 _CRASHING = ("MatmulTransposeFusion",)
-"""Optimizers at which ONNX Runtime 1.31.1 crashes while it opens a ViT in float16."""
+"""Optimizers in which ONNX Runtime 1.31.1 crashes when it opens a float16 ViT."""
 
 _ROUNDS = 3
-"""How many rewrites are combined at most: a file may have several faults."""
+"""Largest number of combined rewrites; a file may have several faults."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,17 @@ class Winner:
     candidate: Candidate
     path: Path
     steps: Steps | None
-    """With the digests of its edits."""
+    """The steps with the digests of their edits."""
     result: EvaluationResult
-    """Of the half that verified it."""
+    """The result on the half that verified it."""
     rounded_ratio: float | None = None
-    """Of a float16 file: the worst ratio of a copy that rounds each float16 value
-    (docs/mend.md), on the same half."""
+    """For a float16 file: the worst ratio of a copy that rounds each float16 value (docs/mend.md),
+    on the same half."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a search ended."""
+    """The result of a search."""
 
     winner: Winner | None
     ended_by: Literal["passed", "budget", "time", "interrupt", "candidates"]
@@ -97,18 +97,21 @@ class Outcome:
 
 @dataclass(frozen=True)
 class MendPlan:
-    """The candidates of the stages export, optimizers and rewrite, one after the other; by a policy
-    of another precision than exact, each float32 file that passes is converted."""
+    """The candidates of the stages export, optimizers and rewrite, in order.
+
+    If the policy's precision is not exact, each float32 file that passes is converted.
+    """
 
     search: Search
     builder: Builder
     settings: ExportSettings
-    """Of every export, but for strategy, opset and constant folding."""
+    """Settings of every export except strategy, opset and constant folding."""
     named: ExportSettings | None = None
-    """The same with the names and axes of the file that `--file` named."""
+    """The same with the names and axes of the file passed to `--file`."""
 
     def run(self, samples: tuple[EvaluationData, EvaluationData], folder: Path) -> Outcome:
-        """Search on the first samples, verify on the second. `folder`: an empty one, for the file.
+        """Search on the first samples, verify on the second. `folder`: an empty folder for the
+        file.
 
         Stops at the first candidate that passes on both, which is the cheapest one. Ctrl-C ends the
         search.
@@ -122,7 +125,7 @@ class MendPlan:
                 if conversion is None or self._is_converted(candidate):
                     winner = self._verified(candidate, samples[1], folder)
                 elif len(converted) == _CONVERTED and self._starts_in_float32:
-                    break  # whatever else passes is float32, too
+                    break  # all others are float32 files too
                 elif str(trial.graph) in converted or len(converted) == _CONVERTED:
                     continue
                 else:
@@ -143,8 +146,11 @@ class MendPlan:
         folder: Path,
         *conversion: *Conversion,
     ) -> Winner | None:
-        """Convert a float32 file. If the result is refused on the half that verifies it, search
-        once more with a margin: that of the first was used up by chance."""
+        """Convert a float32 file.
+
+        If the verifying half refuses the result, search once more with a margin, because the first
+        one passed by chance.
+        """
         target, before = 1.0, None
         for _ in range(_ATTEMPTS):
             found = self._converted(candidate, samples, *conversion, target=target)
@@ -225,7 +231,7 @@ class MendPlan:
             raise
         except GateError as error:
             why = first_line(error)
-        except Exception as error:  # of ONNX Runtime, without a common base
+        except Exception as error:  # ONNX Runtime's errors have no common base
             why = describe_failure(error)
         finally:
             search.reserved = 0
@@ -249,7 +255,7 @@ class MendPlan:
     def _without_crashes(
         self, disabled: Mapping[str, tuple[str, ...]]
     ) -> Mapping[str, tuple[str, ...]]:
-        """Return `disabled` with the optimizers added at which ONNX Runtime crashes."""
+        """Return `disabled` with the optimizers in which ONNX Runtime crashes added."""
         if _OPTIMIZED not in self.search.policy.runtimes:
             return disabled
         names = (*disabled.get(_OPTIMIZED, ()), *_CRASHING)
@@ -301,9 +307,9 @@ class MendPlan:
         if self.builder.file is not None:
             yield self.candidate("export", Steps(), 0.0)
         if self.search.reference.source.is_onnx:
-            return  # its nodes are modules of PyTorch, but no model that anyone exports
+            return  # its modules are an ONNX file's nodes, not a model to export
         planned = list(exports_of(self.named or self.settings))
-        if self.named is not None:  # the file may have the names of other outputs
+        if self.named is not None:  # the file's names may belong to other outputs
             planned += list(exports_of(self.settings))[: len(self.settings.rungs)]
         for cost, settings in enumerate(planned, start=1):
             yield self.candidate("export", Steps(export=settings), float(cost))
@@ -311,7 +317,7 @@ class MendPlan:
     def _without_optimizers(
         self, candidate: Candidate, trial: Trial, samples: EvaluationData
     ) -> Iterator[tuple[Candidate, Trial]]:
-        """Disable the optimizers that a localization blames, until none is blamed any more."""
+        """Disable the optimizers that a localization blames, until it blames none."""
         while trial.optimizers and trial.runtime in self.search.policy.runtimes:
             before = candidate.disabled_optimizers
             names = before.get(trial.runtime, ())
@@ -335,8 +341,10 @@ class MendPlan:
                 yield self.candidate("rewrite", changed, float(cost), candidate.disabled_optimizers)
 
     def _with_functions(self, steps: Steps, trial: Trial) -> Iterator[Steps]:
-        """Yield the steps with functions of torch in another form, those of the layer at fault
-        first. Steps that replace functions already are tried with the dynamo exporter before."""
+        """Yield the steps with torch functions replaced, those of the layer at fault first.
+
+        Steps that already replace functions are first tried with the dynamo exporter.
+        """
         if steps.export is None or steps.edits:
             return
         called = {
@@ -357,12 +365,12 @@ class MendPlan:
         module = self.builder.reference.module
         try:
             return functions_of(module, self.builder.example)
-        except Exception:  # the user's code; without the list no function is replaced
+        except Exception:  # errors of the user's code: no function is replaced
             return {}
 
     def _with_edits(self, steps: Steps, trial: Trial) -> Iterator[Steps]:
-        """Yield the steps with one more edit of the graph: in the layer at fault first, else
-        anywhere."""
+        """Yield the steps with one more graph edit: in the layer at fault, or anywhere if
+        unknown."""
         if trial.verdict == "not built":
             return
         with temporary_folder() as folder:
@@ -384,8 +392,11 @@ class MendPlan:
 
 
 def _with_margin(passed: float | None, refused: float | None) -> float:
-    """Return the target of the second search: the share of the bound that would have passed on both
-    halves, as far as they grow alike."""
+    """Return the target of the second search.
+
+    It is the share of the bound that would have passed on both halves if their ratios are
+    proportional.
+    """
     share = passed / refused if passed and refused and refused > 1.0 else _MOST_TARGET
     return min(max(share, _LEAST_TARGET), _MOST_TARGET)
 
@@ -402,10 +413,11 @@ def _touches(paths: Sequence[str], layer: str | None) -> bool:
 
 
 def exports_of(base: ExportSettings) -> Iterator[ExportSettings]:
-    """Yield the exports to try, the cheapest first: each strategy at the lowest opset, then the
-    first one and dynamo at higher opsets, then these without constant folding.
+    """Yield the exports to try, cheapest first.
 
-    What `base` asks for stays: a strategy that is no ladder, an opset that is a number.
+    Each strategy at the lowest opset, then the first one and dynamo at higher opsets, then these
+    without constant folding. Settings that `base` fixes are kept: a single strategy, an opset
+    number.
     """
     opsets = _OPSETS if base.opset == "auto" else (base.opset,)
     lowest = {rung: _DYNAMO_FROM if rung == "dynamo" else opsets[0] for rung in base.rungs}
@@ -424,7 +436,7 @@ def exports_of(base: ExportSettings) -> Iterator[ExportSettings]:
 def _with(
     base: ExportSettings, strategy: ExportStrategy, opset: int, *, folding: bool
 ) -> ExportSettings | None:
-    """Return the settings with these choices; None where they contradict others."""
+    """Return the settings with these choices; None if they contradict others."""
     if opset > HIGHEST_OPSET[strategy]:
         return None
     choice = {"strategy": strategy, "opset": opset, "do_constant_folding": folding}
@@ -435,7 +447,7 @@ def _with(
 
 
 def names_of(file: Path, base: ExportSettings) -> ExportSettings | None:
-    """Return the settings with names and dynamic axes of this file; None where they do not fit."""
+    """Return the settings with names and dynamic axes of a file; None if they do not fit."""
     subject = read_subject(file)
     axes = {
         spec.name: {

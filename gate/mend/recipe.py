@@ -1,4 +1,4 @@
-"""recipe.yaml: how a file that passed was made, so that `gate export --recipe` makes it again."""
+"""recipe.yaml: the steps that made a file that passed, for `gate export --recipe`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RECIPE = "recipe.yaml"
 MODEL = "model.onnx"
 
 _EDITED = ("edit_", "replaced_functions")
-"""How settings of an export's record begin that list changes of the model's graph."""
+"""Prefixes of settings in an export record that list changes of the model's graph."""
 
 
 Feed = Mapping[str, NDArray[Any]]
@@ -47,46 +47,46 @@ Feed = Mapping[str, NDArray[Any]]
 
 
 class Float16Settings(Record):
-    """How a file is converted to float16."""
+    """Settings of a conversion to float16."""
 
     float32_nodes: tuple[str, ...] = ()
     """Names of nodes that stay in float32."""
 
 
 class Float32Layers(Record):
-    """What of a float16 or int8 file computes in float32."""
+    """The float32 layers of a float16 or int8 file."""
 
     count: Count
     share: float
-    """Of all nodes that compute in float32 in the file before; of an int8 file, of the layers that
-    the quantizer can quantize."""
+    """Share of the nodes that compute in float32 in the original file; for an int8 file, share of
+    the layers that can be quantized."""
     sensitivity: dict[str, Measured] = Field(default={})
-    """By layer the error of the output if it alone is quantized, in units of the bound; empty:
-    it was not measured."""
+    """Error of the output if only this layer is quantized, in units of the bound; empty: not
+    measured."""
 
     @classmethod
     def from_layers(
         cls, kept: Sequence[str], layers: Sequence[str], sensitivity: Mapping[str, float]
     ) -> Float32Layers:
-        """Count the layers that are kept in float32, of these."""
+        """Create the record of `kept` among `layers`."""
         share = round(len(kept) / len(layers), 4)
         return cls(count=len(kept), share=share, sensitivity=dict(sensitivity))
 
 
 class Steps(Record):
-    """What is done to get from the model to the file, in this order."""
+    """The steps from the model to the file, in this order."""
 
     export: ExportSettings | None = None
-    """None: the file of `Inputs.file` is taken as it is."""
+    """None: `Inputs.file` is used instead of an export."""
     functions: tuple[str, ...] = ()
-    """Functions of torch that are computed in another form while exporting."""
+    """Functions of torch that are replaced during the export."""
     edits: tuple[GraphEdit, ...] = ()
     """Edits of the graph."""
     float16: Float16Settings | None = added_field(None)
-    """None: it is not converted."""
+    """None: no conversion."""
     quantize: QuantizeSettings | None = added_field(None)
-    """None: it is not quantized. Else it is calibrated on every fourth of the samples of the
-    inputs, from the first on (`calibration_of`)."""
+    """None: no quantization. Calibrated on every fourth sample of the inputs, starting with the
+    first (`calibration_of`)."""
 
     @property
     def text(self) -> str:
@@ -109,43 +109,42 @@ class Steps(Record):
 
 
 class Inputs(Record):
-    """From what the file is made: what a recipe names, with digests."""
+    """The inputs of a recipe, with digests."""
 
     factory: str
     checkpoint: str | None = None
     checkpoint_sha256: Sha256 | None = None
     preprocessing: str | None = None
     samples: str
-    """What `--inputs` named."""
+    """The argument of `--inputs`."""
     samples_sha256: Sha256
     batch_axes: dict[str, int | None] = Field(default={})
     file: str | None = None
-    """The ONNX file that `--file` named."""
+    """The ONNX file passed to `--file`."""
     file_sha256: Sha256 | None = None
 
 
 class Verification(Record):
-    """By what the file was proven."""
+    """The verification of the file."""
 
     samples: Count
-    """Those that the search did not use."""
+    """Number of samples, which the search did not use."""
     policy_sha256: Sha256
     runtimes: tuple[str, ...]
-    """The runtimes that were measured. In another one the file is not proven."""
+    """The measured runtimes. In others the file is not verified."""
     worst_ratio: Measured | None = None
     rounded_ratio: Measured | None = added_field(None)
-    """The worst ratio of a copy of a float16 file on the CPU that rounds each float16 value, as a
-    device does; None: it is no such file."""
+    """For a float16 file: the worst ratio of a copy that rounds each float16 value on the CPU, like
+    a device. None: not a float16 file."""
     not_measured: tuple[str, ...] = added_field(())
-    """The runtimes of the policy that this machine does not have: the file is not verified in
-    them."""
+    """Runtimes of the policy that this machine lacks. The file is not verified in them."""
 
 
 class SearchRecord(Record):
-    """How long was searched."""
+    """The effort of the search."""
 
     budget: Count
-    """Forward passes at most."""
+    """Largest number of forward passes."""
     forwards: Count
     time_limit_s: float | None = None
     ended_by: Literal["passed", "budget", "time", "interrupt", "candidates"]
@@ -159,9 +158,9 @@ class Recipe(Record):
     inputs: Inputs
     steps: Steps
     session_options: dict[str, dict[str, tuple[str, ...]]] = Field(default={})
-    """By runtime, options with which every session of the file must be opened."""
+    """By runtime, options that every session of the file needs."""
     float32: Float32Layers | None = added_field(None)
-    """Of a file that was converted or quantized."""
+    """For a converted or quantized file."""
     sha256: Sha256
     """The digest of the file."""
     verified: Verification
@@ -174,19 +173,19 @@ class Recipe(Record):
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
-        """Read a recipe. Raises PolicyError where it is none."""
+        """Read a recipe. Raises PolicyError if it is invalid."""
         recipe = load_section(cls, path, None)
         strange = [
             *(name for name in recipe.steps.functions if name not in FUNCTIONS),
             *(one.rewrite for one in recipe.steps.edits if one.rewrite not in REWRITES),
         ]
         if strange:
-            raise PolicyError(f"{path}: '{strange[0]}' is no rewrite of this version of gate.")
+            raise PolicyError(f"{path}: '{strange[0]}' is not a rewrite of this version of gate.")
         return recipe
 
 
 def write_yaml(path: Path, plain: Mapping[str, Any]) -> None:
-    """Write values of JSON as YAML. Raises StorageError."""
+    """Write JSON values as YAML. Raises StorageError."""
     from ruamel.yaml import YAML
 
     stream = io.StringIO()
@@ -196,22 +195,25 @@ def write_yaml(path: Path, plain: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Builder:
-    """Makes files by steps: while searching, and again by a recipe."""
+    """Builds files from steps, in a search or from a recipe."""
 
     reference: Reference
     example: Mapping[str, NDArray[Any]]
     file: Path | None = None
-    """The file that `--file` named."""
+    """The file passed to `--file`."""
     calibration: EvaluationData | None = None
-    """The samples on which int8 files are calibrated; None: none are made."""
+    """The calibration samples of int8 files; None: there are no int8 files."""
 
     def build(self, steps: Steps, folder: Path) -> Path:
-        """Make `model.onnx` and the note of its export in an empty folder; return the path of the
-        model. Raises GateError."""
+        """Create `model.onnx` and the note of its export in an empty folder; return the model's
+        path.
+
+        Raises GateError.
+        """
         return self._built(steps, folder)[0]
 
     def steps_made(self, steps: Steps, folder: Path) -> Steps:
-        """Do the same; return the steps with the digests of each edit."""
+        """Build the file; return the steps with the digests of each edit."""
         return self._built(steps, folder)[1]
 
     def _built(self, steps: Steps, folder: Path) -> tuple[Path, Steps]:
@@ -236,9 +238,9 @@ class Builder:
     def _quantize(
         self, path: Path, settings: QuantizeSettings, before: ExportRecord | None
     ) -> ExportRecord:
-        """Quantize a file in its place; return the record of it, which lists earlier edits."""
+        """Quantize a file in place; return its record, which lists earlier edits."""
         if self.calibration is None:
-            raise ExportError("the file is to be quantized, and there are no calibration samples.")
+            raise ExportError("quantizing the file needs calibration samples.")
         data = replace(self.calibration, batch_size=settings.batch_size)
         made = quantize(path, iter(feeds_of(path, data)), path, settings=settings)
         stated = {} if before is None else before.settings
@@ -248,14 +250,16 @@ class Builder:
     def _write(self, steps: Steps, path: Path) -> ExportRecord | None:
         if steps.export is None:
             if self.file is None:
-                raise ExportError("the recipe takes a file as it is, and names none.")
+                raise ExportError("the recipe has no export and names no file.")
             for name in read_subject(self.file).external_data:
                 (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.file.parent / name, path.parent / name)
             shutil.copyfile(self.file, path)
             return record_of(self.file)
         with warnings.catch_warnings(), replaced_functions(steps.functions):
-            warnings.simplefilter("ignore")  # of the model's own code; the exporters' are recorded
+            warnings.simplefilter(
+                "ignore"
+            )  # warnings of the model's code; the exporters' are recorded
             exported = export_model(
                 self.reference.module,
                 self.example,
@@ -270,7 +274,7 @@ class Builder:
 def _convert(
     path: Path, settings: Float16Settings, before: ExportRecord | None
 ) -> ExportRecord | None:
-    """Convert a file to float16 in its place; return the record of its export with the nodes."""
+    """Convert a file to float16 in place; return its export record with the nodes."""
     save_model(Float16Conversion(path).convert(settings.float32_nodes), path)
     if before is None:
         return None
@@ -287,7 +291,7 @@ def feeds_of(exact: Path, data: EvaluationData) -> list[Feed]:
 
 
 def record_of(file: Path) -> ExportRecord | None:
-    """Return the record of the export of a file; None where its note is about another file."""
+    """Return a file's export record; None if its note belongs to another file."""
     note = load_note(file)
     if note is None or note.subject_sha256 != read_subject(file).sha256:
         return None
@@ -295,8 +299,10 @@ def record_of(file: Path) -> ExportRecord | None:
 
 
 def example_of(samples: SampleSet, settings: ExportSettings) -> dict[str, NDArray[Any]]:
-    """Return the samples with which the model is exported: those of the first half of the search,
-    so that no sample that verifies the file had a part in it."""
+    """Return the samples for the export: those of the searching half.
+
+    No sample that verifies the file is used.
+    """
     count = samples.count
     if count is None:
         return dict(samples.whole())
@@ -305,10 +311,10 @@ def example_of(samples: SampleSet, settings: ExportSettings) -> dict[str, NDArra
 
 
 def halves(data: EvaluationData, *, min_samples: int = 1) -> tuple[EvaluationData, EvaluationData]:
-    """Return every other sample from the first on, and the others: to search, and to verify.
+    """Return every other sample from the first on, for searching, and the others, for verifying.
 
-    Both are held in memory. Raises DataError for fewer than two samples, and where the second half
-    is smaller than `min_samples`.
+    Both are held in memory. Raises DataError for fewer than two samples, or if the second half is
+    smaller than `min_samples`.
     """
     count = data.samples.count
     if count is None:
@@ -331,8 +337,10 @@ def halves(data: EvaluationData, *, min_samples: int = 1) -> tuple[EvaluationDat
 
 
 def calibration_of(searched: EvaluationData) -> EvaluationData:
-    """Return every other sample of the half of the search, on which int8 files are calibrated: the
-    search measures the others as well, so that values beyond the calibrated ranges count."""
+    """Return every other sample of the searching half, for calibrating int8 files.
+
+    The search also measures the other samples, so values beyond the calibrated ranges count.
+    """
     count = len(searched.samples)
     return _taken(searched, range(0, count, 2)) if count > 1 else searched
 
@@ -357,10 +365,9 @@ def _taken(data: EvaluationData, places: Sequence[int]) -> EvaluationData:
 
 
 def rebuild(recipe: Recipe, output: Path) -> ExportNote | None:
-    """Make the file of a recipe again, as `output`; return the note of its export.
+    """Build the file of a recipe again as `output`; return the note of its export.
 
-    Raises GateError; DigestMismatch where the digest of an input or of the file is not that of the
-    recipe.
+    Raises GateError; DigestMismatch if an input or the file differs from the recipe.
     """
     inputs = recipe.inputs
     checkpoint = Path(inputs.checkpoint) if inputs.checkpoint else None

@@ -1,4 +1,4 @@
-"""Equivalent forms of single operators, as edits of the graph or of functions while exporting."""
+"""Equivalent forms of single operators, applied to the graph or to torch functions at export."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from gate.onnx_file.reading import attributes, nodes_of, replace_messages, subgr
 from gate.storage.digest import Digest
 from gate.storage.record import Record, Sha256
 
-# No form below is trusted because it is correct on paper: a file with an edit is a candidate like
-# any other, and only the gate's check of the whole file accepts it.
+# No form is trusted for being correct on paper: a file with an edit is a candidate like any other,
+# and is accepted only if the gate's check of the whole file passes.
 
 
 class GraphEdit(Record):
-    """An edit of a graph, as recipe.yaml and the record of the export list it."""
+    """An edit of a graph, as listed in recipe.yaml and in the export record."""
 
     rewrite: str
     """A key of `REWRITES`."""
     at: tuple[str, ...]
-    """The tensors that are computed in the other form."""
+    """Names of the tensors that are computed in the other form."""
     before: Sha256 | None = None
-    """The digest of the file without the edit; None until it is made."""
+    """Digest of the file before the edit; None until it is applied."""
     after: Sha256 | None = None
 
     @property
     def text(self) -> str:
-        """The edit in one line, for the record of an export."""
+        """The edit in one line, for the export record."""
         return f"{self.rewrite} at {', '.join(self.at)}: {self.before} -> {self.after}"
 
 
@@ -68,8 +68,8 @@ class Graph:
 
     @classmethod
     def load(cls, path: Path) -> Graph:
-        """Read the graph of a file. Raises ExportError for a file with external data, and for one
-        whose nodes are in functions of the file."""
+        """Read the graph of a file. Raises ExportError for external data or functions in the
+        file."""
         model = onnx.load(str(path), load_external_data=False)
         if any(uses_external_data(one) for one in model.graph.initializer):
             raise ExportError(f"{path.name} has external data: its graph is not edited.")
@@ -83,7 +83,7 @@ class Graph:
         return node if node is not None and node.op_type in kinds and not node.domain else None
 
     def value(self, name: str) -> NDArray[Any] | None:
-        """Return the value of a tensor that is a constant; None for one that is computed."""
+        """Return the value of a constant tensor; None for a computed one."""
         for initializer in self.model.graph.initializer:
             if initializer.name == name:
                 return numpy_helper.to_array(initializer)
@@ -97,12 +97,12 @@ class Graph:
 
     @cached_property
     def types(self) -> dict[str, int]:
-        """The element types of the tensors, as far as they can be inferred."""
+        """Element types of the tensors, as far as they can be inferred."""
         return types_of(self.model)
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of all nodes and tensors."""
+        """Names of all nodes and tensors."""
         graph = self.model.graph
         tensors = (*graph.input, *graph.initializer)
         nodes = list(nodes_of(self.model))
@@ -110,17 +110,17 @@ class Graph:
         return frozenset(outputs | {one.name for one in (*tensors, *nodes)})
 
     def is_float32(self, name: str) -> bool:
-        """Whether a tensor is in float32; False where its type cannot be inferred."""
+        """Return whether a tensor is float32; False if its type can't be inferred."""
         return self.types.get(name) == onnx.TensorProto.FLOAT
 
     def is_number(self, name: str, number: float) -> bool:
-        """Whether a tensor is a constant whose elements are all this number."""
+        """Return whether a tensor is a constant whose elements all equal this number."""
         value = self.value(name)
         return value is not None and value.size > 0 and bool(np.all(value == number))
 
     def region(self, ends: Collection[str], borders: Collection[str]) -> tuple[str, ...]:
-        """Return the tensors that are computed between the `borders` and the `ends`, those of the
-        ends included, in the order of the graph."""
+        """Return the tensors computed between `borders` and `ends`, including `ends`, in graph
+        order."""
         found: set[str] = set()
         ahead = [name for name in ends if name in self.producers]
         while ahead:
@@ -137,15 +137,15 @@ class EquivalentForm:
     """Nodes that compute one tensor in another form."""
 
     at: str
-    """The tensor, whose name stays."""
+    """Name of the tensor, which is kept."""
     nodes: tuple[onnx.NodeProto, ...]
     constants: tuple[onnx.TensorProto, ...] = ()
     replaced: tuple[str, ...] = ()
-    """The tensors of the form that was there, `at` included."""
+    """Tensors of the replaced form, including `at`."""
 
 
 class _Writer:
-    """Makes the nodes of a form; the names of its tensors begin with that of the result."""
+    """Creates the nodes of a form; names of its tensors start with that of the result."""
 
     def __init__(self, graph: Graph, at: str) -> None:
         self._graph, self._at = graph, at
@@ -166,12 +166,12 @@ class _Writer:
         return name
 
     def _new_name(self) -> str:
-        """Return a name that the graph does not have: an earlier edit may have written some."""
+        """Return an unused name; an earlier edit may have added some."""
         names = (f"{self._at}_mend_{number}" for number in self._count)
         return next(name for name in names if name not in self._graph.names)
 
     def form(self, result: str, replaced: Sequence[str]) -> EquivalentForm:
-        """Return the form whose result is this tensor, under the name of the one before."""
+        """Return the form with the result under the name of the replaced tensor."""
         for node in self._nodes:
             node.output[:] = [self._at if name == result else name for name in node.output]
         return EquivalentForm(self._at, tuple(self._nodes), tuple(self._constants), tuple(replaced))
@@ -181,7 +181,7 @@ Find = Callable[[Graph, onnx.NodeProto], EquivalentForm | None]
 
 
 def _log_softmax(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """Log(Softmax(x)), which is -inf where a share underflows, as LogSoftmax(x)."""
+    """Rewrite Log(Softmax(x)), which is -inf where a share underflows, as LogSoftmax(x)."""
     inner = graph.node(node.input[0], "Softmax") if node.op_type == "Log" else None
     if inner is None:
         return None
@@ -191,7 +191,7 @@ def _log_softmax(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 def _log_sum_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """Log(ReduceSum(Exp(x))), which overflows, as ReduceLogSumExp(x), which subtracts the
+    """Rewrite Log(ReduceSum(Exp(x))), which overflows, as ReduceLogSumExp(x), which subtracts the
     largest."""
     total = graph.node(node.input[0], "ReduceSum") if node.op_type == "Log" else None
     inner = None if total is None else graph.node(total.input[0], "Exp")
@@ -220,7 +220,7 @@ def _log_sum_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 def _log_sigmoid(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """Log(Sigmoid(x)), which is -inf for large negative x, as -Softplus(-x)."""
+    """Rewrite Log(Sigmoid(x)), which is -inf for large negative x, as -Softplus(-x)."""
     inner = graph.node(node.input[0], "Sigmoid") if node.op_type == "Log" else None
     if inner is None:
         return None
@@ -230,8 +230,10 @@ def _log_sigmoid(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 def _log_sigmoid_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """Log(Sigmoid(x)), which ONNX Runtime rounds to -inf below -18, as -Log(1 + Exp(-x)), which
-    overflows where log(sigmoid(x)) of PyTorch does."""
+    """Rewrite Log(Sigmoid(x)), which ONNX Runtime rounds to -inf below -18, as -Log(1 + Exp(-x)).
+
+    That overflows where PyTorch's log(sigmoid(x)) does.
+    """
     inner = graph.node(node.input[0], "Sigmoid") if node.op_type == "Log" else None
     if inner is None or not graph.is_float32(node.output[0]):
         return None
@@ -242,7 +244,7 @@ def _log_sigmoid_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | Non
 
 
 def _softplus(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """Log(1 + Exp(x)), which overflows, as Softplus(x)."""
+    """Rewrite Log(1 + Exp(x)), which overflows, as Softplus(x)."""
     total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
     for index in (0, 1) if total is not None else ():
         assert total is not None  # narrowed for the type checker
@@ -255,7 +257,7 @@ def _softplus(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 def _log_add_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """Log(Exp(a) + Exp(b)), which overflows, as Max(a, b) + Softplus(-|a - b|)."""
+    """Rewrite Log(Exp(a) + Exp(b)), which overflows, as Max(a, b) + Softplus(-|a - b|)."""
     total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
     if total is None:
         return None
@@ -270,11 +272,11 @@ def _log_add_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 _SMALL = 0.5
-"""Below it the sum 1 + x loses digits of x."""
+"""Magnitude of x below which 1 + x loses digits of x."""
 
 
 def _log1p(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """Log(1 + x), which loses the digits of a small x, as 2 Atanh(x / (x + 2)) there."""
+    """Rewrite Log(1 + x), which loses the digits of a small x, as 2 Atanh(x / (x + 2)) there."""
     total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
     for index in (0, 1) if total is not None else ():
         assert total is not None  # narrowed for the type checker
@@ -291,7 +293,7 @@ def _log1p(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 def _expm1(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """Exp(x) - 1, which loses the digits of a small x, as Tanh(x / 2) (Exp(x) + 1)."""
+    """Rewrite Exp(x) - 1, which loses the digits of a small x, as Tanh(x / 2) (Exp(x) + 1)."""
     if node.op_type not in ("Sub", "Add"):
         return None
     inner = graph.node(node.input[0], "Exp")
@@ -307,7 +309,7 @@ def _expm1(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 def _square_of(graph: Graph, name: str) -> str | None:
-    """Return the tensor whose square this is."""
+    """Return the tensor whose square this tensor is; None if it is no square."""
     node = graph.node(name, "Mul", "Pow")
     if node is None:
         return None
@@ -317,7 +319,7 @@ def _square_of(graph: Graph, name: str) -> str | None:
 
 
 def _variance(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """Mean(x²) - Mean(x)², which cancels for a large mean, as Mean((x - Mean(x))²)."""
+    """Rewrite Mean(x²) - Mean(x)², which cancels for a large mean, as Mean((x - Mean(x))²)."""
     if node.op_type != "Sub":
         return None
     outer = graph.node(node.input[0], "ReduceMean")
@@ -336,7 +338,7 @@ def _variance(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 def _layer_norm(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """LayerNormalization by its ordinary operators, centered before the square is taken."""
+    """Rewrite LayerNormalization by its ordinary operators, centered before the square is taken."""
     if node.op_type != "LayerNormalization" or len([name for name in node.output if name]) > 1:
         return None
     if not all(graph.is_float32(name) for name in (node.input[0], node.output[0])):
@@ -365,7 +367,7 @@ def _layer_norm(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 def _clip(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
-    """Min(Max(x, low), high), or Min(Relu(x), high), as Clip(x, low, high): ReLU6 among others."""
+    """Rewrite Min(Max(x, low), high), or Min(Relu(x), high), as Clip(x, low, high), as in ReLU6."""
     if node.op_type != "Min" or len(node.input) != 2:
         return None
     for index in (0, 1):
@@ -388,8 +390,11 @@ def _clip(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 def _resize(**wanted: Any) -> Find:
-    """A Resize by other attributes. It computes something else, on purpose: exporters and tools
-    write these attributes wrongly."""
+    """Return a rewrite of Resize with other attributes.
+
+    It deliberately changes the result, because exporters and tools write these attributes
+    incorrectly.
+    """
 
     def find(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
         if node.op_type != "Resize":
@@ -422,7 +427,7 @@ _DOUBLE = frozenset(
         "CumSum",
     )
 )  # fmt: skip
-"""Operators that the CPU provider of ONNX Runtime 1.18 and later also computes in float64."""
+"""Operators that ONNX Runtime's CPU provider supports in float64 from version 1.18 on."""
 
 
 def _double(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
@@ -461,7 +466,7 @@ REWRITES: dict[str, Find] = {
     "resize_cubic": _resize(coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75),
     "float64": _double,
 }
-"""By name, in the order in which they are tried: what recipe.yaml lists under `edits`."""
+"""Rewrites by name, in the order in which they are tried. recipe.yaml lists them under `edits`."""
 
 
 def forms(graph: Graph, rewrite: str) -> Iterator[EquivalentForm]:
@@ -475,7 +480,7 @@ def forms(graph: Graph, rewrite: str) -> Iterator[EquivalentForm]:
 def edit(path: Path, edits: Sequence[GraphEdit]) -> tuple[GraphEdit, ...]:
     """Write the edits into the file at `path`; return them with the digests of the file.
 
-    Raises ExportError where the file has no such place, or another digest than a recipe states.
+    Raises ExportError if the file lacks the tensor, or its digest differs from the recipe.
     """
     made = []
     for wanted in edits:
@@ -504,7 +509,7 @@ def edit(path: Path, edits: Sequence[GraphEdit]) -> tuple[GraphEdit, ...]:
 
 
 def _apply(graph: onnx.GraphProto, form: EquivalentForm) -> None:
-    """Put a form in the place of the node that computes its tensor; drop what is unused then."""
+    """Replace the node that computes the form's tensor; remove nodes that are then unused."""
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         nodes += form.nodes if form.at in node.output else [node]
@@ -528,8 +533,8 @@ def _read(nodes: Sequence[onnx.NodeProto]) -> set[str]:
     return found
 
 
-# Functions of torch that exporters lack or write badly, by ordinary ones. They take the place of
-# the function while the copy of the model is exported; no source of the user's is touched.
+# Replacements of torch functions that exporters lack or convert badly. They are active while a copy
+# of the model is exported; the user's source is not changed.
 
 
 def _attention(  # noqa: PLR0913, PLR0917 - the parameters are those of torch
@@ -564,8 +569,10 @@ _HEADS = inspect.signature(functional.multi_head_attention_forward)
 
 
 def _multi_head_attention(*arguments: Any, **options: Any) -> Any:
-    """Compute nn.MultiheadAttention by products and a softmax, each projection by itself: without
-    the operators of PyTorch that combine them, which exporters lack for a traced graph."""
+    """Compute nn.MultiheadAttention with products and a softmax, one projection at a time.
+
+    PyTorch's combined operators are avoided, because exporters lack them for a traced graph.
+    """
     bound = _HEADS.bind(*arguments, **options)
     bound.apply_defaults()
     a = SimpleNamespace(**bound.arguments)
@@ -577,7 +584,7 @@ def _multi_head_attention(*arguments: Any, **options: Any) -> Any:
     biases = (None,) * 3 if a.in_proj_bias is None else a.in_proj_bias.chunk(3)
 
     def projected(x: torch.Tensor, at: int) -> torch.Tensor:
-        """Shape (batch, heads, length, width)."""
+        """Return the projection, shape (batch, heads, length, width)."""
         made = functional.linear(x, weights[at], biases[at])
         made = made.reshape(x.shape[0], x.shape[1], a.num_heads, -1)
         return made.permute(1, 2, 0, 3)
@@ -598,7 +605,7 @@ def _multi_head_attention(*arguments: Any, **options: Any) -> Any:
 
 
 def _added(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Return what a mask adds to scores: -inf where one of bools is true."""
+    """Return what a mask adds to the scores; for bools, -inf where they are True."""
     if mask.dtype != torch.bool:
         return mask.to(scores.dtype)
     return torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill(
@@ -615,8 +622,8 @@ def _avg_pool2d(  # noqa: PLR0913, PLR0917 - the parameters are those of torch
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> torch.Tensor:
-    """Compute sums that are divided by `divisor_override`, which exporters leave out, from means
-    over whole windows."""
+    """Compute pooling with `divisor_override`, which exporters ignore, from means of whole
+    windows."""
     if divisor_override is None or ceil_mode:
         return functional.avg_pool2d(
             x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
@@ -651,7 +658,7 @@ def _cdist(
     p: float = 2.0,
     compute_mode: str = "",  # noqa: ARG001 - the parameters are those of torch
 ) -> torch.Tensor:
-    """Compute distances of any order, of which exporters forget the absolute value."""
+    """Compute distances of any order, for which exporters omit the absolute value."""
     apart = x[..., :, None, :] - y[..., None, :, :]
     distances: torch.Tensor = torch.linalg.vector_norm(apart, ord=p, dim=-1)
     return distances
@@ -686,8 +693,7 @@ FUNCTIONS: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "log1p": ((torch.log1p, torch.Tensor.log1p, torch.special.log1p), _log1p_of),
     "expm1": ((torch.expm1, torch.Tensor.expm1, torch.special.expm1), _expm1_of),
 }
-"""By name the functions that are replaced, and by what: what recipe.yaml lists under
-`functions`."""
+"""Replaced functions by name, with their replacements. recipe.yaml lists them under `functions`."""
 
 
 class _Replaced(TorchFunctionMode):
@@ -702,7 +708,7 @@ class _Replaced(TorchFunctionMode):
 
 @contextmanager
 def replaced_functions(names: Collection[str]) -> Iterator[None]:
-    """Compute these functions of torch in their other form within the `with` block."""
+    """Use the replacements of these torch functions within the `with` block."""
     if not names:
         yield
         return
@@ -713,8 +719,10 @@ def replaced_functions(names: Collection[str]) -> Iterator[None]:
 def functions_of(
     model: nn.Module, example: Mapping[str, NDArray[Any]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return which functions of `FUNCTIONS` the model calls on the example, with the paths of the
-    modules that call them. Raises what the model raises."""
+    """Return the functions of `FUNCTIONS` that the model calls on the example.
+
+    By name, with the paths of the calling modules. Raises the exceptions of the model.
+    """
     by_function = {f: name for name, (functions, _) in FUNCTIONS.items() for f in functions}
     found: dict[str, dict[str, None]] = {}
     within: list[str] = []

@@ -1,4 +1,4 @@
-"""HTTP app: webhook (HMAC), health, readiness, metrics, files."""
+"""The HTTP application: webhook with HMAC signatures, health, readiness, metrics, files."""
 
 from __future__ import annotations
 
@@ -432,7 +432,7 @@ def _readiness(parts: ServiceParts) -> Callable[[Request], object]:
             "registry": registry or _registry_trouble(parts),
         }
         good = not any(troubles.values())
-        # What serves goes on serving without it: no load balancer shall take it away.
+        # The service keeps serving without a trust, so a load balancer must not remove it.
         states = {name: trouble or "ok" for name, trouble in (troubles | {"trust": trust}).items()}
         return JSONResponse({"ready": good, **states}, 200 if good else 503, _NO_STORE)
 
@@ -449,7 +449,7 @@ def _registry_trouble(parts: ServiceParts) -> str | None:
 
 
 def _metrics(metrics: ServiceMetrics) -> Callable[[Request], object]:
-    one = anyio.CapacityLimiter(1)  # many requests leave threads for others
+    one = anyio.CapacityLimiter(1)  # concurrent requests must leave threads for others
 
     async def read(_request: Request) -> Response:
         text = await anyio.to_thread.run_sync(metrics.text, limiter=one)
@@ -461,8 +461,10 @@ def _metrics(metrics: ServiceMetrics) -> Callable[[Request], object]:
 def create_service(
     settings: ServiceSettings, reconcile: Reconcile, *, reach: Callable[[], None] = lambda: None
 ) -> ServiceParts:
-    """Open the secrets. `reach`: as in `RegistryContact`. Raises ServiceError where the
-    service could not do its work."""
+    """Read the secrets and create the components. `reach`: see `RegistryContact`.
+
+    Raises ServiceError if the service could not work.
+    """
     keyring = settings.keyring()
     metrics = ServiceMetrics()
     worker = ReconcileLoop(
@@ -479,11 +481,10 @@ def serve(
     ready: Callable[[str], None] = lambda _address: None,
     reach: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run until SIGTERM or SIGINT; then what was begun is finished and nothing new is taken. What
-    hangs is broken off: the process ends within 30 s.
+    """Run until SIGTERM or SIGINT, then finish running work and accept no more.
 
-    `ready` is called with `http://host:port` as soon as connections are taken. Raises
-    ServiceError where the service can't start.
+    The process ends within 30 s even if something hangs. `ready` is called with `http://host:port`
+    once connections are accepted. Raises ServiceError if the service can't start.
     """
     parts = create_service(settings, reconcile, reach=reach)
     log = configure_logging(
@@ -499,7 +500,7 @@ def serve(
             server(create_app(parts, mounts=mounts)).run(sockets=[listener])
     finally:
         if not parts.worker.stop(timeout_s=0):
-            _log.warning("a look was broken off, the next start does it again")
+            _log.warning("a reconcile was interrupted and will be repeated at the next start")
         elif sys.platform != "win32":
             signal.alarm(0)
         logging.getLogger().removeHandler(log)
@@ -523,14 +524,15 @@ def server(app: ASGIApp) -> _Server:
 
 
 _CONNECTIONS = 256
-"""At once. Each may hold a socket and a file of the store; a process may open 1024 by default."""
+"""Largest number of connections. Each may use a socket and a file of the store; a process may open
+1024 files by default."""
 
 _IDLE_S = 10.0
-"""For which a connection may wait with no request, or with a part of one."""
+"""Seconds for which a connection may stay without a complete request."""
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's, with a limit on connections and on the time until a request is complete."""
+    """uvicorn's protocol with limits on connections and on the time for a complete request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -551,10 +553,10 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Ends well on a signal, which uvicorn would raise again afterwards."""
+    """Exits normally on a signal, which uvicorn would raise again afterwards."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end. Threads of libraries may hang, and Python waits for them at its end."""
+        """Start the shutdown. Threads of libraries may hang, and Python would wait for them."""
         super().handle_exit(sig, frame)
         if sys.platform != "win32":
             signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
@@ -577,7 +579,7 @@ class _Server(uvicorn.Server):
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that takes connections already. Raises ServiceError where it can't be had."""
+    """Return a socket that accepts connections. Raises ServiceError if that is impossible."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)

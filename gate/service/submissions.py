@@ -1,4 +1,4 @@
-"""Process submissions and reviews."""
+"""Process submitted candidates and their reviews."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _log_once(model: str, number: str, status: str) -> None:
 
 
 def _explain(model: RegisteredModel, version: Version, line: str) -> None:
-    """Say on its page why nothing comes of it; that it can't be said now stops nothing."""
+    """Show on the version's page why it is not promoted; a failure to do so is only logged."""
     text = with_status(version.description, line)
     if text == version.description:
         return
@@ -143,7 +143,7 @@ def _explain(model: RegisteredModel, version: Version, line: str) -> None:
 
 @dataclass(frozen=True)
 class _Submission:
-    """A candidate that is judged by these terms, of which the trust is given."""
+    """A candidate and the terms by which it is judged."""
 
     model: RegisteredModel
     version: Version
@@ -152,7 +152,7 @@ class _Submission:
     trust: Trust
 
     def act(self) -> StepResult | None:
-        """None: the candidate is another one meanwhile."""
+        """Judge the candidate. None if another version became the candidate meanwhile."""
         model, number = self.model, self.version.number
         line = self._line()
         try:
@@ -182,7 +182,7 @@ class _Submission:
 
         Raises EvidenceError, StorageError.
         """
-        with as_mismatch(f"what was handed in as version {self.version.number}"):
+        with as_mismatch(f"the submitted version {self.version.number}"):
             try:
                 fields = claimed_fields(
                     path,
@@ -216,7 +216,7 @@ class _Submission:
         """
         if self.terms.policy.incumbent is None or line.compared_with is not None:
             return line
-        with as_mismatch(f"what was handed in as version {self.version.number}"):
+        with as_mismatch(f"the submitted version {self.version.number}"):
             evidence = load_evidence(path, sha256=line.evidence_sha256)
         comparison = compare_records(champion_recorded(self.model), evidence)
         return line.model_copy(update={"incumbent": comparison})
