@@ -1,4 +1,4 @@
-"""The trained model's file beside the version that serves now, on the evaluation samples."""
+"""Compare the trained model's file with the serving version on the evaluation samples."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from pipelines.params import ModelParams, ParityParams, ReleaseParams
 
 
 def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) -> Champion:
-    """The champion, with what came of running it beside the exported file.
+    """Return the champion with the result of running it on the evaluation samples.
 
-    Where the policy does not ask for it, it is only shown: whatever goes wrong then is said in the
-    change, and stops nothing. Else raises GateError.
+    If the policy does not require the comparison, errors are only printed. Otherwise raises
+    GateError.
     """
     try:
         with temporary_folder() as folder:
@@ -41,7 +41,7 @@ def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) 
     except GateError as error:
         if policy.incumbent is not None:
             raise
-        print(f"not compared with the version that serves: {error}")
+        print(f"not compared with the serving version: {error}")
         return Champion.unavailable(str(error))
 
 
@@ -60,7 +60,8 @@ def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> Champio
 
 
 def _opener(onnx: Path, samples: SampleSet, batch_size: int) -> Opener:
-    """What runs the files of a release, whose interfaces a call of each module tells."""
+    """Return a function that opens the files of a release; a call of each module gives its
+    interface."""
     from gate.multi_file.chain_model import ChainModel
     from gate.multi_file.chain_session import Interfaces
     from pipelines.model import trained
@@ -76,15 +77,15 @@ def _opener(onnx: Path, samples: SampleSet, batch_size: int) -> Opener:
 def _measured_before(
     champion: Champion, evidence: Evidence, history: ModelHistory
 ) -> ChampionComparison | None:
-    """What the decision before this one says of the same two files on the same samples. Times
-    differ from run to run: measured anew, the same release would be another one, and a second
-    version would wait for review beside the first.
+    """Return the comparison that the previous decision has for the same files and samples, or None.
 
-    Only as the ledger notes it: the file of the decision may have been edited.
+    Times differ between runs: measured again, the same release would be another one, and a second
+    version would wait for review. Only the comparison in the ledger counts, because the file of the
+    decision may have been edited.
     """
     try:
         decision = Decision.load(paths.DECISION)
-    except EvidenceError:  # there was none
+    except EvidenceError:  # no previous decision
         return None
     found = decision.incumbent
     if found is None or found.state != "compared" or decision.evidence_sha256 != evidence.digest():

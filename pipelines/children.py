@@ -1,7 +1,7 @@
-"""The processes of `make stack`: they end with it, however it ends.
+"""The child processes of `make stack`, which end with it in any case.
 
-Each has a keeper (`pipelines.keeper`). Where that was killed too, the next start finds what is
-left by a mark in its environment, which all inherit, and ends it.
+Each has a keeper (`pipelines.keeper`). If that was killed too, the next start finds the remaining
+processes by a mark in their environment, and ends them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from pipelines import paths
 from pipelines.keeper import STOP_S
 
 _MARK = "PARITY_GATE_STACK"
-"""Names the folder whose `make stack` started a process."""
+"""Environment variable with the folder whose `make stack` started a process."""
 
 
 @dataclass(frozen=True)
 class Child:
-    """A process of ours; `name` says where its log is."""
+    """A child process; `name` contains the path of its log."""
 
     name: str
     process: subprocess.Popen[bytes]
 
     def check(self) -> None:
-        """Raise RegistryUnavailable if it ended."""
+        """Raise RegistryUnavailable if the process has ended."""
         if self.process.poll() is not None:
             raise RegistryUnavailable(f"{self.name} ended with {self.process.returncode}.")
 
 
 @contextmanager
 def alone() -> Iterator[list[str]]:
-    """Be the only `make stack` of this project; gives what a killed one had left, and was ended.
+    """Lock this project for one `make stack`; yield the processes left by a killed one, now ended.
 
-    Raises RegistryUnavailable where another one runs: both would have the webhook of one registry.
+    Raises RegistryUnavailable if another one runs: both would register the webhook of one registry.
     """
     place = paths.state() / "stack.lock"
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -62,11 +62,11 @@ def alone() -> Iterator[list[str]]:
 
 @contextmanager
 def started(name: str, command: list[str], env: Mapping[str, str]) -> Iterator[Child]:
-    """A process of ours with a log in `.gate/`; ended with SIGTERM, then with SIGKILL."""
+    """Start a child process with a log in `.gate/`; end it with SIGTERM, later SIGKILL."""
     log = paths.state() / f"{name.replace(' ', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
-        # Its own session, so that Ctrl-C reaches only us and we end it in order.
+        # A session of its own, so that Ctrl-C reaches only this process, which ends it in order.
         process = subprocess.Popen(
             [sys.executable, "-m", "pipelines.keeper", *command],
             env={**env, _MARK: _mark()},
@@ -82,7 +82,7 @@ def started(name: str, command: list[str], env: Mapping[str, str]) -> Iterator[C
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The keeper does it as soon as the pipe is closed."""
+    """End a child: its keeper does it when the pipe is closed."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -94,7 +94,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_leftovers() -> list[str]:
-    """End what processes of an earlier `make stack` of this project live; gives their names."""
+    """End processes of an earlier `make stack` of this project; return their names."""
     left = [process for process in psutil.process_iter() if _is_ours(process)]
     for process in left:
         with suppress(psutil.Error):
@@ -108,7 +108,7 @@ def _end_leftovers() -> list[str]:
 
 
 def _is_ours(process: psutil.Process) -> bool:
-    """Of others' processes the environment can't be read, and the dead have none."""
+    """Return whether a process has this project's mark; others' environments can't be read."""
     with suppress(psutil.Error, OSError):
         return bool(process.pid != os.getpid() and process.environ().get(_MARK) == _mark())
     return False

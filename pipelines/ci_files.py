@@ -1,5 +1,8 @@
-"""What a CI reads of the stages: summary, JUnit XML, OpenMetrics. `promote` writes them of its
-verdict, every stage of why there is none: those of an earlier run would show its colour."""
+"""Write the files that a CI reads: summary, JUnit XML, OpenMetrics.
+
+`promote` writes them for its verdict, other stages for the reason why there is none; otherwise
+files of an earlier run would be shown.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _WRITERS = {
 
 
 def write(summary: Summary, report: PromotionReport) -> None:
-    """Write them of a verdict and of what came of it. Raises StorageError."""
+    """Write the files of a verdict and the resulting promotion. Raises StorageError."""
     _write(
         CiResult(
             command="promote",
@@ -38,19 +41,19 @@ def write(summary: Summary, report: PromotionReport) -> None:
 
 
 def refused(stage: str, reason: str) -> None:
-    """Write that `stage` rejected the file before anything was decided. Raises StorageError."""
+    """Write that `stage` rejected the file before a verdict. Raises StorageError."""
     _write_without_verdict(stage, ExitCode.REJECTED, reason)
 
 
 def take_away() -> None:
-    """Remove those of an earlier run."""
+    """Remove the files of an earlier run."""
     for path in _WRITERS:
         path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def also_of_a_failure(stage: str) -> Iterator[None]:
-    """Where `stage` comes to no result, write why; where it is interrupted, leave none."""
+    """If `stage` fails, write the reason; if it is interrupted, leave no files."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,8 @@
-"""Stage `code`: the model's source files, where DVC sees them.
+"""Stage `code`: makes the model's source files visible to DVC.
 
-A folder of links to the files that define the model, as Python finds them from the factory. DVC
-follows links: a file that is edited is a changed output of this stage, so that it runs again and,
-with it, whatever depends on the model.
+It creates a folder of links to the files that define the model, starting at the factory. DVC
+follows links: if a file changes, the output of this stage changes, so it runs again, and with it
+all stages that depend on the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
     from pipelines.model import build
 
     params = ModelParams.load()
-    # Other weights are no other code, and those by name would have to be fetched.
+    # Weights by name do not change the code, and would have to be downloaded.
     model = build(params.model_copy(update={"weights": None}))
     modules = modules_of(model, factory=params.name, chain=ReleaseParams.load().chain or "")
     code = modules.code()
@@ -43,15 +43,15 @@ def main() -> int:
     code.save(paths.CODE / RECORD)
     print(f"{paths.CODE}: {_counted(code)}")
     for name, reason in code.unread.items():
-        print(f"  not read, so a change of it is not noticed: {name}: {reason}")
+        print(f"  not read, so changes are not noticed: {name}: {reason}")
     return ExitCode.DONE
 
 
 def refresh(folder: Path = paths.CODE) -> None:
-    """Before DVC looks: what it can't see by itself. Nothing is imported.
+    """Update the folder before DVC looks at it, without importing the model.
 
-    Versions of packages that changed since are written down. A link whose file is gone is taken
-    away, because DVC stumbles over it.
+    Versions of changed packages are recorded. Links to missing files are removed, because DVC fails
+    on them.
     """
     for link in folder.glob("*.py"):
         if link.is_symlink() and not link.exists():

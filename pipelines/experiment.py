@@ -1,4 +1,4 @@
-"""The MLflow experiment that all runs of a project go into."""
+"""The MLflow experiment of all runs of a project."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 
 def experiment_id(client: MlflowClient, name: str, *, local: bool) -> str:
-    """Id of the experiment `name`, created where it is missing.
+    """Return the id of the experiment `name`, which is created if missing.
 
-    `MLFLOW_EXPERIMENT_ID` and `MLFLOW_EXPERIMENT_NAME` go before `name`. `local`: artifacts lie
-    in the project's folder; a server has its own place. Raises RegistryError for a deleted one.
+    `MLFLOW_EXPERIMENT_ID` and `MLFLOW_EXPERIMENT_NAME` have priority over `name`. Raises
+    RegistryError if the experiment was deleted.
+
+    local: store artifacts in the project's folder; a server has its own location.
     """
     given = os.environ.get("MLFLOW_EXPERIMENT_ID")
     if given:

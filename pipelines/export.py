@@ -1,5 +1,7 @@
-"""Stage `export`: the trained model to a file, or to the parts of a release, and the run that the
-gate shares."""
+"""Stage `export`: export the trained model to a file or the parts of a release.
+
+It starts the MLflow run that the gate's stages share.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,15 @@ from pipelines.params import (
 from pipelines.run import Tracker, known_run
 
 _INPUT = "input"
-"""The input's name in the file where the settings give none."""
+"""Name of the input if the settings give none."""
 
 
 @ci_files.also_of_a_failure("export")
 def main() -> int:
-    """Write the file, or the folder of a release, and reports/export.json; a failure leaves what
-    was there before."""
+    """Write the file or the folder of a release, and reports/export.json.
+
+    After a failure, earlier files remain.
+    """
     model_params, release, settings = ModelParams.load(), ReleaseParams.load(), load_export()
     check_release(release, settings)
     tracker = Tracker(RegistryParams.load().experiment)
@@ -50,8 +54,8 @@ def main() -> int:
         training = known_run("train")
         write = export_release if release.parts else export_file
         with warnings.catch_warnings():
-            # Deprecations of the exporter that this stage uses on purpose; what it says about
-            # the model is in the record.
+            # This stage uses deprecated exporters on purpose; warnings about the model are in the
+            # record.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
             try:
@@ -94,7 +98,7 @@ def _tell(path: Path, report: ExportReport) -> None:
         f"self-check max_abs_diff {max(report.self_check.values(), default=math.nan):.3g}"
     )
     for line in report.remarks:
-        print(f"  look at this: {line}")
+        print(f"  note: {line}")
 
 
 if __name__ == "__main__":

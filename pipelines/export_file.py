@@ -1,4 +1,4 @@
-"""The whole model as one file."""
+"""Export the whole model as one file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def export_file(
     settings: ExportSettings,
     source: Source,
 ) -> WrittenExport:
-    """Export it, and put it into its place when it computes what the model does. Raises as
-    `export_model`."""
+    """Export the model; replace the earlier file only if the new one matches the model.
+
+    Raises the exceptions of `export_model`.
+    """
     path = params.path
     staged = path.parent / "staging" / path.name
     exported = export_model(model, example, settings=settings, output=staged, source=source)
@@ -44,6 +46,6 @@ def export_file(
         log_of(staged).replace(kept)
     else:
         kept.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # holds the log of an earlier failure
+    with contextlib.suppress(OSError):  # contains the log of an earlier failure
         staged.parent.rmdir()
     return WrittenExport(report, exported.log)

@@ -1,4 +1,4 @@
-"""The parts of a release: each module of the model as a file, on what the chain gives it."""
+"""Export the parts of a release: each module as a file, with inputs from the chain."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def export_release(
     settings: ExportSettings,
     source: Source,
 ) -> WrittenExport:
-    """Export all parts and put their folder into its place when it is whole: an older one stays
-    where a part fails. `example`: a batch for the chain; `settings`: what all parts share.
+    """Export all parts; replace the earlier folder only if all succeed.
 
-    Raises what running the chain raises, and as `export_model`, with the name of the part.
+    example: a batch for the chain. settings: settings that all parts share.
+
+    Raises the exceptions of the chain, and of `export_model` prefixed with the part's name.
     """
     folder = params.path.parent
     staged = folder.with_name(f"{folder.name}.new")

@@ -1,4 +1,4 @@
-"""What the stage `export` hands on: the file, how it was made, and from what."""
+"""The result of the stage `export`: the file, its settings and its sources."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ class PartReport(Record):
 
     @classmethod
     def from_export(cls, exported: Exported, checked: dict[str, float]) -> PartReport:
-        """`checked`: as `self_check` gave it."""
+        """Create the report of a part. `checked`: the result of `self_check`."""
         return cls(subject=exported.subject, record=exported.record, self_check=checked)
 
 
 class ExportReport(Record):
-    """The export in full; `reports/export.json`."""
+    """The content of `reports/export.json`."""
 
     schema_version: Literal[1] = 1
     subject: Subject
     record: ExportRecord | None
-    """None of a release of several files, where each part has its own."""
+    """None for a release of several files, whose parts have their own records."""
     source: Source
     self_check: dict[str, Measured]
-    """As of a part; of a release those of all parts, `encoder/max_abs_diff_export_batch`."""
+    """As for a part; for a release with the part's name: `encoder/max_abs_diff_export_batch`."""
     parts: dict[str, PartReport] = Field(default={})
     train_run: str | None
     """Id of the MLflow run that trained the checkpoint."""
 
     @property
     def records(self) -> dict[str, ExportRecord]:
-        """How each part of a release was asked for."""
+        """The export records of a release's parts."""
         return {name: part.record for name, part in self.parts.items()}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the exporters warned of, by part."""
+        """Warnings of the exporters, prefixed with the part."""
         named = {"": self.record, **self.records}
         return tuple(
             f"{name}: {line}" if name else line
@@ -61,7 +61,7 @@ class ExportReport(Record):
 
 
 class WrittenExport(NamedTuple):
-    """What was exported, and what the exporters printed."""
+    """The exported file or release, and the exporters' output."""
 
     report: ExportReport
     log: str

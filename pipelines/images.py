@@ -1,6 +1,7 @@
-"""From pictures to tensors, and the data sources: digits, folder, npz.
+"""Data sources (digits, folder, npz), and the conversion of images to tensors.
 
-A source is labels plus a way to get one sample; nothing holds all samples of a folder at once.
+A source has all labels and loads one sample at a time, so that a folder never has to fit into
+memory.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from pipelines.params import PrepareParams
 
 @dataclass(frozen=True)
 class Source:
-    """Labels int64 (samples,), their names, and `sample(i)`: float32 (channels, height, width).
+    """Labels int64 (samples,), class names, and `sample(i)`: float32 (channels, height, width).
 
-    `picture(i)` is what the sample was made from, uint8 RGB (height, width, 3); None: tensors.
+    `picture(i)` is the original image, uint8 RGB (height, width, 3). None: the source has tensors.
     """
 
     labels: NDArray[np.int64]
@@ -38,7 +39,7 @@ class Source:
 
 
 def open_source(params: PrepareParams) -> Source:
-    """The source that params.yaml names. Raises DataError."""
+    """Open the source in params.yaml. Raises DataError."""
     if params.source == "digits":
         return _digits(params)
     path = Path(params.path)
@@ -46,7 +47,7 @@ def open_source(params: PrepareParams) -> Source:
 
 
 def to_tensor(pixels: Pixels, spec: PreprocessSpec) -> NDArray[np.float32]:
-    """The spec's tensor of uint8 RGB (height, width, 3) by Pillow: float32 (3, height, width)."""
+    """Convert uint8 RGB (height, width, 3) with Pillow to the spec's float32 (3, height, width)."""
     return pillow_preprocess(pixels, spec).astype(np.float32, copy=False)
 
 
@@ -65,7 +66,7 @@ def _digits(params: PrepareParams) -> Source:
 
 
 def _folder(path: Path, params: PrepareParams) -> Source:
-    """`path/class/picture`: classes are the folders by name, samples the files by name."""
+    """Open `path/class/picture`: folders in order of names are classes, files are samples."""
     if not path.is_dir():
         raise DataError(
             f"prepare.path {path} is not a folder. Expected {path}/<class>/<picture>.png."
@@ -92,7 +93,8 @@ def _pictures(folder: Path) -> list[Path]:
 
 
 def _npz(path: Path, params: PrepareParams) -> Source:
-    """`images`: uint8 (n, h, w[, 3]) are preprocessed, float32 (n, c, h, w) taken as they are."""
+    """Open `images`: uint8 (n, h, w[, 3]) are preprocessed, float32 (n, c, h, w) are used
+    unchanged."""
     images, labels, names = _read_npz(path)
     if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
         raise DataError(
@@ -139,7 +141,7 @@ def _of_pictures(
 
 
 def _rgb(pixels: Pixels) -> Pixels:
-    """Grey (height, width) as RGB; RGB as it is."""
+    """Return grayscale (height, width) as RGB; RGB is unchanged."""
     return np.repeat(pixels[..., None], 3, axis=2) if pixels.ndim == 2 else pixels
 
 
@@ -148,7 +150,7 @@ def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...] |
     if (pointer := detect_pointer_file(path)) is not None:
         raise DataError(pointer)
     try:
-        # An own handle: numpy leaks its own where the archive is torn.
+        # Open the file here, because numpy does not close its handle if the archive is damaged.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             lacking = sorted({"images", "labels"} - set(archive.files))
             if lacking:

@@ -1,8 +1,8 @@
-"""`python -m pipelines.keeper COMMAND …` ends the command with whoever started it.
+"""`python -m pipelines.keeper COMMAND …` ends the command together with its starter.
 
-stdin is a pipe that only the starter holds open: it is closed when the starter wants the end, and
-when it dies, even by SIGKILL. Then, and when the command ends by itself, all that it started is
-ended, too: SIGTERM, later SIGKILL. The exit code is the command's.
+stdin is a pipe that only the starter holds open. It closes when the starter wants the end, or dies,
+even by SIGKILL. Then, and when the command ends by itself, all processes that it started are ended
+with SIGTERM, later SIGKILL. The exit code is that of the command.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from contextlib import suppress
 import psutil
 
 STOP_S = 10.0
-"""Between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 def main(command: list[str]) -> int:
-    """Run the command until it ends, or until somebody wants it to."""
+    """Run the command until it ends, or until the pipe is closed."""
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: over.set())
@@ -58,7 +58,7 @@ def _signal(group: int, number: int) -> None:
 
 
 def _lives(group: int) -> bool:
-    """Whether any process of the group does; what is dead may stay listed where nobody reaps."""
+    """Return whether a process of the group is alive; zombies do not count."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:

@@ -1,4 +1,4 @@
-"""The ledger of the project, as `make repro` writes it: in `.gate/state.db`."""
+"""The project's ledger in `.gate/state.db`, which `make repro` writes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pipelines import paths, signing
 
 
 def project_ledger(*, is_written: bool) -> Ledger:
-    """With the key that signs what was measured, believed as `believe` says.
+    """Open the ledger with the key that signs measurements, trusted as `believe` decides.
 
-    Raises KeyUnusable, PolicyError, StorageError; if it `is_written`, Untrusted where nobody
-    would believe the key.
+    Raises KeyUnusable, PolicyError, StorageError; if it `is_written`, Untrusted if no trust would
+    accept the key.
     """
     keys = signing.local_keys()
     key = keys.signing_key()

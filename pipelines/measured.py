@@ -1,6 +1,6 @@
-"""What of a policy decides what is measured, apart from what it demands of the numbers.
+"""The part of a policy that decides what is measured, without the bounds.
 
-Another bound needs no other measurement; another runtime, option or instrument does.
+Another bound needs no new measurement; another runtime, option or instrument does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSTRUMENTS = (
 
 
 def measured_part(policy: Policy) -> dict[str, Any]:
-    """JSON-compatible dict: equal for two policies if one measurement serves both."""
+    """Return a JSON-compatible dict that is equal for policies that one measurement serves."""
     whole = policy.to_plain()
     instruments = policy.instruments.to_plain()
     return {

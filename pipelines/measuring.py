@@ -1,4 +1,4 @@
-"""Measuring a file of the pipeline against the trained model, as it is now."""
+"""Measure a file of the pipeline against the trained model."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from gate.storage.digest import Digest
 from pipelines import paths
 from pipelines.model import trained
 from pipelines.params import ModelParams, ParityParams
-from pipelines.shares import shared_out
+from pipelines.shares import with_workers
 
 
 def measured(
     onnx: Path, policy: Policy, *, source: Source, title: str
 ) -> tuple[Evidence, MeasurementJob, SampleTable]:
-    """The evidence on `onnx` over the evaluation samples, with a progress bar, what it was measured
-    on, and one row a sample. How the file was made is not in it yet: `with_records`.
+    """Measure `onnx` on the evaluation samples with a progress bar.
 
-    `source` gets the digest of the checkpoint and of the code that were used. Raises GateError
-    where nothing can be measured.
+    Returns the evidence, the job and one row per sample. The evidence has no export record yet:
+    `with_records` adds it. `source` gets the digests of the checkpoint and the code. Raises
+    GateError if nothing can be measured.
     """
     params = ModelParams.load()
     model, checkpoint = trained(params)
@@ -48,7 +48,7 @@ def measured(
     if policy.task != "tensors" or policy.metrics:
         workload = workload.with_labels(paths.EVAL_LABELS, metrics=policy.metrics)
         workload = replace(workload, labels_sha256=source.labels_sha256)
-    with shared_out(onnx, workload, policy) as shared, progress_bar(title) as progress:
+    with with_workers(onnx, workload, policy) as shared, progress_bar(title) as progress:
         return measure_files(
             onnx,
             reference=Reference(model, used),
@@ -61,7 +61,7 @@ def measured(
 def with_records(
     evidence: Evidence, record: ExportRecord | None, parts: Mapping[str, ExportRecord]
 ) -> Evidence:
-    """The evidence with how the file was made; `parts`: the same of each part of a release."""
+    """Return the evidence with export records; `parts`: those of a release's parts."""
     own = {
         name: measured.model_copy(update={"export": parts.get(name)})
         for name, measured in evidence.parts.items()
@@ -70,10 +70,10 @@ def with_records(
 
 
 def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
-    """Parity of preprocessing on the pictures that `prepare` kept, as the policy asks for it.
+    """Return the parity of preprocessing on the kept images, as required by the policy.
 
-    None where it asks for none, and where it can't be measured, which is said aloud: the decision
-    takes what is lacking for an ERROR.
+    None if the policy does not require it, or if it can't be measured: then the reason is printed,
+    and the decision treats the missing result as an ERROR.
     """
     asked = policy.preprocessing
     if asked is None:
@@ -87,8 +87,10 @@ def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
 
 
 def write_samples(case: MeasurementJob, evidence: Evidence, table: SampleTable) -> None:
-    """Every sample as a row, and the worst ones as pictures; the reason alone where there are none,
-    because DVC brings back no empty folder."""
+    """Write a table of all samples and images of the worst ones.
+
+    Without such images only the reason is written, because DVC does not restore empty folders.
+    """
     table.save(paths.SAMPLES)
     spec = PreprocessSpec.load(paths.PREPROCESSING)
     pictures = artifacts.thumbnails(case.samples, evidence, spec)
@@ -97,14 +99,14 @@ def write_samples(case: MeasurementJob, evidence: Evidence, table: SampleTable) 
     if pictures:
         none.unlink(missing_ok=True)
     else:
-        files.write_text(none, "no sample differs, or the input of the model is no picture\n")
+        files.write_text(none, "no sample differs, or the model's input is not an image\n")
 
 
 def write_golden(folder: Path, case: MeasurementJob, evidence: Evidence) -> Digest | None:
-    """What a consumer of the file will compare with; gives the digest of golden.json, from memory.
-    The reason alone where there can be none.
+    """Write the golden vectors for consumers of the file; return the digest of golden.json.
 
-    Taken from the samples whose pictures `prepare` kept, so that a consumer can start from those.
+    If there can be none, only the reason is written. They are taken from samples whose images
+    `prepare` kept, so that a consumer can start from the images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     unmade = folder / "unmade.txt"
@@ -120,7 +122,7 @@ def write_golden(folder: Path, case: MeasurementJob, evidence: Evidence) -> Dige
         if kept:
             spec, sha256 = PreprocessSpec.load(paths.PREPROCESSING), _digest(golden)
             golden = add_pictures(folder, spec, pictures, sha256=sha256)
-    except EvidenceError as error:  # such as a reference that gives NaN: to be refused, not lost
+    except EvidenceError as error:  # for example NaN in the reference, which the verdict reports
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
         files.write_text(unmade, f"{error}\n")
         print(f"no golden vectors: {error}")

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 def build(params: ModelParams) -> nn.Module:
-    """The architecture with its weights by name, or what the factory returns.
+    """Build the architecture with its weights by name, or call the factory.
 
-    Seed torch before: layers without weights by name are random. Raises ModelError.
+    Seed torch before, because layers without pretrained weights are random. Raises ModelError.
     """
     from gate.model.loading import build_model, torchvision_model
 
     if params.factory is not None:
         return build_model(params.factory)
-    assert params.architecture is not None  # by ModelParams
+    assert params.architecture is not None  # ensured by ModelParams
     return torchvision_model(
         params.architecture, weights=params.weights, num_classes=params.num_classes
     )
 
 
 def trained(params: ModelParams) -> tuple[nn.Module, Digest]:
-    """The model with the checkpoint of the stage `train`, in eval mode; and that file's digest."""
+    """Return the model with the trained checkpoint in eval mode, and the checkpoint's digest."""
     from gate.model.checkpoint import load_checkpoint
 
     model = build(params)
@@ -41,7 +41,7 @@ def trained(params: ModelParams) -> tuple[nn.Module, Digest]:
 
 
 def reference() -> nn.Module:
-    """The same model, for other processes in this folder: a factory. Raises as `trained`."""
+    """Build the trained model, as a factory for other processes. Raises as `trained`."""
     return trained(ModelParams.load())[0]
 
 

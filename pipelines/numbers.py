@@ -1,4 +1,4 @@
-"""The few numbers of the evidence that DVC compares."""
+"""The numbers of the evidence that DVC compares."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _WORST: Mapping[str, Callable[[Iterable[float]], float]] = {
     "max_abs_diff": max,
     "confidence_diff_max": max,
 }
-"""What is compared between commits, and which of several outputs and runtimes counts."""
+"""Metrics that are compared between commits, and how outputs and runtimes are combined."""
 
 
 def headlines(evidence: Evidence) -> dict[str, float | str]:
-    """The few numbers that `dvc metrics diff` and `dvc exp show` compare: the worst of all outputs
-    in the gate's own runtimes on the CPU, which every machine has. Whole; NaN and infinity as
-    words.
+    """Return the numbers for `dvc metrics diff` and `dvc exp show`.
 
-    No latency: it is another one on every machine and day.
+    They are the worst over all outputs in the gate's CPU runtimes, which every machine has. NaN and
+    infinity are strings. Latency is excluded, because it depends on the machine.
     """
     found: dict[str, list[float]] = {}
     for place, value in metrics_from_evidence(evidence):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LAST = 15
-"""Lines of the log that are shown where the command failed."""
+"""Number of the log's last lines that are shown if the command fails."""
 _SPOKEN = (
     "Collecting ",
     "Downloading ",
@@ -26,11 +26,12 @@ _SPOKEN = (
     "Creating ",
     "* ",
 )
-"""How lines begin that say what is being done."""
+"""Beginnings of lines that describe the current step."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command's exit code; 0 done. The log's end and its name are printed where it failed."""
+    """Run the command and return its exit code. After a failure, print the log's end and its
+    path."""
     if len(arguments) < 2:
         print(__doc__, file=sys.stderr)
         return 2
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(command: Sequence[str], log: Path) -> int:
-    """Run it with all output in `log`; the line goes to stderr."""
+    """Run the command with all output in `log`; show progress on stderr."""
     started = time.monotonic()
     shown = sys.stderr.isatty()
     with (
@@ -67,7 +68,7 @@ def run(command: Sequence[str], log: Path) -> int:
 
 
 def _show(text: str) -> None:
-    """In place of the line before; in ASCII, and not wider than the terminal."""
+    """Replace the progress line, in ASCII and no wider than the terminal."""
     width = shutil.get_terminal_size().columns - 1
     plain = "".join(char if " " <= char <= "~" else "?" for char in text)
     sys.stderr.write(f"\r{plain[:width].ljust(width)}\r{plain[:width]}")

@@ -1,7 +1,6 @@
-"""Settings given on a command line, written into params.yaml, where DVC and the record see them.
+"""Write settings from a command line into params.yaml, where DVC and the record see them.
 
-One value is exchanged at its place in the text: comments, quotes, anchors and line ends of all
-others stay as they are, byte for byte.
+Only the value's text is replaced: comments, quotes, anchors and line endings stay unchanged.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from pipelines import paths
 from pipelines.params import check_all
 
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
-"""An anchor and a tag before a value: they stay."""
+"""An anchor and a tag before a value, which are kept."""
 
 
 def override(settings: Iterable[str]) -> None:
     """Write each `section.key=value`; an empty value changes nothing.
 
-    Raises PolicyError, and leaves the file as it is, for a key that is not there, a value that
-    the section refuses, or a place where more than this value would change.
+    Raises PolicyError without changing the file for an unknown key, an invalid value, or a location
+    where more than this value would change.
     """
     parts = [setting.partition("=") for setting in settings]
     for key, separator, _ in parts:
@@ -48,7 +47,7 @@ def override(settings: Iterable[str]) -> None:
 
 
 def exchanged(text: str, key: str, value: str) -> str:
-    """The text with another value at the dotted `key`, which is said aloud; nothing else changes.
+    """Return the text with the value at the dotted `key` replaced, and print the change.
 
     Raises PolicyError.
     """
@@ -70,7 +69,7 @@ def exchanged(text: str, key: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a value stands in the text."""
+    """The location of a value in the text."""
 
     start: int
     end: int
@@ -107,15 +106,15 @@ class _Place:
             )
         quote = style if isinstance(node, ScalarNode) and style in ("'", '"') else ""
         start, end = node.start_mark.index, node.end_mark.index
-        if start == end:  # nothing is written there, and the mark is at what comes next
+        if start == end:  # the value is empty, and the mark is at the next token
             start = end = text.index(":", after) + 1
         properties = _PROPERTIES.match(text, start, end)
         start = properties.end() if properties else start
         return cls(start, end, text.count("\n", 0, start) + 1, quote)
 
     def ways(self, text: str, value: Any) -> list[str]:
-        """How the value may be written, in the order of preference: with the quotes that were
-        there, as it was given, quoted."""
+        """Return the ways to write the value by preference: with its old quotes, as passed,
+        quoted."""
         quoted = {"'": "'" + text.replace("'", "''") + "'", '"': json.dumps(text)}
         is_plain = isinstance(value, str) and value == text
         ways = [quoted[self.quote]] if self.quote and is_plain else []
@@ -139,7 +138,7 @@ def _parsed(key: str, text: str) -> Any:
 
 
 def _set(document: Any, key: str, value: Any) -> Any:
-    """Set the value; gives the old one."""
+    """Set the value and return the old one."""
     *sections, leaf = key.split(".")
     for section in sections:
         document = document[section]
@@ -148,7 +147,7 @@ def _set(document: Any, key: str, value: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Of one kind, too: 1 is neither true nor 1.0, and NaN is NaN."""
+    """Return whether values are equal in type and value: 1 is neither true nor 1.0, NaN is NaN."""
     return repr(one) == repr(other)
 
 

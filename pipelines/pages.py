@@ -1,5 +1,7 @@
-"""What each stage writes on the run's page, with what only the pipeline has. A replaced run gets
-all of it again."""
+"""What each stage writes to the MLflow run, including data that only the pipeline has.
+
+A new run that replaces an earlier one gets all of it again.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _OF_PARITY = (EVIDENCE, EVIDENCE_STATEMENT, SAMPLES, PLOTS)
 
 
 def write_export(page: RunLogger, report: ExportReport) -> None:
-    """Every export setting, the file's SHA-256 and size, the self-check, where it comes from."""
+    """Write the export settings, the file's SHA-256 and size, the self-check and the sources."""
     subject = report.subject
     log_evaluation.write_export(page, subject, source=report.source, export=report.record)
     for name, part in report.parts.items():
@@ -35,7 +37,7 @@ def write_export(page: RunLogger, report: ExportReport) -> None:
 
 
 def write_refused_export(page: RunLogger, refusal: str) -> None:
-    """Why there is no file. The run ends FAILED."""
+    """Write why there is no file. The run ends FAILED."""
     first = next(iter(refusal.splitlines()), "the exporter refused")
     page.tags({"gate.verdict": "FAIL", "gate.cause": "export", "gate.headline": first[:5000]})
     page.note(f"Not exported.\n\n```\n{refusal}\n```\n")
@@ -44,7 +46,7 @@ def write_refused_export(page: RunLogger, refusal: str) -> None:
 
 
 def write_parity(page: RunLogger, evidence: Evidence, policy: Policy) -> None:
-    """The numbers of the evidence, the switches, the machine, and the data set."""
+    """Write the numbers of the evidence, the settings, the machine and the data set."""
     log_evaluation.write_evidence(page, evidence, policy, inputs=paths.EVAL_IMAGES)
     page.file(paths.EVIDENCE)
     if paths.EVIDENCE_STATEMENT.is_file():  # else the stage promote refuses what is measured
@@ -60,14 +62,13 @@ def write_parity(page: RunLogger, evidence: Evidence, policy: Policy) -> None:
 
 
 def write_decision(page: RunLogger, judgment: SummaryInputs) -> None:
-    """The report, the verdict, and the settings that it was made by; `write_parity` has written
-    the rest, or will have."""
+    """Write the report, the verdict and its settings, without what `write_parity` writes."""
     log_evaluation.write_report(page, paths.REPORTS, without=_OF_PARITY)
     page.file(paths.PARAMS)
     log_evaluation.write_decision(page, judgment)
 
 
 def links(page: RunLogger, report: PromotionReport | None = None) -> dict[str, str]:
-    """To the run and its report, and to the version of which the report of the promotion speaks."""
+    """Return links to the run and its report, and to the promoted version."""
     version = (report.model_name, report.version) if report and report.version else None
     return log_evaluation.links(page, version=version)

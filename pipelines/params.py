@@ -37,16 +37,16 @@ class _Section(Record):
 
 
 class PrepareParams(_Section):
-    """Where the images come from, and how they become tensors."""
+    """Source of the images, and their conversion to tensors."""
 
     section = "prepare"
     source: Literal["digits", "folder", "npz"]
     path: str
     """Folder of `class/image.png`, or a .npz file with `images` and `labels`; digits need none."""
     preprocessing: PreprocessSpec
-    """From a picture to the model's input: a tensor of one size."""
+    """Conversion of an image to the model's input, a tensor of fixed size."""
     pictures: Annotated[int, Field(ge=0)]
-    """How many held-out pictures are kept as they are, beside their tensors."""
+    """Number of held-out images that are also kept as images."""
     eval_share: Annotated[float, Field(gt=0.0, lt=1.0)]
     seed: int
 
@@ -65,7 +65,7 @@ class PrepareParams(_Section):
 
 
 class ModelParams(_Section):
-    """Which network, and what it starts from."""
+    """The architecture of the network, and its initial weights."""
 
     section = "model"
     architecture: str | None
@@ -86,12 +86,12 @@ class ModelParams(_Section):
 
     @property
     def name(self) -> str:
-        """How the reference is called in the evidence."""
+        """The name of the reference in the evidence."""
         return self.factory or f"torchvision:{self.architecture}"
 
 
 class TrainParams(_Section):
-    """Training by plain SGD. `epochs: 0` writes the model's weights as they are."""
+    """Training by plain SGD. `epochs: 0` saves the model's initial weights."""
 
     section = "train"
     epochs: Annotated[int, Field(ge=0)]
@@ -103,34 +103,37 @@ class TrainParams(_Section):
 
 
 class ParityParams(_Section):
-    """How the evidence is measured; what must hold is in `gate:`."""
+    """Settings of the measurement; the requirements are in `gate:`."""
 
     section = "parity"
     batch_size: Positive
     engine: Literal["processes", "ray"] = "processes"
     jobs: Positive | None = None
-    """Processes, or workers of Ray; None: as many as pay, or as the cluster has room for."""
+    """Number of processes or Ray workers; None: as many as are useful, or as the cluster has."""
 
 
 _WRITTEN = {
     "file": "The stage export writes NAME.onnx for each part",
     "inputs": "A part is exported and judged on what the chain gives it",
 }
-"""What a release file says of a part, and the pipeline does itself."""
+"""Fields of a part in a release file that the pipeline sets itself."""
 
 
 class PartParams(Record):
-    """One module of the model as a file of its own."""
+    """One module of the model as a separate file."""
 
     reference: str | None = None
-    """Its path in the model; None: the part's name."""
+    """Path of the module in the model; None: the part's name."""
     input_names: Names | None = None
-    """None: as the chain calls it."""
+    """Names of the inputs; None: those of the chain's call."""
     output_names: Names | None = None
     dynamic_axes: dict[TensorName, Labels] = Field(default={})
 
     def settings(self, shared: ExportSettings) -> ExportSettings:
-        """Those of its export; `shared`: what `export:` says for all parts. Raises PolicyError."""
+        """Return the export settings of the part. Raises PolicyError.
+
+        shared: settings of `export:` for all parts.
+        """
         own = self.model_dump(exclude={"reference"})
         try:
             return ExportSettings.model_validate({**shared.model_dump(), **own})
@@ -139,18 +142,18 @@ class PartParams(Record):
 
 
 class ReleaseParams(_Section):
-    """One file, or several that are promoted as one."""
+    """A single file, or several files that are promoted together."""
 
     section = "release"
     output: Annotated[str, Field(pattern=r"^[\w-]+(\.onnx)?$")]
-    """In models/: an ONNX file, or the folder of a release file and its parts."""
+    """Path in models/: an ONNX file, or the folder of a release file and its parts."""
     chain: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None
     parts: dict[PartName, PartParams]
 
     @classmethod
     def load(cls, path: Path = paths.PARAMS) -> Self:
-        """Read it. Raises PolicyError, also where parts stand beside the sections, not in this
-        one: nothing would read them."""
+        """Read the section. Raises PolicyError, also if parts are outside of it, where no stage
+        reads them."""
         for name in ("parts", "chain"):
             if has_section(path, name):
                 raise PolicyError(
@@ -173,7 +176,7 @@ class ReleaseParams(_Section):
 
     @property
     def path(self) -> Path:
-        """The file that is measured and promoted: of several the release file."""
+        """The measured and promoted file; for several files, the release file."""
         path = paths.MODELS / self.output
         return path / paths.RELEASE_FILE if self.parts else path
 
@@ -187,25 +190,25 @@ class RegistryParams(_Section):
 
 
 def load_policy(path: Path = paths.PARAMS) -> Policy:
-    """The policy of params.yaml. Raises PolicyError."""
+    """Return the policy in params.yaml. Raises PolicyError."""
     return Policy.load(path)
 
 
 def load_export(path: Path = paths.PARAMS) -> ExportSettings:
-    """The export settings of params.yaml. Raises PolicyError."""
+    """Return the export settings in params.yaml. Raises PolicyError."""
     return load_section(ExportSettings, path, "export")
 
 
 def load_quantize(path: Path = paths.PARAMS) -> QuantizeSettings:
-    """The settings of the quantizer in params.yaml. Raises PolicyError."""
+    """Return the quantizer settings in params.yaml. Raises PolicyError."""
     return QuantizeSettings.load(path)
 
 
 def check_release(
     release: ReleaseParams, export: ExportSettings, *, path: Path = paths.PARAMS
 ) -> None:
-    """Raise PolicyError for settings of one file that do not go with a release of several.
-    `path`: where they were read from."""
+    """Raise PolicyError for single-file settings in a release of several files. `path`: their
+    source."""
     if not release.parts:
         return
     for name in ("input_names", "output_names", "dynamic_axes"):

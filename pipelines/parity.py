@@ -1,7 +1,7 @@
-"""Stage `parity`: measure the exported file or release, as it is now, against the model.
+"""Stage `parity`: measure the exported file or release against the model.
 
-The judgment is `promote`'s. Where it will be a rejection, the first diverging layer is looked for
-here, because here the model is at hand.
+`promote` makes the decision. If it will be a rejection, the first diverging layer is located here,
+because the model is available here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pipelines.run import Tracker
 
 @ci_files.also_of_a_failure("parity")
 def main() -> int:
-    """Write reports/evidence.json, good or bad, signed, its numbers and plots, and log them all."""
+    """Write the signed evidence, its numbers and plots, and log them, whatever the result."""
     who = signing.signatory()
     policy = load_policy()
     report = ExportReport.load(paths.EXPORT_REPORT)
@@ -51,7 +51,7 @@ def main() -> int:
     ) as page:
         evidence, case, table = _measure(policy, report)
         golden = write_golden(paths.GOLDEN, case, evidence)
-        # Before the evidence is on the disk, from where it could come back as another.
+        # Sign before the evidence is on disk, where it could be changed.
         onnx = case.candidate.path
         signing.write_measured(paths.EVIDENCE_STATEMENT, who, onnx, evidence, golden=golden)
         evidence.save(paths.EVIDENCE)
@@ -83,7 +83,7 @@ def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Measuremen
 
 
 def _is_exported(onnx: Path, subject: Subject, report: ExportReport) -> bool:
-    """False, and said aloud, if the file is not (any more) the one that `export` wrote."""
+    """Return whether the file is the one that `export` wrote; print a message if not."""
     if subject.sha256 == report.subject.sha256:
         return True
     print(
@@ -94,7 +94,7 @@ def _is_exported(onnx: Path, subject: Subject, report: ExportReport) -> bool:
 
 
 def _write_numbers(evidence: Evidence) -> None:
-    """DVC metrics, and plots from the same numbers."""
+    """Write DVC metrics, and plots of the same numbers."""
     text_of_metrics = json.dumps(numbers.headlines(evidence), indent=2)
     files.write_text(paths.PARITY_METRICS, f"{text_of_metrics}\n")
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""Where the stages read and write: the paths of dvc.yaml, relative to its folder."""
+"""Paths that the stages read and write, as in dvc.yaml, relative to its folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODELS = Path("models")
 CODE = MODELS / "code"
 CHECKPOINT = MODELS / "model.safetensors"
 RELEASE_FILE = "release.yaml"
-"""In the folder of a release of several files."""
+"""Name of the release file in the folder of a release of several files."""
 TWIN = MODELS / "twin"
 
 REPORTS = Path("reports")
@@ -51,20 +51,20 @@ OPENMETRICS = REPORTS / "metrics.txt"
 
 
 def run_reference(stage: str) -> Path:
-    """The JSON file that names the MLflow run to which `stage` wrote."""
+    """Return the JSON file that names the MLflow run of a stage."""
     return REPORTS / "runs" / f"{stage}.json"
 
 
 def project_root() -> Path:
-    """The project's folder, absolute; in `dvc exp run --temp` the one that started it."""
+    """Return the project's folder, absolute; in `dvc exp run --temp`, the original one."""
     return Path(os.environ.get("DVC_ROOT") or Path.cwd()).resolve()
 
 
 def state() -> Path:
-    """Folder for the gate's database and for locks: not a DVC output, never removed by it."""
+    """Return the folder of the gate's database and locks, which is not a DVC output."""
     return project_root() / ".gate"
 
 
 def database() -> Path:
-    """The state of the gate: the ledger."""
+    """Return the path of the gate's state with the ledger."""
     return state() / "state.db"

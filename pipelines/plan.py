@@ -1,7 +1,9 @@
-"""Stage `plan`: what of the policy decides what is measured; `parity` and `twin` depend on it.
+"""Stage `plan`: write the part of the policy that decides what is measured, for `parity` and
+`twin`.
 
-DVC compares parameters by their place in params.yaml, and runtimes come and go: so the names and
-options of those that are measured stand in a file, and their bounds do not.
+DVC compares parameters by their path in params.yaml, but runtimes may be added and removed.
+Therefore the names and options of the measured runtimes are written to a file, without their
+bounds.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pipelines.params import load_policy
 
 @ci_files.also_of_a_failure("plan")
 def main() -> int:
-    """Write reports/plan.json, and reports/twin-plan.json: null where the policy names no twin."""
+    """Write reports/plan.json, and reports/twin-plan.json: null if the policy has no twin."""
     policy = load_policy()
     _write(paths.PLAN, policy)
     _write(paths.TWIN_PLAN, policy.twin)

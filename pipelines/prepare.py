@@ -1,4 +1,4 @@
-"""Stage `prepare`: real pictures to float32 arrays in two splits, with a manifest of digests."""
+"""Stage `prepare`: convert images to float32 arrays in two splits, with a manifest of digests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipelines.params import ModelParams, PrepareParams, load_policy
 
 @ci_files.also_of_a_failure("prepare")
 def main() -> int:
-    """Write data/: the same source and parameters give the same bytes."""
+    """Write data/, reproducibly for equal sources and parameters."""
     params = PrepareParams.load()
     source = open_source(params)
     train, evaluation = split(source.labels, share=params.eval_share, seed=params.seed)
@@ -52,9 +52,10 @@ def main() -> int:
 def split(
     labels: NDArray[np.int64], *, share: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices (train, evaluation), ascending; each class is split alike, by the seed.
+    """Return ascending indices (train, evaluation); each class is split in the same ratio by the
+    seed.
 
-    Raises DataError if there are fewer than two classes, or a class with fewer than two samples.
+    Raises DataError for fewer than two classes, or a class with fewer than two samples.
     """
     generator = np.random.default_rng(seed)
     classes, counts = np.unique(labels, return_counts=True)
@@ -72,33 +73,32 @@ def split(
 
 
 def require_fit(source: Source, evaluation: int, *, share: float) -> None:
-    """Said now, not after the training: with these data the policy can't pass, or the model can't
-    be trained.
+    """Check before the training that the data fit the model and the policy.
 
-    Raises DataError where the policy asks for more evaluation samples, or the model has another
-    number of classes; PolicyError where a section of params.yaml is wrong.
+    Raises DataError if the policy requires more evaluation samples, or the model has another number
+    of classes; PolicyError if a section of params.yaml is wrong.
     """
     problems = []
     asked = load_policy().min_samples
     if evaluation < asked:
         problems.append(
             f"{source.description}: {evaluation} evaluation samples ({share:.0%} of "
-            f"{len(source.labels)}), the policy asks for {asked} (gate.min_samples), so nothing "
-            "could be judged. Give more samples, raise prepare.eval_share, or lower "
-            "gate.min_samples knowingly"
+            f"{len(source.labels)}), but the policy requires {asked} (gate.min_samples), so the "
+            "verdict would be ERROR. Add samples, raise prepare.eval_share, or lower "
+            "gate.min_samples"
         )
     classes, there = ModelParams.load().num_classes, len(source.classes)
     if classes is not None and classes != there:
         problems.append(
             f"{source.description}: {there} classes, the model has {classes} "
-            f"(model.num_classes). Set model.num_classes: {there}, or mend the data"
+            f"(model.num_classes). Set model.num_classes: {there}, or fix the data"
         )
     if problems:
         raise DataError("\n".join(f"{problem}." for problem in problems))
 
 
 def _write_samples(source: Source, indices: NDArray[np.int64], path: Path) -> Iterator[int]:
-    """Write samples one by one; plain writes, because a full disk kills a memory-mapped writer."""
+    """Write samples one by one. A full disk would kill the writer of a memory-mapped file."""
     shape = source.sample(int(indices[0])).shape
     with _npy(path, np.dtype(np.float32), (len(indices), *shape)) as stream:
         for index in indices:
@@ -106,14 +106,14 @@ def _write_samples(source: Source, indices: NDArray[np.int64], path: Path) -> It
             if not np.isfinite(sample).all():
                 raise DataError(
                     f"{source.description}: sample {index} holds NaN or infinity. "
-                    "Mend or remove it: no result on it can be compared."
+                    "Fix or remove it, because no result on it can be compared."
                 )
             stream.write(sample.tobytes())
             yield int(index)
 
 
 def _write_pictures(source: Source, evaluation: NDArray[np.int64], *, count: int) -> None:
-    """Held-out pictures, spread over all, `<place among them>.png`; none of tensors."""
+    """Write evenly spread held-out images as `<index>.png`; none if the source has tensors."""
     made: set[Path] = set()
     paths.PICTURES.mkdir(parents=True, exist_ok=True)
     if source.picture is not None:
@@ -129,7 +129,7 @@ def _write_pictures(source: Source, evaluation: NDArray[np.int64], *, count: int
 
 @contextmanager
 def _npy(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Iterator[BinaryIO]:
-    """An .npy file that appears when it is whole; C order."""
+    """Open an .npy file in C order that appears only when it is complete."""
     header = {
         "descr": np.lib.format.dtype_to_descr(dtype),
         "fortran_order": False,

@@ -1,4 +1,4 @@
-"""Stage `promote`: decide on the evidence, and move the registry's alias or refuse."""
+"""Stage `promote`: decide on the evidence; move the registry's alias, or refuse."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from pipelines.twin_files import judged_twin
 
 @ci_files.also_of_a_failure("promote")
 def main() -> int:
-    """Write reports/decision.json, reports/promotion.json and what a CI reads; exit code by its
-    outcome."""
+    """Write reports/decision.json, reports/promotion.json and the CI files; return the exit
+    code."""
     ci_files.take_away()
     policy, registry_params = load_policy(), RegistryParams.load()
     evidence = Evidence.load(paths.EVIDENCE)
@@ -134,32 +134,34 @@ def main() -> int:
     _tell(judgment.summary, report)
     if twin is not None:
         _tell_twin(twin.decision)
-    # An experiment is there to be compared, whatever came out; what is not signed can't be.
+    # Experiments are compared whatever their verdict, but an unsigned one can't be.
     if "DVC_EXP_NAME" in os.environ and verdict.refusal is None:
         return ExitCode.DONE
     return ExitCode.from_promotion(report.outcome, report.verdict.value)
 
 
 def _judged(twin: EvaluatedFile | None, policy: Policy | None) -> SummaryInputs | None:
-    """The verdict on the quantized twin, by the twin's own policy."""
+    """Return the verdict on the quantized twin by the twin's own policy."""
     if twin is None or policy is None:
         return None
     return SummaryInputs(decision=twin.decision, evidence=twin.evidence, policy=policy)
 
 
 def _golden(folder: Path, policy: Policy, evidence: Evidence) -> GoldenFolder:
-    """The vectors that `parity` wrote, with the tolerances of the policy as it is now: another
-    bound decides anew without another measurement."""
+    """Return the vectors of `parity` with the current tolerances of the policy.
+
+    Another bound needs a new decision, but not a new measurement.
+    """
     refit(paths.GOLDEN, folder / "golden", policy=policy, evidence=evidence)
     return GoldenFolder.open(folder / "golden")
 
 
 def _steps(decision: Decision) -> tuple[Step, ...]:
-    """What to do next in this project."""
-    look = Step(label="Look at it in MLflow", command="make ui")
+    """Return the next steps in this project."""
+    look = Step(label="Open it in MLflow", command="make ui")
     if decision.passed:
         return (look, Step(label="Serve it", command="make stack"))
-    return (look, Step(label="Judge it again, when the cause is fixed", command="make repro"))
+    return (look, Step(label="Check again after fixing the cause", command="make repro"))
 
 
 def _tell(summary: Summary, report: PromotionReport) -> None:

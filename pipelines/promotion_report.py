@@ -1,4 +1,4 @@
-"""What became of a decision, and where to look."""
+"""The outcome of a promotion, and links to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gate.storage.record import Record, Sha256, added_field
 
 
 class PromotionReport(Record):
-    """`reports/promotion.json`. `dry_run`: within `dvc exp run`, which never promotes."""
+    """Content of `reports/promotion.json`. `dry_run`: in `dvc exp run`, which never promotes."""
 
     schema_version: Literal[1] = 1
     verdict: Verdict
@@ -23,20 +23,20 @@ class PromotionReport(Record):
     run_id: str
     experiment_id: str
     signed_by: str | None = added_field(None)
-    """Who signed the verdict, and of the project's own key what that is worth; None: nobody did."""
+    """The signing key, and for the project's own key what its signature proves; None: unsigned."""
 
     @property
     def run_address(self) -> str:
-        """The run's page within MLflow's user interface, whatever its host and port."""
+        """The run's path in MLflow's user interface, independent of host and port."""
         return f"#/experiments/{self.experiment_id}/runs/{self.run_id}"
 
     @property
     def version_address(self) -> str | None:
-        """The model version's page within MLflow's user interface; None without a version."""
+        """The model version's path in MLflow's user interface; None without a version."""
         return self.version and f"#/models/{self.model_name}/versions/{self.version}"
 
     def sentence(self) -> str:
-        """What happened, in one sentence."""
+        """Return the outcome in one sentence."""
         file = f"{self.model_name}, {self.sha256}"
         if self.outcome == "promoted":
             before = f" (before: version {self.previous_version})" if self.previous_version else ""
@@ -45,14 +45,14 @@ class PromotionReport(Record):
             return f"Passed: candidate is version {self.version} of {file}. {self.reason}."
         if self.outcome == "handed_in":
             return (
-                f"Handed in: candidate is version {self.version} of {file}. The service decides "
-                "now; what came of it is said on the version's page."
+                f"Submitted: candidate is version {self.version} of {file}. The service decides "
+                "now; the version's page will show the result."
             )
         if self.outcome == "unchanged":
-            return f"Unchanged: champion is version {self.version} of {file} already."
+            return f"Unchanged: champion is already version {self.version} of {file}."
         if self.outcome == "dry_run":
             # Not dvc repro: to DVC the stage has run with these inputs.
             return (
                 f"Passed, not promoted: an experiment only reports ({file}). make repro promotes."
             )
-        return f"Refused: {file}; champion stays as it is. {self.reason}"
+        return f"Refused: {file}; champion is unchanged. {self.reason}"

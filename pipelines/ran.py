@@ -1,6 +1,6 @@
-"""Which stages ran within one `make repro`, from the stages themselves.
+"""Record which stages ran within one `make repro`.
 
-DVC says it on a screen only, and the records of a stage that did not run are those of another time.
+DVC only prints this, and records of a stage that did not run are from an earlier run.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from pathlib import Path
 from pipelines import paths
 
 _VARIABLE = "PARITY_GATE_RAN"
-"""Names the file to which a stage adds a line when it is over."""
+"""Environment variable with the file to which each stage appends a line when it ends."""
 
 
 @dataclass
 class Ran:
-    """Stages with their exit codes, in the order in which they ended; filled when DVC is done."""
+    """Stages with their exit codes in the order in which they ended; complete when DVC has
+    ended."""
 
     environment: Mapping[str, str]
-    """What DVC has to be started with."""
+    """Environment in which DVC must be started."""
     codes: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -35,7 +36,7 @@ class Ran:
 
 @contextmanager
 def noted() -> Iterator[Ran]:
-    """Have the stages that run meanwhile say so; the codes are there afterwards."""
+    """Record the stages that run within the `with` block; codes are available afterwards."""
     folder = paths.state()
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix="ran-", dir=folder)
@@ -51,7 +52,7 @@ def noted() -> Iterator[Ran]:
 
 
 def note(code: int) -> None:
-    """Say that the stage of this process ended with `code`, if somebody wants to know."""
+    """Record that this process's stage ended with `code`, if a record is requested."""
     place = os.environ.get(_VARIABLE)
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if place and spec is not None:

@@ -46,7 +46,7 @@ def main(root: Path) -> int:
 
 
 def _missing(root: Path, tag: str) -> str | None:
-    """Return what keeps this checkout from being released."""
+    """Return why this checkout can't be released, or None."""
     if _git(root, "status", "--porcelain"):
         return "there are uncommitted changes. Commit them first"
     if _git(root, "tag", "--list", tag):

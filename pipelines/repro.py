@@ -1,9 +1,9 @@
-"""`make repro`: `dvc repro`, with what DVC can't see before it, and what happened after it.
+"""`make repro`: run `dvc repro` with additional checks before, and a summary afterwards.
 
-DVC compares files. It can't see that the registry lost a version, or that the last decision was
-made within `dvc exp run`, which never promotes: then the stage `promote` has to run again. Nor can
-it see that a package was exchanged on which the model stands: then the stage `code` has to; nor
-that what was measured is vouched for no more: then it has to be measured again.
+DVC compares files. It can't detect that the registry lost a version, or that the last decision was
+made in `dvc exp run`, which never promotes; then the stage `promote` must run again. Neither can it
+detect that a package of the model was replaced; then the stage `code` must run again. Nor that
+measurements are no longer signed by a trusted key; then they must be repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ STAGES = ("prepare", "train", "export", "parity", "promote")
 
 
 def main() -> int:
-    """Run DVC, print what happened and where to look; 0 done, 1 rejected, 2 could not judge."""
+    """Run DVC and print the result and where to find it. Exit code 0: done, 1: rejected, 2:
+    error."""
     arguments = _parse(sys.argv[1:])
     override(arguments.set)
     reason = promotion_is_due()
@@ -52,15 +53,15 @@ def main() -> int:
     failed = ran.failed
     if failed is not None and ran.codes[failed] == ExitCode.REJECTED:
         print(
-            f"Rejected: the stage '{failed}' refused, see above. Nothing was promoted, the "
-            "champion is as it was.",
+            f"Rejected by the stage '{failed}', see above. Nothing was promoted; the champion is "
+            "unchanged.",
             file=sys.stderr,
         )
         return ExitCode.REJECTED
     which = f"the stage '{failed}'" if failed else "a stage"
     print(
         f"Not judged: {which} failed, see its error "
-        "above. Nothing was promoted, the champion is as it was. Mend the cause and run make repro "
+        "above. Nothing was promoted; the champion is unchanged. Fix the cause and run make repro "
         "again: finished stages are not repeated.",
         file=sys.stderr,
     )
@@ -68,9 +69,9 @@ def main() -> int:
 
 
 def promotion_is_due() -> str | None:
-    """Why the last promotion does not count, or None.
+    """Return why the last promotion does not count, or None.
 
-    A version that is there and is not champion (after a rollback) is left alone.
+    An existing version that is not champion (after a rollback) is left alone.
     """
     report = last_promotion()
     if report is None:
@@ -93,7 +94,7 @@ def promotion_is_due() -> str | None:
 
 
 def last_promotion() -> PromotionReport | None:
-    """What the stage `promote` left behind, or None."""
+    """Return the report of the last stage `promote`, or None."""
     try:
         return PromotionReport.load(paths.PROMOTION)
     except EvidenceError:
@@ -101,7 +102,7 @@ def last_promotion() -> PromotionReport | None:
 
 
 def _dvc(arguments: Sequence[str], ran: Ran) -> int:
-    """Run DVC of this Python environment; its stages find the same `python`."""
+    """Run the DVC of this Python environment; its stages use the same `python`."""
     here = str(Path(sys.executable).parent)
     path = os.pathsep.join((here, os.environ.get("PATH", "")))
     environment = {**os.environ, **ran.environment, "PATH": path}
@@ -110,7 +111,7 @@ def _dvc(arguments: Sequence[str], ran: Ran) -> int:
     try:
         return process.wait()
     except (KeyboardInterrupt, stage.Stopped) as interruption:
-        # The terminal signals DVC too; kill does not.
+        # The terminal also signals DVC, but kill does not.
         if isinstance(interruption, stage.Stopped):
             process.terminate()
         process.wait()
@@ -118,7 +119,7 @@ def _dvc(arguments: Sequence[str], ran: Ran) -> int:
 
 
 def _closing(ran: Ran) -> str:
-    """What the stages that ran now did, and nothing of an earlier time."""
+    """Return a summary of the stages that ran now."""
     report = last_promotion() if "promote" in ran.codes else None
     if report is not None:
         happened = report.sentence()
@@ -134,7 +135,7 @@ def _closing(ran: Ran) -> str:
             "",
             f"Result:    {happened}",
             *([f"Signature: {report.signed_by}"] if report and report.signed_by else []),
-            "Look at:   make ui     (the last run and model version in MLflow)",
+            "Details:   make ui     (the last run and model version in MLflow)",
             *([f"           {records}"] if report is not None else []),
             "           dvc metrics show, dvc plots show, gate history",
         )
@@ -146,7 +147,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("target", nargs="?", choices=STAGES, help="run up to this stage only")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
-        help="write a setting into params.yaml first; an empty value leaves it as it is",
+        help="write a setting into params.yaml first; an empty value changes nothing",
     )  # fmt: skip
     return parser.parse_args(arguments)
 

@@ -1,10 +1,9 @@
-"""The MLflow run that export, parity and promote share, and the run of training.
+"""The MLflow run shared by export, parity and promote, and the run of the training.
 
-Promises: run ids are always explicit; a run of a deleted or other server is replaced, not
-trusted, and one that ended FAILED is gone on with like any other; a run ends FINISHED, FAILED
-(after an error, and with the verdict FAIL or ERROR) or KILLED, also after kill -9 (at the next
-stage's start);
-`MLFLOW_RUN_ID`, which `mlflow run` hands to every child, becomes the parent and is never resumed.
+Run ids are always explicit. A run that was deleted or is on another server is replaced; a FAILED
+run is continued like any other. A run ends FINISHED, FAILED (after an error, or with the verdict
+FAIL or ERROR) or KILLED (after kill -9, at the start of the next stage). `MLFLOW_RUN_ID`, which
+`mlflow run` passes to children, becomes the parent and is never resumed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ STAGE_TAG = "gate.stage."
 
 
 def tracking_uri() -> str:
-    """`MLFLOW_TRACKING_URI`, or an SQLite file in the project's folder; always absolute."""
+    """Return `MLFLOW_TRACKING_URI`, or an SQLite file in the project's folder; always absolute."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     prefix = "sqlite:///"
     if uri.startswith(prefix) and uri != f"{prefix}:memory:":
@@ -36,7 +35,8 @@ def tracking_uri() -> str:
 
 
 class Tracker:
-    """One stage's way to MLflow. Raises RegistryUnavailable within seconds if nothing answers."""
+    """A stage's connection to MLflow. Raises RegistryUnavailable within seconds if it does not
+    answer."""
 
     def __init__(self, experiment: str) -> None:
         self.uri = tracking_uri()
@@ -57,7 +57,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def new_run(self, stage: str) -> Iterator[RunLogger]:
-        """Open a new run for `stage` and end it, whatever happens."""
+        """Open a new run for `stage`, and end it in any case."""
         with self._writing(self._create(stage), stage) as page:
             yield page
 
@@ -70,11 +70,11 @@ class Tracker:
         settings: Mapping[str, object],
         replay: Callable[[RunLogger], None],
     ) -> Iterator[RunLogger]:
-        """Go on in the run of the stage `earlier`.
+        """Continue the run of the stage `earlier`.
 
-        It is replaced by a new run, on which `replay` writes what the earlier stages had
-        written, if it is gone, of another server or experiment, already holds this stage's
-        results, or holds other values of `settings`: a page that is complete is never rewritten.
+        It is replaced by a new run, to which `replay` writes the results of earlier stages, if it
+        is gone, belongs to another server or experiment, already has this stage's results, or has
+        other values of `settings`. A complete run is never changed.
         """
         reference = RunReference.load(paths.run_reference(earlier))
         with calling(self.uri, f"read the run of '{earlier}'"):
@@ -110,7 +110,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def _writing(self, run_id: str, stage: str) -> Iterator[RunLogger]:
-        """Mark the run RUNNING while the stage writes; remember it in `reports/runs/`."""
+        """Mark the run RUNNING while the stage writes, and record it in `reports/runs/`."""
         status: RunStatus = "FAILED"
         with self._watch.alive(run_id):
             try:
@@ -164,7 +164,7 @@ class Tracker:
 
 
 def known_run(stage: str) -> RunReference | None:
-    """The run that `stage` wrote to, or None; not checked against the server."""
+    """Return the run that `stage` wrote to, or None, without contacting the server."""
     try:
         return RunReference.load(paths.run_reference(stage))
     except EvidenceError:

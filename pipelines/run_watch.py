@@ -1,7 +1,7 @@
-"""Which runs are being written by a living process of this project on this machine.
+"""Detect which runs are being written by a live process of this project on this machine.
 
-Each open run holds a file lock; the kernel frees it when the process dies, kill -9 included.
-A run whose lock file is free was abandoned.
+Each open run holds a file lock that the kernel releases when the process dies, even by kill -9. A
+run whose lock is free was abandoned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gate.storage.digest import Digest
 
 
 class RunWatch:
-    """Lock files `<server>-<run id>.lock` in `folder`, one for each run that is open."""
+    """Lock files `<server>-<run id>.lock` in `folder`, one for each open run."""
 
     def __init__(self, folder: Path, *, uri: str) -> None:
         self._folder = folder
@@ -24,7 +24,7 @@ class RunWatch:
 
     @contextlib.contextmanager
     def alive(self, run_id: str) -> Iterator[None]:
-        """Hold the lock of `run_id`; take the file away when the run was ended in order."""
+        """Hold the lock of `run_id`; remove the file when the run has ended in order."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{self._server}-{run_id}.lock"
         with FileLock(path):

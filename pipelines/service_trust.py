@@ -1,5 +1,7 @@
-"""By which key the service of `make stack` signs, and whose signatures count for it: both made on
-first use, in `.gate`, and left alone afterwards."""
+"""The signing key and the trust file of the service of `make stack`.
+
+Both are created in `.gate` on first use and not changed afterwards.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,19 @@ _HEAD = """\
 
 @dataclass(frozen=True)
 class ServiceTrust:
-    """The files that `gate serve` is started with."""
+    """The files with which `gate serve` is started."""
 
     key: Path
-    """Of the service."""
+    """Signing key of the service."""
     trust: Path
-    """In the key of this project as a measurer."""
+    """Trust file that lists the project's key as a measurer."""
 
     @classmethod
     def from_project(cls) -> ServiceTrust:
-        """Those of this project; what is missing is made. A trust that the environment names
-        (GATE_TRUST) counts instead. Raises KeyUnusable, PolicyError, StorageError."""
+        """Return the project's files; missing ones are created.
+
+        GATE_TRUST overrides the trust file. Raises KeyUnusable, PolicyError, StorageError.
+        """
         key = paths.state() / "keys" / "service.pem"
         own = SigningKey.from_file(key) if key.exists() else SigningKey.make(key)
         named = os.environ.get(TRUST_VARIABLE)
@@ -49,7 +53,7 @@ class ServiceTrust:
                 made.trust(own.public, ("writers",), KeyTerms())
                 made.save()
                 write_text(trust, _HEAD + draft.read_text("utf-8"))
-            if local.trust_path.exists():  # both write one ledger, which the project reads, too
+            if local.trust_path.exists():  # both write one ledger, which the project also reads
                 of_project = EditedTrust(local.trust_path)
                 of_project.trust(own.public, ("writers",), KeyTerms())
                 of_project.save()

@@ -1,4 +1,4 @@
-"""Who measures the samples of a stage: this process, or a crew, as params.yaml says."""
+"""Decide whether this process or a pool of workers measures a stage's samples (params.yaml)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from gate.policy.policy import Policy
 from pipelines.params import ParityParams
 
 _REFERENCE = "pipelines.model:reference"
-"""How workers build the model that the stages share."""
+"""Factory with which workers build the model of the stages."""
 
 
 @contextlib.contextmanager
-def shared_out(onnx: Path, workload: EvaluationData, policy: Policy) -> Iterator[EvaluationData]:
-    """The workload with its crew, if it has one: `parity.engine` and `parity.jobs`.
+def with_workers(onnx: Path, workload: EvaluationData, policy: Policy) -> Iterator[EvaluationData]:
+    """Yield the workload, with workers if `parity.engine` and `parity.jobs` request them.
 
-    Raises PolicyError where several are asked for and can't be, and what opening the files raises.
+    Raises PolicyError if workers are requested but can't be used, and the exceptions of opening
+    files.
     """
     params = ParityParams.load()
     few = is_release_file(onnx) or not worth_a_trial(workload.samples, workload.batch_size)
     if params.engine == "processes" and (params.jobs == 1 or (params.jobs is None and few)):
-        yield workload  # nobody builds the model again
+        yield workload  # no worker has to build the model
         return
     with contextlib.ExitStack() as held:
         if params.engine == "ray":

@@ -1,4 +1,4 @@
-"""The verdict of the stage `promote`, signed on what `parity` and `twin` signed, or why not."""
+"""The signed verdict of the stage `promote`, or the reason why it is not signed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipelines import paths, signing, twin_files
 
 @dataclass(frozen=True)
 class SignedVerdict:
-    """A release, with statements where the measurements that it stands on are vouched for."""
+    """A release, with statements if trusted keys signed its measurements."""
 
     model: RegisteredModel
     release: Release
@@ -28,17 +28,19 @@ class SignedVerdict:
     refusal: str | None = None
     """Why nothing was signed."""
     signed_by: str | None = None
-    """Name and short id of the key."""
+    """Name and short id of the signing key."""
     word: str | None = None
-    """The same in a sentence, with what the project's own key is worth."""
+    """A sentence about the signature, which mentions whether the key is the project's own."""
 
     @classmethod
     def from_release(
         cls, release: Release, policy: Policy, model: RegisteredModel
     ) -> SignedVerdict:
-        """Sign the verdict, for this model in its registry, and write reports/decision.dsse.json;
-        nothing where trusted keys do not vouch for what was measured. Raises KeyUnusable,
-        StorageError."""
+        """Sign the verdict for this model in its registry, and write reports/decision.dsse.json.
+
+        Nothing is signed if trusted keys did not sign the measurements. Raises KeyUnusable,
+        StorageError.
+        """
         local, who = signing.local_keys(), signing.signatory()
         trust = local.trust()
         resource = resource_uri(plain(model.registry.identity), model.name)
@@ -67,8 +69,10 @@ class SignedVerdict:
         return cls(model, signed, policy, trust, signed_by=key.label, word=word)
 
     def promote(self, *, run_id: str, description: str) -> PromotionResult:
-        """Put it into service, hand it in, or refuse it, as the policy says. Raises as
-        `gate.commands.promote.submit_or_promote`."""
+        """Promote, submit or refuse the release by the policy.
+
+        Raises the exceptions of `gate.commands.promote.submit_or_promote`.
+        """
         handing_in = is_handed_in(self.policy, None)
         release = replace(self.release, run_id=run_id, description=description)
         if self.refusal is not None:

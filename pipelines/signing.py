@@ -1,5 +1,5 @@
-"""Who signs in the pipeline, and whose signatures count: as in the environment, else the project's
-own key and trust (`.gate`)."""
+"""The signing key and the trust of the pipeline: from the environment, or the project's
+(`.gate`)."""
 
 from __future__ import annotations
 
@@ -25,33 +25,35 @@ MEASURED = {
     paths.EVIDENCE_STATEMENT: paths.EVIDENCE,
     paths.TWIN / RECORDS / EVIDENCE_STATEMENT: paths.TWIN / RECORDS / EVIDENCE,
 }
-"""Statements on what was measured, by file, and the evidence that each is about."""
+"""Statements about measurements by file, with the evidence that they cover."""
 
 
 def local_keys() -> LocalKeys:
-    """The project's; what it makes is said on stderr."""
+    """Return the project's keys; creating them is reported on stderr."""
     return LocalKeys(paths.state(), partial(print, file=sys.stderr, flush=True))
 
 
 def signatory() -> Signatory:
-    """Who signs what a stage measures: looked at before it measures. Raises KeyUnusable,
-    StorageError."""
+    """Return the signing key for measurements, checked before measuring.
+
+    Raises KeyUnusable, StorageError.
+    """
     return Signatory(local_keys().signing_key(), code_version(paths.project_root()))
 
 
 def write_measured(
     path: Path, who: Signatory, onnx: Path, evidence: Evidence, *, golden: Digest | None
 ) -> None:
-    """Sign what was measured on `onnx`, as it is in memory, and write the statement.
+    """Sign the evidence about `onnx` from memory, and write the statement.
 
-    Raises KeyUnusable; DigestMismatch where the file is another by now; StorageError.
+    Raises KeyUnusable; DigestMismatch if the file has changed; StorageError.
     """
     subjects = statement_subjects(onnx, evidence, golden=golden)
     files.write_bytes(path, who.measured(evidence, subjects).data)
 
 
 def measured_statement(path: Path) -> SignedStatement:
-    """What a stage signed when it measured. Raises Untrusted, StorageError."""
+    """Return the statement of the measuring stage. Raises Untrusted, StorageError."""
     try:
         data = read_untrusted(path, limit=ENVELOPE_LIMIT)
     except (EvidenceError, DigestMismatch) as error:
@@ -60,9 +62,11 @@ def measured_statement(path: Path) -> SignedStatement:
 
 
 def unvouched(statement: Path, evidence: Path) -> str | None:
-    """Why the stage `promote` would refuse what was measured, so that it has to be measured again;
-    None where it would not, or nothing was measured and signed yet. Raises PolicyError, KeyUnusable
-    and StorageError."""
+    """Return why the stage `promote` would refuse the measurement, so that it must be repeated.
+
+    None if it would not, or if nothing was measured and signed yet. Raises PolicyError,
+    KeyUnusable, StorageError.
+    """
     if not statement.exists():
         return None
     try:

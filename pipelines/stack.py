@@ -1,7 +1,7 @@
-"""`make stack`: MLflow's server, the service with its webhook, all on this machine, until Ctrl-C.
+"""`make stack`: run MLflow's server and the service with its webhook on this machine.
 
-What they need to keep lies in `.gate/`: the database of the ledger, deployed files, secrets,
-the service's key and whom it trusts.
+Persistent files are in `.gate/`: the database of the ledger, deployed files, secrets, the service's
+key and its trust file.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ _LOOK_S = 0.5
 
 
 def main() -> int:
-    """Start both, register the webhook, say where to look, wait. Exit code 2 where one ends."""
+    """Start both, register the webhook, print the addresses, and wait. Exit code 2 if one ends."""
     parser = argparse.ArgumentParser(prog="python -m pipelines.stack", description=__doc__)
     parser.add_argument("--port", type=int, default=5000, help="of MLflow")
     parser.add_argument("--service-port", type=int, default=8400)
     arguments = parser.parse_args()
     quiet_process()
-    # A shell that starts us in the background has us ignore it.
+    # A shell that starts this process in the background makes it ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants it so
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # except under nohup
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     _end_with_make()
     ports = arguments.port, arguments.service_port
     try:
         with alone() as left:
             if left:
-                print(f"Ended what a killed make stack had left: {', '.join(left)}", flush=True)
+                print(f"Ended processes left by a killed make stack: {', '.join(left)}", flush=True)
             for port in ports:
                 require_free(port, remedy="make stack PORT=5001 SERVICE_PORT=8401")
             run(*ports, model=RegistryParams.load().model_name)
     except (KeyboardInterrupt, stage.Stopped):
-        print("Stopped. What was promoted and deployed is kept; make stack goes on with it.")
+        print("Stopped. Promoted and deployed models are kept; make stack continues with them.")
     return ExitCode.DONE
 
 
 def run(port: int, service_port: int, *, model: str) -> None:
-    """Until Ctrl-C or SIGTERM; or until one of them ends: RegistryUnavailable."""
+    """Run until Ctrl-C or SIGTERM. Raises RegistryUnavailable if a process ends."""
     database = tracking_uri()
     if not database.startswith("sqlite:///"):
         raise RegistryUnavailable(
@@ -86,12 +86,12 @@ def run(port: int, service_port: int, *, model: str) -> None:
         ]  # fmt: skip
         with started("gate serve", command, dict(os.environ)) as served:
             wait_for(f"{service}/readyz", served)
-            print("\n".join(told(registry, service, model)), flush=True)
+            print("\n".join(instructions(registry, service, model)), flush=True)
             _watch([mlflow, served])
 
 
 def mlflow_command(port: int, database: str) -> list[str]:
-    """The server on the database that `make repro` writes to."""
+    """Return the command of the server on the database that `make repro` writes."""
     artifacts = (paths.project_root() / "mlartifacts").as_uri()
     return [
         sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port),
@@ -100,7 +100,7 @@ def mlflow_command(port: int, database: str) -> list[str]:
 
 
 def mlflow_environment() -> dict[str, str]:
-    """Webhooks to this machine over plain http; the key that keeps their secrets stays the same."""
+    """Return the environment: webhooks over plain HTTP, and a persistent key for their secrets."""
     return os.environ | {
         **NO_JOBS,
         "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
@@ -112,7 +112,7 @@ def mlflow_environment() -> dict[str, str]:
 
 
 def serve_command(port: int, registry: tuple[str, str], model: str, secret_file: Path) -> list[str]:
-    """The service; `registry`: the server's address, and that of its database."""
+    """Return the command of the service. `registry`: address of the server, and of its database."""
     address, database = registry
     return [
         sys.executable, "-m", "gate", "serve", "--model", model, "--port", str(port),
@@ -123,15 +123,16 @@ def serve_command(port: int, registry: tuple[str, str], model: str, secret_file:
 
 
 def encryption_key(path: Path) -> str:
-    """A Fernet key, made once, for our eyes only. Raises StorageError."""
+    """Return a Fernet key that is created once and readable only by this user. Raises
+    StorageError."""
     if not path.is_file():
         key = base64.urlsafe_b64encode(secrets.token_bytes(32))
         files.write_bytes(path, key, mode=files.MODE)
     return files.read_private(path, what="key of MLflow's webhooks", missing="Fix its permissions.")
 
 
-def told(registry: str, service: str, model: str) -> list[str]:
-    """Where to look, and the way of a model, step by step."""
+def instructions(registry: str, service: str, model: str) -> list[str]:
+    """Return the lines that are printed: addresses, and the steps of a promotion."""
     page = f"{registry}/#/models/{model}"
     tag = Policy.from_file(paths.PARAMS).review_tag
     return [
@@ -139,25 +140,26 @@ def told(registry: str, service: str, model: str) -> list[str]:
         f"service:  {service}/readyz, {service}/metrics",
         f"deployed: {service}/models/{model}/manifest.json",
         "",
-        "Hand in, from another terminal:",
+        "Submit a model from another terminal:",
         f"  MLFLOW_TRACKING_URI={registry} make repro SET=gate.promotion=by_service",
         "Then, by itself:",
-        "  1. make repro measures, decides, signs, makes a version, and points 'candidate' at it.",
-        "     All that proves it lies beside the file: on the version's page, under Artifacts.",
-        "  2. The service checks signatures and bytes by its own trust (.gate/service-trust.yaml),",
-        "     and decides anew by its own policy. The first line of the page says what came of it.",
-        "  3. With review: required in params.yaml (then start make stack anew) it waits for a",
+        "  1. make repro measures, decides, signs, creates a version, points 'candidate' at it.",
+        "     Evidence and statements are stored with it: see Artifacts on the version's page.",
+        "  2. The service verifies signatures and bytes by its trust (.gate/service-trust.yaml),",
+        "     and decides by its own policy. The first line of the page shows the result.",
+        "  3. With review: required in params.yaml (then restart make stack) it waits for a",
         "     reviewer. On that page, under Tags, add",
         f"     {tag.name}, {tag.approved} or {tag.rejected}; with review: signed, gate approve.",
-        "  4. It becomes 'champion', and its file is deployed (see above). gate history has a line",
-        "     for each step, signed by the service.",
-        "params.yaml keeps it so; make repro SET=gate.promotion=direct does without the service.",
-        "Ctrl-C stops it all.",
+        "  4. It becomes 'champion', and its file is deployed (see above). gate history lists",
+        "     each step, signed by the service.",
+        "params.yaml keeps this setting; make repro SET=gate.promotion=direct reverts it.",
+        "Ctrl-C stops everything.",
     ]
 
 
 def wait_for(url: str, child: Child) -> None:
-    """Until it answers 200. Raises RegistryUnavailable where the process ends or is too slow."""
+    """Wait until a URL answers 200. Raises RegistryUnavailable if the process ends or is too
+    slow."""
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         child.check()
@@ -189,7 +191,7 @@ def _gate(arguments: list[str]) -> None:
 
 
 def _end_with_make() -> None:
-    """Where `make` is killed, we would not notice: it can't pass that on."""
+    """End this process if `make` dies, because a killed `make` sends no signal."""
     parent = psutil.Process().parent()
     if parent is not None and parent.name() in ("make", "gmake"):
 

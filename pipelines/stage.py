@@ -1,4 +1,4 @@
-"""Running a stage: its status is the exit code, and errors become one (`gate.commands.result`)."""
+"""Run a stage: its status and errors become the exit code (`gate.commands.result`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipelines.ran import note
 
 
 class Stopped(BaseException):
-    """SIGTERM arrived: like KeyboardInterrupt, so that runs and files are closed on the way out."""
+    """Raised on SIGTERM. Like KeyboardInterrupt, it closes runs and files on the way out."""
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Run a stage and exit with its code; errors that were raised on purpose get no traceback."""
+    """Run a stage and exit with its code; expected errors are shown without a traceback."""
     signal.signal(signal.SIGTERM, _stop)
     code = code_of(main)
     note(code)
@@ -29,7 +29,7 @@ def run(main: Callable[[], int]) -> NoReturn:
 
 
 def code_of(main: Callable[[], int]) -> int:
-    """The exit code of `main()`, with errors told on stderr."""
+    """Return the exit code of `main()`; errors are printed on stderr."""
     try:
         return main()
     except GateError as error:
@@ -45,7 +45,7 @@ def code_of(main: Callable[[], int]) -> int:
             _trace()
         _say(f"{error}. Free space or fix permissions, then run dvc repro to go on.")
     except Exception:
-        # Python's own exit code for this is 1, which means "rejected" here.
+        # Python's exit code for an exception is 1, which means "rejected" here.
         _trace()
         _say("unexpected failure, nothing was judged.")
     return ExitCode.NOT_JUDGED

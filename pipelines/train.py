@@ -1,4 +1,4 @@
-"""Stage `train`: a checkpoint, trained here or brought along; same machine, same bytes."""
+"""Stage `train`: train a checkpoint here, or copy an existing one, reproducibly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVAL_BATCH = 128
 
 @dataclass(frozen=True)
 class Epoch:
-    """Means over one epoch; `eval_*` on the held-out split, accuracy in [0, 1]."""
+    """Means over one epoch; `eval_*` are of the held-out split, accuracy in [0, 1]."""
 
     epoch: int
     train_loss: float
@@ -47,14 +47,14 @@ class Split:
     labels: NDArray[np.int64]
 
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The samples of these indices as tensors that own their memory."""
+        """Return the samples at these indices as tensors that own their memory."""
         chosen = indices.numpy()
         return torch.from_numpy(self.images[chosen]), torch.from_numpy(self.labels[chosen])
 
 
 @ci_files.also_of_a_failure("train")
 def main() -> int:
-    """Write models/model.safetensors, the curves, and an MLflow run of its own."""
+    """Write models/model.safetensors, the curves, and a separate MLflow run."""
     params, model_params = TrainParams.load(), ModelParams.load()
     tracker = Tracker(RegistryParams.load().experiment)
     _be_repeatable(params)
@@ -63,7 +63,7 @@ def main() -> int:
         load_checkpoint(model, Path(model_params.checkpoint))
     with tracker.new_run("train") as page:
         page.params(_settings(params, model_params))
-        page.note("Training for the gate; the run 'gate' says what became of it.")
+        page.note("Training for the gate; the run 'gate' has the verdict.")
         history = _fit(model, params, page) if params.epochs else []
         model.eval()
         digest = save_checkpoint(model, paths.CHECKPOINT)
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def _be_repeatable(params: TrainParams) -> None:
-    """The number of threads changes the order of sums, so it is a setting as the seed is."""
+    """Set the seed and the number of threads, which changes the order of sums."""
     torch.use_deterministic_algorithms(mode=True)
     torch.set_num_threads(params.threads)
     torch.manual_seed(params.seed)
@@ -92,7 +92,7 @@ def _fit(model: nn.Module, params: TrainParams, page: RunLogger) -> list[Epoch]:
     )
     shuffle = torch.Generator().manual_seed(params.seed)
     batches = -(-len(train.labels) // params.batch_size)
-    # Down to zero at the end: the last steps settle, so that the result hardly depends on luck.
+    # Decay to zero: the last steps settle, so that the result hardly depends on chance.
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, params.epochs)
     history: list[Epoch] = []
     with progress_bar("train", total=params.epochs * batches) as progress:
@@ -117,7 +117,7 @@ def _train_epoch(
     order: tuple[torch.Tensor, ...],
     progress: Bar,
 ) -> float:
-    """One pass; returns the mean loss. Raises ModelError as soon as it is not finite."""
+    """Run one epoch and return the mean loss. Raises ModelError as soon as it is not finite."""
     model.train()
     total, samples = 0.0, 0
     for indices in order:
@@ -141,7 +141,7 @@ def _train_epoch(
 
 @torch.no_grad()
 def _evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
-    """Mean cross entropy and top-1 accuracy."""
+    """Return the mean cross entropy and the top-1 accuracy."""
     model.eval()
     loss, right = 0.0, 0
     for indices in torch.split(torch.arange(len(split.labels)), EVAL_BATCH):

@@ -1,6 +1,4 @@
-"""A file of trust, edited for whoever owns it: comments and order stay, and what comes out is a
-trust, or nothing is written.
-"""
+"""Edit a trust file: comments and order are kept, and only a valid trust is written."""
 
 from __future__ import annotations
 
@@ -15,14 +13,14 @@ from gate.signing.keys import PublicKey
 from gate.signing.trust import SECTION, Role, Trust, TrustedKey
 from gate.storage.files import temporary_folder, write_text
 
-_HEAD = "# Whose signatures count here, and for how long (docs/attestation.md).\n"
+_HEAD = "# Trusted keys and their validity periods (docs/attestation.md).\n"
 _SHORT = 8
-"""Digits of a key's id at least, where it is named by its beginning."""
+"""Least number of digits by which a key's id may be abbreviated."""
 
 
 @dataclass(frozen=True)
 class KeyTerms:
-    """Whose a key is, and within which times it counts, ISO 8601. None: as the file has it."""
+    """Owner and validity period of a key, ISO 8601. None: as in the file."""
 
     name: str | None = None
     valid_from: str | None = None
@@ -30,10 +28,10 @@ class KeyTerms:
 
 
 class EditedTrust:
-    """A file with a section `trust:`, or with the trust itself."""
+    """A file with a section `trust:`, or that consists of it."""
 
     def __init__(self, path: Path) -> None:
-        """Read it; one that is not there will be made. Raises PolicyError."""
+        """Read the file; a missing one will be created. Raises PolicyError."""
         from ruamel.yaml import YAML
 
         self._path = path
@@ -49,7 +47,7 @@ class EditedTrust:
         self._section: Any = self._document if is_bare else self._document[SECTION]
 
     def trust(self, key: PublicKey, roles: Sequence[Role], terms: KeyTerms) -> None:
-        """Believe a key in these roles, on these terms, also one that is listed already."""
+        """Trust a key in these roles, or update the roles and terms of a listed key."""
         from ruamel.yaml.scalarstring import LiteralScalarString
 
         for role in roles:
@@ -63,8 +61,10 @@ class EditedTrust:
             found.update({field: text for field, text in stated if text is not None})
 
     def revoke(self, key_id: str) -> str:
-        """Let a key count no more, whatever it signed whenever; gives its whole id. It may be named
-        by the beginning of its id, where it is listed. Raises PolicyError."""
+        """Revoke a key for all signatures; return its full id. Raises PolicyError.
+
+        A listed key may be named by the beginning of its id.
+        """
         wanted = key_id.strip().lower()
         listed = {_id_of(one) for role in get_args(Role) for one in self._section.get(role) or ()}
         found = sorted(one for one in listed if one.startswith(wanted) and len(wanted) >= _SHORT)
@@ -73,7 +73,7 @@ class EditedTrust:
             raise PolicyError(
                 f"{self._path}: '{key_id}' names {len(found)} of the listed keys, expected one, by "
                 f"its id or {_SHORT} digits of it or more. See gate keys show."
-                + ("" if self._path.exists() else " The file is not there: is its name right?")
+                + ("" if self._path.exists() else " The file does not exist: is its name right?")
             )
         revoked = self._section.setdefault("revoked", [])
         name = found[0] if found else wanted
@@ -82,7 +82,7 @@ class EditedTrust:
         return name
 
     def save(self) -> Trust:
-        """Write it, if it is a trust. Raises PolicyError, StorageError."""
+        """Write the file if the trust is valid. Raises PolicyError, StorageError."""
         stream = io.StringIO()
         self._yaml.dump(self._document, stream)
         text = stream.getvalue().rstrip("\n") + "\n"
@@ -109,16 +109,16 @@ class EditedTrust:
         except OSError as error:
             raise StorageError(f"cannot read {self._path}: {error.strerror}.") from error
         except (YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise PolicyError(f"{self._path} is no YAML: {error}. Mend it first.") from error
+            raise PolicyError(f"{self._path} is not valid YAML: {error}. Fix it first.") from error
         if document is not None and not isinstance(document, dict):
             raise PolicyError(
-                f"{self._path} holds no settings. Name a file of trust, or a new one."
+                f"{self._path} contains no settings. Pass a trust file or a new path."
             )
         return {} if document is None else document
 
 
 def _id_of(listed: Any) -> str:
-    """The id of a key as the file has it; empty where it is none, which saving will refuse."""
+    """Return the key id as in the file; empty for an invalid one, which saving refuses."""
     try:
         return TrustedKey(name="", public=str(listed["public"])).key_id
     except (ValueError, TypeError, KeyError):

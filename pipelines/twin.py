@@ -1,5 +1,5 @@
-"""Stage `twin`: the quantized twin of the exported file or release, and what is measured on it, if
-the policy names one."""
+"""Stage `twin`: create and measure the quantized twin of the file or release, if the policy has
+one."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def main() -> int:
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     if policy is None:
-        files.write_text(staged / "none.txt", "the policy names no twin (gate.twin)\n")
-        print("twin: the policy names none (gate.twin)")
+        files.write_text(staged / "none.txt", "the policy has no twin (gate.twin)\n")
+        print("twin: the policy has none (gate.twin)")
     else:
         _make(policy, staged)
     shutil.rmtree(paths.TWIN, ignore_errors=True)
@@ -49,13 +49,13 @@ def main() -> int:
 
 
 class _Made(NamedTuple):
-    """What was quantized, and how."""
+    """The quantized file or release, and its settings."""
 
     path: Path
     subject: Subject
     record: ExportRecord | None
     parts: Mapping[str, ExportRecord]
-    """Of a release: how each part was quantized, or else exported."""
+    """For a release: how each part was quantized or exported."""
 
 
 def _make(policy: Policy, folder: Path) -> None:
@@ -110,7 +110,7 @@ def _of_release(
 
 
 def _calibration(onnx: Path, batch_size: int) -> Iterator[dict[str, Any]]:
-    """Training images: those that it is judged on must not set its ranges."""
+    """Yield training images, because the images of the verdict must not set its ranges."""
     from gate.data.input_binding import bind_inputs
     from gate.data.samples import SampleSet
     from gate.onnx_file.reading import read_subject

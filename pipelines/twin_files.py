@@ -15,15 +15,15 @@ from gate.registry.version_files import twin_file
 from pipelines import paths
 
 NAME = "model.onnx"
-"""Of a release the twin's file is called as the release's."""
+"""Name of the twin's file; for a release, that of the release file."""
 STATEMENT = paths.TWIN / RECORDS / EVIDENCE_STATEMENT
 VECTORS = paths.TWIN / GOLDEN
 
 
 def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> EvaluatedFile | None:
-    """Decide on the twin by the policy as it is now; its golden vectors go into `folder`.
+    """Decide on the twin by the current policy; copy its golden vectors to `folder`.
 
-    None where the policy names none. Raises EvidenceError where the stage `twin` wrote none.
+    None if the policy has no twin. Raises EvidenceError if the stage `twin` wrote none.
     """
     if policy.twin is None:
         return None

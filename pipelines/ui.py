@@ -24,14 +24,16 @@ from pipelines.run import known_run, tracking_uri
 
 HOST = "127.0.0.1"
 NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Jobs run judges of language models: eight more processes, ready after the pages are."""
+"""Jobs are for judging with language models: eight more processes that start after the pages."""
 
 _LOOK_S = 0.2
 
 
 def main() -> int:
-    """Become `mlflow ui` (Ctrl-C ends it), and have the links printed as soon as it answers; with a
-    server, only print."""
+    """Become `mlflow ui` and print the links once it answers; with a server, only print them.
+
+    Ctrl-C ends it.
+    """
     parser = argparse.ArgumentParser(prog="python -m pipelines.ui", description=__doc__)
     parser.add_argument("--port", type=int, default=5000)
     parser.add_argument("--links-when-ready", action="store_true", help=argparse.SUPPRESS)
@@ -50,14 +52,15 @@ def main() -> int:
 
 
 def _say_when_it_answers(port: int) -> None:
-    """Start a process that prints the links when the server answers: we become the server."""
+    """Start a process that prints the links once the server answers; this process becomes the
+    server."""
     print(f"Starting MLflow on port {port} …", flush=True)
     command = [sys.executable, "-m", "pipelines.ui", "--port", str(port), "--links-when-ready"]
     subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
 
 def _print_when_ready(port: int) -> int:
-    """Wait as long as the server lives, which started us."""
+    """Wait as long as the server, which is the parent process, is alive."""
     base, server = f"http://{HOST}:{port}", os.getppid()
     shown = links(base)
     while os.getppid() == server:
@@ -74,13 +77,13 @@ def _become_server(uri: str, port: int) -> NoReturn:
         sys.executable, "-m", "mlflow", "ui", "--host", HOST, "--port", str(port),
         "--default-artifact-root", artifacts, "--workers", "1",
     ]  # fmt: skip
-    # Not in the command line, which everybody can read: it may hold a password.
+    # Not on the command line, which every user can read, because it may contain a password.
     database = {"MLFLOW_BACKEND_STORE_URI": uri}
     os.execve(sys.executable, command, os.environ | NO_JOBS | database)
 
 
 def links(base: str) -> list[str]:
-    """Where to look, as whole addresses below `base`."""
+    """Return links below `base`."""
     report = last_promotion()
     if report is None:
         run = known_run("parity") or known_run("export")
@@ -101,12 +104,12 @@ def links(base: str) -> list[str]:
 
 
 def _list(base: str, experiment_id: str) -> str:
-    """All runs."""
+    """Return the address of the list of runs."""
     return f"runs:    {base}/#/experiments/{experiment_id}/runs"
 
 
 def require_free(port: int, *, remedy: str) -> None:
-    """Raise RegistryUnavailable if something listens there already."""
+    """Raise RegistryUnavailable if a process already listens there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -119,7 +122,7 @@ def require_free(port: int, *, remedy: str) -> None:
 
 
 def _holder(port: int) -> str:
-    """Who listens there, where this user may know it."""
+    """Return who listens on the port, if this user may know."""
     with contextlib.suppress(psutil.Error):
         for found in psutil.net_connections("tcp"):
             if found.status == psutil.CONN_LISTEN and found.laddr.port == port and found.pid:

@@ -75,7 +75,7 @@ def test_what_can_t_be_read_is_said(own: Path, capsys: pytest.CaptureFixture[str
         .replace("nn.Linear(W", "kind(W")
     )  # fmt: skip
     assert code.main() == ExitCode.DONE
-    assert "not read, so a change of it is not noticed: gone" in capsys.readouterr().out
+    assert "not read, so changes are not noticed: gone" in capsys.readouterr().out
 
 
 def test_a_factory_that_is_not_there_is_an_error_and_keeps_the_links(own: Path) -> None:

@@ -59,7 +59,7 @@ def test_due_by_outcome(promoted: PromotionReport, fields: dict[str, Any], due: 
     [
         ({"previous_version": "3"}, "Promoted: champion is version 1 of tiny"),
         ({"previous_version": "3"}, "before: version 3"),
-        ({"outcome": "unchanged"}, "Unchanged: champion is version 1"),
+        ({"outcome": "unchanged"}, "Unchanged: champion is already version 1"),
         ({"outcome": "refused", "reason": "FAIL: too far"}, "Refused"),
         ({"outcome": "refused", "reason": "FAIL: too far"}, "FAIL: too far"),
         ({"outcome": "dry_run"}, "make repro promotes"),

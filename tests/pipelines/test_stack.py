@@ -90,7 +90,7 @@ def test_a_child_that_ends_is_told(project: Path) -> None:
 
 
 def test_the_words_it_prints_to_hand_in_do_that() -> None:
-    words = "\n".join(stack.told("http://127.0.0.1:5000", "http://127.0.0.1:8400", "tiny"))
+    words = "\n".join(stack.instructions("http://127.0.0.1:5000", "http://127.0.0.1:8400", "tiny"))
     (line,) = [line for line in words.splitlines() if "make repro SET=gate.promotion=by" in line]
     variable, *command = line.split()
     assert variable == "MLFLOW_TRACKING_URI=http://127.0.0.1:5000"

@@ -182,7 +182,7 @@ def test_promoting_again_is_a_no_op(measured: Path) -> None:
     assert promote.main() == ExitCode.DONE
     assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
     assert paths.SUMMARY.read_text().startswith("## ✅ parity-gate: PASS (tiny)")
-    assert "Unchanged: champion is version 1" in paths.SUMMARY.read_text()
+    assert "Unchanged: champion is already version 1" in paths.SUMMARY.read_text()
     assert "<failure " not in paths.JUNIT.read_text()
     assert (
         'parity_gate_exit_code{command="promote",model="tiny"} 0.0' in paths.OPENMETRICS.read_text()

@@ -186,7 +186,7 @@ def of_samples(parts):
     (lambda parts: of_samples(parts).update(file="gone.raw"), "No such file"),
     (lambda parts: of_samples(parts).update(file="gone.npy"), "cannot read gone.npy"),
     (lambda parts: parts.update(samples={"failed": "out of memory"}), "out of memory"),
-    (lambda parts: parts["batch_1"].update(failed="why"), "outputs, and why it failed"),
+    (lambda parts: parts["batch_1"].update(failed="why"), "both outputs and failed"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_not_packed(there, subject, outputs, tmp_path, change, words):
     edited(outputs, change)
