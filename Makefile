@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-# The first of these that is Python 3.11 or newer; or say PYTHON=/path/to/python3.11
+# The first of these that is Python 3.11 or newer. Override with PYTHON=/path/to/python3.11
 IS_NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 PYTHON ?= $(firstword $(foreach name,python3.11 python3 python,\
 	$(shell $(name) $(IS_NEW_ENOUGH) && echo $(name))))
@@ -9,7 +9,8 @@ READY := $(VENV)/.ready
 
 PORT ?= 5000
 SERVICE_PORT ?= 8400
-# Each collects all tests, which takes 40 s: one more than there are cores, as tests wait for servers.
+# Number of pytest workers: one more than cores, because tests wait for servers. Each worker needs
+# 40 s to collect all tests.
 WORKERS ?= 3
 
 .PHONY: help install constraints dist release packages browser repro ui stack screens docs lint fix test check coverage exhaustive
@@ -26,10 +27,10 @@ $(READY): pyproject.toml constraints.txt
 		$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'
 	@touch $@
 
-constraints: $(READY)  ## Pin all dependencies again (UPGRADE=1: the newest versions)
+constraints: $(READY)  ## Pin all dependencies again (UPGRADE=1: newest versions)
 	@$(BIN)/python -m benchmarks.constraints $(if $(UPGRADE),--upgrade)
 
-dist: $(READY)  ## sdist and wheel, into dist
+dist: $(READY)  ## Build sdist and wheel into dist
 	@$(BIN)/python pipelines/one_line.py $(VENV)/dist.log $(BIN)/python -m build
 	@ls -1 dist
 
@@ -37,32 +38,32 @@ release: $(READY)  ## Build, check and tag the version of gate/__init__.py
 	@$(BIN)/python -m pipelines.release
 
 browser: $(READY)  ## Install onnxruntime-web for the runtime browser-wasm, if npm is available
-	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { echo "No Chromium here: the runtime browser-wasm is absent"; exit 0; }; \
-	$(BIN)/python -m gate runtimes install browser-wasm >/dev/null || echo "Not here: onnxruntime-web - the runtime browser-wasm is absent, tests that need it are skipped"
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { echo "Chromium is not installed: the runtime browser-wasm is unavailable"; exit 0; }; \
+	$(BIN)/python -m gate runtimes install browser-wasm >/dev/null || echo "onnxruntime-web could not be installed: the runtime browser-wasm is unavailable, and its tests are skipped"
 
 repro: $(READY) browser  ## Run the example from data to promoted model with DVC (SET=section.key=value)
 	@$(BIN)/python -m pipelines.repro $(if $(SET),--set '$(SET)')
 
-ui: $(READY)  ## MLflow on 127.0.0.1 with links to the run and the version (PORT=5000)
+ui: $(READY)  ## Start MLflow on 127.0.0.1 and print links to the run and version (PORT=5000)
 	@exec $(BIN)/python -m pipelines.ui --port $(PORT)
 
-stack: $(READY)  ## MLflow, its webhook and the service on 127.0.0.1, until Ctrl-C
+stack: $(READY)  ## Run MLflow, its webhook and the service on 127.0.0.1 until Ctrl-C
 	@exec $(BIN)/python -m pipelines.stack --port $(PORT) --service-port $(SERVICE_PORT)
 
-screens: $(READY) packages  ## Pictures of reports and of MLflow's pages, into build/screens
+screens: $(READY) packages  ## Save screenshots of reports and MLflow pages in build/screens
 	@$(BIN)/python -m benchmarks.screens
 
-docs: $(READY)  ## The documentation site from docs/ and the code, strictly, into build/site
+docs: $(READY)  ## Build the documentation site in build/site; warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Docs built: build/site/index.html. The search needs a server: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
-lint: $(READY)  ## Format check, lint, types, import contracts
+lint: $(READY)  ## Check format, lint, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-fix: $(READY)  ## Format, and fix what ruff can fix
+fix: $(READY)  ## Format, and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -75,19 +76,19 @@ packages:  ## Install Debian's chromium and postgresql for the tests, if missing
 		apt-get -qq update >/dev/null 2>&1; \
 		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing >/dev/null 2>&1 && exit 0; \
 	fi; \
-	echo "Not here:" $$missing "- tests that need it are skipped"
+	echo "Not installed:" $$missing "- tests that need it are skipped"
 
-# After a worker's crash, xdist waits for ever where it starts another one: it hands out files that
-# are done, and hears nothing of them. A failure is printed when it happens: whoever ends a run sees it.
+# No worker restarts: after a crash xdist would give the new worker files that are already done, and
+# wait forever. --instafail prints failures immediately, so that an interrupted run shows them.
 PYTEST := $(BIN)/python -m pytest -q --instafail -n $(WORKERS) --max-worker-restart=0 \
 	--dist loadfile --no-loadscope-reorder
-# Each file in a process of its own.
+# Each test file runs in a separate process.
 ALONE := grep -rl 'mark\.alone' tests --include='test_*.py' | xargs -n 1 $(BIN)/python -m pytest -q -m alone
 FAILED := echo "Tests failed: see 'FAILED' and 'ERROR' above. Run one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
 test check coverage exhaustive: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
 test: $(READY) packages browser  ## Run the tests, except slow proofs and further rows of slow tables
 	@$(PYTEST) -m "not alone and not proof and not further" || { $(FAILED); }
-	@echo "All tests passed. Not run: the marks 'proof', 'alone' and 'further', which make check runs. Next: make repro, then make ui."
+	@echo "All tests passed. Not run: tests marked 'proof', 'alone' or 'further', which make check runs. Next: make repro, then make ui."
 
 exhaustive: $(READY) packages browser  ## Run every row of every proof, and more examples of properties: an hour or more
 	@GATE_EXHAUSTIVE=1 $(PYTEST) -m "proof and not alone" && $(ALONE) || { $(FAILED); }

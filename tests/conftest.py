@@ -1,4 +1,4 @@
-"""What all tests need."""
+"""Configuration and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from hypothesis import HealthCheck, settings
 from benchmarks import install_size
 from tests.exhaustive import EXHAUSTIVE, leave_out, mark_further_rows
 
-# Two processes run the tests on two cores: more threads in each wait for one another.
+# Several processes run the tests, so more threads per process would only compete for the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Thousands of small databases: where memory can hold them, nobody waits for a disk.
+# The tests create thousands of small databases, which are faster in memory.
 _MEMORY, _ROOM = Path("/dev/shm"), 8 << 30
 if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
-# A check that a script starts in the background ignores Ctrl-C, and all that it starts would.
+# A run started in the background would inherit an ignored SIGINT and pass it to its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# How fast an example is, or is drawn, says something about the machine alone.
+# Deadlines would make the tests depend on the machine.
 settings.register_profile(
     "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
 )
@@ -41,12 +41,12 @@ settings.load_profile("exhaustive" if EXHAUSTIVE else "tests")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Coverage is of the first row of each table, and not of proofs and laws, which it would make
-    slower."""
+    """Measure coverage only for the first row of each table, and not for proofs and properties,
+    which would become slower."""
     _reuse_torchlib()
     uncounted = _is_law(item) or any(map(item.get_closest_marker, ("again", "proof")))
     stopped: list[Coverage] = []
-    # In a worker of xdist, pytest-cov starts two: the one below goes on where the upper one stops.
+    # In an xdist worker pytest-cov starts two measurements; stopping the inner one resumes the outer.
     while uncounted and (measuring := Coverage.current()):
         measuring.stop()
         stopped.append(measuring)
@@ -59,7 +59,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a test logged goes from one process to another, which lone surrogates can't."""
+    """Escape lone surrogates in logs, which can't be sent between processes."""
     report = yield
     report.sections = [(name, _encodable(text)) for name, text in report.sections]
     return report
@@ -67,20 +67,22 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of the checkout."""
+    """Return a wheel of the checkout."""
     return install_size.wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """For an environment: on a disk, as one may take gigabytes, and gone afterwards."""
+    """Yield a temporary path on disk for a virtual environment, which may need gigabytes."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder, "env")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw fewer examples of a law in `make test`. Pause garbage collection until all tests are
-    collected: 1 200 000 objects stay."""
+    """Draw fewer examples of properties in `make test`, and pause garbage collection.
+
+    Collecting the tests creates 1 200 000 permanent objects.
+    """
     if "not further" in config.option.markexpr:
         settings.load_profile("fewer examples")
     gc.disable()
@@ -92,8 +94,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests or proofs first, so that none of them is alone at the end of a run by
-    several. A further row of a table is marked: it runs the lines that the first one ran."""
+    """Run files with slow tests or proofs first, so that parallel workers end at about the same time.
+
+    Rows of a table after the first get the mark `again`: they cover the same lines.
+    """
     for law in filter(_is_law, items) if EXHAUSTIVE else ():
         law.add_marker("proof")  # with more examples
     slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "proof")))}
@@ -112,8 +116,11 @@ def _is_law(item: pytest.Item) -> bool:
 
 
 def _reuse_torchlib() -> None:
-    """Let exports with dynamo share the table of ONNX functions, which PyTorch reads from the source
-    of onnxscript for each of them: 1.0 of 1.4 s of CPU time of a small export (torch 2.15)."""
+    """Share the table of ONNX functions between exports with dynamo.
+
+    PyTorch reads it from the source of onnxscript for each export: 1.0 of 1.4 s of CPU time of a
+    small export (torch 2.15).
+    """
     module = sys.modules.get("torch.onnx._internal.exporter._registration")
     registry = getattr(module, "ONNXRegistry", None)
     if registry is None or hasattr(registry, "read_torchlib"):

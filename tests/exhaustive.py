@@ -1,9 +1,9 @@
-"""Rows of tables that only some runs take, so that `make test` needs minutes.
+"""Select the rows of parametrized tests, so that `make test` takes minutes.
 
-`make exhaustive` runs every row: an hour. `make check` leaves out rows of the slowest tables. `make
-test` leaves out further rows of all tables in SLOW_FOLDERS. The choice depends on nothing but the
-order of the rows: a row that failed is run again. Of each law (a test of Hypothesis), `make test`
-draws 20 examples, `make check` 50 and `make exhaustive` 200 (conftest.py).
+`make exhaustive` runs every row in about an hour. `make check` omits rows of the slowest tables.
+`make test` omits more rows of all tables in SLOW_FOLDERS. The selection depends only on the order of
+the rows, so that a failed row is run again. Hypothesis draws 20 examples in `make test`, 50 in `make
+check` and 200 in `make exhaustive` (conftest.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ exhaustive = pytest.mark.skipif(
 
 
 FURTHER = 8
-"""Of a table's rows that are proofs, `make check` runs the first and every so-manieth after it."""
+"""`make check` runs every N-th row of a table of proofs, starting with the first."""
 
 
 EVERY = 4
@@ -36,12 +36,12 @@ SLOW_FOLDERS = {
     "localize", "measure", "metrics", "mlflow_client", "multi_file", "onnx_file", "onnx_reference",
     "pipelines", "probes", "registry", "report", "runtimes", "service",
 }  # fmt: skip
-"""Each row measures a file, starts a process or writes to a server. 2 400 such rows took 290 s of CPU
-time of 2 480 s of the whole suite (2026-11)."""
+"""Folders whose rows measure a file, start a process or write to a server. 2 400 such rows took 290 s
+of the suite's 2 480 s of CPU time (2026-11)."""
 
 
 def mark_further_rows(items: Iterable[pytest.Item]) -> None:
-    """Mark the rows that `make test` leaves out with `further`."""
+    """Mark the rows that `make test` omits as `further`."""
     tables: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         folder = item.nodeid.removeprefix("tests/").partition("/")[0]
@@ -54,8 +54,10 @@ def mark_further_rows(items: Iterable[pytest.Item]) -> None:
 
 
 def leave_out(items: Iterable[pytest.Item]) -> None:
-    """Leaves to `make exhaustive` what the mark `rows` and FURTHER say. A test all of whose rows are
-    proofs keeps them: such a table is one to choose from by hand."""
+    """Skip rows by the mark `rows` and by FURTHER, unless `make exhaustive` runs.
+
+    If a whole test is a proof, all its rows run.
+    """
     rows: Counter[tuple[Path, str]] = Counter()
     for item in items:
         call, chosen = getattr(item, "callspec", None), item.get_closest_marker("rows")
@@ -69,13 +71,15 @@ def leave_out(items: Iterable[pytest.Item]) -> None:
 
 
 def some(table: dict[str, T], every: int) -> dict[str, T]:
-    """The first row and every so-manieth after it; all rows of `make exhaustive`."""
+    """Return every N-th row starting with the first; all rows in `make exhaustive`."""
     return table if EXHAUSTIVE else dict(list(table.items())[::every])
 
 
 def further_as_proofs(rows: Iterable[Any], every: int) -> list[Any]:
-    """For `parametrize`: the first row and every so-manieth after it as they are; the others are
-    proofs. A row of one argument that is a tuple has to be a `pytest.param`."""
+    """Return rows for `parametrize`: all but every N-th row, starting with the first, become proofs.
+
+    A row with a single tuple argument must be a `pytest.param`.
+    """
     return [
         row
         if place % every == 0
