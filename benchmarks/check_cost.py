@@ -1,34 +1,34 @@
-"""What `gate check` costs here in units of what it costs in another checkout of the project.
+"""Measure the cost of `gate check` in units of another checkout, or of a hand-written loop.
 
     python -m benchmarks.check_cost --against ../before
 
-CPU time, user and system, and time on the wall of the whole command with all processes that it
-starts, on a resnet18 of torchvision, alternating between the two checkouts, so that both see the
-same machine. The ratios of the medians are printed, and that of the instruments alone: what a check
-costs beyond one of the same two runtimes without float64 floor, probes, search and stability.
+Measures CPU time (user and system) and wall time of the whole command with all its processes, on a
+resnet18 of torchvision, alternating between two checkouts so that both see the same machine. Prints
+the ratios of the medians, and that of the instruments alone: the cost of a check beyond one of the
+same two runtimes without float64 floor, probes, search and stability.
 
     python -m benchmarks.check_cost --loop --samples 256 --size 128
 
-The same in units of a loop written by hand, as whole processes: import, build the model, open a
+The same in units of a hand-written loop, as whole processes: import, build the model, open a
 session, compute all samples in batches of 32 on both sides, compare. `two_sessions` has the two
-runtimes of the built-in policy, one as ONNX Runtime opens it and one with optimizations off;
-`loop` has the first of them alone, as the policy of `one_runtime` has.
+runtimes of the built-in policy, one with ONNX Runtime's defaults and one with optimizations off;
+`loop` has only the first of them, like the policy of `one_runtime`.
 
     python -m benchmarks.check_cost --ratio [--write]
 
-Five rounds of the loop with two sessions and of `gate check`, one after the other, on 256 samples
-of 128 pixels: the CPU time of the check in units of the loop's, as the median of the rounds.
+Alternates five rounds of the loop with two sessions and of `gate check` on 256 samples of 128
+pixels. Prints the median ratio of their CPU times.
 
     python -m benchmarks.check_cost --watching
 
-What the process costs that only watches, as a share of its child's CPU time, within each run: that
-holds on a busy machine too.
+The cost of the watching process as a share of its child's CPU time in the same run, which is
+reliable on a busy machine too.
 
     python -m benchmarks.check_cost --nets [mlp lstm ...] [--write]
 
-On eight nets: a pass in units of a loop by hand over max(samples, 64) samples, the dearest
-rejection in units of a pass, and the peak memory of both, summed over the process tree (Linux).
-`--write`: the table, or the ratio, goes into docs/performance.md.
+On eight nets: the cost of a PASS in units of a hand-written loop over max(samples, 64) samples, the
+most expensive rejection in units of a PASS, and the peak memory of both, summed over the process
+tree (Linux). `--write` writes the table, or the ratio, into docs/performance.md.
 """
 
 from __future__ import annotations

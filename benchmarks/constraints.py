@@ -1,11 +1,11 @@
-"""Make constraints.txt again: every package that any extra brings, pinned.
+"""Update constraints.txt: the pinned versions of every package that any extra installs.
 
-    make constraints              # what is pinned stays where pyproject.toml still allows it
-    make constraints UPGRADE=1    # the newest of everything
+    make constraints              # keep pinned versions that pyproject.toml still allows
+    make constraints UPGRADE=1    # pin the newest versions
 
-pip resolves all extras at once and installs nothing, so that both packages of ONNX Runtime are
-pinned though they never go together. Only names and versions are written: where they come from
-(indexes, links, hosts) is each machine's own business.
+pip resolves all extras at once without installing, so both packages of ONNX Runtime are pinned
+although they exclude each other. Only names and versions are written, because package sources
+(indexes, links, hosts) depend on the machine.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Size and time of each installation, in an empty environment, from the wheel.
+"""Measure size and time of each installation from the wheel in an empty environment.
 
     python -m benchmarks.install_size              # the rows of docs/install.md
     python -m benchmarks.install_size cpu,service  # one installation
 
-MB are millions of bytes of files, with what Python compiles of them, without pip and setuptools.
-Seconds are those of `pip install` without its cache of wheels: downloading is among them, so they
-say as much about the way to the index as about the packages. The CPU build of torch has an index
-of its own, which is not asked here: the row with torch is what PyPI has, with CUDA's libraries.
+MB are millions of bytes of files including compiled Python, without pip and setuptools. Seconds are
+those of `pip install` without a cache. They include downloads, so they depend on the package index
+too. The row with torch uses the build on PyPI with CUDA libraries; the index of CPU builds is not
+used.
 """
 
 from __future__ import annotations

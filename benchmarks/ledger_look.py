@@ -1,12 +1,12 @@
-"""Does a look of the service grow with the ledger? One with many lines against one with few.
+"""Measure whether a reconcile of the service becomes slower as the ledger grows.
 
     python -m benchmarks.ledger_look [--few 300] [--many 30000] [--rounds 15] [--json FILE]
 
-A simulated registry and a real ledger, store and head on disk; all lines are about the one model,
-six a version. Each round looks once at both: at a ledger in which nothing is new, at one to which
-another process added a line, and at one that is read for the first time. The rounds of both take
-turns in one process, so that the ratios hold on machines that drift. Ends with 1 if a look of a
-running service takes more than three times as long.
+Uses a simulated registry, and a real ledger, store and head on disk. All entries are about one
+model, six per version. Each round reconciles with a short and a long ledger: one without new
+entries, one to which another process added an entry, and one that is read for the first time. Both
+alternate in one process, so that the ratios hold on machines with varying speed. Exits with 1 if a
+reconcile of a running service takes more than three times as long.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""For how many faults does gate mend find a file that passes, and gate reproduce write a script?
+"""Count the faults for which gate mend finds a file that passes, and gate reproduce writes a
+script.
 
     .venv/bin/python -m benchmarks.mend_faults                    # 24 of the corpus, 12 others
     .venv/bin/python -m benchmarks.mend_faults 'fault/resize-*'   # by name
     .venv/bin/python -m benchmarks.mend_faults --python fresh/bin/python
 
-Each file that mend finds is checked again on samples that it did not have. `--python`: runs each
-script of gate reproduce, for example a Python with numpy and onnxruntime only. Exit code 0 only if
-no mended file is rejected on fresh samples.
+Each file that mend finds is checked again on new samples. `--python` runs each script of gate
+reproduce with that Python, for example one with numpy and onnxruntime only. Exit code 0 only if no
+mended file is rejected on new samples.
 """
 
 from __future__ import annotations

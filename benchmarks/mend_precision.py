@@ -1,11 +1,11 @@
-"""How many layers does gate mend keep in float32 where the plain conversion fails?
+"""Count the layers that gate mend keeps in float32 where the plain conversion fails.
 
     .venv/bin/python -m benchmarks.mend_precision            # float16 and int8
     .venv/bin/python -m benchmarks.mend_precision float16 vit bert
 
-Six nets of the corpus, changed so that some of their values are beyond float16. Each file that mend
-finds is checked again on samples that it did not have. Exit code 0 only if each passes there with
-at most a fifth of its layers in float32.
+Uses six nets of the corpus, changed so that some of their values exceed float16. Each file that
+mend finds is checked again on new samples. Exit code 0 only if each passes there with at most a
+fifth of its layers in float32.
 """
 
 from __future__ import annotations

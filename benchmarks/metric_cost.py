@@ -1,11 +1,11 @@
-"""What metrics of the task add to `gate check`, in units of the check without them.
+"""Measure the cost of task metrics in units of `gate check` without them.
 
     python -m benchmarks.metric_cost                  # 50 000 samples, five rounds
     python -m benchmarks.metric_cost --width 3000 --rounds 1
 
-CPU time of both commands with all processes that they start, one after the other in each round:
-three built-in metrics, a user's function, and five slices by two columns. The network has
-two layers of `--width` units.
+Measures the CPU time of both commands with all their processes, alternating in each round: three
+built-in metrics, a user's function, and five slices by two columns. The network has two layers of
+`--width` units.
 """
 
 from __future__ import annotations

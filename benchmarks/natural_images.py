@@ -1,7 +1,7 @@
-"""Pictures with the statistics of photographs and the edges of drawings, from a seed.
+"""Generate images with the statistics of photographs and the edges of drawings from a seed.
 
-1/f noise (amplitude falls with frequency, as in natural scenes: Field, J. Opt. Soc. Am. A 4, 1987),
-colour gradients, shapes with hard edges, and strokes as thin as text. Sizes vary.
+They contain 1/f noise (amplitude falls with frequency, as in natural scenes: Field, J. Opt. Soc.
+Am. A 4, 1987), color gradients, shapes with hard edges, and strokes as thin as text. Sizes vary.
 """
 
 from __future__ import annotations

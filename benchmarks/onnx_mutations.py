@@ -1,11 +1,11 @@
-"""Does a changed node pass against the file that it was changed from?
+"""Count changed nodes that pass when compared with the original file.
 
     python -m benchmarks.onnx_mutations [--count 300] [--only SUBSTRING] [--json FILE]
 
-Takes onnx's node tests, whose inputs after the first become weights, and changes one attribute,
-axis or weight of the node. Each changed file is judged by `gate check` against its original. A
-file that passes must give the same outputs bit for bit on other inputs, too: then the change is
-none by definition (a negative axis, a pad beyond the kernel).
+Takes onnx's node tests, converts inputs after the first to weights, and changes one attribute, axis
+or weight of the node. `gate check` compares each changed file with its original. If a file passes,
+its outputs must also be bitwise equal on other inputs: then the change has no effect by definition
+(a negative axis, a pad beyond the kernel).
 """
 
 from __future__ import annotations

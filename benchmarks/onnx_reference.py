@@ -1,8 +1,8 @@
-"""How many of onnx's node tests the interpreter of reference files computes as ONNX Runtime does.
+"""Count onnx's node tests for which the interpreter of reference files agrees with ONNX Runtime.
 
     python -m benchmarks.onnx_reference [--only SUBSTRING] [--json FILE]
 
-Prints the tests that differ, with the reason, and the share of those that ONNX Runtime runs.
+Prints the tests that differ with the reason, and the share of those that ONNX Runtime runs.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Does `gate check new.onnx --reference old.onnx` pass what correct tools write, and refuse faults?
+"""Verify that `gate check new.onnx --reference old.onnx` accepts correct tools and refuses faults.
 
     python -m benchmarks.onnx_tools [--nets resnet,bert] [--tools onnxsim,float16]
         [--skip faults] [--json FILE]
 
-Ten small nets are rewritten by the tools' own packages and judged against the file that they were
-made from: in float32 by the policy `exact`, float16 by `reduced`, 8 bits by `quantized`. Then
-faults are put into the nets, each at a node that is to be named.
+Ten small nets are rewritten by the tools and compared with the original file: float32 by the policy
+`exact`, float16 by `reduced`, 8 bits by `quantized`. Then faults are inserted, each at a node that
+the verdict must name.
 
 Needs onnxsim, onnxslim, onnxconverter-common, skl2onnx, onnxmltools and lightgbm, which no extra
-brings: `pip install` them.
+includes: install them with pip.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How far the implementations of preprocessing are from Pillow, over generated pictures.
+"""Measure the difference of preprocessing implementations from Pillow on generated images.
 
     .venv/bin/python -m benchmarks.preprocess_compare [--images 100] [--output FILE.md]
 
-Several specs on the pictures of `benchmarks.natural_images`, every implementation of the gate.
-With the first also the answers of resnet18, with weights of `benchmarks.torchvision_models`.
+Compares every implementation of the gate for several specs on the images of
+`benchmarks.natural_images`. For the first spec, also compares the predictions of resnet18 with
+weights of `benchmarks.torchvision_models`.
 """
 
 from __future__ import annotations

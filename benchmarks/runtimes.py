@@ -1,4 +1,4 @@
-"""The default policy for other runtimes than its own."""
+"""Create the default policy for other runtimes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What several processes save, and what a unit costs by itself.
+"""Measure the speedup by several processes, and the overhead of a unit.
 
     python -m benchmarks.scale --samples 2000 --jobs 2
 
-`gate check` on a resnet18 with one single-thread process, with so many, and with so many workers of
-Ray: ratios of the times on the wall, and whether all numbers are the same. Then the units of many
-workers, simulated: what each costs its worker beside computing (statistics as JSON) and the driver
-(reading and folding), for an output of a thousand classes; and the driver's share if units take as
-long as those that were measured, by number of workers.
+Runs `gate check` on a resnet18 with one single-threaded process, with several, and with as many Ray
+workers. Prints the ratios of wall times, and whether all numbers are equal. Then simulates the
+units of many workers: the overhead of each for its worker (statistics as JSON) and for the driver
+(reading and merging) for an output of a thousand classes, and the driver's share if units take as
+long as measured, by number of workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""torchvision's classification architectures with weights that behave like trained ones.
+"""Build torchvision's classification architectures with weights that behave like trained ones.
 
-No weights can be downloaded here, and freshly made ones prove little: BatchNorm that was never
-trained divides by one, some heads are all zero, ConvNeXt's blocks are scaled by 1e-6, and nearly
-every random network gives one class for all images. `build` mends these four, and nothing else.
+Pretrained weights can't be downloaded here, and initial weights prove little: untrained BatchNorm
+divides by one, some heads are all zero, ConvNeXt's blocks are scaled by 1e-6, and nearly every
+random network predicts one class for all images. `build` corrects only these four.
 """
 
 from __future__ import annotations

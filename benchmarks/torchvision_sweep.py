@@ -1,14 +1,14 @@
-"""Does a correct export of every torchvision classification architecture pass the default policy?
+"""Verify that correct exports of torchvision's classifiers pass the default policy.
 
     .venv/bin/python -m benchmarks.torchvision_sweep [--only 'resnet*'] [--json FILE]
         [--runtime openvino]
 
-All below 100 million parameters, with the weights of `benchmarks.torchvision_models` and eight
-images: exported by the first opset of 13, 14, 17 and 18 that works, by the rung that the gate's
-own ladder takes, then judged by `gate.api.check` without any policy of ours. Each runs in a
-process of its own, on one thread: threads of several programs on one machine wait for each other.
-FILE is written after every row; rows in it that passed are not measured again, so a run that was
-broken off goes on where it was. With `--runtime` these judge, instead of the default policy's.
+Uses all architectures below 100 million parameters with the weights of
+`benchmarks.torchvision_models` and eight images. Each is exported with the first opset of 13, 14,
+17 and 18 that works, by the first strategy of the gate's ladder that works, then checked by
+`gate.api.check` with the default policy. Each runs in a separate process with one thread. FILE is
+written after every row; rows in it that passed are skipped, so an interrupted run can continue.
+`--runtime` replaces the runtimes of the default policy.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How far float64 is from float32 in correct models, in units of random rounding (q).
+"""Measure the distance of float64 from float32 in correct models in units of random rounding (q).
 
     python -m benchmarks.validity [--nets 0:200] [--only GLOB] [--torchvision NAME] [--json FILE]
 
-Measures q of each sample and group of every output of the corpus' architectures, of generated nets
-and of torchvision models, by 5 draws on 16 samples; prints its distribution, and which branch of
-the rule of docs/metrics.md (*Valid references*) `gate check` takes for each.
+Measures q of each sample and group of every output with 5 draws on 16 samples, for the
+architectures of the corpus, generated nets and torchvision models. Prints its distribution, and
+which branch of the rule in docs/metrics.md (*Valid references*) `gate check` takes for each.
 """
 
 from __future__ import annotations

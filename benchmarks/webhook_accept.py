@@ -1,9 +1,9 @@
-"""How fast the service takes deliveries: many senders at once, over real HTTP, until it looks.
+"""Measure how fast the service accepts concurrent deliveries over HTTP until it reconciles.
 
     python -m benchmarks.webhook_accept [--deliveries 20000] [--concurrent 200] [--json FILE]
 
-The service runs as its own process with a Reconcile that takes a second, as if MLflow answered
-slowly. Each delivery has a unique id; after every hundred comes one with a wrong signature or none.
+The service runs as a separate process with a Reconcile that takes a second, as if MLflow answered
+slowly. Each delivery has a unique id; after every hundred, one has a wrong signature or none.
 Prints deliveries per second, quantiles of the time from request to answer, the growth of the
 service's memory, and the load of the machine. Exits with 1 if a signed delivery was not answered
 202, another one not 401, the 99th percentile is 1 s or more, or no reconcile began after the last
