@@ -29,13 +29,6 @@ def settle(model: nn.Module, architecture: Architecture, arrays: Arrays) -> None
         centre(model, model.get_submodule(architecture.head), arrays)
 
 
-def settle_norms(model: nn.Module, architecture: Architecture, arrays: Arrays) -> None:
-    """For models of our own, whose weights are as they should be: only calibrate and centre."""
-    calibrate(model, arrays)
-    if architecture.head:
-        centre(model, model.get_submodule(architecture.head), arrays)
-
-
 def _draw(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     if not parameter.is_floating_point() or parameter.numel() < 2:
         return

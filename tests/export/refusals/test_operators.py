@@ -27,7 +27,7 @@ def line_of(code: str) -> str:
     return f"{HERE}:{numbers[0]}"
 
 
-EIG, FFT = line_of("torch.linalg.eigvals"), line_of("torch.fft")
+EIG = line_of("torch.linalg.eigvals")
 
 
 @pytest.fixture(autouse=True)
