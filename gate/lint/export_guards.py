@@ -1,8 +1,7 @@
 """Find whether code guarded by `torch.jit.is_tracing()` and the like reaches an output (TRC014).
 
-Names alone decide, and doubt counts as yes: what is returned, decides a branch or is passed to a
-call for its effect is followed back through all assignments. An attribute counts wherever a
-function that a forward can reach reads one of this name.
+Names alone decide, and doubt counts as yes: a name that is written in the guarded code must not be
+read anywhere else in the function, nor an attribute in a function that a forward can reach.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from gate.lint.source import Definition, Unreadable, parse
 from gate.lint.values import parameters
 
 _UNKNOWN = "?"
-"""A place that can't be named, so that it may be any."""
+"""Stands for a target that is not a name or an attribute: it may be any of them."""
 
 _MUTATORS = frozenset(
     {"append", "extend", "insert", "update", "add", "setdefault", "pop", "remove", "clear", "fill"}
@@ -56,7 +55,8 @@ def may_reach_output(
         return True
     statements, left_out = guarded
     written = _written(statements, definition)
-    if written is None or written & _reaching(definition, left_out):
+    owner = _owner(definition)
+    if written is None or written & {*_reads(_outside(definition, left_out), owner)}:
         return True
     attributes = {place.partition(".")[2] for place in written if "." in place}
     trees = _trees(kinds) if attributes else []
@@ -90,14 +90,14 @@ def _guarded(node: ast.If | ast.IfExp, definition: Definition) -> tuple[_Nodes, 
 
 
 class _Flow(NamedTuple):
-    """What a node itself writes: names, and attributes as `self.x`."""
+    """Names, and attributes as `self.x`, that a node writes and reads."""
 
     targets: frozenset[str]
-    """The places that are written."""
+    """Written names."""
     changed: frozenset[str]
-    """Those of them that are changed in place: by an index, an attribute or a method."""
+    """Targets that are changed in place: by an index, an attribute or a method."""
     sources: frozenset[str]
-    """The places that they are written from."""
+    """Names that the targets are computed from."""
 
 
 def _flow(node: ast.AST, owner: str) -> _Flow:
@@ -119,7 +119,7 @@ def _flow(node: ast.AST, owner: str) -> _Flow:
         case ast.FunctionDef(name=name, body=body):
             targets, sources = [ast.Name(id=name)], [*body]
     written = frozenset(place for target in targets for place in _roots(target, owner))
-    read = {place for source in (*sources, *targets) for place in _reads(source, owner)}
+    read = {place for source in (*sources, *targets) for place in _reads(ast.walk(source), owner)}
     if isinstance(node, ast.AugAssign):
         read |= written
     changed = written
@@ -131,7 +131,7 @@ def _flow(node: ast.AST, owner: str) -> _Flow:
 
 
 def _is_inner_store(part: ast.AST, owner: str) -> bool:
-    """True for `x[0]` and `x.y`, but not for `self.y`, which is another value of its own."""
+    """True for `x[0]` and `x.y`, but not for `self.y`, which rebinds a name."""
     match part:
         case ast.Attribute(value=ast.Name(id=name)) if name == owner:
             return False
@@ -165,15 +165,14 @@ def _roots(target: ast.expr, owner: str) -> Iterator[str]:
             yield _UNKNOWN
 
 
-def _reads(node: ast.AST, owner: str) -> Iterator[str]:
-    match node:
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == owner:
-            yield f"self.{attribute}"
-        case ast.Name(id=name, ctx=ast.Load()):
-            yield name
-        case _:
-            for child in ast.iter_child_nodes(node):
-                yield from _reads(child, owner)
+def _reads(nodes: Iterable[ast.AST], owner: str) -> Iterator[str]:
+    for node in nodes:
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute, ctx=ast.Load()):
+                if name == owner:
+                    yield f"self.{attribute}"
+            case ast.Name(id=name, ctx=ast.Load()) if name != owner:
+                yield name
 
 
 def _owner(definition: Definition) -> str:
@@ -182,8 +181,8 @@ def _owner(definition: Definition) -> str:
 
 
 def _written(statements: _Nodes, definition: Definition) -> set[str] | None:
-    """Return the places that are written; None: the statements may end the function, or change
-    what others hold."""
+    """Return the names that are written; None: the statements may end the function, or change an
+    object that it did not create."""
     owner = _owner(definition)
     nodes = [node for statement in statements for node in ast.walk(statement)]
     if any(isinstance(node, _ENDS) for node in nodes):
@@ -201,16 +200,8 @@ def _written(statements: _Nodes, definition: Definition) -> set[str] | None:
     return None if foreign or _UNKNOWN in places else places | changed
 
 
-def _reaching(definition: Definition, left_out: _Nodes) -> set[str]:
-    """Return the places whose values the rest of the function returns or acts on."""
-    owner = _owner(definition)
-    rest = list(_outside(definition, left_out))
-    live = {place for node in rest for place in _acted_on(node, owner)}
-    return _closure(live, [_flow(node, owner) for node in rest])
-
-
 def _closure(places: set[str], flows: list[_Flow]) -> set[str]:
-    """Return these places and all that they are written from."""
+    """Return these names and all names that they are computed from."""
     while more := {s for flow in flows if places & flow.targets for s in flow.sources} - places:
         places = places | more
     return places
@@ -224,26 +215,12 @@ def _outside(node: ast.AST, left_out: _Nodes) -> Iterator[ast.AST]:
         yield from _outside(child, left_out)
 
 
-def _acted_on(node: ast.AST, owner: str) -> Iterator[str]:
-    """Yield what a node outside of the guard returns, branches on, or passes to a call for its
-    effect."""
-    match node:
-        case ast.Return(value=value) | ast.Yield(value=value) if value is not None:
-            yield from _reads(value, owner)
-        case ast.YieldFrom(value=value) | ast.Expr(value=ast.Call() as value):
-            yield from _reads(value, owner)
-        case ast.If(test=test) if not only_guards([*node.body, *node.orelse]):
-            yield from _reads(test, owner)
-        case ast.While(test=decides) | ast.For(iter=decides) | ast.Match(subject=decides):
-            yield from _reads(decides, owner)
-
-
 # --- attributes -----------------------------------------------------------------------------------
 
 
 def _trees(kinds: Iterable[type]) -> list[ast.Module]:
-    """Return the files of classes, and of those that they inherit from, but for torch's; none
-    where one of them can't be read."""
+    """Return the syntax trees of the files of classes and their bases, except torch's; none if one
+    of them cannot be read."""
     classes = {base for kind in kinds for base in kind.__mro__}
     own = [kind for kind in classes if kind.__module__.split(".")[0] not in ("torch", "builtins")]
     try:
@@ -255,8 +232,7 @@ def _trees(kinds: Iterable[type]) -> list[ast.Module]:
 
 
 def _attributes_read(trees: Iterable[ast.Module], left_out: _Nodes) -> set[str]:
-    """Return the names of attributes that functions read which a `forward` may reach, by their
-    names."""
+    """Return the attributes that are read by functions which a `forward` may call."""
     bodies: dict[str, list[ast.AST]] = {}
     for tree in trees:
         for node in ast.walk(tree):
@@ -276,7 +252,7 @@ def _attributes_read(trees: Iterable[ast.Module], left_out: _Nodes) -> set[str]:
 
 
 def _attributes(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield those that are read, and texts that are passed to calls, such as `getattr`."""
+    """Yield attributes that are read, and texts that are passed to calls such as `getattr`."""
     for node in nodes:
         match node:
             case ast.Attribute(attr=name, ctx=ast.Load()):
