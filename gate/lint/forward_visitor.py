@@ -1,4 +1,4 @@
-"""Read what a model runs, and collect the rules that it breaks."""
+"""Visit the functions that a model calls, and collect findings."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from gate.lint.values import (
     Arguments,
     Kind,
     Method,
-    Super,
     Value,
+    annotations,
     bind,
     common_axis,
     from_object,
@@ -50,7 +50,7 @@ from gate.lint.values import (
 from gate.records.export import LintFinding, LintLevel, Strategy
 
 _DEEP = 16
-"""Calls in calls: deeper ones are taken as not known."""
+"""Nested calls; the results of deeper ones are unknown."""
 
 _NUMERIC = ("numpy", "math", "cmath", "statistics")
 
@@ -102,7 +102,7 @@ _NO_ATTRIBUTE = object()
 
 
 class ModelLinter:
-    """Follows the functions that a model reaches; collects findings and what can't be read."""
+    """Visits the functions that a model calls; collects findings and code without source."""
 
     def __init__(self, model: nn.Module, strategy: Strategy) -> None:
         self.strategy: Strategy = strategy
@@ -117,7 +117,7 @@ class ModelLinter:
         self._walked: set[int] = set()
 
     def lint(self) -> None:
-        """Read the model's own forward first, then those that it was not seen to call."""
+        """Visit the model's forward, then those of modules that it does not call."""
         for module in self._model.modules():
             if id(module) not in self._walked:
                 self.call_module(module, None, None)
@@ -133,7 +133,7 @@ class ModelLinter:
         return may_reach_output(node, definition, map(type, self._model.modules()))
 
     def skip(self, thing: Any, reason: str) -> Value:
-        """Note code that the model reaches and that can't be read; its result is not known."""
+        """Record code that cannot be read, and return an unknown value."""
         if not isinstance(thing, str):
             module = getattr(thing, "__module__", None) or type(thing).__module__
             thing = f"{module}.{getattr(thing, '__qualname__', type(thing).__name__)}"
@@ -143,7 +143,7 @@ class ModelLinter:
     def call_module(
         self, module: nn.Module, arguments: Arguments | None, caller: _ForwardVisitor | None
     ) -> Value:
-        """Return the result of a module. arguments None: as its forward declares them."""
+        """Return the result of a module; arguments None: those that its forward declares."""
         self._walked.add(id(module))
         if isinstance(module, torch.jit.ScriptModule):
             name = self._paths.get(id(module), "") or str(module.original_name)
@@ -232,8 +232,8 @@ class ModelLinter:
     def _torch_module(
         self, module: nn.Module, arguments: Arguments | None, caller: _ForwardVisitor | None
     ) -> Value:
-        """Return the result of a module of torch's own: containers are gone through, the others
-        return tensors."""
+        """Return the result of a module of torch: that of the last child of a Sequential, a tensor
+        for the others."""
         if isinstance(module, nn.Sequential) and arguments is not None and caller is not None:
             value = next(iter(arguments.positional), unknown())
             for child in module.children():
@@ -256,7 +256,7 @@ Names = dict[str, Value]
 
 @dataclass(eq=False)
 class _ForwardVisitor(ast.NodeVisitor):
-    """One run through a function, or through a function or comprehension inside of it.
+    """Visitor of one function, or of a function or comprehension inside of it.
 
     `visit` returns the Value of an expression and never raises for valid syntax; of a statement it
     returns True if the end is never reached (return, raise, continue, break).
@@ -271,7 +271,7 @@ class _ForwardVisitor(ast.NodeVisitor):
     """Its `self`."""
     outer: _ForwardVisitor | None = None
     top: bool = False
-    """It is the forward of the model itself."""
+    """True for the forward of the model itself."""
     depth: int = 0
     returned: list[Value] = field(default_factory=list)
 
@@ -299,7 +299,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         message: str | None = None,
         rewrite: str | None = None,
     ) -> None:
-        """Add a finding, unless the rule is none of this strategy's, or was broken here before."""
+        """Add a finding, unless the strategy is not affected or the line already has it."""
         rule = RULES[code]
         place = (code, self.code.path, node.lineno, node.col_offset)
         if self.linter.strategy not in rule.strategies or place in self.linter.findings:
@@ -325,10 +325,11 @@ class _ForwardVisitor(ast.NodeVisitor):
 
     def _report_inputs(self, definition: Definition) -> None:
         signature = inspect.signature(self.code.function).parameters
+        hints = annotations(self.code.function)
         for parameter in parameters(definition)[1:]:
             default = signature[parameter.arg].default if parameter.arg in signature else None
             node = ast.copy_location(ast.Name(id=parameter.arg), parameter)
-            if is_text(parameter.annotation) or isinstance(default, str):
+            if is_text(hints.get(parameter.arg)) or isinstance(default, str):
                 self.report(
                     node, "TRC012", message="an input is text: the file has the example's in it",
                     rewrite="put the choice that it makes into __init__",
@@ -356,7 +357,7 @@ class _ForwardVisitor(ast.NodeVisitor):
     # --- statements -------------------------------------------------------------------------------
 
     def _run(self, body: Sequence[ast.stmt]) -> bool:
-        """Go through statements. True if the end is never reached."""
+        """Visit statements. True if the end is never reached."""
         return any(self.visit(statement) for statement in body)
 
     def generic_visit(self, node: ast.AST) -> Value | None:
@@ -403,7 +404,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         )
 
     def _assign(self, target: ast.expr, value: Value) -> None:
-        """Bind names, unpack tuples, and look at what is written through an index."""
+        """Bind names, unpack tuples, and check writes through an index."""
         match target:
             case ast.Name(id=name):
                 self.names[name] = value
@@ -463,8 +464,8 @@ class _ForwardVisitor(ast.NodeVisitor):
                 self.report(
                     node.test, "TRC014",
                     level="warning" if value.flag == "is_in_onnx_export" else "error",
-                    message=f"what {value.flag}() guards changes the result: the file does not "
-                    "compute what the model computes",
+                    message=f"the code behind {value.flag}() changes the result: the file and the "
+                    "model differ",
                 )  # fmt: skip
         elif guard and value.computed:
             self._report_guard(node.test)
@@ -472,14 +473,14 @@ class _ForwardVisitor(ast.NodeVisitor):
             self._report_decision(value, node.test)
 
     def _report_decision(self, value: Value, test: ast.expr) -> None:
-        """Report what the example's tensor, or its size, decides."""
+        """Report a condition on a tensor or a size."""
         if value.computed:
             self.report(test, "TRC008")
         elif value.sized:
             self.report(test, "TRC016")
 
     def _report_guard(self, test: ast.expr) -> None:
-        message = "the file does not check this: it computes on"
+        message = "the file does not check this and continues"
         self.report(test, "TRC008", level="note", message=message)
 
     def visit_For(self, node: ast.For) -> bool:
@@ -497,7 +498,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         return self._run(node.orelse)
 
     def _loop(self, body: Sequence[ast.stmt], start: Callable[[], None]) -> None:
-        """Take two turns: what the first binds is there in the second."""
+        """Visit the body twice, with the names that the first visit binds."""
         for _ in range(2):
             before = dict(self.names)
             start()
@@ -505,20 +506,22 @@ class _ForwardVisitor(ast.NodeVisitor):
             self.names = _joined(before, self.names)
 
     def _iterate(self, node: ast.expr) -> Value:
-        """Return the item of each turn of a loop over this expression; report loops over
-        tensors."""
+        """Return the item of an iteration over this expression; report iteration over tensors."""
         value = self._value(node)
         if value.computed:
             self.report(
-                node, "TRC008", message="a loop over a tensor has as many turns in the file as the "
-                "example had rows", rewrite="use operations on the whole tensor, or strategy: "
-                "scripted",
-            )  # fmt: skip
+                node,
+                "TRC008",
+                message="the loop has as many iterations in the file as the example has rows",
+                rewrite="use operations on the whole tensor, or strategy: scripted",
+            )
         elif value.loop:
             self.report(
-                node, "TRC016", message="the loop has as many turns in the file as the example's "
-                "size asked for: wrong where that axis is dynamic",
-            )  # fmt: skip
+                node,
+                "TRC016",
+                message="the loop has as many iterations in the file as for the example's size: "
+                "wrong where that axis is dynamic",
+            )
         return value.items[0] if value.loop and value.items else item(value, None)
 
     def visit_With(self, node: ast.With) -> bool:
@@ -675,8 +678,7 @@ class _ForwardVisitor(ast.NodeVisitor):
     )
 
     def _test(self, node: ast.expr) -> Value:
-        """Return the value of an expression of which only the truth matters: the caller reports
-        it."""
+        """Return the value of a condition, which the caller reports."""
         if isinstance(node, ast.BoolOp):
             return _all_or_any(node, self._parts(node, self._test))
         return self._value(node)
@@ -711,9 +713,11 @@ class _ForwardVisitor(ast.NodeVisitor):
         for part, value in ((node.left, left), (node.right, right)):
             if value.truth:
                 self.report(
-                    part, "TRC008", message="Python's True or False of the example is computed "
-                    "with", rewrite="use the mask itself, torch.logical_not, &, |",
-                )  # fmt: skip
+                    part,
+                    "TRC008",
+                    message="the file computes with True or False of the example",
+                    rewrite="use the mask itself, torch.logical_not, &, |",
+                )
         return self._operate(node, left, right)
 
     def _operate(self, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> Value:
@@ -760,7 +764,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         listed = isinstance(owner.object, list | tuple | dict | nn.ModuleList | nn.ModuleDict)
         if key.computed and (listed or owner.items or owner.kind is Kind.TENSORS):
             self.report(
-                node.slice, "TRC001", message="Python takes the item that the example asks for",
+                node.slice, "TRC001", message="the file has the item that the example selects",
                 rewrite="stack the items and index the tensor, or use torch.where",
             )  # fmt: skip
         if isinstance(owner.object, dict | nn.ModuleDict) and isinstance(key.object, str):
@@ -814,11 +818,11 @@ class _ForwardVisitor(ast.NodeVisitor):
         if isinstance(thing, nn.Module):
             written = self.names.get(ast.unparse(node))
             return written or self._module_attribute(thing, name)
-        if isinstance(thing, Super):
-            classes = type(thing.owner).__mro__
-            after = classes.index(thing.after) + 1 if thing.after in classes else len(classes)
-            found = (vars(cls)[name] for cls in classes[after:] if name in vars(cls))
-            return _bound(next(found, _NO_ATTRIBUTE), thing.owner)
+        if isinstance(thing, super):
+            classes = type(thing.__self__).__mro__
+            after = classes[classes.index(thing.__thisclass__) + 1 :]
+            found = (vars(cls)[name] for cls in after if name in vars(cls))
+            return _bound(next(found, _NO_ATTRIBUTE), thing.__self__)
         return _object_attribute(thing, name)
 
     def _module_attribute(self, module: nn.Module, name: str) -> Value:
@@ -870,11 +874,12 @@ class _ForwardVisitor(ast.NodeVisitor):
     def _super(self, arguments: Arguments) -> Value:
         if arguments.positional:
             after = arguments.first.object
-            return from_object(Super(self.owner, after)) if isinstance(after, type) else unknown()
+            fits = isinstance(after, type) and isinstance(self.owner, after)
+            return from_object(super(after, self.owner)) if fits else unknown()
         function = self.code.function
         for cls in type(self.owner).__mro__:
             if python_function(vars(cls).get(function.__name__)) is function:
-                return from_object(Super(self.owner, cls))
+                return from_object(super(cls, self.owner))
         return unknown()
 
     def _call_function(self, node: ast.Call, callee: Any, arguments: Arguments) -> Value:
@@ -1009,8 +1014,8 @@ class _ForwardVisitor(ast.NodeVisitor):
     def _call_range(self, node: ast.Call, arguments: Arguments) -> Value:
         bounds = [value.object for value in arguments.positional]
         if any(value.tensor for value in arguments.positional):
-            self.report(node, "TRC008", message="the loop has as many turns in the file as the "
-                        "example's number asked for")  # fmt: skip
+            message = "the loop has as many iterations in the file as for the example"
+            self.report(node, "TRC008", message=message)
             return Value(Kind.PYTHON, read=True)
         if bounds and all(isinstance(bound, int) for bound in bounds):
             return from_object(range(*bounds))
@@ -1018,14 +1023,16 @@ class _ForwardVisitor(ast.NodeVisitor):
         return Value(Kind.PYTHON, loop=bool(sizes))
 
     def _call_iterating(self, node: ast.Call, arguments: Arguments) -> Value:
-        """A function that goes through its arguments as a loop does."""
+        """Report a function that iterates over a tensor."""
         name = ast.unparse(node.func)
         if any(value.computed for value in arguments.positional):
             self.report(
-                node, "TRC008", message=f"{name} loops over a tensor: the file has as many turns "
-                "as the example had rows", rewrite="use the operation on the whole tensor: "
-                "torch.sum, torch.any, torch.amax",
-            )  # fmt: skip
+                node,
+                "TRC008",
+                message=f"{name} iterates over a tensor: in the file as often as the example has "
+                "rows",
+                rewrite="use the operation on the whole tensor: torch.sum, torch.any, torch.amax",
+            )
             return tensor() if name in ("sum", "min", "max") else Value(Kind.TENSORS)
         return unknown()
 
@@ -1037,7 +1044,7 @@ class _ForwardVisitor(ast.NodeVisitor):
                      loop=value.loop)  # fmt: skip
 
     def _call_extreme(self, node: ast.Call, arguments: Arguments) -> Value:
-        """`min` and `max` of sizes compare them, so the example decides."""
+        """Report `min` and `max` of sizes or tensors, which the example decides."""
         name, values = ast.unparse(node.func), arguments.positional
         sizes = [value for value in values if value.sized]
         if sizes:
@@ -1068,7 +1075,7 @@ class _ForwardVisitor(ast.NodeVisitor):
     def _turns(
         self, node: ast.Call, values: tuple[Value, ...], *, first: tuple[Value, ...] = ()
     ) -> Value:
-        """Return what to loop over: a tuple in each turn, `first` and an item of each value."""
+        """Return an iterable of tuples: `first` and an item of each value."""
         self._call_iterating(node, Arguments(values))
         turn = (*first, *map(_first_item, values))
         return Value(
@@ -1123,7 +1130,7 @@ _BUILTINS: dict[Any, Callable[[_ForwardVisitor, ast.Call, Arguments], Value]] = 
 
 @dataclass(frozen=True)
 class _LocalFunction:
-    """A function that is defined inside of another one."""
+    """A function defined inside another function."""
 
     definition: Definition
     scope: _ForwardVisitor
@@ -1146,7 +1153,7 @@ def _all_or_any(node: ast.BoolOp, parts: Sequence[Value]) -> Value:
 
 
 def _all_of(values: Sequence[Value]) -> Value:
-    """Return a condition of several parts: what the most dangerous part is."""
+    """Return the part of a condition that has the most severe finding."""
     for part in values:
         if part.flag:
             return part
@@ -1158,7 +1165,7 @@ def _all_of(values: Sequence[Value]) -> Value:
 
 
 def _is_chosen(value: Value) -> bool:
-    """True for a value that is no mere truth."""
+    """True for a value other than True or False."""
     if value.tensor:
         return not value.mask and value.rank not in (None, SCALAR)
     number = isinstance(value.object, int | float | str) and not isinstance(value.object, bool)
@@ -1225,7 +1232,7 @@ def _object_attribute(thing: Any, name: str) -> Value:
 
 
 def _bound(found: Any, owner: Any) -> Value:
-    """Return what an attribute that a class has under this name is for an object of it."""
+    """Bind an attribute of a class to an object."""
     if found is _NO_ATTRIBUTE:
         return unknown()
     if isinstance(found, staticmethod):

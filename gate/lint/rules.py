@@ -72,14 +72,14 @@ RULES: dict[str, Rule] = {
     "TRC007": Rule(
         "in-place arithmetic on a shape",
         "error",
-        "under a trace a size is a tensor: += changes it for everyone who holds it",
+        "in a trace a size is a tensor: += changes all names of it",
         "write n = n + 2 instead of n += 2",
         _TRACE,
     ),
     "TRC008": Rule(
         "Python control flow on tensor values",
         "error",
-        "only the branch, or the number of turns, of the example is in the file",
+        "the file has only the branch, or the number of iterations, of the example",
         "use torch.where, torch.clamp, or a mask; or export with strategy: scripted",
         _TRACE,
     ),
@@ -108,7 +108,8 @@ RULES: dict[str, Rule] = {
     "TRC012": Rule(
         "text or dicts as inputs or outputs",
         "warning",
-        "an ONNX file has tensors in an order; text is baked in, dicts are taken by position",
+        "an ONNX file has tensors in a fixed order: text becomes a constant, a dict is taken by "
+        "position",
         "take and return tensors; put the choice that a text makes into __init__",
         _ALL,
     ),
@@ -136,7 +137,7 @@ RULES: dict[str, Rule] = {
     "TRC016": Rule(
         "Python control flow on shapes",
         "warning",
-        "only the branch, or the number of turns, of the example's size is in the file: wrong "
+        "the file has only the branch, or the number of iterations, of the example's size: wrong "
         "where that axis is dynamic",
         "compute with the sizes (torch.nn.functional.pad, slices), or fix the axis at the export",
         _TRACE,

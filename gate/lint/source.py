@@ -21,7 +21,7 @@ _CODE = re.compile(r"[A-Z]+\d+")
 
 
 class Unreadable(Exception):
-    """There is no source; the message says why."""
+    """Source is not available; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FunctionSource:
 
     @classmethod
     def from_function(cls, function: FunctionType) -> FunctionSource:
-        """Raises Unreadable where the source is not there, or is not the one that runs."""
+        """Parse a function. Raises Unreadable if the source is missing or has changed."""
         file = inspect.getsourcefile(function.__code__) or function.__code__.co_filename
         lines = tuple(linecache.getlines(file, function.__globals__))
         if not lines:
@@ -46,7 +46,7 @@ class FunctionSource:
         return cls(function, definition, below_import_path(file), lines)
 
     def text(self, node: ast.AST) -> str:
-        """The source of a node in one line."""
+        """Return the source of a node in one line."""
         found = ast.get_source_segment("".join(self.lines), node)
         return " ".join((found if found is not None else ast.unparse(node)).split())
 
@@ -57,7 +57,7 @@ class FunctionSource:
 
 
 def python_function(thing: Any) -> FunctionType | None:
-    """The function behind decorators, methods and partials; None where there is no Python code."""
+    """Return the function behind decorators, methods and partials; None without Python code."""
     while True:
         if isinstance(thing, functools.partial):
             thing = thing.func

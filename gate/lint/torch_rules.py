@@ -15,7 +15,7 @@ from gate.records.export import LintLevel, Strategy
 
 
 class Hazard(NamedTuple):
-    """A rule that is broken, with what differs from the rule's own level and texts."""
+    """A finding, with what differs from its rule's level and texts."""
 
     code: str
     level: LintLevel | None = None
@@ -36,7 +36,7 @@ class IndexExpression:
 
     @property
     def tensors(self) -> tuple[Value, ...]:
-        """Index tensors, and lists, which become such; masks too."""
+        """Index tensors, masks, and lists, which become index tensors."""
         return tuple(part for part in self.parts if isinstance(part, Value) and _is_tensor(part))
 
     @property
@@ -46,7 +46,7 @@ class IndexExpression:
 
     @property
     def unit(self) -> bool:
-        """True if the selected part has an axis of size 1 by the way it is selected."""
+        """True if the index adds or keeps an axis of size 1."""
         made = any(isinstance(part, Value) and part.unit for part in self.parts)
         return made or NEW in self.parts or UNIT in self.parts
 
@@ -57,7 +57,7 @@ class IndexExpression:
         return at == list(range(at[0], at[-1] + 1))
 
     def rank_of(self, indexed: Value) -> Rank | None:
-        """The rank of what is selected; None where it is not known."""
+        """Return the rank of the selection; None if unknown."""
         change, ranks = self.parts.count(NEW), [0]
         for part in self.parts:
             if isinstance(part, str):
@@ -176,10 +176,10 @@ _READ = (
 )
 
 _SMALL = 1e-5
-"""An epsilon up to here hardly shows in float32."""
+"""An epsilon of at most this has almost no effect in float32."""
 
 _SOFT = 8.0
-"""softplus(t) is t to seven digits and more from here on, so that a threshold hardly shows."""
+"""softplus(t) is t to seven digits from here on, so a larger threshold has no effect."""
 
 _POWER = (
     "p={:g} is taken of the difference instead of its absolute value: NaN, or another number",
@@ -396,4 +396,4 @@ def dropout_hazards(callee: Any, arguments: Arguments) -> Iterator[Hazard]:
         if callee not in _OFF_BY_DEFAULT:
             yield Hazard("TRC013")
     elif training.object is True:
-        yield Hazard("TRC013", message="this drops in eval mode too")
+        yield Hazard("TRC013", message="this dropout is active in eval mode, too")

@@ -6,7 +6,9 @@ import ast
 import contextlib
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import FunctionType
@@ -56,7 +58,7 @@ class Rank:
 
     @classmethod
     def new(cls) -> Rank:
-        """The rank of an argument: not known, but equal to itself."""
+        """Return the unknown rank of an argument, equal only to itself."""
         return cls(next(_ids), 0)
 
     def plus(self, axes: int) -> Rank:
@@ -73,7 +75,7 @@ SCALAR = Rank(0, 0)
 
 @dataclass(eq=False)
 class Value:
-    """Compared by identity: two names of one size are one value."""
+    """What is known of a value; compared by identity, so two names of a size share one."""
 
     kind: Kind
     object: Any = NOTHING
@@ -83,13 +85,13 @@ class Value:
     rank: Rank | None = None
     """Of a tensor."""
     unit: bool = False
-    """A tensor that has an axis of size 1 by the way it was made."""
+    """True for a tensor that was made with an axis of size 1."""
     lowered: bool = False
     """A tensor from which something was subtracted: it may be negative."""
     mask: bool = False
     """A tensor of bools."""
     truth: bool = False
-    """What Python made of a tensor, by `not`, `and`, `or`, `bool`: no tensor, but True or False."""
+    """True for the bool that `not`, `and`, `or` or `bool` makes of a tensor."""
     read: bool = False
     """A Python value that was read from a tensor."""
     flag: str | None = None
@@ -115,7 +117,7 @@ class Value:
 
     @property
     def elements(self) -> torch.Tensor | None:
-        """The elements, where they can be read: not of a tensor on the meta device."""
+        """Elements that can be read; None on the meta device."""
         readable = isinstance(self.object, torch.Tensor) and not is_lazy(self.object)
         return self.object if readable and not self.object.is_meta else None
 
@@ -132,7 +134,7 @@ class Value:
 
     @property
     def decided(self) -> bool | None:
-        """The truth that is the same for every input; None: it is not known."""
+        """Truth value, if it is the same for every input; else None."""
         if self.object is NOTHING or self.flag:
             return None
         if isinstance(self.object, torch.Tensor):
@@ -159,7 +161,7 @@ def python() -> Value:
 
 
 def unknown() -> Value:
-    """Return a value of which nothing is known, so that no rule applies to it."""
+    """Return a value that no rule applies to."""
     return Value(Kind.UNKNOWN)
 
 
@@ -177,7 +179,7 @@ def from_object(thing: Any) -> Value:
 
 
 def common_axis(sizes: Iterable[Value]) -> int | None:
-    """The axis that numbers of shapes come from: the batch if one of them does; None: unknown."""
+    """Return the axis of sizes: the batch axis if one is of it; None if unknown."""
     axes = {size.axis for size in sizes}
     if 0 in axes:
         return 0
@@ -240,7 +242,7 @@ def item(value: Value, position: int | None) -> Value:
 
 
 def _size(shape: Value, position: int | None) -> Value:
-    """Return one and the same value for one axis, so that its names share it."""
+    """Return the same value for each access of an axis."""
     if position is None:
         return Value(Kind.SIZE, axis=shape.axis, shape=shape)
     if position not in shape.items:
@@ -283,12 +285,12 @@ class Arguments:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """Return what two calls must share to be equal for the rules."""
+        """Return a key: calls of equal keys have the same findings."""
         named = [*enumerate(self.positional), *sorted(self.keywords.items())]
         return (self.spread, *((name, *_facts(value)) for name, value in named))
 
     def after(self, *values: Value) -> Arguments:
-        """Return the same arguments behind these."""
+        """Return the arguments with these in front."""
         return replace(self, positional=(*values, *self.positional))
 
     def get(self, position: int | None, name: str) -> Value | None:
@@ -317,26 +319,7 @@ class Method:
     name: str
 
 
-@dataclass(frozen=True)
-class Super:
-    """`super()` behind the class `after`."""
-
-    owner: Any
-    after: type
-
-
 # --- parameters -----------------------------------------------------------------------------------
-
-_ANNOTATIONS = {
-    **dict.fromkeys(("Tensor", "FloatTensor", "LongTensor"), Kind.TENSOR),
-    **dict.fromkeys(("int", "float", "bool", "str", "Literal"), Kind.PYTHON),
-    **dict.fromkeys(("dict", "Dict", "Mapping", "OrderedDict"), Kind.DICT),
-    "Size": Kind.SHAPE,
-}
-
-_SEQUENCES = frozenset({"list", "List", "tuple", "Tuple", "Sequence", "Iterable"})
-
-_EITHER = frozenset({"Optional", "Union", "Annotated", "Final"})
 
 
 def parameters(definition: Definition) -> list[ast.arg]:
@@ -355,19 +338,20 @@ def bind(
     arguments: None where no call of the function was read: the annotations and defaults tell, and
     the first parameter is `owner`.
     """
-    defaults = _defaults(function)
+    defaults, hints = _defaults(function), annotations(function)
     positional = parameters(definition)
     names = {}
     for position, parameter in enumerate([*positional, *definition.args.kwonlyargs]):
         default = defaults.get(parameter.arg, NOTHING)
+        promised = annotated(hints.get(parameter.arg))
         if arguments is None:
             first = owner if position == 0 else None
-            names[parameter.arg] = first or _declared(parameter, default)
+            names[parameter.arg] = first or _declared(promised, default)
             continue
         place = position if position < len(positional) else None
         passed = arguments.get(place, parameter.arg)
         if passed is None and (arguments.spread or default is NOTHING):
-            passed = annotated(parameter.annotation) or unknown()
+            passed = promised or unknown()
         names[parameter.arg] = passed or from_object(default)
     if definition.args.vararg:
         rest = () if arguments is None else arguments.positional[len(positional) :]
@@ -379,63 +363,62 @@ def bind(
     return names
 
 
-def annotated(node: ast.expr | None) -> Value | None:
+def annotations(function: FunctionType | None) -> dict[str, Any]:
+    """Return the types that a function's annotations name, those in quotes too."""
+    found = {}
+    for name, written in getattr(function, "__annotations__", {}).items():
+        holder = types.SimpleNamespace(__annotations__={name: written})
+        try:
+            found |= typing.get_type_hints(holder, getattr(function, "__globals__", {}))
+        except SyntaxError:
+            continue
+        except Exception:  # mostly a name that is imported for type checkers alone
+            found[name] = torch.Tensor if str(written).endswith("Tensor") else object
+    return found
+
+
+_KINDS: tuple[tuple[Any, Kind], ...] = (
+    (torch.Tensor, Kind.TENSOR),
+    (torch.Size, Kind.SHAPE),
+    (int | float | str, Kind.PYTHON),
+    (Mapping, Kind.DICT),
+    (Sequence, Kind.TENSORS),
+)
+
+
+def annotated(hint: Any) -> Value | None:
     """Return the value that an annotation promises; None if it states nothing usable."""
-    match node:
-        case ast.Constant(value=quoted):
-            return from_object(None) if quoted is None else annotated(_parsed(str(quoted)))
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _either([annotated(left), annotated(right)])
-        case ast.Subscript():
-            return _generic(node)
-    name = _name(node)
-    if name in _ANNOTATIONS:
-        kind = _ANNOTATIONS[name]
-        return tensor(Rank.new()) if kind is Kind.TENSOR else Value(kind)
-    return unknown() if name and name != "Any" else None
-
-
-def _parsed(text: str) -> ast.expr | None:
-    """Return an annotation in quotes."""
-    with contextlib.suppress(SyntaxError):
-        return ast.parse(text, mode="eval").body
-    return None
-
-
-def is_text(node: ast.expr | None) -> bool:
-    """True for an annotation that is `str`, or a choice of texts."""
-    text = "" if node is None else ast.unparse(node)
-    return text == "str" or text.startswith(("Literal['", "str |", "Optional[str"))
-
-
-def _name(node: ast.expr | None) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _generic(node: ast.Subscript) -> Value | None:
-    name = _name(node.value)
-    inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    parts = [] if name == "Literal" else [annotated(part) for part in inner]
-    if name in _EITHER:
-        return _either([*parts, *([from_object(None)] if name == "Optional" else [])])
-    if name in _SEQUENCES:
-        tensors = any(part is not None and part.tensor for part in parts)
-        return Value(Kind.TENSORS if tensors else Kind.PYTHON)
-    return annotated(node.value)
-
-
-def _either(parts: list[Value | None]) -> Value | None:
-    """Return the value of a union of types; a union of a tensor and None may lack the tensor."""
-    present = [part for part in parts if part is not None and part.object is not None]
-    if not present:
+    origin, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if hint is type(None) or origin is typing.Literal:
+        return from_object(None) if hint is type(None) else python()
+    if _is_union(origin):
+        present = [value for part in parts if part is not type(None) and (value := annotated(part))]
+        joined = join(present) if present else None
+        optional = joined is not None and type(None) in parts
+        return unknown() if optional and not joined.tensor else joined
+    if hint is typing.Any or not isinstance(origin, type):
         return None
-    joined = join(present)
-    optional = any(part is not None and part.object is None for part in parts)
-    return unknown() if optional and not joined.tensor else joined
+    origin = Sequence if origin is Iterable else origin
+    kind = next((kind for cls, kind in _KINDS if issubclass(origin, cls)), Kind.UNKNOWN)
+    inside = map(annotated, parts)
+    if kind is Kind.TENSORS and not any(value and value.tensor for value in inside):
+        kind = Kind.PYTHON
+    return tensor(Rank.new()) if kind is Kind.TENSOR else Value(kind)
 
 
-def _declared(parameter: ast.arg, default: Any) -> Value:
-    promised = annotated(parameter.annotation)
+def _is_union(origin: Any) -> bool:
+    return origin is typing.Union or origin is types.UnionType
+
+
+def is_text(hint: Any) -> bool:
+    """True for an annotation that is `str`, or a choice of texts."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return isinstance(parts[0], str)
+    return hint is str or (_is_union(origin) and parts[0] is str)
+
+
+def _declared(promised: Value | None, default: Any) -> Value:
     if promised is not None:
         return promised
     if default is NOTHING:
