@@ -942,7 +942,7 @@ CHECKS: dict[str, CheckSpec] = {
     "confidence_diff": _number(
         "How far does the confidence of the worst sample move?",
         "max|max softmax(c) - max softmax(r)|",
-        "Top-1 may agree although the confidence moved. " + _PRECISION_OR_STATISTICS,
+        _PRECISION_OR_STATISTICS,
         unit="probability",
     ),
     "confidence_over_": _number(
@@ -1057,9 +1057,8 @@ CHECKS: dict[str, CheckSpec] = {
     "concurrency": CheckSpec(
         "Does each sample keep its answer when several clients ask at once?",
         "batch",
-        "The server computes a sample differently, or returns the answer to another sample, when "
-        "it has several requests at once. Look at its dynamic batching, at state that requests "
-        "share, and whether all of its workers have the same weights.",
+        "Look at the server's dynamic batching, at state that requests share, and whether all "
+        "workers have the same weights.",
         {
             "within": "Under {label}, {requests} answers stay within {observed:.6g} × rounding of "
             "the answers without load, allowed {allowed}.",

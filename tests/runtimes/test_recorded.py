@@ -107,7 +107,7 @@ def test_a_right_recording_passes_and_says_what_was_not_measured(judged, made):
     assert len(phone.probes) > 10
     assert checks["noise_ratio"].verdict is Verdict.PASS
     said = render_check(checks["recording"])
-    assert "by TensorRT 10.3 on Jetson Orin Nano" in said
+    assert "TensorRT 10.3 computed it on Jetson Orin Nano" in said
     assert "batch invariance, latency and memory were not measured" in said
 
 
