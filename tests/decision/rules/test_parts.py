@@ -12,7 +12,6 @@ from gate import CheckResult, Decision, Evidence, Policy, Verdict, decide
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import SubjectPart, TensorSpec
 from gate.records.outputs import OutputParity
-from gate.summary.render import render_check
 from tests import builders
 from tests.registry.releases import twin_policy
 
@@ -156,7 +155,7 @@ def test_numbers_of_probes_at_a_seam_are_shown_and_failures_refuse(kind):
     far = {"noise_ratio": None, "relative_diff": 0.9}
     decision = judge(release(probed(**far)))
     assert decision.passed, problems(decision)
-    assert "judged in the chain" in render_check(found(decision, "probe_more"))
+    assert found(decision, "probe_more").code == "checked_in_chain"
     named = twin_policy(logits=("features",))
     whole = measured(output("features"))
     steady = FEATURES.model_copy(update={"classification": builders.class_parity()})

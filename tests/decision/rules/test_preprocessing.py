@@ -108,11 +108,11 @@ def test_nothing_is_asked_nothing_is_checked():
     ("seen", "name", "verdict", "says"),
     [
         (None, "preprocessing", ERROR, "was not measured"),
-        (parity(spec_sha256=builders.digest("other")), "preprocessing", ERROR, "spec is not the model"),
+        (parity(spec_sha256=builders.digest("other")), "preprocessing", ERROR, "is not the model's"),
         (parity(reference="torchvision"), "preprocessing", ERROR, "not pillow"),
         (parity(model_sha256=None), "preprocessing", ERROR, "another file"),
         (parity(model_sha256=SPEC), "preprocessing", ERROR, "another file"),
-        (parity(tensor=None), "preprocessing", ERROR, "not recorded"),
+        (parity(tensor=None), "preprocessing", ERROR, "does not state dtype and shape"),
         (parity(tensor=tensor(3, 64, 224)), "preprocessing", ERROR,
          "spec makes float32 [batch, 3, 64, 224], the file takes float32 [batch, 3, 64, 64]"),
         (parity(tensor=tensor(64, 64, 3)), "preprocessing", ERROR, "spec makes float32 [batch, 64"),
