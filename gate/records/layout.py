@@ -17,11 +17,8 @@ _LIMIT = 1 << 16
 
 
 EVIDENCE = "evidence.json"
-
 DECISION = "decision.json"
-
 POLICY = "policy.json"
-
 EVIDENCE_STATEMENT = "evidence.dsse.json"
 """Signed statement about the evidence."""
 
@@ -29,22 +26,15 @@ DECISION_STATEMENT = "decision.dsse.json"
 """Signed statement about the decision."""
 
 TREND = "trend.json"
-
 EXPLANATION = "explanation.json"
-
 CHANGE = "change.json"
 """Changes since the version that served."""
 
 LOCALISATION = "localisation.json"
-
 MARKDOWN = "report.md"
-
 PAGE = "report.html"
-
 PLOTS = "plots"
-
 SAMPLES = "samples.csv"
-
 METRICS = "metrics.safetensors"
 """Values of the metrics for each sample."""
 

@@ -113,7 +113,7 @@ def reproduce_commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         parts.append("--preprocessing SPEC.json")
     parts.append("--policy POLICY.yaml --report report")
     return (
-        ("Measure and judge again; the digests above say which files these are", " ".join(parts)),
+        ("Check again. The digests above identify the files", " ".join(parts)),
         ("Render this page again from the records", f"gate report {EVIDENCE}"),
     )
 

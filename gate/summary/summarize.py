@@ -205,7 +205,7 @@ def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[S
     reference = f"{_MODEL} --reference {factory}{weights}"
     if decision.verdict is Verdict.PASS and decision.tried:
         yield Step(
-            label="Write the values into the policy, and judge by that",
+            label="Write the values into the policy, and check again",
             command=f"gate check {reference} --inputs {_SAMPLES} --policy POLICY --report DIR",
         )
         return
@@ -247,7 +247,7 @@ def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[S
             f"{weights} --inputs {_SAMPLES} --file {_MODEL} --output mended",
         )  # fmt: skip
     yield Step(
-        label="Judge it again", command=f"gate check {reference} --inputs {_SAMPLES} --report DIR"
+        label="Check it again", command=f"gate check {reference} --inputs {_SAMPLES} --report DIR"
     )
 
 
