@@ -39,36 +39,34 @@ class CostRow(Record):
         cuda = "" if self.cuda_bytes is None else f", CUDA {_memory(self.cuda_bytes)}"
         return (
             self.runtime,
-            _time(self.open_ms),
-            _time(self.first_ms),
-            _both(self.single),
-            _both(self.batch) + (f" ({self.batch.batch_size})" if self.batch else ""),
+            _scaled(_TIME, self.open_ms),
+            _scaled(_TIME, self.first_ms),
+            _times(self.single),
+            _times(self.batch) + (f" ({self.batch.batch_size})" if self.batch else ""),
             "" if ratio is None else f"{ratio:.2g} ×",
             _memory(self.memory_bytes) + cuda,
             _memory(self.peak_bytes),
         )
 
 
-def _time(milliseconds: float | None) -> str:
-    if milliseconds is None:
-        return ""
-    return f"{milliseconds:.3g} ms" if abs(milliseconds) < 999.5 else f"{milliseconds / 1e3:.3g} s"
+_TIME, _MEMORY = ("ms", "s"), ("MB", "GB")
 
 
-def _both(latency: Latency | None) -> str:
-    """Return median and 95th percentile in one unit, that of the larger."""
-    if latency is None:
-        return ""
-    median, p95 = latency.median_ms, latency.p95_ms
-    if max(median, p95) < 999.5:
-        return f"{median:.3g} / {p95:.3g} ms"
-    return f"{median / 1e3:.3g} / {p95 / 1e3:.3g} s"
+def _scaled(units: tuple[str, str], *values: float | None) -> str:
+    """Return the values in one unit, the second for large ones; empty if nothing was measured."""
+    numbers = [value for value in values if value is not None]
+    is_large = max(map(abs, numbers), default=0.0) >= 999.5
+    texts = (f"{number / 1e3 if is_large else number:.3g}" for number in numbers)
+    return f"{' / '.join(texts)} {units[is_large]}" if numbers else ""
+
+
+def _times(latency: Latency | None) -> str:
+    """Return median and 95th percentile."""
+    return "" if latency is None else _scaled(_TIME, latency.median_ms, latency.p95_ms)
 
 
 def _memory(size: int | None) -> str:
-    if size is None:
-        return ""
-    return f"{size / _MB:.3g} MB" if size < 999.5 * _MB else f"{size / _MB / 1e3:.3g} GB"
+    return "" if size is None else _scaled(_MEMORY, size / _MB)
 
 
 # `gate.summary.summarize.summarize` builds a `Summary` from decision, evidence, explanation and
