@@ -145,11 +145,13 @@ class _Server:
 
     def _update_by_batch(self, policy: MetricPolicy, metric: Metric) -> dict[str, Any]:
         found: dict[str, list[State]] = {side: [] for side in self._sides}
+        taken = {side: outputs_for(policy, outputs) for side, outputs in self._sides.items()}
         start = 0
         for count in self._counts:
             rows = slice(start, start + count)
-            for side, outputs in self._sides.items():
-                batch = outputs_for(policy, self._rows(outputs, rows))
+            for side, outputs in taken.items():
+                # A single batch may have outputs that are not per sample.
+                batch = outputs if len(self._counts) == 1 else _rows_of(outputs, rows)
                 labels = None if self._labels is None else self._labels[rows]
                 # The function may write into its arguments, and the labels are shared by all sides.
                 given = _copied(batch), _copied(labels)
@@ -158,12 +160,12 @@ class _Server:
             start += count
         return _arrays_of({side: State.joined(states) for side, states in found.items()})
 
-    def _rows(self, outputs: Mapping[str, Any], rows: slice) -> Mapping[str, Any]:
-        """Return one batch of the outputs. A single batch may have outputs that are not per
-        sample."""
-        if len(self._counts) == 1:
-            return outputs
+
+def _rows_of(outputs: Any, rows: slice) -> Any:
+    """Return some samples of an array, or of arrays by name."""
+    if isinstance(outputs, Mapping):
         return {name: array[rows] for name, array in outputs.items()}
+    return outputs[rows]
 
 
 def _copied(value: Any) -> Any:
@@ -178,14 +180,13 @@ def _state_of(metric: Metric, outputs: Any, labels: Labels | None, side: str, st
         state = metric.update(outputs, labels)
     except Exception as error:
         raise DataError(_at_sample(metric, outputs, labels, start, error)) from error
-    bad = np.flatnonzero(~np.isfinite(state.rows).all(axis=1))
-    if len(bad):
-        place = bad[0]
+    if not (finite := np.isfinite(state.rows)).all():
+        bad = place = int(finite.all(axis=1).argmin())
         if state.lengths is not None:
             place = np.searchsorted(np.cumsum(state.lengths), place, side="right")
         raise DataError(
             f"sample {start + int(place)} of {side} has the value "
-            f"{state.rows[bad[0]].tolist()}, expected finite numbers"
+            f"{state.rows[bad].tolist()}, expected finite numbers"
         )
     return state
 
@@ -212,13 +213,8 @@ def _at_sample(
     """Return the text of an error, with the first sample that raises on its own if there is one."""
     for place in range(count_of(outputs)):
         one = slice(place, place + 1)
-        part = (
-            {name: array[one] for name, array in outputs.items()}
-            if isinstance(outputs, Mapping)
-            else outputs[one]
-        )
         try:
-            metric.update(part, None if labels is None else labels[one])
+            metric.update(_rows_of(outputs, one), None if labels is None else labels[one])
         except Exception as alone:
             return f"sample {start + place}: {_text(alone)}"
     return f"samples {start} to {start + count_of(outputs) - 1}: {_text(error)}"
