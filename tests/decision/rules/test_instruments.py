@@ -189,6 +189,13 @@ def test_weights_that_could_not_be_matched_are_told_and_refuse_nothing():
     )
 
 
+def test_a_file_without_weights_has_none_to_compare():
+    decision = judge(graph(weights=WeightsReport(constants=0, matched={}, unmatched=0, absent=0)))
+    assert decision.passed
+    (check,) = [check for check in decision.checks if check.name == "graph_other_weights"]
+    assert render_check(check) == "The file has no weights to compare."
+
+
 def test_the_reasons_are_told():
     decision = judge(unmeasured(graph=None, graph_unread="it is no model"))
     told = " ".join(render_check(check) for check in decision.problems)
