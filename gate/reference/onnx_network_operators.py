@@ -960,39 +960,38 @@ def _attention(
     root = math.sqrt(scale)
     scores = (q * root) @ (k * root).transpose(-1, -2)
     plain = scores
-    bias = q.new_zeros(length, total)
+    bias, column = q.new_zeros(length, total), torch.arange(total, device=q.device)
+    allowed = torch.ones_like(bias, dtype=torch.bool)
     if mask is not None:
         if mask.shape[-1] < total:
             lacking = total - mask.shape[-1]
             mask = functional.pad(mask, (0, lacking), value=False if mask.dtype == torch.bool
                                   else -math.inf)  # fmt: skip
-        bias = bias + (_as_bias(mask, q) if mask.dtype == torch.bool else mask)
+        if mask.dtype == torch.bool:
+            allowed = allowed & mask
+        else:
+            bias = bias + mask
     left, right = call.get("left_window_size", -1), call.get("right_window_size", -1)
     right = 0 if call.get("is_causal", 0) else right
     if left >= 0 or right >= 0:
-        offset = torch.full((1,), before) if filled is None else filled.reshape(-1) - length
-        row = torch.arange(length).reshape(1, 1, -1, 1) + offset.reshape(-1, 1, 1, 1)
-        column = torch.arange(total)
-        near = torch.ones_like(column <= row)
-        near = near & (column <= row + right) if right >= 0 else near
-        near = near & (column >= row - left) if left >= 0 else near
-        bias = bias + _as_bias(near, q)
+        offset = before if filled is None else filled.reshape(-1, 1, 1, 1) - length
+        row = torch.arange(length, device=q.device).reshape(-1, 1) + offset
+        allowed = allowed & (column <= row + right) if right >= 0 else allowed
+        allowed = allowed & (column >= row - left) if left >= 0 else allowed
     if filled is not None:
-        bias = bias + _as_bias(torch.arange(total) < filled.reshape(-1, 1, 1, 1), q)
+        allowed = allowed & (column < filled.reshape(-1, 1, 1, 1))
     cap = call.get("softcap", 0.0)
     capped = cap * torch.tanh(scores / cap) if cap else scores
     biased = capped + bias
-    shares = torch.softmax(biased, -1)
+    shares = torch.softmax(biased.masked_fill(~allowed, -math.inf), -1)
     shares = torch.where(torch.isnan(shares), torch.zeros_like(shares), shares)
+    # ONNX Runtime returns the lowest float32 as the score of a masked position.
+    biased = biased.masked_fill(~allowed, torch.finfo(torch.float32).min)
     made = shares @ v
     if flat:
         made = made.transpose(1, 2).flatten(2)
     at = (plain, capped, biased, shares)[call.get("qk_matmul_output_mode", 0)]
     return (made, *present, at)[: max(call.outputs, 1)]
-
-
-def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
-    return torch.where(mask, like.new_zeros(()), like.new_tensor(-math.inf))
 
 
 @operator("RotaryEmbedding")
