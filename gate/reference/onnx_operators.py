@@ -118,7 +118,9 @@ def from_numpy(array: np.ndarray[Any, Any], elem_type: int = 0) -> Tensor:
     if array.dtype.kind not in "biufc":
         array = array.astype(np.int8 if elem_type in (TensorProto.INT4, TensorProto.INT2)
                              else np.uint8 if dtype == torch.uint8 else np.float32)  # fmt: skip
-    return torch.from_numpy(np.array(array, copy=True, order="C"))
+    made = np.array(array, copy=True, order="C")
+    # ONNX Runtime returns uint64 as ulonglong, which torch does not take.
+    return torch.from_numpy(made.view(np.uint64) if made.dtype == np.uint64 else made)
 
 
 def _text(value: Any) -> str:

@@ -63,6 +63,9 @@ _HALF = (torch.float16, torch.bfloat16)
 _OWN_TYPES = {"Cast", "CastLike", "Pow", "Dropout", "BitCast"}
 """Operators whose float inputs may have different types."""
 
+_CASTS = {"Cast", "BitCast"}
+"""Operators that take any integers."""
+
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
 
 _LARGE = 2**31 - 1
@@ -89,20 +92,18 @@ class OnnxNode(nn.Module):
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         opset = scope.opsets.get(domain, 1)
         schema = _schema(domain, proto.op_type, opset)
-        attributes = _defaults(schema)
-        bodies: dict[str, OnnxGraph] = {}
-        for attribute in proto.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                bodies[attribute.name] = OnnxGraph(attribute.g, scope)
-            else:
-                attributes[attribute.name] = attribute_value(attribute)
+        bodies = {
+            each.name: OnnxGraph(each.g, scope)
+            for each in proto.attribute
+            if each.type == onnx.AttributeProto.GRAPH
+        }
         self.bodies = nn.ModuleDict(bodies)
         self.captured = sorted({name for body in bodies.values() for name in body.captured})
         self.call = OperatorCall(
             proto.op_type,
             domain,
             opset,
-            attributes,
+            _stated(proto, schema),
             len(proto.output),
             tuple(scope.types.get(name, 0) for name in proto.output),
             tuple(scope.types.get(name, 0) for name in proto.input),
@@ -124,6 +125,10 @@ class OnnxNode(nn.Module):
         if self.call.operator in _OWN_TYPES:  # weights may be stored in 16 bits
             return False
         return any(each.dtype in _HALF for each in self.parameters(recurse=False))
+
+    def attributes_of(self, node: onnx.NodeProto, opset: int) -> dict[str, Any]:
+        """Return the attributes of another node of this operator, with the defaults of an opset."""
+        return _stated(node, _schema(self.call.domain, self.call.operator, opset))
 
     def _source(self, place: int, name: str, schema: Any, scope: _Scope) -> tuple[str, Any]:
         if not name:
@@ -165,7 +170,8 @@ class OnnxNode(nn.Module):
         function = find_operator(self.call.domain, self.call.operator, self.call.opset)
         if function is None:
             return computed_by_onnx(self.proto, self.call, inputs)
-        if self.call.operator == "TopK" and not self.call.get("sorted", 1):
+        unsorted = self.call.operator == "TopK" and not self.call.get("sorted", 1)
+        if unsorted or (self.call.operator not in _CASTS and any(map(_exceeds_int64, inputs))):
             return computed_by_runtime(self.proto, self.call, inputs)
         typed, narrow = _as_computable(inputs, self.call)
         return self._as_declared(function(self.call, *typed), narrow)
@@ -212,13 +218,13 @@ def _schema(domain: str, operator: str, opset: int) -> Any:
         return None
 
 
-def _defaults(schema: Any) -> dict[str, Any]:
-    if schema is None:
-        return {}
+def _stated(node: onnx.NodeProto, schema: Any) -> dict[str, Any]:
+    """Return the attributes of a node, with the schema's defaults and without subgraphs."""
+    defaults = {} if schema is None else {k: v.default_value for k, v in schema.attributes.items()}
+    without = (onnx.AttributeProto.UNDEFINED, onnx.AttributeProto.GRAPH)
+    stated = {**defaults, **{each.name: each for each in node.attribute}}
     return {
-        name: attribute_value(each.default_value)
-        for name, each in schema.attributes.items()
-        if each.default_value.type != onnx.AttributeProto.UNDEFINED
+        name: attribute_value(each) for name, each in stated.items() if each.type not in without
     }
 
 
@@ -252,7 +258,7 @@ def _as_computable(
             return [typed(each) for each in value]
         if not isinstance(value, torch.Tensor):
             return value
-        if value.dtype in UNSIGNED and call.operator not in ("Cast", "BitCast"):
+        if value.dtype in UNSIGNED and call.operator not in _CASTS:
             return value.to(torch.int64)
         if value.dtype in _HALF and call.operator != "BitCast":
             return value.to(widest)

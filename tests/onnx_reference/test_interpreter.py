@@ -186,6 +186,32 @@ def test_unsorted_top_k_has_the_order_of_onnx_runtime() -> None:
         np.testing.assert_array_equal(double.numpy(), other)
 
 
+@pytest.mark.parametrize("operator", ["Div", "Mod", "Max", "BitShift", "Less"])
+def test_integers_beyond_int64_are_computed(operator: str) -> None:
+    how = ' <direction = "RIGHT">' if operator == "BitShift" else ""
+    kind = "bool" if operator == "Less" else "uint64"
+    body = f"(uint64[3] x, uint64[3] z) => ({kind}[3] y) {{ y = {operator}{how} (x, z) }}"
+    x, z = np.array([[2**64 - 1, 2**63 + 5, 7], [3, 2**63, 2]], np.uint64)
+    made, expected = both(model(body, opset=13), x, z)
+    np.testing.assert_array_equal(made[0], expected[0])
+
+
+@pytest.mark.parametrize("mask", ["bool", "float"])
+@pytest.mark.parametrize("how", ["is_causal = 0", "is_causal = 1", "softcap = 2.0"])
+def test_masked_scores_of_attention_are_those_of_onnx_runtime(mask: str, how: str) -> None:
+    size = "[1,2,3,4]"
+    proto = parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 23]>
+        g (float{size} q, float{size} k, float{size} v, {mask}[3,3] m)
+        => (float{size} y, float[1,2,3,3] scores) {{
+            y, past_k, past_v, scores =
+                Attention <{how}, qk_matmul_output_mode = 2> (q, k, v, m) }}""")
+    allowed = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0]], bool)
+    given = allowed if mask == "bool" else np.where(allowed, 0, -np.inf).astype(np.float32)
+    made, expected = both(proto, *(floats(1, 2, 3, 4) for _ in "qkv"), given)
+    for one, other in zip(made, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_a_function_of_the_file_is_computed() -> None:
     proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
         g (float[3] x) => (float[3] y) { y = own.twice (x) }
