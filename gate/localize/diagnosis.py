@@ -19,10 +19,11 @@ from gate.localize.layer_deviations import Deviation
 from gate.localize.layer_weights import Detail, Floats, tensor_names, tensors_around, tensors_of
 from gate.localize.model_runner import ComputedValue, class_name
 from gate.localize.module_paths import computes
+from gate.localize.node_differences import node_differences
 from gate.localize.value_matching import ValueLayout
 from gate.onnx_file.reading import attributes
 from gate.records.localization import FaultCode, LayerFault
-from gate.reference.onnx_reference import OnnxReference
+from gate.reference.onnx_reference import OnnxNode, OnnxReference
 from gate.storage.arrays import OutputArray
 
 _WINDOW = {"strides": ("stride", 1), "pads": ("padding", 0), "dilations": ("dilation", 1)}
@@ -281,6 +282,7 @@ class Diagnoser:
         for fault in (
             _fault(suspect.value.path, "training_mode") if training(nodes) else None,
             self._weights(suspect, indices, nodes),
+            self._nodes(suspect, nodes),
             self._settings(suspect, nodes),
             self._shape(suspect, nodes),
             self._precision(suspect, nodes),
@@ -293,6 +295,9 @@ class Diagnoser:
                 return fault
         module = self._model.get_submodule(suspect.paths[0])
         function = mismatched_activation(module, nodes)
+        if isinstance(module, OnnxNode) and len(nodes) == 1 and not suspect.unmatched:
+            operator = nodes[0].op_type
+            function = None if operator == module.call.operator else operator
         params: Detail = {"nodes": _operators(nodes), "kind": class_name(module)}
         if function is not None:
             params |= {"variant": "of", "function": function}
@@ -527,6 +532,16 @@ class Diagnoser:
         same = [name[cut:] for name in comparison.same] + compared(module, nodes)
         return same, [name[cut:] for name in comparison.unfound]
 
+    def _nodes(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> LayerFault | None:
+        if not isinstance(self._model, OnnxReference):
+            return None
+        path, rank = suspect.value.path, len(suspect.value.shape)
+        found = list(node_differences(self._model, self._graph, path, nodes, rank))
+        if not found:
+            return None
+        code = found[0][0]
+        return _fault(path, code, details=[detail for kind, detail in found if kind == code])
+
     def _settings(
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
     ) -> LayerFault | None:
@@ -598,6 +613,8 @@ class Diagnoser:
         quantized = [node for node in nodes if _QUANTIZED.search(node.op_type)]
         if not quantized or (self._fake_quantized and not any(map(self._has_integers_only, nodes))):
             return None
+        if any(_QUANTIZED.search(class_name(module)) for module in self._model.modules()):
+            return None  # the reference is a quantized file
         few = any("Bits" in node.op_type or "Bnb" in node.op_type for node in quantized)
         error = suspect.alone.relative
         is_lossy = not error <= _MAX_QUANTIZATION_ERROR  # also for NaN

@@ -100,6 +100,7 @@ class FileGraph:
         """Read the file. Raises OnnxFileError, DigestMismatch, StorageError."""
         self._skeleton, self.weights = _read(candidate)
         self.nodes = list(self._skeleton.graph.node)
+        self.opsets = {each.domain: each.version for each in self._skeleton.opset_import}
         self.outputs = tuple(value.name for value in self._skeleton.graph.output)
         self.producer = {name: at for at, node in enumerate(self.nodes) for name in node.output}
         self._needs = [tuple(_reads(node)) for node in self.nodes]

@@ -249,6 +249,15 @@ FAULTS: dict[str, Fault] = {
 }  # fmt: skip
 
 
+CAUSES = dict.fromkeys((
+    "axis of a mean", "transposed weight", "weight in float16", "row of a weight", "groups",
+    "bound of a clip", "index", "start of a slice", "trip count", "order of gates", "zero point",
+), "weights") | dict.fromkeys(
+    ("clip left out", "truncated instead of rounded"), "missing_value"
+) | {"activation": "operators"}  # fmt: skip
+"""Of the faults whose cause is not a setting of the node."""
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_refused_at_its_node(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
@@ -263,3 +272,4 @@ def test_a_fault_is_refused_at_its_node(name: str, tmp_path: Path) -> None:
     located = found.explanation.localisation
     assert located is not None
     assert located.first_divergence in (fault.at, *fault.also)
+    assert located.fault_code == CAUSES.get(name, "settings"), located.fault_params

@@ -1,0 +1,153 @@
+"""Compare nodes of the file with the nodes of an ONNX reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from gate.localize.file_graph import FileGraph
+from gate.localize.layer_weights import Detail
+from gate.onnx_file.reading import constant_tensor
+from gate.records.localization import FaultCode
+from gate.reference.onnx_operators import to_numpy
+from gate.reference.onnx_reference import OnnxNode, OnnxReference
+from gate.storage.arrays import OutputArray
+
+_DEFAULTS = {
+    **dict.fromkeys(("strides", "dilations"), 1),
+    **dict.fromkeys(("pads", "output_padding", "scan_input_axes", "scan_output_axes"), 0),
+    **dict.fromkeys(("scan_input_directions", "scan_output_directions"), 0),
+}
+"""Values of attributes, along each axis, for which the schemas state no default."""
+
+_FLATTENING = {"Softmax", "LogSoftmax", "Hardmax"}
+"""Operators that take all axes from `axis` on as one before opset 13."""
+
+_KEEPS_RANK = {"Softmax", "LogSoftmax", "Hardmax", "Concat", "LayerNormalization", "TopK", "Split"}
+
+_COMMUTATIVE = {"Add", "Mul", "Max", "Min", "Sum", "Mean", "And", "Or", "Xor", "Equal"}
+
+Differences = Iterator[tuple[FaultCode, Detail]]
+
+Constants = Callable[[str], OutputArray | None]
+"""Returns a constant by its name; None for other values."""
+
+
+def node_differences(
+    model: OnnxReference, graph: FileGraph, path: str, nodes: Sequence[onnx.NodeProto], rank: int
+) -> Differences:
+    """Yield the constants, inputs and attributes in which nodes differ from those of the reference.
+
+    path: of the node of the reference that computes the value; rank: that of the value.
+    A node is compared with it if no other one has its operator, else with the one that has its
+    output.
+    """
+    paths = model.node_paths()
+    same = [node for node in nodes if _is_same_operator(model.get_submodule(path), node)]
+    for node in nodes:
+        at = path if same == [node] else paths.get(node.output[0], "")
+        module = model.get_submodule(at)
+        if isinstance(module, OnnxNode) and _is_same_operator(module, node):
+            yield from _of_node(module, at, node, graph.constant, graph.opsets, rank)
+
+
+def _of_node(
+    module: OnnxNode,
+    path: str,
+    node: onnx.NodeProto,
+    constant: Constants,
+    opsets: Mapping[str, int],
+    rank: int,
+) -> Differences:
+    names = [*node.input, *[""] * (len(module.sources) - len(node.input))]
+    is_permuted = node.op_type not in _COMMUTATIVE and sorted(names) == sorted(module.proto.input)
+    for place, ((kind, held), name) in enumerate(zip(module.sources, names, strict=False)):
+        got = constant(name) if kind == "held" and name else None
+        if got is not None:
+            yield from _of_constant(f"{path}.{held}", got, to_numpy(getattr(module, held)))
+        elif (kind == "absent") != (not name):
+            states = ("present", "absent") if name else ("absent", "present")
+            yield "settings", _setting(f"input {place} of {path}", *states)
+        elif is_permuted and name != module.proto.input[place]:
+            yield "settings", _setting(f"input {place} of {path}", name, module.proto.input[place])
+    opset = opsets.get(module.call.domain, module.call.opset)
+    if node.op_type in _FLATTENING and (opset < 13) != (module.call.opset < 13):
+        yield "settings", _setting("opset", str(opset), str(module.call.opset))
+    stated = module.attributes_of(node, opset)
+    for name in sorted(stated.keys() | module.call.attributes.keys()):
+        got, want = (
+            each.get(name, _DEFAULTS.get(name)) for each in (stated, module.call.attributes)
+        )
+        if not _is_equal(name, got, want, rank if node.op_type in _KEEPS_RANK else 0):
+            yield "settings", _setting(name, _shown(got), _shown(want))
+    for attribute in node.attribute:
+        if attribute.name in module.bodies:
+            body = module.bodies[attribute.name]
+            at = f"{path}.bodies.{attribute.name}"
+            yield from _of_body(body, at, attribute.g, constant, opsets)
+
+
+def _of_constant(name: str, got: OutputArray, want: OutputArray) -> Differences:
+    if got.dtype.kind not in "biuf" or (got.shape != want.shape and got.size * want.size != 1):
+        return
+    distance = np.abs(got.astype(np.float64) - want.astype(np.float64)).ravel()
+    wrong = distance[distance > 0]
+    if wrong.size:
+        share = {"changed": wrong.size, "total": want.size, "largest": float(wrong.max())}
+        yield "weights", {"code": "differs", "name": name, **share}
+
+
+def _of_body(
+    body: Any, path: str, graph: onnx.GraphProto, constant: Constants, opsets: Mapping[str, int]
+) -> Differences:
+    held = {each.name: each for each in graph.initializer}
+    held |= {n.output[0]: t for n in graph.node if (t := constant_tensor(n)) is not None}
+    nodes = [node for node in graph.node if node.op_type != "Constant"]
+    if len(nodes) != len(body.paths):
+        return
+
+    def inner(name: str) -> OutputArray | None:
+        return numpy_helper.to_array(held[name]) if name in held else constant(name)
+
+    for name, node in zip(body.paths, nodes, strict=True):
+        module, at = body.get_submodule(name), f"{path}.{name}"
+        if _is_same_operator(module, node):
+            yield from _of_node(module, at, node, inner, opsets, 0)
+        else:
+            yield "settings", _setting(f"operator of {at}", node.op_type, module.call.operator)
+
+
+def _is_same_operator(module: Any, node: onnx.NodeProto) -> bool:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    call = getattr(module, "call", None)
+    return call is not None and (call.domain, call.operator) == (domain, node.op_type)
+
+
+def _is_equal(name: str, got: Any, want: Any, rank: int) -> bool:
+    """Return True also for values that cannot be compared, such as an axis and one that counts
+    from the end if the rank is unknown."""
+    lists = [value for value in (got, want) if isinstance(value, list)]
+    if lists:  # of a number for each axis, or one number for all
+        pair = [v if isinstance(v, list) else [v] * len(lists[0]) for v in (got, want)]
+        same = [_is_equal(name, *each, rank) for each in zip(*pair, strict=False)]
+        return len(pair[0]) == len(pair[1]) and all(same)
+    if not isinstance(got, int | float | str) or not isinstance(want, int | float | str):
+        return True
+    if name in ("axis", "axes") and (got < 0) != (want < 0):
+        return rank == 0 or got % rank == want % rank
+    if isinstance(got, float) and isinstance(want, float):
+        return math.isclose(got, want, rel_tol=1e-6)
+    return bool(got == want)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _setting(name: str, got: str, want: str) -> Detail:
+    return {"code": "setting", "setting": name, "attribute": "it", "got": got, "want": want}
