@@ -122,7 +122,7 @@ EXTRAS = {
 }
 """Required modules of each extra. Extras for a single runtime or sample source are not listed."""
 
-_FURTHER = {"pandas": "registry", "anyio": "service", "sklearn": "pipeline"}
+_FURTHER = {"pandas": "registry", "anyio": "service", "httpx": "service", "sklearn": "pipeline"}
 """Modules that only some features of an extra need."""
 
 

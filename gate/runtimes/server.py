@@ -187,8 +187,8 @@ class ServerSession(Session):
             expected = {spec.name: DATATYPES.get(spec.dtype, spec.dtype) for spec in wanted}
             if found and not expected.items() <= found.items():
                 raise EvidenceError(
-                    f"the server's model {self._model} has the {kind} {found}, the file has "
-                    f"{expected}. It serves another model."
+                    f"the server's model {self._model} has the {kind} {found!s:.500}, the file "
+                    f"has {expected}. It serves another model."
                 )
 
     def _verify_digest(self) -> str:
@@ -261,15 +261,18 @@ class ServerSession(Session):
         """Raise EvidenceError for an answer of another request, model or version."""
         if answer.identity not in (None, "", identity):
             raise EvidenceError(
-                f"the server answered the request {answer.identity!r} when '{identity}' was sent."
+                f"the server answered the request {answer.identity!r:.200} when '{identity}' was "
+                "sent."
             )
         if answer.model not in (None, self._model):
-            raise EvidenceError(f"the model {answer.model!r} answered, '{self._model}' was asked.")
+            raise EvidenceError(
+                f"the model {answer.model!r:.200} answered, '{self._model}' was asked."
+            )
         version = answer.version
         if version and self._answered and version != self._answered:
             raise EvidenceError(
-                f"version {version!r} of {self._model} answered, '{self._answered}' did so far or "
-                "was asked. Name one version in the URL (/versions/N)."
+                f"version {version!r:.200} of {self._model} answered, '{self._answered}' did so "
+                "far or was asked. Name one version in the URL (/versions/N)."
             )
         self._answered = self._answered or version
 

@@ -46,7 +46,8 @@ _METADATA_PARAMETERS = 6
 """Field number of the parameters in MLServer's model metadata, which Triton's messages lack."""
 
 _CONTENTS = {
-    "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents",
+    "BOOL": "bool_contents", "BYTES": "bytes_contents",
+    "FP32": "fp32_contents", "FP64": "fp64_contents",
     "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents",
     "UINT32": "uint_contents", "UINT64": "uint64_contents",
@@ -137,7 +138,7 @@ class GrpcClient:
             answer.id,
             answer.model_name or None,
             answer.model_version,
-            read_outputs(self._options.url, _tensors(answer)),
+            read_outputs(self._options.url, _tensors(answer), self._outputs),
         )
 
     def close(self) -> None:

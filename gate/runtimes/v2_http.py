@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import socket
-import threading
-import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +21,7 @@ from gate.runtimes.v2_protocol import (
     slow,
 )
 from gate.storage.arrays import Batch
+from gate.storage.bounded_http import BoundedHttp
 from gate.storage.safe_text import make_printable
 
 _BINARY = "binary_tensor_data"
@@ -109,12 +105,12 @@ class HttpClient:
             verify=verify, retries=2, limits=httpx.Limits(max_connections=most)
         )
         self._headers = dict(options.secret_headers())
-        self._watchdog = _Watchdog(options.timeout_s)
-        self._http = httpx.Client(
-            transport=transport,
-            timeout=options.timeout_s,
-            trust_env=False,
-        )
+        most = max((1, *options.connections))
+        try:
+            # Connecting again is safe; a request that was sent may have been computed.
+            self._http = BoundedHttp(options.timeout_s, ca=options.ca, connections=most, retries=2)
+        except OSError as error:  # also of ssl
+            raise certificates_problem(str(options.ca), error) from error
 
     @property
     def encoding(self) -> str:
@@ -152,15 +148,13 @@ class HttpClient:
         url = self._options.url.rstrip("/")
         content = b"".join([header, *data])
         status, received, body = self._exchange("POST", f"{url}/infer", content, headers)
-        if status in _TRANSIENT or status in (401, 403, 404):
-            raise RuntimeUnusable(_refusal(url, status, body))
         if status != 200:
-            raise EvidenceError(_refusal(url, status, body))
+            is_refusal = status >= 400 and status not in _UNAVAILABLE
+            raise (EvidenceError if is_refusal else RuntimeUnusable)(_refusal(url, status, body))
         return self._parsed(received, body)
 
     def close(self) -> None:
         """Close the connections."""
-        self._watchdog.close()
         self._http.close()
 
     def _encoded(self, batch: Batch, identity: str) -> tuple[bytes, list[bytes]]:
@@ -193,6 +187,8 @@ class HttpClient:
         except ValueError as error:
             raise RuntimeUnusable(f"{url}: {_HEADER_LENGTH} is {length!r}.") from error
         answer, rest = _object(url, body[:split]), memoryview(body)[split:]
+        if "outputs" not in answer:
+            raise RuntimeUnusable(_refusal(url, 200, body))
 
         def tensors() -> Iterator[tuple[Mapping[str, Any], memoryview | None]]:
             nonlocal rest
@@ -203,7 +199,7 @@ class HttpClient:
                 yield tensor, None if size is None else rest[:size]
                 rest = rest[size or 0 :]
 
-        outputs = read_outputs(url, tensors())
+        outputs = read_outputs(url, tensors(), self._outputs)
         if rest:
             raise RuntimeUnusable(f"{url} answered with {len(rest)} bytes too many.")
         return InferenceResponse(
@@ -233,35 +229,33 @@ class HttpClient:
             raise RuntimeUnusable(_no_answer(url, error)) from error
 
     def _exchange_once(
-        self, method: str, url: str, content: bytes | None, headers: Any
+        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, Mapping[str, str], bytes]:
         import httpx
 
-        limit = self._options.timeout_s
-        options: Any = {"headers": headers, "extensions": {"trace": self._watchdog.trace}}
         try:
-            with (
-                self._watchdog.watching() as end,
-                self._http.stream(method, url, content=content, **options) as response,
-            ):
+            with self._http.exchange(method, url, content, headers) as response:
+                encoding = response.headers.get("content-encoding", "identity")
+                if encoding != "identity":
+                    raise RuntimeUnusable(
+                        f"{url} answered with the content encoding {encoding!r:.200}, expected "
+                        "none. Let no proxy compress its answers."
+                    )
+                if response.is_redirect:
+                    target = response.headers.get("location", "nowhere")
+                    raise RuntimeUnusable(
+                        f"{url} redirects to {target:.200}, and redirects are not followed. Give "
+                        "the URL of the server itself."
+                    )
                 body = bytearray()
-                for chunk in response.iter_bytes():
+                for chunk in response.iter_raw():
                     body += chunk
                     if len(body) > MOST_BYTES:
                         raise RuntimeUnusable(f"{url} sent more than {MOST_BYTES} bytes.")
-                    if time.monotonic() > end:
-                        raise RuntimeUnusable(slow(url, limit))
-                if response.is_redirect:
-                    raise RuntimeUnusable(
-                        f"{url} redirects to {response.headers.get('location', 'nowhere')}, and "
-                        "redirects are not followed. Give the URL of the server itself."
-                    )
                 return response.status_code, response.headers, bytes(body)
-        except httpx.TimeoutException as error:
-            raise RuntimeUnusable(slow(url, limit)) from error
-        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
-            if self._watchdog.has_cut:
-                raise RuntimeUnusable(slow(url, limit)) from error
+        except TimeoutError as error:
+            raise RuntimeUnusable(slow(url, self._options.timeout_s)) from error
+        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             raise
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise RuntimeUnusable(_no_answer(url, error)) from error

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, Self
 from urllib.parse import unquote, urlsplit
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from gate.errors import RuntimeUnusable
 from gate.storage.arrays import Batch, RuntimeArray
+from gate.storage.safe_text import shorten
 
 DTYPES = {
     "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64",
@@ -171,7 +172,9 @@ def slow(url: str, limit: float) -> str:
 
 
 def read_outputs(
-    url: str, tensors: Iterable[tuple[Mapping[str, Any], memoryview | None]]
+    url: str,
+    tensors: Iterable[tuple[Mapping[str, Any], memoryview | None]],
+    names: Sequence[str],
 ) -> dict[str, RuntimeArray]:
     """Return the outputs by name. Raises RuntimeUnusable for invalid tensors.
 
@@ -185,7 +188,8 @@ def read_outputs(
             found[tensor["name"]] = _array(tensor, raw)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise RuntimeUnusable(
-            f"{url} answered with outputs that can't be read: {type(error).__name__}: {error}."
+            f"{url} answered with outputs that can't be read: {type(error).__name__}: "
+            f"{shorten(str(error), 200)}."
         ) from error
     return found
 
@@ -197,8 +201,11 @@ def _array(tensor: Mapping[str, Any], raw: memoryview | None) -> RuntimeArray:
     if any(type(size) is not int or size < 0 for size in shape):  # NumPy would infer -1
         raise ValueError(f"invalid shape {tensor['shape']}")
     if raw is None:
-        flat = np.array(tensor["data"], dtype=dtype)
-        if dtype.kind in "biu" and not np.array_equal(flat, np.array(tensor["data"])):
+        plain = np.array(tensor["data"])
+        with np.errstate(over="ignore"):  # becomes an infinity
+            flat = np.array(tensor["data"], dtype=dtype)
+        is_text = plain.dtype.kind == "U"
+        if is_text or (dtype.kind in "biu" and not np.array_equal(flat, plain)):
             raise ValueError(f"its data are no numbers of {tensor['datatype']}")
     else:
         flat = np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype)

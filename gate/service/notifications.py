@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import io
 import json
 import logging
-import socket
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib import metadata
-from typing import Any, Literal
+from typing import Literal
+from urllib.parse import urlsplit
 
 from gate.errors import EvidenceError, GateError
 from gate.ledger.entry import Action, LedgerEntry, plain
@@ -24,6 +20,7 @@ from gate.ledger.maintenance import same
 from gate.registry.eligibility import TrustFile
 from gate.service.app import sign
 from gate.service.settings import ServiceSettings, WebhookSecrets
+from gate.storage.bounded_http import BoundedHttp
 from gate.storage.digest import Digest
 from gate.storage.record import Count, Record, added_field
 from gate.storage.safe_text import redacted
@@ -51,7 +48,7 @@ CURSOR = "notified.json"
 
 _POLL_S = 2.0
 _TIMEOUT_S = 10.0
-"""Within which the receiver must be connected, have taken the request, and have answered: each."""
+"""Within which the status and headers of an answer must arrive."""
 _LONGEST_PAUSE_S = 300.0
 
 MOST_TRIES = 6
@@ -79,66 +76,6 @@ class NotificationCursor(Record):
     entries: Count
     undelivered: tuple[UndeliveredEntry, ...] = added_field(())
     """Processed entries that the receiver refused; sent again when the service starts."""
-
-
-class _TimedReader(io.RawIOBase):
-    """Reads from a socket until a deadline: its timeout is that of each read alone, and a receiver
-    may send one byte of a header after the other."""
-
-    def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
-        self._sock, self._raw, self._end = sock, raw, time.monotonic() + _TIMEOUT_S
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"no whole answer came within {_TIMEOUT_S:g} s")
-        self._sock.settimeout(left)
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _TimedResponse(http.client.HTTPResponse):
-    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
-        super().__init__(sock, *arguments, **options)
-        self.fp = io.BufferedReader(_TimedReader(sock, self.fp.detach()))
-
-
-class _HttpConnection(http.client.HTTPConnection):
-    response_class = _TimedResponse
-
-
-class _HttpsConnection(http.client.HTTPSConnection):
-    response_class = _TimedResponse
-
-
-class _HttpHandler(urllib.request.HTTPHandler):
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_HttpConnection, req)
-
-
-class _HttpsHandler(urllib.request.HTTPSHandler):
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_HttpsConnection, req)
-
-
-# Without urllib's handler of redirects: a redirected POST would arrive as a GET without its body,
-# and an invalid Location would raise ValueError. So a redirect is an HTTPError like any other.
-_OPENER = urllib.request.OpenerDirector()
-for _handler in (
-    urllib.request.ProxyHandler(),
-    urllib.request.UnknownHandler(),
-    _HttpHandler(),
-    _HttpsHandler(),
-    urllib.request.HTTPDefaultErrorHandler(),
-    urllib.request.HTTPErrorProcessor(),
-):
-    _OPENER.add_handler(_handler)
 
 
 class Notifier:
@@ -214,12 +151,9 @@ class Notifier:
         Raises OSError if the receiver is not ready; then retry.
         """
         for each in cursor.undelivered:
-            try:
-                self._post(each.entry, entries[each.entry - 1])
-            except urllib.error.HTTPError as error:
-                if not _is_final(error):
-                    raise
-                _log.warning("entry %d is still not delivered: %s", each.entry, error)
+            status = self._post(each.entry, entries[each.entry - 1])
+            if status is not None:
+                _log.warning("entry %d is still not delivered: HTTP %d", each.entry, status)
                 continue
             left = tuple(one for one in cursor.undelivered if one != each)
             cursor = cursor.model_copy(update={"undelivered": left})
@@ -231,23 +165,24 @@ class Notifier:
 
         Raises OSError if the entry must be sent again.
         """
-        try:
-            self._post(number, entry)
-        except urllib.error.HTTPError as error:
-            if not _is_final(error):
-                raise
-            self._tries[number] += 1
-            if self._tries[number] < MOST_TRIES:
-                raise
-            _log.error(
-                "not delivered: the receiver refused entry %d %d times (HTTP %d). It is listed in "
-                "%s and is sent again when the service starts",
-                number, MOST_TRIES, error.code, self._path,
-            )  # fmt: skip
-            return error.code
-        return None
+        status = self._post(number, entry)
+        if status is None:
+            return None
+        self._tries[number] += 1
+        if self._tries[number] < MOST_TRIES:
+            raise OSError(f"HTTP {status}")
+        _log.error(
+            "not delivered: the receiver refused entry %d %d times (HTTP %d). It is listed in "
+            "%s and is sent again when the service starts",
+            number, MOST_TRIES, status, self._path,
+        )  # fmt: skip
+        return status
 
-    def _post(self, number: int, entry: LedgerEntry) -> None:
+    def _post(self, number: int, entry: LedgerEntry) -> int | None:
+        """Send an entry; return None, or the status if a retry is pointless: of a redirect, which
+        is not followed, or of a client error. Raises OSError if the receiver is not ready."""
+        import httpx
+
         content = {
             "type": f"parity_gate.{entry.action}",
             "timestamp": entry.at,
@@ -274,14 +209,28 @@ class Notifier:
         ]
         headers = {
             "Content-Type": "application/json",
-            "User-Agent": f"parity-gate/{metadata.version('parity-gate')}",
             "webhook-id": delivery,
             "webhook-timestamp": timestamp,
             "webhook-signature": " ".join(signatures),
         }
-        request = urllib.request.Request(self._url, body, headers, method="POST")
-        with _OPENER.open(request, timeout=_TIMEOUT_S):
+        target = urlsplit(self._url)
+        proxies = urllib.request.getproxies()
+        is_direct = urllib.request.proxy_bypass(target.netloc)
+        proxy = None if is_direct else proxies.get(target.scheme)
+        try:
+            with (
+                contextlib.closing(BoundedHttp(_TIMEOUT_S, proxy=proxy)) as client,
+                client.exchange("POST", self._url, body, headers) as response,
+            ):
+                status = int(response.status_code)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        if 200 <= status < 300:
             _log.info("notified", extra={"fields": {"model": entry.key, "entry": number}})
+            return None
+        if status < 500 and status not in _TEMPORARY:
+            return status
+        raise OSError(f"HTTP {status}")
 
     def _run(self) -> None:
         failures = 0
@@ -297,11 +246,6 @@ class Notifier:
                 _log.exception("notification failed, will retry")
             pause = min(_LONGEST_PAUSE_S, _POLL_S * 2.0 ** min(failures, 10))
             self._stopping.wait(pause if failures else _POLL_S)
-
-
-def _is_final(error: urllib.error.HTTPError) -> bool:
-    """Return whether a retry is pointless: after a redirect (not followed) or a client error."""
-    return 300 <= error.code < 500 and error.code not in _TEMPORARY
 
 
 @contextlib.contextmanager

@@ -180,7 +180,7 @@ def test_a_server_that_lies_or_hangs_never_passes(
     "fault",
     [
         *NO_ANSWERS, "redirect", "busy", "silent", "half_open", "other_dtype", "other_name",
-        "open_shape", "twice",
+        "open_shape", "twice", "partial", "compressed", "texts",
     ],
 )  # fmt: skip
 def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: str) -> None:
@@ -190,6 +190,14 @@ def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: 
         closing(opened(files, url=server.url, timeout_s=1.0)) as session,
     ):
         session.run({"x": SAMPLES})
+
+
+def test_outputs_that_the_file_lacks_are_ignored(files: dict[str, Path]) -> None:
+    with (
+        serving(files["model"], fault="more_outputs") as server,
+        closing(opened(files, url=server.url)) as session,
+    ):
+        assert len(session.run({"x": SAMPLES})) == 2
 
 
 def test_truncated_binary_is_no_answer(files: dict[str, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import threading
@@ -23,7 +24,15 @@ NO_ANSWERS = {
     "no_outputs": b'{"outputs": null}',
     "numbers_as_outputs": b'{"outputs": [1]}',
     "shape_as_text": b'{"outputs": [{"name": "left", "datatype": "FP32", "shape": "12", "data": [1, 2]}]}',
+    "error": b'{"error": "out of memory"}',
     "long_number": b'{"outputs": [' + b"9" * 5000 + b"]}",
+}
+
+
+INSTEAD: dict[str, tuple[Any, ...]] = {
+    "redirect": (307, b"", {"Location": "http://127.0.0.2:1/v2/models/net/infer"}),
+    "busy": (503, b"overloaded"),
+    **{fault: (200, body) for fault, body in NO_ANSWERS.items()},
 }
 
 
@@ -73,7 +82,8 @@ class V2Server(ThreadingHTTPServer):
             "parameters": parameters,
         }  # fmt: skip
 
-    def infer(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def infer(self, feed: dict[str, np.ndarray], *, pinned: bool = False) -> list[np.ndarray]:
+        """`pinned`: by a cookie, to a worker that is right."""
         with self.lock:
             self.requests += 1
             self.at_work += 1
@@ -85,7 +95,8 @@ class V2Server(ThreadingHTTPServer):
                 raise ValueError(f"refused: {rows} samples")
             if self.fault in ("mixed", "swapped_under_load", "float16_under_load"):
                 time.sleep(0.002)  # so that requests meet
-            worker = mine % 4 == 0 if self.fault == "one_worker" else self.fault == "stale"
+            wrong = mine % 4 == 0 and not pinned
+            worker = wrong if self.fault == "one_worker" else self.fault == "stale"
             if self.fault == "normalized_twice":
                 feed = {name: (array - 0.5) / 0.5 for name, array in feed.items()}
             outputs = self.sessions[int(worker)].run(None, feed)
@@ -149,7 +160,7 @@ class Handler(BaseHTTPRequestHandler):
             rest = rest[size or 0 :]
             feed[tensor["name"]] = flat.reshape(tensor["shape"])
         try:
-            outputs = self.server.infer(feed)
+            outputs = self.server.infer(feed, pinned="Cookie" in self.headers)
         except Exception as error:
             if self.server.fault == "answers_anything":
                 outputs = self.server.infer({n: a.reshape(a.shape[:-2]) for n, a in feed.items()})
@@ -160,18 +171,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _outputs(self, request: dict[str, Any], outputs: list[np.ndarray]) -> None:
         fault, names = self.server.fault, [o.name for o in self.server.sessions[0].get_outputs()]
-        if fault == "redirect":
-            self._answer(307, b"", {"Location": "http://127.0.0.2:1/v2/models/net/infer"})
-            return
-        if fault == "busy":
-            self._answer(503, b"overloaded")
-            return
         if fault == "silent":
             time.sleep(5)
             self.close_connection = True
             return
-        if fault in NO_ANSWERS:
-            self._answer(200, NO_ANSWERS[fault])
+        if fault in INSTEAD:
+            self._answer(*INSTEAD[fault])
             return
         if fault == "other_dtype":
             outputs = [o.astype(np.float64) for o in outputs]
@@ -186,9 +191,11 @@ class Handler(BaseHTTPRequestHandler):
                 tensor["parameters"] = {"binary_data_size": len(raw)}
                 data.append(raw[:-4] if fault == "truncated" else raw)
             else:
-                flat = array.reshape(-1).tolist()
+                flat = array.reshape(-1).astype(str if fault == "texts" else array.dtype).tolist()
                 tensor["data"] = flat[:-1] if fault in ("truncated", "wrong_length") else flat
             tensors.append(tensor)
+        if fault == "more_outputs":
+            tensors.append({"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]})
         times = 2 if fault == "twice" else 1
         tensors, data = tensors * times, data * times
         answer = {
@@ -198,8 +205,13 @@ class Handler(BaseHTTPRequestHandler):
             "outputs": tensors,
         }
         header = json.dumps(answer).encode()
-        extra = {"Inference-Header-Content-Length": str(len(header))} if self.server.binary else {}
-        self._answer(200, header + b"".join(data), extra)
+        extra = {"Set-Cookie": "worker=1"} if fault == "one_worker" else {}
+        if self.server.binary:
+            extra["Inference-Header-Content-Length"] = str(len(header))
+        body = header + b"".join(data)
+        if fault == "compressed":
+            body, extra = gzip.compress(body), {"Content-Encoding": "gzip"}
+        self._answer(206 if fault == "partial" else 200, body, extra)
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
