@@ -133,11 +133,13 @@ def _is_equal(name: str, got: Any, want: Any, rank: int) -> bool:
     from the end if the rank is unknown."""
     lists = [value for value in (got, want) if isinstance(value, list)]
     if lists:  # of a number for each axis, or one number for all
-        pair = [v if isinstance(v, list) else [v] * len(lists[0]) for v in (got, want)]
-        same = [_is_equal(name, *each, rank) for each in zip(*pair, strict=False)]
-        return len(pair[0]) == len(pair[1]) and all(same)
+        left, right = (v if isinstance(v, list) else [v] * len(lists[0]) for v in (got, want))
+        pairs = zip(left, right, strict=False)
+        return len(left) == len(right) and all(_is_equal(name, *pair, rank) for pair in pairs)
     if not isinstance(got, int | float | str) or not isinstance(want, int | float | str):
         return True
+    if isinstance(got, str) or isinstance(want, str):
+        return bool(got == want)
     if name in ("axis", "axes") and (got < 0) != (want < 0):
         return rank == 0 or got % rank == want % rank
     if isinstance(got, float) and isinstance(want, float):

@@ -183,9 +183,9 @@ def _state_of(metric: Metric, outputs: Any, labels: Labels | None, side: str, st
     if not (finite := np.isfinite(state.rows)).all():
         bad = place = int(finite.all(axis=1).argmin())
         if state.lengths is not None:
-            place = np.searchsorted(np.cumsum(state.lengths), place, side="right")
+            place = int(np.searchsorted(np.cumsum(state.lengths), place, side="right"))
         raise DataError(
-            f"sample {start + int(place)} of {side} has the value "
+            f"sample {start + place} of {side} has the value "
             f"{state.rows[bad].tolist()}, expected finite numbers"
         )
     return state

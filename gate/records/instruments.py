@@ -278,7 +278,7 @@ class ProbeResult(Record):
 
 _BETWEEN = range(2, 17)
 
-_ABOVE = range(41, 49)
+_LARGER_SIZES = range(41, 49)
 """Larger than the usual constants in a condition, but small, because each sample takes time."""
 
 

@@ -240,6 +240,12 @@ def _unused_name(module: nn.Module, name: str) -> str:
     return name
 
 
+def _exceeds_int64(value: Value) -> bool:
+    """Return whether uint64 values do not fit in int64, in which they would be computed."""
+    is_wide = isinstance(value, torch.Tensor) and value.dtype == torch.uint64
+    return is_wide and bool((value.view(torch.int64) < 0).any())
+
+
 def _as_computable(
     inputs: Sequence[Value], call: OperatorCall
 ) -> tuple[list[Value], torch.dtype | None]:

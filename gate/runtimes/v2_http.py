@@ -1,4 +1,4 @@
-"""A client of the Open Inference Protocol V2 over HTTP, with JSON or binary tensors."""
+"""The Open Inference Protocol V2 over HTTP; JSON or binary tensors."""
 
 from __future__ import annotations
 
@@ -25,85 +25,22 @@ from gate.storage.bounded_http import BoundedHttp
 from gate.storage.safe_text import make_printable
 
 _BINARY = "binary_tensor_data"
-"""Name of the extension in a server's metadata."""
+"""The extension's name in the metadata of a server."""
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
-_TRANSIENT = (429, 502, 503, 504)
-
-_WATCH_S = 0.2
-"""Seconds between two checks of running requests."""
-
-
-class _Watchdog:
-    """Closes a client's connections if a request exceeds its time limit.
-
-    httpx limits each read separately, so a server could send one byte at a time without end.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s, self.has_cut = limit_s, False
-        self._ends: dict[int, float] = {}
-        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._numbers = itertools.count()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gate-server-watchdog", daemon=True)
-        self._thread.start()
-
-    def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Record each new connection. Used as httpx's extension `trace`."""
-        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-            self._streams.add(info["return_value"])
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[float]:
-        """Watch the request of the `with` block; yield its deadline."""
-        number, end = next(self._numbers), time.monotonic() + self.limit_s
-        self._ends[number] = end
-        try:
-            yield end
-        finally:
-            del self._ends[number]
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._closed.set()
-
-    def _run(self) -> None:
-        while not self._closed.wait(_WATCH_S):
-            if any(end < time.monotonic() for end in list(self._ends.values())):
-                self.has_cut = True
-                for stream in list(self._streams):
-                    with contextlib.suppress(OSError):
-                        stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+_UNAVAILABLE = (401, 403, 404, 408, 429, 502, 503, 504)
+"""Status codes about the server or the way to it; others from 400 on are about the request."""
 
 
 class HttpClient:
-    """Sends requests to one server, each with a deadline."""
+    """Requests to one server, each within a deadline."""
 
     def __init__(self, options: ServerOptions, outputs: Sequence[str] = ()) -> None:
-        """`outputs`: names of the outputs to request.
-
-        Raises RuntimeUnusable for a variable that is unset or not a valid header, or certificates
-        that can't be loaded.
-        """
-        import httpx
-
+        """`outputs`: names of the outputs to ask for. Raises RuntimeUnusable for a variable that is
+        not set or can't be a header, and for certificates that can't be loaded."""
         self._options, self._outputs = options, outputs
         self._binary = options.encoding == "binary"
-        verify: Any = True
-        if options.ca is not None:
-            import ssl
-
-            try:
-                verify = ssl.create_default_context(cafile=options.ca)
-            except OSError as error:  # also of ssl
-                raise certificates_problem(options.ca, error) from error
-        most = max((1, *options.connections))
-        # Connecting again is safe; a sent request may already have been computed.
-        transport = httpx.HTTPTransport(
-            verify=verify, retries=2, limits=httpx.Limits(max_connections=most)
-        )
         self._headers = dict(options.secret_headers())
         most = max((1, *options.connections))
         try:
@@ -114,7 +51,7 @@ class HttpClient:
 
     @property
     def encoding(self) -> str:
-        """Encoding of the tensors."""
+        """How tensors are sent."""
         return "binary" if self._binary else "json"
 
     def get(self, url: str) -> dict[str, Any]:
@@ -125,7 +62,7 @@ class HttpClient:
         return _object(url, body)
 
     def server(self) -> dict[str, Any]:
-        """Return the server's metadata, whose extensions determine the encoding."""
+        """Return the metadata of the server, whose extensions say how tensors are sent."""
         metadata = self.get(self._options.parts[0])
         if self._options.encoding == "auto":
             extensions = metadata.get("extensions")
@@ -216,11 +153,11 @@ class HttpClient:
     ) -> tuple[int, Mapping[str, str], bytes]:
         import httpx
 
-        # digest_url may have another host, which must not receive the server's token.
+        # The host of a digest_url may be another, which must not get the server's token.
         secret = self._headers if _origin(url) == _origin(self._options.url) else {}
         headers = {**secret, **(headers or {})}
-        # A server may close an idle connection just when it is reused. Repeating the computation is
-        # safe.
+        # A server may close a connection that it kept, just when it is used again. To compute the
+        # same again is safe.
         with contextlib.suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             return self._exchange_once(method, url, content, headers)
         try:
