@@ -1,4 +1,4 @@
-"""The Open Inference Protocol V2 over HTTP; JSON or binary tensors."""
+"""A client of the Open Inference Protocol V2 over HTTP, with JSON or binary tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gate.storage.bounded_http import BoundedHttp
 from gate.storage.safe_text import make_printable
 
 _BINARY = "binary_tensor_data"
-"""The extension's name in the metadata of a server."""
+"""Name of the extension in a server's metadata."""
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -34,11 +34,14 @@ _UNAVAILABLE = (401, 403, 404, 408, 429, 502, 503, 504)
 
 
 class HttpClient:
-    """Requests to one server, each within a deadline."""
+    """Sends requests to one server, each with a deadline."""
 
     def __init__(self, options: ServerOptions, outputs: Sequence[str] = ()) -> None:
-        """`outputs`: names of the outputs to ask for. Raises RuntimeUnusable for a variable that is
-        not set or can't be a header, and for certificates that can't be loaded."""
+        """`outputs`: names of the outputs to request.
+
+        Raises RuntimeUnusable for a variable that is unset or not a valid header, or certificates
+        that can't be loaded.
+        """
         self._options, self._outputs = options, outputs
         self._binary = options.encoding == "binary"
         self._headers = dict(options.secret_headers())
@@ -51,7 +54,7 @@ class HttpClient:
 
     @property
     def encoding(self) -> str:
-        """How tensors are sent."""
+        """Encoding of the tensors."""
         return "binary" if self._binary else "json"
 
     def get(self, url: str) -> dict[str, Any]:
@@ -62,7 +65,7 @@ class HttpClient:
         return _object(url, body)
 
     def server(self) -> dict[str, Any]:
-        """Return the metadata of the server, whose extensions say how tensors are sent."""
+        """Return the server's metadata, whose extensions determine the encoding."""
         metadata = self.get(self._options.parts[0])
         if self._options.encoding == "auto":
             extensions = metadata.get("extensions")
@@ -153,11 +156,11 @@ class HttpClient:
     ) -> tuple[int, Mapping[str, str], bytes]:
         import httpx
 
-        # The host of a digest_url may be another, which must not get the server's token.
+        # digest_url may have another host, which must not receive the server's token.
         secret = self._headers if _origin(url) == _origin(self._options.url) else {}
         headers = {**secret, **(headers or {})}
-        # A server may close a connection that it kept, just when it is used again. To compute the
-        # same again is safe.
+        # A server may close an idle connection just when it is reused. Repeating the computation is
+        # safe.
         with contextlib.suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             return self._exchange_once(method, url, content, headers)
         try:

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol V2: the options of a server, and what both transports share."""
+"""The Open Inference Protocol V2: server options, and what both transports share."""
 
 # The protocol: https://github.com/kserve/open-inference-protocol, with its binary tensor extension.
 
@@ -27,7 +27,7 @@ DTYPES = {
 DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 MOST_BYTES = (1 << 31) - 1
-"""Of one response: a server that sends without end is cut off. The largest that gRPC can limit."""
+"""Largest size of a response, in bytes; it is also the largest limit that gRPC supports."""
 
 _MODEL_URL = re.compile(r"(.+/v2)/models/([^/]+)(?:/versions/([^/]+))?/?")
 
@@ -37,32 +37,32 @@ _ENVIRONMENT = "env:"
 
 
 class ServerOptions(BaseModel):
-    """The server and the model to ask, and how."""
+    """Address of the server and its model, and how requests are sent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str
-    """`http://host:port/v2/models/NAME`, with `/versions/N` for one version; `https`, and `grpc` or
-    `grpcs` for gRPC."""
+    """`http://host:port/v2/models/NAME`, with `/versions/N` for one version. Schemes: `http`,
+    `https`, and `grpc`, `grpcs` for gRPC."""
     headers: dict[str, Annotated[str, StringConstraints(pattern=r"^env:\w+$")]] = {}
-    """Headers of each request to the host of `url`; each value names a variable of the environment:
+    """Headers of each request to the host of `url`. Each value names an environment variable:
     `env:TOKEN`."""
     ca: str | None = None
-    """A file of certificates to trust in place of the system's."""
+    """File with certificates to trust instead of the system's."""
     timeout_s: Annotated[float, Field(gt=0.0, le=300.0)] = 30.0
-    """Within which each request must be answered, from its first to its last byte."""
+    """Time limit for each request, from its first to its last byte, in seconds."""
     max_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Larger batches are sent in several requests, as a client of such a server does."""
+    """Larger batches are split into several requests, as clients of such a server do."""
     encoding: Literal["auto", "json", "binary"] = "auto"
-    """Over HTTP; `auto`: binary tensors if the server lists that extension."""
+    """Encoding over HTTP; `auto`: binary tensors if the server lists that extension."""
     connections: tuple[Annotated[int, Field(ge=1, le=256)], ...] = (1, 8, 32)
-    """Numbers of clients that ask at once; empty: concurrency is not measured."""
+    """Numbers of concurrent clients; empty: concurrency is not measured."""
     rate: Annotated[float, Field(gt=0.0)] | None = None
-    """Requests per second of the open loop; None: no open loop."""
+    """Requests per second of the open-loop measurement; None: no open loop."""
     digest_url: str | None = None
-    """JSON that states the `sha256` of the served file: the manifest of a deployed store."""
+    """URL of JSON with the `sha256` of the served file: the manifest of a deployed store."""
     allow_unproven_file: bool = False
-    """Accept a server that does not state the digest of its file; the verdict says so."""
+    """Accept a server that does not report the digest of its file. The verdict states this."""
 
     @model_validator(mode="after")
     def _valid(self) -> Self:
@@ -85,25 +85,29 @@ class ServerOptions(BaseModel):
 
     @property
     def parts(self) -> tuple[str, str, str | None]:
-        """The address of the protocol, the model and its version."""
+        """The base address of the protocol, the model and its version."""
         match = _MODEL_URL.fullmatch(self.url)
         assert match is not None  # validated
         return match[1], unquote(match[2]), match[3] and unquote(match[3])
 
     @property
     def is_grpc(self) -> bool:
-        """True where the server is asked over gRPC."""
+        """True if requests are sent over gRPC."""
         return urlsplit(self.url).scheme in _GRPC
 
     def secret_headers(self) -> Iterator[tuple[str, str]]:
-        """Yield the headers with their values. Raises RuntimeUnusable for a variable that is not
-        set or can't be a header."""
+        """Yield the headers with their values.
+
+        Raises RuntimeUnusable for a variable that is unset or not a valid header.
+        """
         for name, value in self.headers.items():
             variable = value.removeprefix(_ENVIRONMENT)
             if variable not in os.environ:
                 raise RuntimeUnusable(f"the variable {variable} of the header {name} is not set.")
             text = os.environ[variable]
-            if not (text.isascii() and text.isprintable() and text == text.strip()):  # a secret
+            if not (
+                text.isascii() and text.isprintable() and text == text.strip()
+            ):  # never shown: it is a secret
                 raise RuntimeUnusable(
                     f"the variable {variable} of the header {name} has a line break, a space at an "
                     "end or a character beyond ASCII, expected printable ASCII."
@@ -113,23 +117,25 @@ class ServerOptions(BaseModel):
 
 @dataclass(frozen=True)
 class InferenceResponse:
-    """What a server answered to one request."""
+    """The response of a server to one request."""
 
     identity: str | None
-    """Of the request, where the server repeats it."""
+    """ID of the request, if the server returns it."""
     model: str | None
     version: str
-    """Empty: not stated."""
+    """Version of the model; empty: not stated."""
     outputs: Mapping[str, RuntimeArray]
 
 
 class Client(Protocol):
-    """Requests to one server, each within a deadline. Every method raises RuntimeUnusable where no
-    whole answer comes."""
+    """Sends requests to one server, each with a deadline.
+
+    Every method raises RuntimeUnusable if no complete answer arrives.
+    """
 
     @property
     def encoding(self) -> str:
-        """How tensors are sent."""
+        """Encoding of the tensors."""
         ...
 
     def server(self) -> Mapping[str, Any]:
@@ -141,7 +147,7 @@ class Client(Protocol):
         ...
 
     def infer(self, batch: Batch, identity: str) -> InferenceResponse:
-        """Return the outputs for a batch. Raises EvidenceError where the server refuses it."""
+        """Return the outputs for a batch. Raises EvidenceError if the server refuses it."""
         ...
 
     def close(self) -> None:
@@ -150,7 +156,7 @@ class Client(Protocol):
 
 
 def certificates_problem(path: str, error: OSError) -> RuntimeUnusable:
-    """Return the error for a file of certificates that can't be loaded."""
+    """Return the error for certificates that can't be loaded."""
     return RuntimeUnusable(
         f"the certificates of ca: {path} can't be loaded: {error.strerror or error}. Expected a "
         "file in PEM format."
@@ -158,7 +164,7 @@ def certificates_problem(path: str, error: OSError) -> RuntimeUnusable:
 
 
 def slow(url: str, limit: float) -> str:
-    """Return the message about a server that does not answer in time."""
+    """Return the message for a server that exceeds the time limit."""
     return (
         f"{url} did not answer within {limit:g} s. Look at the server's log, or allow more "
         "(options: timeout_s)."
@@ -170,8 +176,10 @@ def read_outputs(
     tensors: Iterable[tuple[Mapping[str, Any], memoryview | None]],
     names: Sequence[str],
 ) -> dict[str, RuntimeArray]:
-    """Return the arrays with these names. `tensors`: name, datatype, shape and, without raw bytes,
-    data of each. Raises RuntimeUnusable for invalid tensors."""
+    """Return the outputs with these names. Raises RuntimeUnusable for invalid tensors.
+
+    tensors: name, datatype, shape and, without raw bytes, data of each output.
+    """
     found: dict[str, RuntimeArray] = {}
     try:
         for tensor, raw in tensors:
@@ -179,7 +187,7 @@ def read_outputs(
             if name not in names:
                 continue
             if name in found:
-                raise ValueError(f"the output {name!r} is there twice")
+                raise ValueError(f"the output {name!r} occurs twice")
             found[name] = _array(tensor, raw)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise RuntimeUnusable(
@@ -194,7 +202,7 @@ def _array(tensor: Mapping[str, Any], raw: memoryview | None) -> RuntimeArray:
     dtype = np.dtype(DTYPES[tensor["datatype"]])
     shape = tuple(tensor["shape"])
     if any(type(size) is not int or size < 0 for size in shape):  # NumPy would infer -1
-        raise ValueError(f"its shape is {tensor['shape']}")
+        raise ValueError(f"invalid shape {tensor['shape']}")
     if raw is None:
         plain = np.array(tensor["data"])
         with np.errstate(over="ignore"):  # becomes an infinity
