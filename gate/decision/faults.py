@@ -329,7 +329,7 @@ FINDINGS: dict[str, str] = {
 """Texts of `GraphFinding.detail_code`, about a node or tensor of the graph."""
 
 WEIGHTS: dict[str, str] = {
-    "none": "The file has no weights",
+    "none": "The file has no weights to compare",
     "all": "All {same} weights match",
     "some": "{same} of {constants} weights match",
     "ways": " ({ways})",

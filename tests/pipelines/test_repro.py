@@ -104,7 +104,7 @@ def test_exit_codes_of_make_repro(
     assert repro.main() == ExitCode.REJECTED
     dvc[:] = [lambda: None, 255, "prepare 0", "export 1"]
     assert repro.main() == ExitCode.REJECTED
-    assert "the stage 'export' refused" in capsys.readouterr().err
+    assert "Rejected by the stage 'export'" in capsys.readouterr().err
     # A refusal of an earlier time is not the reason why something else fails now.
     dvc[:] = [lambda: None, 255]
     assert repro.main() == ExitCode.NOT_JUDGED

@@ -193,7 +193,7 @@ def of_noise(parity: NoiseParity) -> str:
 
 def test_a_file_without_weights_matches_none():
     report = {"constants": 0, "matched": {}, "unmatched": 0, "absent": 2, "absent_names": ["a"]}
-    assert render.render_weights(report).startswith("The file has no weights. 2 tensors")
+    assert render.render_weights(report).startswith("The file has no weights to compare. 2 tensors")
 
 
 def test_a_widened_bound_says_so():
