@@ -1,4 +1,4 @@
-"""How well the gate judges: files that are right, files that are wrong in known ways, one table.
+"""Measure how well the gate judges: correct files and files with known faults, in one table.
 
 .venv/bin/python -m benchmarks.corpus [--only GLOB] [--json FILE] [--distribution]
 """

@@ -1,4 +1,4 @@
-"""Judge the corpus and print what was caught.
+"""Judge the corpus and print which faults were detected.
 
 Exit code 0 only if nothing escaped, nothing correct was blocked, every fault has its file, and
 every layer that was named is the right one; 1 otherwise; 2 if no entry has such a name.

@@ -1,4 +1,4 @@
-"""The architectures of the corpus: how to build one, what to feed it, which axes are dynamic."""
+"""An architecture of the corpus: how it is built, its inputs, its dynamic axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pairs are made of: models, samples and files, each made once and kept for the run."""
+"""Models, samples and files of the pairs, each created once and cached for the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The correct pairs: every architecture by every exporter at several opsets.
+"""The correct pairs: every architecture with every exporter at several opsets.
 
 An exporter may refuse; the pair is listed with the reason then, and not counted.
 """

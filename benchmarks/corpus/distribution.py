@@ -1,4 +1,4 @@
-"""How far correct files stay below each bound, and faulty ones above: what bounds are set by."""
+"""Print how far correct files are below each bound and faulty ones above; bounds are set by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a fault is, without ONNX and without the gate: both PyTorch models in float64."""
+"""Measure the size of a fault without ONNX and the gate: both PyTorch models run in float64."""
 
 from __future__ import annotations
 

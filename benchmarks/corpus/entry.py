@@ -1,4 +1,4 @@
-"""An entry of the corpus, and how faults are written down: a decorator over what goes wrong.
+"""An entry of the corpus, and the decorator that registers a fault.
 
 @in_layer("missing activation", ("resnet", "stage2.relu1", DIRECT_17))
 def activation_left_out(layer: nn.Module, architecture: Architecture) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The exporters of PyTorch, each by one name. All are asked for a dynamic batch."""
+"""PyTorch's exporters by name. All are called with a dynamic batch."""
 
 from __future__ import annotations
 

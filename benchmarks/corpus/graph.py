@@ -1,4 +1,4 @@
-"""Small edits of an ONNX graph, as tools between the exporter and the server make them."""
+"""Small edits of an ONNX graph, like those of tools between exporter and server."""
 
 from __future__ import annotations
 

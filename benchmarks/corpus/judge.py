@@ -1,4 +1,4 @@
-"""Judging an entry: by the gate with its default policy, and by agreement of classes alone."""
+"""Judge an entry with the gate's default policy, and by top-1 agreement alone."""
 
 from __future__ import annotations
 

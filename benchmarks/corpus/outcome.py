@@ -1,4 +1,4 @@
-"""What was said of one entry, and the rates over all of them."""
+"""The outcome of one entry, and the rates over all entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All chosen entries: one after the other, or in several processes."""
+"""Run the selected entries one by one, or in several processes."""
 
 from __future__ import annotations
 

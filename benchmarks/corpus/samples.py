@@ -1,5 +1,5 @@
-"""Samples with the statistics of real inputs: images that are smooth with a little noise, tokens
-with padding, series that drift. Everything comes from a seed."""
+"""Generate samples with the statistics of real inputs from a seed: smooth images with a little
+noise, tokens with padding, drifting series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corpus on a terminal: a row a class, what went wrong in words, the rates last."""
+"""Print the corpus as a table: one row per class, a description of faults, then the rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random weights with the statistics of trained ones, in a second and without training.
+"""Generate random weights with the statistics of trained ones within a second.
 
 Training would make the same kinds of numbers, slower: BatchNorm statistics that fit the data, no
 two channels alike, scores that differ from sample to sample.

@@ -1,1 +1,1 @@
-"""Everything that only a CUDA device can show, in one command: see docs/cuda.md."""
+"""Run all measurements that need a CUDA device in one command: see docs/cuda.md."""

@@ -1,4 +1,4 @@
-"""Nets that a CUDA device computes otherwise than the CPU: by other kernels, or in other sums."""
+"""Nets for which CUDA differs from the CPU: other kernels, or sums in another order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The models of the matrix: the digits of the pipeline, two of torchvision, a transformer with two
-inputs, and the odd ones. Random weights of fixed seeds: nothing is fetched."""
+"""The models of the matrix: the pipeline's digits model, two of torchvision, a transformer with two
+inputs, and unusual ones. Weights are random from fixed seeds; nothing is downloaded."""
 
 from __future__ import annotations
 

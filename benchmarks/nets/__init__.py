@@ -1,1 +1,1 @@
-"""Random correct small nets, each from a seed alone: does the judge block anyone who is right?"""
+"""Random correct small nets, each from a seed: does the gate refuse a correct file?"""

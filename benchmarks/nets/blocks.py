@@ -1,4 +1,4 @@
-"""The parts of trunks that torch does not have as one module."""
+"""Parts of trunks that torch does not provide as one module."""
 
 from __future__ import annotations
 

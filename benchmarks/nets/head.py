@@ -1,4 +1,4 @@
-"""A head: a linear layer on the features, and what becomes of its scores."""
+"""A head: a linear layer on the features, and the processing of its scores."""
 
 from __future__ import annotations
 

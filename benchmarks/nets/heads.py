@@ -1,4 +1,4 @@
-"""Random heads of all kinds: what a net returns."""
+"""Random heads: the outputs of a net."""
 
 from __future__ import annotations
 

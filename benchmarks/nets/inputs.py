@@ -1,4 +1,4 @@
-"""Random inputs: tables, images, bytes, series, tokens; alone, or with a mask or a second one."""
+"""Random inputs: tables, images, bytes, series, tokens; with an optional mask or second input."""
 
 from __future__ import annotations
 

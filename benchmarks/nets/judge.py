@@ -1,4 +1,4 @@
-"""One seed: draw, export, prove plainly, ask the gate."""
+"""Process one seed: generate, export, prove independently, judge by the gate."""
 
 from __future__ import annotations
 

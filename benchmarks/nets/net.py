@@ -1,4 +1,4 @@
-"""A random correct small net, from a seed alone: model, samples, export, policy."""
+"""A random correct small net from a seed: model, samples, export, policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of a net, and whether it is right: seen plainly, without the gate."""
+"""The file of a net, and whether it is correct, determined without the gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plain proof of a pair: values of model and file beside the truth in float64.
+"""Independent proof of a pair: values of model and file compared with float64.
 
 It knows nothing of the gate. A net counts as correct where the file is off by rounding, with a wide
 margin: an exporter that is wrong is so by far more.

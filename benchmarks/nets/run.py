@@ -1,4 +1,4 @@
-"""All chosen seeds: one after the other, or in several processes."""
+"""Run the selected seeds one by one, or in several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random trunks: from inputs to features, and to the map or sequence that they were pooled from."""
+"""Random trunks from inputs to features, with the map or sequence before pooling."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""ONNX Runtime's operators against float64, in units of our error models."""
+"""Compare ONNX Runtime's operators with float64 in units of the gate's error models."""

@@ -1,4 +1,4 @@
-"""Measure ONNX Runtime's operators against float64, in units of our error models.
+"""Measure ONNX Runtime's operators against float64 in units of the gate's error models.
 
 Exit code 0 if none is farther off than its model says, 1 otherwise, 2 if no operator has such a
 name.

@@ -1,4 +1,4 @@
-"""One operator on one input: as PyTorch computes it, and as a graph of one node or of few."""
+"""One operator on one input, in PyTorch and as a graph of one or a few nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of several operators: recurrent layers, attention, cosines."""
+"""Operators composed of several others: recurrent layers, attention, cosine similarity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of one number: narrow windows, as a column of outputs has them, and tails."""
+"""Functions of one number: narrow ranges like those of an output column, and tails."""
 
 from __future__ import annotations
 

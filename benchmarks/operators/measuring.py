@@ -1,4 +1,4 @@
-"""ONNX Runtime's error in units of what random rounding makes of the same input."""
+"""Measure ONNX Runtime's error in units of the effect of random rounding."""
 
 from __future__ import annotations
 

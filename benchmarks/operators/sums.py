@@ -1,4 +1,4 @@
-"""Sums of n terms: of one sign, that cancel, and beside a large mean."""
+"""Sums of n terms: of one sign, cancelling, and with a large mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare the cost and the judgment of other tools for parity with those of parity-gate.
+"""Compare cost and verdicts of other parity tools with those of parity-gate.
 
     pip install -c constraints.txt -e '.[peers]'
     python -m benchmarks.peers [--corpus] [--world tune|confirm] [--json FILE]

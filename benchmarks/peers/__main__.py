@@ -1,4 +1,4 @@
-"""The command: who costs how much, and with --corpus who lets which faults pass."""
+"""Print the cost of each tool and, with --corpus, the faults that each tool misses."""
 
 from __future__ import annotations
 

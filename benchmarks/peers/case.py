@@ -1,4 +1,4 @@
-"""What a peer judges: a model, a file, samples; and the session of ONNX Runtime for all."""
+"""The input of a tool: a model, a file, samples; and the ONNX Runtime session of all tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each says of the corpus: which faulty files pass, and which correct ones are refused."""
+"""Run the tools on the corpus: which faulty files pass, which correct ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop that people write by hand: torch forward, ONNX Runtime, NumPy."""
+"""A hand-written loop: torch forward, ONNX Runtime, NumPy."""
 
 from __future__ import annotations
 

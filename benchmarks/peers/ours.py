@@ -1,4 +1,4 @@
-"""The gate: as a library, on samples alone; and as it judges by default."""
+"""The gate: as a library on samples alone, and with its defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same job by all: resnet18 at 224 px, 64 images in batches of 8, on two threads."""
+"""The same job for all tools: resnet18 at 224 px, 64 images in batches of 8, two threads."""
 
 from __future__ import annotations
 

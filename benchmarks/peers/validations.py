@@ -1,4 +1,4 @@
-"""Validations of packages that need an environment of their own, as they pin other versions."""
+"""Validation by packages that need a separate environment, because they pin other versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch.onnx.verification.verify_onnx_program`, on a file that was loaded again.
+"""`torch.onnx.verification.verify_onnx_program` on a reloaded file.
 
 It returns numbers without a verdict; the bounds are those of `torch.onnx.export(verify=True)`,
 the only place where torch judges them (there they become warnings).

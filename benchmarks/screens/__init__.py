@@ -1,1 +1,1 @@
-"""`make screens`: what people see of a judgment, in a real browser, with a real MLflow server."""
+"""`make screens`: screenshots of verdicts in a real browser with a real MLflow server."""

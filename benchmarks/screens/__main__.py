@@ -1,4 +1,4 @@
-"""Judge, promote, review and revert real files against a real MLflow; take pictures of it all.
+"""Check, promote, review and revert files with a real MLflow server, and take screenshots.
 
 They are written to build/screens/, with index.html, which shows them side by side.
 """

@@ -1,4 +1,4 @@
-"""Pictures of pages by a real Chromium."""
+"""Take screenshots of pages with Chromium."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small network on scikit-learn's handwritten digits: real pictures and labels in seconds.
+"""Train a small network on scikit-learn's handwritten digits in seconds.
 
 The scene puts a copy of this module beside its files, so that pages say `digits:network`, as a
 user's own page would.

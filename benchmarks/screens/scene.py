@@ -1,5 +1,5 @@
-"""What happens before the pictures are taken: files are judged, promoted, reviewed, reverted, all
-by the commands of `gate`."""
+"""The steps before the screenshots: files are checked, promoted, reviewed and reverted by the
+commands of `gate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contact sheet: all pictures on one page."""
+"""The contact sheet: all screenshots on one page."""
 
 from __future__ import annotations
 

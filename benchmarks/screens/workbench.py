@@ -1,4 +1,4 @@
-"""The files that are judged: a trained network, its exports, some with a fault, and policies."""
+"""The judged files: a trained network, its exports, some with a fault, and policies."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The second corpus: models that others wrote. See README.md beside this file."""
+"""The second corpus: models of other projects. See README.md in this folder."""

@@ -1,4 +1,4 @@
-"""The correct pairs: every architecture by both exporters, other seeds by one.
+"""The correct pairs: every architecture with both exporters, other seeds with one.
 
 Which of an exporter's files are right was decided by float64 and ONNX Runtime alone, on the samples
 and on other batch sizes; where one is wrong without a word, the pair is among the faults.

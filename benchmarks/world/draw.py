@@ -1,5 +1,5 @@
-"""Samples that the models of others ask for: token rows with a mask, boxes of words, sounds, series
-of several units, categories."""
+"""Generate samples for models of other projects: tokens with a mask, word boxes, sounds, series in
+several units, categories."""
 
 from __future__ import annotations
 

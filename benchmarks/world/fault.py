@@ -1,5 +1,5 @@
-"""How the faults of the second corpus are written down: a function that spoils a copy of the model,
-and the places where it does.
+"""Definition of faults in the second corpus: a function that modifies a copy of the model, and the
+layers to which it applies.
 
 @spoils("one weight", ("hf-bert", "model.bert.pooler.dense"))
 def one_weight_larger(layer: nn.Module, architecture: Architecture) -> None:

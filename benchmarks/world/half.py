@@ -1,4 +1,4 @@
-"""Which half of the corpus an architecture belongs to: bounds are set on one and tried on the
+"""Assign architectures to the two halves of the corpus: bounds are set on one and tested on the
 other."""
 
 from __future__ import annotations

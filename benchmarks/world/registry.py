@@ -1,4 +1,4 @@
-"""The whole second corpus: the correct pairs, then the faults; and its two halves."""
+"""The whole second corpus: the correct pairs, the faults, and its two halves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another checkpoint than the reference's."""
+"""Files with another checkpoint than the reference."""
 
 from __future__ import annotations
 

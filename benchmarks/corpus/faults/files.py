@@ -1,4 +1,4 @@
-"""Files that were damaged, mixed up or exchanged on their way."""
+"""Files that were damaged, swapped or replaced after the export."""
 
 from __future__ import annotations
 

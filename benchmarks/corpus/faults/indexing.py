@@ -1,4 +1,4 @@
-"""Indexing and integer arithmetic: mostly what exporters get wrong by themselves."""
+"""Faults of indexing and integer arithmetic, mostly made by exporters themselves."""
 
 from __future__ import annotations
 

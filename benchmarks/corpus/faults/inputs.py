@@ -1,4 +1,4 @@
-"""The preprocessing inside the file is another one, or the inputs are mixed up."""
+"""Faults of the preprocessing in the file, and swapped inputs."""
 
 from __future__ import annotations
 

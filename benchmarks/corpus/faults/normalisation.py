@@ -1,4 +1,4 @@
-"""Normalisation by other numbers than the model's."""
+"""Faults of normalization parameters."""
 
 from __future__ import annotations
 

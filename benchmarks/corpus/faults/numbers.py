@@ -1,4 +1,4 @@
-"""Files that are right until a number is zero, large or negative."""
+"""Files that are correct unless a number is zero, large or negative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs that are not the model's, though the numbers inside are."""
+"""Faults that change the outputs although intermediate values are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resizing by another rule: the mode, or where the pixels are."""
+"""Faults of resizing: the mode or the coordinate transformation."""
 
 from __future__ import annotations
 

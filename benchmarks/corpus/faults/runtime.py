@@ -1,4 +1,4 @@
-"""Graphs that compute in another precision than they should, or not the same twice."""
+"""Graphs that compute in a wrong precision, or not deterministically."""
 
 from __future__ import annotations
 

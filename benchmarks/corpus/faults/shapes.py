@@ -1,4 +1,4 @@
-"""What a trace bakes in: sizes, lengths, branches and numbers of the example."""
+"""Values that a trace bakes in: sizes, lengths, branches and numbers of the example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another network than the model: activations, pooling, geometry, shortcuts, attention."""
+"""Faults that change the network: activations, pooling, geometry, shortcuts, attention."""
 
 from __future__ import annotations
 

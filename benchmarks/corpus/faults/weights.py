@@ -1,4 +1,4 @@
-"""Weights that are not the model's.
+"""Faults of weights.
 
 Which element is taken is the same rule everywhere: the largest magnitude of the layer's weight.
 """

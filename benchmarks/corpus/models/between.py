@@ -1,4 +1,4 @@
-"""A classifier with a place in its middle for one operation that exporters get wrong."""
+"""A classifier whose middle contains one operation that exporters get wrong."""
 
 from __future__ import annotations
 

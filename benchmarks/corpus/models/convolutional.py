@@ -1,4 +1,4 @@
-"""Image classifiers: residual, depthwise, and one without any normalisation."""
+"""Image classifiers: residual, depthwise, and one without normalization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose outputs are images or that resize: a U-Net, a pyramid, a generator."""
+"""Models that output or resize images: a U-Net, a pyramid, a generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that reduce over thousands of elements at once: where runtimes round otherwise."""
+"""Models that reduce over thousands of elements, for which runtimes round differently."""
 
 from __future__ import annotations
 

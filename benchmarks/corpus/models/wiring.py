@@ -1,4 +1,4 @@
-"""Models that are hard by their wiring: branches, two inputs, several outputs, preprocessing."""
+"""Models with complex wiring: branches, two inputs, several outputs, preprocessing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Models that return an object with named fields, as exporters want them: tensors in, tensors
-out."""
+"""Wrap models that return an object with named fields: exporters need tensors in and out."""
 
 from __future__ import annotations
 

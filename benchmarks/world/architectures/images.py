@@ -1,4 +1,4 @@
-"""timm: classifiers of images, narrow and shallow, as their own constructors build them."""
+"""timm: image classifiers, narrow and shallow, built by their own constructors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Heads, recommenders, forecasters and sound that firms write (`benchmarks.world.models`)."""
+"""Heads, recommenders, forecasters and sound models as companies write them
+(`benchmarks.world.models`)."""
 
 from __future__ import annotations
 

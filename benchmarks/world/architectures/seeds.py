@@ -1,5 +1,5 @@
-"""The same architectures with other weights and samples: `own-fraud.2` is `own-fraud` with the
-seed 2."""
+"""The same architectures with other weights and samples: `own-fraud.2` is `own-fraud` with seed
+2."""
 
 from __future__ import annotations
 

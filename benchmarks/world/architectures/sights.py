@@ -1,4 +1,4 @@
-"""transformers: vision, sound and time, in small configurations."""
+"""transformers: vision, sound and time series models in small configurations."""
 
 from __future__ import annotations
 

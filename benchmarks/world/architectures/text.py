@@ -1,4 +1,4 @@
-"""transformers: language models of two layers and 32 dimensions, attention by plain operators."""
+"""transformers: language models of two layers and 32 dimensions with eager attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchvision: detection, segmentation and video parts, and classifiers, all narrow."""
+"""torchvision: narrow parts of detection, segmentation and video models, and classifiers."""
 
 from __future__ import annotations
 

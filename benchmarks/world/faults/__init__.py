@@ -1,4 +1,4 @@
-"""All faults of the second corpus; importing them registers them."""
+"""All faults of the second corpus. Importing them registers them."""
 
 from benchmarks.world.faults import absolute, columns, guesses, layers, structure, unseen
 

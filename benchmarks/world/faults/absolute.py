@@ -1,4 +1,4 @@
-"""Section 2: functions that lose what they should keep, tails, integers."""
+"""Section 2: functions that lose digits, tails, integers."""
 
 from __future__ import annotations
 

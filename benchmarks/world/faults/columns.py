@@ -1,4 +1,4 @@
-"""Section 1: one column or channel is wrong beside others in larger units, or behind a mask."""
+"""Section 1: a faulty column or channel next to others in larger units, or behind a mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section 3: outputs that are no scores of classes: constants, embeddings, states, pairs, gaps."""
+"""Section 3: outputs that are not class scores: constants, embeddings, states, pairs, gaps."""
 
 from __future__ import annotations
 

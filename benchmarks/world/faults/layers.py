@@ -1,4 +1,4 @@
-"""Section 5: one layer is wrong, in models of timm, transformers and torchvision, and is named."""
+"""Section 5: one faulty layer in models of timm, transformers and torchvision, to be located."""
 
 from __future__ import annotations
 

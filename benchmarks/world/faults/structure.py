@@ -1,4 +1,4 @@
-"""What exporters and people who rewrite attention get wrong: masks, scales, rotations, branches."""
+"""Faults of exporters and of rewritten attention: masks, scales, rotations, branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section 4: what no sample shows. Each fault names the inputs on which it does."""
+"""Section 4: faults that no sample shows. Each names the inputs that show it."""
 
 from __future__ import annotations
 

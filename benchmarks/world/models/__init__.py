@@ -1,1 +1,1 @@
-"""Models as firms write them: heads in several units, recommenders, forecasters, sound."""
+"""Models as companies write them: heads in several units, recommenders, forecasters, sound."""

@@ -1,4 +1,4 @@
-"""What comes behind a trunk: answers in several units, masks, ranks, bytes, tails, states."""
+"""Heads: outputs in several units, masks, ranks, bytes, tails, states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small pictures to maps: of classes, of bytes, of depth."""
+"""Models from small images to maps of classes, bytes or depth."""
 
 from __future__ import annotations
 

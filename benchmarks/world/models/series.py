@@ -1,4 +1,4 @@
-"""Forecasters and sound: recurrent, convolutional, by blocks."""
+"""Forecasters and sound models: recurrent, convolutional, in blocks."""
 
 from __future__ import annotations
 

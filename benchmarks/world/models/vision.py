@@ -1,4 +1,4 @@
-"""torchvision's heads and backbones, narrow, put together as its own detectors are."""
+"""Narrow heads and backbones of torchvision, combined like its own detectors."""
 
 from __future__ import annotations
 
