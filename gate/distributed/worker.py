@@ -409,12 +409,12 @@ class FetchedRows(SampleReader):
     def batches(self, places: range, size: int) -> Iterator[Block]:
         """Yield the samples of a range in blocks of `size`."""
         spans = [places[start : start + size] for start in range(0, len(places), size)]
-        coming = self._task(spans[0])
-        for after in [*spans[1:], None]:
-            here = coming
-            if after is not None:
-                coming = self._task(after)
-            yield self._block(here)
+        next_task = self._task(spans[0])
+        for next_span in [*spans[1:], None]:
+            task = next_task
+            if next_span is not None:
+                next_task = self._task(next_span)
+            yield self._block(task)
 
     def _task(self, places: Sequence[int] | None) -> Any:
         import ray

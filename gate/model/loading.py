@@ -43,7 +43,7 @@ def modules_of(model: nn.Module, *, factory: str = "", chain: str = "") -> Sourc
     modules = SourceFiles()
     for named in filter(None, (factory, chain)):
         modules.add(named.partition(":")[0])
-    for home in sorted(set(_homes(model))):
+    for home in sorted(set(_defining_modules(model))):
         modules.add(home, needed=True)
     for path, module in model.named_modules():
         why = _generated(module)
@@ -52,8 +52,8 @@ def modules_of(model: nn.Module, *, factory: str = "", chain: str = "") -> Sourc
     return modules
 
 
-def _homes(model: nn.Module) -> Iterator[str]:
-    """Return the names of modules that define a class or function of the model."""
+def _defining_modules(model: nn.Module) -> Iterator[str]:
+    """Yield the names of Python modules that define a class or function of the model."""
     for kind in {type(module) for module in model.modules()}:
         yield from (base.__module__ for base in kind.__mro__)
     for module in model.modules():

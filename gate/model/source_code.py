@@ -138,9 +138,9 @@ class SourceFiles:
 
 @functools.lru_cache(maxsize=1024)
 def imported_names(source: bytes, package: str) -> tuple[str, ...]:
-    """Return what a source in `package` imports, anywhere in it, with the packages around.
+    """Return the names that a source in `package` imports at any level, with parent packages.
 
-    For `from a import b` both `a` and `a.b`, which may be a module or not.
+    For `from a import b` these are `a` and `a.b`, which need not be a module.
     """
     try:
         return tuple(_imported(ast.parse(source), package))

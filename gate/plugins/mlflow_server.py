@@ -79,8 +79,11 @@ class _Target(NamedTuple):
         return self.history.serving
 
     def permits(self, version: str | None) -> bool:
-        """Return whether the ledger lets `champion` be this version, None for no version: it serves
-        by the last move, finished or pending, or the last entry is an override that names it."""
+        """Return whether the ledger permits `champion` to be this version; None: no version.
+
+        It does if the last alias move, finished or pending, set this version, or if the last entry
+        is an override for it.
+        """
         last = self.history.entries[-1] if self.history.entries else None
         if last is not None and last.action == "overridden" and version == last.version:
             return True

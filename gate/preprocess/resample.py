@@ -218,11 +218,14 @@ def _box(inputs: int, outputs: int) -> Floats:
 
 
 def _halved(values: Floats) -> Floats:
-    return _half_as_tall(_half_as_tall(values).swapaxes(0, 1)).swapaxes(0, 1)
+    return _halved_height(_halved_height(values).swapaxes(0, 1)).swapaxes(0, 1)
 
 
-def _half_as_tall(values: Floats) -> Floats:
-    """Average pairs of lines, or triples (1/4, 1/2, 1/4) of an odd number. Keep a single line."""
+def _halved_height(values: Floats) -> Floats:
+    """Return the average of each pair of rows, or weighted triples (1/4, 1/2, 1/4) if odd.
+
+    A single row is unchanged.
+    """
     if len(values) == 1:
         return values
     if len(values) % 2 == 0:

@@ -193,6 +193,7 @@ class ReferenceCache:
         return made
 
     def _joined(self, batch: Batch, digests: Rows) -> Answer:
+        """Return float64 outputs, joined from cached samples if possible."""
         if self._samples.holds(digests):
             joined = self._samples.join(digests, self._single_of(batch, digests))
             if joined is not None:

@@ -270,7 +270,7 @@ def differences_chart(evidence: Evidence, decision: Decision | None = None) -> C
 
     def paint(drawn: Figure) -> None:
         axes: Axes = drawn.add_subplot()
-        _differences_draw(axes, [(name, spread) for name, _, spread in shown], lines)
+        _draw_differences(axes, [(name, spread) for name, _, spread in shown], lines)
         drawn.legend(loc="outside lower center", ncols=2, handlelength=2.2, columnspacing=1.2)
 
     equal = ", ".join(f"{name}: {_equal(spread)}" for name, _, spread in shown)
@@ -286,7 +286,7 @@ def differences_chart(evidence: Evidence, decision: Decision | None = None) -> C
     )
 
 
-def _differences_draw(
+def _draw_differences(
     axes: Axes, spreads: list[tuple[str, Histogram]], lines: list[tuple[str, float]]
 ) -> None:
     edges = [_edges(spread) for _, spread in spreads]
