@@ -97,7 +97,7 @@ class CheckpointError(ModelError):
 
 
 class ExportError(GateError):
-    """The export produced no file, or not the file that was asked for."""
+    """The export produced no file, or not the requested file."""
 
 
 class NothingQuantized(ExportError):
@@ -143,7 +143,8 @@ class RuntimeAbsent(EvidenceError):
 
 
 class RuntimeUnusable(EvidenceError):
-    """A runtime or its device is there, and can run no file at all: that is no fault of a file."""
+    """A runtime or its device is present but can't run any file, which is not a fault of the
+    file."""
 
 
 class PlainSessionFailed(EvidenceError):
@@ -170,7 +171,7 @@ class KeyUnusable(GateError):
 
 
 class DigestMismatch(GateError):
-    """The bytes are not the bytes that they were said to be."""
+    """The bytes do not have the expected digest."""
 
 
 class StorageError(GateError):
@@ -182,7 +183,7 @@ class StateUnavailable(StorageError):
 
 
 class ServiceError(GateError):
-    """The webhook service can't run as it is set: a setting, its secrets, its port."""
+    """The webhook service can't run with its settings, secrets or port."""
 
 
 class RegistryError(GateError):

@@ -449,9 +449,9 @@ def inputs(evidence: Evidence) -> Iterator[CheckResult]:
 
 
 def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """Yield one check of a recording.
+    """Yield the check of a recording.
 
-    It must state its origin, and nothing may be recorded of it that only a run could show.
+    It must state its origin, and must not contain results that only a run can have.
     """
     if not is_recorded(policy, runtime.runtime):
         return

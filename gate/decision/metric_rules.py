@@ -117,7 +117,7 @@ def _problem(
 
 
 def _covers(groups: Sequence[MetricGroup] | Sequence[ChampionMetricGroup], samples: int) -> bool:
-    """Return whether the first group has so many samples, and the slices of each column, too."""
+    """Return whether the first group and the slices of each column have the required samples."""
     counts = Counter[str | None]()
     for group in groups:
         counts[group.column] += group.samples
@@ -138,8 +138,7 @@ def _sides(
 def _contradicts(
     samples: int, before: float, after: float, change: MetricDrop, *, metric: MetricPolicy
 ) -> bool:
-    """Return whether a drop is not the one between two finite values, or more samples changed than
-    there are."""
+    """Return whether a drop contradicts its two values, or more samples changed than exist."""
     drop = before - after if metric.is_higher_better else after - before
     rounding = _ROUNDING * max(abs(before), abs(after))
     off = math.isfinite(drop) and not abs(drop - change.drop) <= rounding

@@ -58,9 +58,9 @@ def lacks_numbers(
     place: tuple[RuntimeEvidence, OutputParity],
     name: Literal["empty", "nonfinite"],
 ) -> CheckResult:
-    """Return the only statement on an output of which nothing can be compared.
+    """Return the check of an output that can't be compared.
 
-    It is an ERROR, or WAIVED where the policy allows it.
+    It is an ERROR, or WAIVED if the policy allows it.
     """
     runtime, output = place
     waived = policy.waives(name, output.name) and not output.max_abs_diff > 0.0

@@ -24,7 +24,7 @@ _REFUSED: dict[str, tuple[LintLevel, ...]] = {
 
 
 def export_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
-    """One check for each kind of finding that is there."""
+    """Yield one check for each kind of finding that occurs."""
     section, record = policy.export_findings, evidence.export
     if record is None:
         if section.record == "required" and not evidence.subject.parts:  # each has its own

@@ -52,7 +52,7 @@ _WIDTH = 32
 
 
 class Row(NamedTuple):
-    """An entry as it is stored."""
+    """A stored entry."""
 
     number: int
     line: bytes

@@ -75,11 +75,11 @@ class LocalizationFindings:
         )
 
     def _depends_on(self, number: int, trials: TrialRuns) -> tuple[str, ...]:
-        """Return the tensors of the inputs that the model computes a value from by way of no other
-        value with a tensor.
+        """Return the input tensors from which the model computes a value, without others in
+        between.
 
-        Empty where the file computes it from an output that code of the model returns. A trial
-        replaces that one only at the end of the forward, and sees no way through it.
+        Empty if the file computes it from an output that the model's code returns, because a trial
+        replaces such an output only at the end of the forward pass.
         """
         names, survey = self.layout.names, self.survey
         returned = {names.get(n) for n in survey.outputs if survey.values[n].functional}

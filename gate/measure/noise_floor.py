@@ -400,8 +400,8 @@ class OutlierTracker:
     """
 
     def __init__(self, floors: Sequence[NoiseGroups], *, axis: int | None = 0) -> None:
-        """`floors`: those of the first samples. `axis`: the axis of the samples; None: there is
-        none, and a batch gets one score."""
+        """`floors`: floors of the first samples. `axis`: axis of the samples; None: a batch has one
+        score."""
         self._floors = floors
         self.axis = axis
         self._scores: dict[int, float] = {}

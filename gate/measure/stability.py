@@ -280,10 +280,10 @@ class StabilityReference:
 
     @cached_property
     def _more_rounding(self) -> list[Floats]:
-        """The effect of random rounding, measured with more runs.
+        """Return the effect of random rounding, measured with more runs.
 
-        The errors of a column may be those of one sample, and the median of three errors may be
-        small by chance.
+        All errors of a column may come from one sample, and the median of three errors may be small
+        by chance.
         """
         return self._rounding_of(MORE_DRAWS)
 

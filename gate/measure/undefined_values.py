@@ -105,10 +105,10 @@ def nan_is_lost(context: MeasurementContext, batch: Batch) -> bool:
 def undefined_casts(
     context: MeasurementContext, batch: Batch
 ) -> tuple[tuple[UndefinedCast, ...], list[list[OutputArray]]]:
-    """Return the casts that are undefined in file and model, and the outputs of the file for other
-    results of these casts, by output. Empty if only the file has such casts.
+    """Return casts that are undefined in file and model, and their effect.
 
-    Raises the exceptions of ONNX Runtime.
+    The effect is the outputs of the file for other results of these casts. Empty if only the file
+    has such casts. Raises the exceptions of ONNX Runtime.
     """
     open_casts = context.open_casts
     feed = context.binding.by_input(batch)

@@ -218,12 +218,14 @@ def unpaired_bounds(
 def samples_needed(
     samples: int, *, drop: float, bound: float, limit: float, alpha: float, scale: float
 ) -> int | None:
-    """Return how many samples prove that the drop is at most `limit`, if the others are like these.
+    """Return the number of similar samples that would prove that the drop is at most `limit`.
 
-    `bound`: the upper bound that these samples give; `alpha`: 1 - its level; `scale`: the largest
-    drop of a sample. Where nothing changed the rule of three is solved for the samples; else the
-    width of an interval falls with the square root of their number. None: no number does, as
-    the drop itself is at the limit or above it.
+    bound: the upper bound from the present samples. alpha: 1 - confidence level. scale: the largest
+    drop of a sample.
+
+    If no sample changed, the rule of three is solved for the number of samples; otherwise the
+    interval's width is proportional to its inverse square root. None if the drop itself reaches the
+    limit, so that no number is enough.
     """
     if not (math.isfinite(bound) and drop < limit):
         return None

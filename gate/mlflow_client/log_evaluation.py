@@ -236,8 +236,11 @@ _LONG = 5000
 def log_evaluation(
     page: RunLogger, judgment: SummaryInputs, *, folder: Path, inputs: Path | str | None = None
 ) -> None:
-    """Write all of it on a new page. `folder`: what `gate.report.folder.write_report` wrote;
-    `inputs`: where the samples lie, if that is known."""
+    """Log an evaluation to a new MLflow run.
+
+    folder: the result of `gate.report.folder.write_report`. inputs: address of the samples, if
+    known.
+    """
     log_numbers(page, judgment, inputs=inputs)
     log_files(page, judgment, folder=folder)
 
@@ -265,7 +268,7 @@ def log_files(page: RunLogger, judgment: SummaryInputs, *, folder: Path) -> None
 def write_export(
     page: RunLogger, subject: Subject, *, source: Source, export: ExportRecord | None
 ) -> None:
-    """The file and its model, and every setting of its export where that is known."""
+    """Log the file, its model, and the settings of its export, as far as known."""
     if export is not None:
         settings = {f"export.{key}": value for key, value in export.settings.items()}
         page.params({"export.strategy": export.strategy, **settings})

@@ -103,7 +103,7 @@ class RunLogger:
             self._waiting = None
 
     def params(self, values: Mapping[str, object]) -> None:
-        """Log parameters; MLflow refuses to change the value of one that is there."""
+        """Log parameters. MLflow refuses to change an existing value."""
         from mlflow.entities import Param
 
         self._send({"params": [Param(_name(key), written(value)) for key, value in values.items()]})

@@ -171,12 +171,12 @@ def _differs(one: object, other: object) -> bool:
 
 
 def call_factory(factory: str, *, expected: str) -> object:
-    """Import and call `package.module:callable`. `expected`: what it should be, for messages.
+    """Import and call `package.module:callable`. `expected`: description of it for messages.
 
-    Puts the current folder first on `sys.path` and leaves it there, as `python -m` does, because
-    the model may import more of its package later. If a module changes the current folder, it is
-    restored: relative paths of the caller must stay valid. Raises ModelError if the text is
-    malformed or the import or call fails.
+    Like `python -m`, puts the current folder first on `sys.path` permanently, because the model may
+    import more of its package later. If a module changes the current folder, it is restored, so
+    that relative paths stay valid. Raises ModelError if the text is malformed, or the import or
+    call fails.
     """
     module_name, attribute = parse_factory(factory)
     with contextlib.chdir(Path.cwd()):

@@ -93,7 +93,7 @@ class ModelState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Inside, a forward may change the state; afterwards it is what it was."""
+        """Restore the state after the `with` block, in which forward may change it."""
         watched = not self._compared or bool(self._changed)
         attributes = self._attributes() if watched else []
         try:
@@ -113,7 +113,7 @@ class ModelState:
         return bool(self._changed)
 
     def after(self, forward: Callable[[], object]) -> dict[str, torch.Tensor]:
-        """Return the values that `forward`, a call inside `restored`, leaves in what it changes."""
+        """Return the changed state after calling `forward` inside `restored`."""
         self._left.clear()
         forward()
         return dict(self._left)
@@ -125,8 +125,10 @@ class ModelState:
                 self._changed[name].write(value)
 
     def _attributes(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Everything that modules refer to, without copies of it: a forward that replaces a buffer
-        may keep its length as a plain attribute."""
+        """Return everything that modules refer to, without copying.
+
+        A forward that replaces a buffer may keep its length in a plain attribute.
+        """
         kept = []
         for module in self._modules:
             for attributes in (vars(module), module._parameters, module._buffers):

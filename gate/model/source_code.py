@@ -77,9 +77,9 @@ _JUDGE = "gate"
 
 @dataclass
 class SourceFiles:
-    """Modules with all that they import, sorted by where they come from. Fields: `ModelCode`.
+    """The source files of modules and of all their imports, grouped as in `ModelCode`.
 
-    Nothing is imported: loaded modules have their place, the others are looked up.
+    Nothing is imported: the path of loaded modules is known, others are searched.
     """
 
     files: dict[str, Digest] = field(default_factory=dict)
@@ -90,9 +90,9 @@ class SourceFiles:
     _done: set[str] = field(default_factory=set)
 
     def add(self, name: str, *, needed: bool = False) -> None:
-        """Take in a module, the packages around it, and what it imports.
+        """Add a module, its parent packages, and its imports.
 
-        A name that is no module is left out, unless it is `needed`: then it is unread.
+        A name that is not a module is skipped; if it is `needed`, it is recorded as unread.
         """
         parts = name.split(".")
         waiting = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]

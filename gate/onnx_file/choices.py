@@ -59,8 +59,8 @@ class Choice:
 class ChoiceSession:
     """A session of a file with the choices of its nodes as additional outputs.
 
-    Nodes of the branches of an If and of the body of a Loop count; those of a Loop inside of these
-    do not. Raises what ONNX Runtime raises, and DigestMismatch.
+    Nodes in branches of an If and in the body of a Loop are included, but not those of a nested
+    Loop. Raises DigestMismatch, and any error of ONNX Runtime.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ class SizeConditions:
     def _lines(
         self, build: Callable[[int], Feed], here: int
     ) -> dict[str, Callable[[int], OutputArray]]:
-        """Return the intermediate shapes that are linear in the size, as functions of it."""
+        """Return the intermediate shapes that depend linearly on the size, as functions of it."""
         names = dict.fromkeys(
             node.output[0]
             for name, _ in self._conditions

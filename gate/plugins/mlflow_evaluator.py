@@ -96,8 +96,10 @@ def _file(file: Any, folder: Path) -> Path:
 
 
 def _reference(reference: Any) -> Any:
-    """Return the PyTorch model of an MLflow URI, on the CPU; anything else as it is. Raises
-    ModelError for one that was logged as a traced graph."""
+    """Return the PyTorch model of an MLflow URI on the CPU; other values are unchanged.
+
+    Raises ModelError for a model that was logged as a traced graph.
+    """
     if not isinstance(reference, str) or not reference.startswith(_SCHEMES):
         return reference
     from mlflow.pytorch import load_model

@@ -224,7 +224,7 @@ class AliasGuard:
             self.refuse(target, f"delete '{CHAMPION}'", remedy=f"Use {_override(target)}.")
 
     def remove_model(self, message: Any) -> None:
-        """Refuse to delete or rename a model of which a version serves."""
+        """Refuse to delete or rename a model with a serving version."""
         target = self.target(message.name)
         if target is None or target.is_prompt:
             return

@@ -49,14 +49,14 @@ def print_table(
 
 
 def add_row(shown: Table, cells: Iterable[str | Text], *, style: str = "") -> None:
-    """Add a row: of a string what is printable, in this style; a `Text` as it is."""
+    """Add a row. Strings are made printable and get this style; a `Text` is unchanged."""
     shown.add_row(
         *(Text(make_printable(c), style=style) if isinstance(c, str) else c for c in cells)
     )
 
 
 def print_sentences(console: Console, sentences: Iterable[str]) -> None:
-    """Print each sentence, which is printable, on a line of its own."""
+    """Print each sentence on a separate line. They must be printable."""
     for sentence in sentences:
         console.print(Text(sentence))
 
@@ -144,7 +144,7 @@ def localisation_sentences(explanation: Explanation) -> Iterator[str]:
 
 
 def print_layers(found: Localization, console: Console) -> None:
-    """The table of layers, then what it means."""
+    """Print the table of layers, then its interpretation."""
     shown = print_table(_LOCALISATION_HEADINGS, right=_LOCALISATION_HEADINGS[2:-1])
     for row in found.layers:
         add_row(shown, _localisation_cells(row), style=_LOCALISATION_STYLES[row.verdict])
@@ -302,7 +302,7 @@ def _print(console: Console, lines: list[_Line]) -> None:
 
 
 def _print_steps(summary: Summary, console: Console) -> None:
-    """Commands as they are to be pasted: the terminal folds them, nothing else."""
+    """Print commands unchanged, so that they can be pasted; only the terminal wraps them."""
     for step in summary.steps:
         console.print(
             Text(f"next   {step.label}:  {step.command or step.address or ''}"), soft_wrap=True

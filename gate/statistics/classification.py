@@ -60,7 +60,8 @@ class ClassAnswers:
 
     @classmethod
     def from_values(cls, values: Floats, *, normalised: bool = False) -> ClassAnswers:
-        """Return the answers of these values. `normalised`: no softmax is taken."""
+        """Return the answers of these values. `normalised`: they are probabilities, so no
+        softmax."""
         rows = np.arange(len(values))
         with np.errstate(all="ignore"):
             top1 = values.argmax(axis=1)
@@ -90,7 +91,7 @@ class ClassAnswers:
         )
 
     def row_answer(self, row: int) -> SideAnswer:
-        """One row, as it is recorded."""
+        """Return one row in the form of the record."""
         return SideAnswer(
             top1=int(self.top1[row]),
             probability=float(self.confidence[row]),

@@ -88,8 +88,10 @@ class Headline(Record):
 
 
 class Finding(Record):
-    """Checks that fail or are waived for one cause. The first check represents it, the others are
-    folded under it."""
+    """Checks that fail or are waived for one cause.
+
+    The first check represents it; reports show the others as details.
+    """
 
     cause: Cause
     verdict: Verdict
@@ -116,7 +118,7 @@ class CheckRow(Record):
 
 
 class RuntimeProof(Record):
-    """One row of the table of runtimes: what ran where, and the proof of it."""
+    """A row of the table of runtimes: what ran on which device, and the proof."""
 
     runtime: str
     state: Literal["passed", "failed", "not judged", "waived", "not measured"]

@@ -406,7 +406,7 @@ class Constants:
                     yield constant
 
     def _elsewhere(self, constant: Constant) -> bool:
-        """True if the tensor of its name has other values than what it equals."""
+        """Return True if the equal tensor differs from the tensor with the constant's name."""
         own = self._named_tensor(constant)
         return own is not None and constant.match is not None and own.names != constant.match.names
 

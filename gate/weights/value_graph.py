@@ -256,7 +256,7 @@ class ValueGraph:
     def _add(
         self, graph: onnx.GraphProto, outer: Mapping[str, GraphValue], path: str
     ) -> dict[str, Any]:
-        """Add a graph or subgraph; return what its names mean."""
+        """Add a graph or subgraph; return the mapping from its names to values."""
         scope, self._scopes = self._scopes, self._scopes + 1
         names = dict(outer)
         sparse = [tensor.values.name for tensor in graph.sparse_initializer]
