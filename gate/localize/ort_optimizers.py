@@ -366,7 +366,7 @@ _ROUNDS = 4
 """Largest number of rounds that disable optimizers which then newly change the graph."""
 
 
-class _NotFound(Exception):
+class _NotIdentified(Exception):
     """Raised with a code and parameters that state why no optimizer is named."""
 
     def __init__(self, code: str, **params: Any) -> None:
@@ -395,7 +395,7 @@ def find_faulty_optimizer(trials: OptimizerTrials, *, size_bytes: int) -> Optimi
         raises = _failure_with_all_enabled(trials, log)
         below, level = _levels(trials)
         names, reason = _names(trials, optimizers_that_changed(log, at=level), level)
-    except (_NotFound, BudgetExceeded) as stop:
+    except (_NotIdentified, BudgetExceeded) as stop:
         reason = stop.fields
     except Exception as error:
         reason = _stopped(describe_failure(error))
@@ -413,11 +413,11 @@ def _failure_with_all_enabled(trials: OptimizerTrials, log: list[str]) -> str | 
     off = trials.outcome(level=OPTIMIZATIONS_OFF)
     if not off.agrees:
         if off.failure:
-            raise _NotFound("unoptimized_fails", failure=off.failure)
-        raise _NotFound("unoptimized_off")
+            raise _NotIdentified("unoptimized_fails", failure=off.failure)
+        raise _NotIdentified("unoptimized_off")
     on = trials.outcome(log=log)
     if on.agrees:
-        raise _NotFound("served_agrees")
+        raise _NotIdentified("served_agrees")
     return on.failure
 
 
@@ -465,7 +465,7 @@ def _suspects(trials: OptimizerTrials, first: Sequence[str], level: str) -> tupl
     If one is disabled, another may have the same effect. Raises _Clear, BudgetExceeded.
     """
     if not first:
-        raise _NotFound("unlogged", level=level)
+        raise _NotIdentified("unlogged", level=level)
     off = dict.fromkeys(first)
     for _ in range(_ROUNDS):
         log: list[str] = []
@@ -475,7 +475,7 @@ def _suspects(trials: OptimizerTrials, first: Sequence[str], level: str) -> tupl
         if not new:
             break
         off.update(dict.fromkeys(new))
-    raise _NotFound("still_wrong", count=len(off), level=level)
+    raise _NotIdentified("still_wrong", count=len(off), level=level)
 
 
 def _by_rule(trials: OptimizerTrials, names: Sequence[str], of: str) -> tuple[str, ...]:
