@@ -231,7 +231,8 @@ def _measure(bench: Bench, setting: Setting, subject: str, device: Device, folde
         pair = _pair(bench, setting, subject)
         evidence = collect(pair, setting.policy(device, gaps=pair.gaps))
     except ExportRefused as refused:
-        status, reason = "not exported" if setting.in_corpus else "failed", str(refused)
+        status = "not exported" if setting.in_corpus else "failed"
+        reason = str(refused)
     except Exception as error:
         status = "refused" if setting.in_corpus and isinstance(error, GateError) else "failed"
         reason = f"{type(error).__name__}: {first_line(error)}"

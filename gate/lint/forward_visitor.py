@@ -818,12 +818,8 @@ class _ForwardVisitor(ast.NodeVisitor):
         if isinstance(thing, nn.Module):
             written = self.names.get(ast.unparse(node))
             return written or self._module_attribute(thing, name)
-        if isinstance(thing, super):
-            classes = type(thing.__self__).__mro__
-            after = classes[classes.index(thing.__thisclass__) + 1 :]
-            found = (vars(cls)[name] for cls in after if name in vars(cls))
-            return _bound(next(found, _NO_ATTRIBUTE), thing.__self__)
-        return _object_attribute(thing, name)
+        read = _super_attribute if type(thing) is super else _object_attribute
+        return read(thing, name)
 
     def _module_attribute(self, module: nn.Module, name: str) -> Value:
         if name == "training":
@@ -1229,6 +1225,13 @@ def _object_attribute(thing: Any, name: str) -> Value:
     if isinstance(found, types.MethodDescriptorType | types.BuiltinMethodType):
         return from_object(getattr(thing, name))
     return _bound(found, thing)
+
+
+def _super_attribute(parent: Any, name: str) -> Value:
+    classes = type(parent.__self__).__mro__
+    after = classes[classes.index(parent.__thisclass__) + 1 :]
+    found = (vars(cls)[name] for cls in after if name in vars(cls))
+    return _bound(next(found, _NO_ATTRIBUTE), parent.__self__)
 
 
 def _bound(found: Any, owner: Any) -> Value:

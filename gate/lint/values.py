@@ -393,9 +393,10 @@ def annotated(hint: Any) -> Value | None:
         return from_object(None) if hint is type(None) else python()
     if _is_union(origin):
         present = [value for part in parts if part is not type(None) and (value := annotated(part))]
-        joined = join(present) if present else None
-        optional = joined is not None and type(None) in parts
-        return unknown() if optional and not joined.tensor else joined
+        if not present:
+            return None
+        joined = join(present)
+        return unknown() if type(None) in parts and not joined.tensor else joined
     if hint is typing.Any or not isinstance(origin, type):
         return None
     origin = Sequence if origin is Iterable else origin

@@ -127,7 +127,7 @@ class Process:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[list[str]] = []
-        monkeypatch.setattr(measuring.subprocess, "run", self)
+        monkeypatch.setattr("benchmarks.cuda.measuring.subprocess.run", self)
 
     def __call__(self, command: Sequence[str], **_: Any) -> Any:
         names = list(command[4:])
@@ -137,11 +137,9 @@ class Process:
             if name.endswith("deadly"):
                 status = -11
                 break
-            failed = name.endswith("failing")
-            one = "failed" if failed else "measured"
-            evidence = measured(RIGHT[0]).evidence
-            measuring._write(Path(command[3]), name, one, "", evidence)
-            if failed:
+            result: measuring.Status = "failed" if name.endswith("failing") else "measured"
+            measuring._write(Path(command[3]), name, result, "", measured(RIGHT[0]).evidence)
+            if result == "failed":
                 break
         return type("Done", (), {"returncode": status})
 
