@@ -46,6 +46,11 @@ _ROUTE = re.compile(r"/mlflow/((?:registered-models|model-versions)/[a-z0-9/-]+)
 
 _WORKSPACE_ROUTE = re.compile(r"/mlflow/workspaces/<workspace_name>$")
 
+_LATIN = re.compile(r"LATIN SMALL LETTER (?:VOLAPUK )?(\w)E?(?: WITH |$)")
+
+_IGNORED = "\u0640\u07fa\u0824\u0828\u1cf2\u1cf3\ufe73"
+"""Letters that Unicode's collation ignores."""
+
 _HARMLESS = frozenset(
     {
         "registered-models/create",
@@ -62,6 +67,9 @@ _HARMLESS = frozenset(
 
 _PROMPT_TAG = "mlflow.prompt.is_prompt"
 """MLflow keeps prompts as registered models with this tag."""
+
+_PROMPT_SOURCES = ("dummy-source", "prompt-template")
+"""Sources of the versions of prompts."""
 
 
 class _Target(NamedTuple):
@@ -208,7 +216,9 @@ class AliasGuard:
         if not _is_champion(message.alias) or not (target := self.target(message.name)):
             return
         number = _number(message.version)
-        if not target.is_prompt and not target.permits(number):
+        if target.is_prompt and _has_no_file(target.name, number):
+            return
+        if not target.permits(number):
             shown = make_printable(number)
             self.refuse(
                 target,
@@ -321,8 +331,22 @@ def _reading(what: str) -> Iterator[None]:
 def _is_champion(alias: str) -> bool:
     """Return whether a database might take the alias for `champion`: some ignore case, accents and
     width, as MySQL's default collation does."""
-    letters = unicodedata.normalize("NFKD", alias.strip().casefold())
-    return "".join(one for one in letters if not unicodedata.combining(one)) == CHAMPION
+    letters = unicodedata.normalize("NFKD", alias).casefold()
+    return "".join(map(_base_letter, letters)) == CHAMPION
+
+
+def _base_letter(letter: str) -> str:
+    """Return the letter without its marks, `o` for `ø`; nothing for a mark or a space."""
+    if unicodedata.combining(letter) or letter.isspace() or letter in _IGNORED:
+        return ""
+    latin = _LATIN.match(unicodedata.name(letter, ""))
+    return latin[1].lower() if latin else letter
+
+
+def _has_no_file(model: str, version: str) -> bool:
+    """Return whether a version is a prompt's: a model with the tag of prompts may have files."""
+    store = handlers._get_model_registry_store()
+    return store.get_model_version(model, version).source in _PROMPT_SOURCES
 
 
 def _number(version: str) -> str:

@@ -86,8 +86,7 @@ def site(
     trust = save(trust_in(key, writers=writers), folder / "trust.yaml")
     state = folder / "state.db"
     environment = {"GATE_STATE": str(state), "GATE_TRUST": str(trust)}
-    if not guarded:
-        environment["MLFLOW_ENABLE_WORKSPACES"] = "true"
+    environment["MLFLOW_ENABLE_WORKSPACES"] = "true"
     arguments = {"guarded": guarded, "app": app, "options": options, "environment": environment}
     with serving(folder, **arguments) as server:
         made = Site(server, folder, state)
@@ -96,6 +95,7 @@ def site(
         yield made
 
 
+PROMPT = "mlflow.prompt.is_prompt"
 API, AJAX = "api/2.0/mlflow", "ajax-api/2.0/mlflow"
 
 WAYS: dict[str, Callable[[Site], httpx.Response]] = {
@@ -110,6 +110,14 @@ WAYS: dict[str, Callable[[Site], httpx.Response]] = {
     ),
     "an accent that MySQL ignores": lambda s: s.send(
         "POST", f"{API}/registered-models/alias", name=NAME, alias="ch\u00e1mpion", version="1"
+    ),
+    "letters that MySQL takes for others": lambda s: s.send(
+        "POST", f"{API}/registered-models/alias", name=NAME, alias="\u2102hampi\u00f8\u0640n",
+        version="1",
+    ),
+    "an encoded path": lambda s: s.send(
+        "POST", "api/2.0/mlfl%6fw/registered-models%2falias", name=NAME,
+        alias=CHAMPION, version="1",
     ),
     "alias deleted": lambda s: s.send(
         "DELETE", f"{API}/registered-models/alias", name=NAME, alias=CHAMPION
@@ -127,10 +135,22 @@ WAYS: dict[str, Callable[[Site], httpx.Response]] = {
         "POST", f"{API}/model-versions/transition-stage", name=NAME, version="1", stage="production"
     ),
     "called a prompt": lambda s: s.send(
-        "POST", f"{API}/registered-models/set-tag", name=NAME, key="mlflow.prompt.is_prompt",
-        value="true",
+        "POST", f"{API}/registered-models/set-tag", name=NAME, key=PROMPT, value="true"
     ),
 }  # fmt: skip
+
+
+def the_tag_of_prompts_exempts_no_file(place: Site, copied: dict[str, str]) -> None:
+    tag, text = {"key": PROMPT, "value": "true"}, {"key": "mlflow.prompt.text", "value": "Add."}
+    place.client.set_registered_model_tag("copied", *tag.values())
+    assert place.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
+    prompt = {"name": "copied", "source": "prompt-template", "tags": [tag, text]}
+    assert place.send("POST", f"{API}/model-versions/create", **prompt).status_code == 200
+    for method in ("POST", "DELETE"):
+        answer = place.send(method, f"{API}/registered-models/alias", **copied | {"version": "2"})
+        assert answer.status_code == 200, answer.text
+    tag = {"name": "copied", "key": PROMPT}
+    assert place.send("DELETE", f"{API}/registered-models/delete-tag", **tag).status_code == 200
 
 
 @pytest.mark.slow
@@ -152,18 +172,18 @@ def test_moves_around_the_gate(
         place.client.copy_model_version(f"models:/{NAME}/1", "copied")
         copied = {"name": "copied", "alias": CHAMPION, "version": "1"}
         assert place.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
-        if place.auth is None:
-            place.client.create_workspace("team-a")
-            with working_in("team-a"):
-                place.client.create_registered_model(NAME)
-                with pytest.raises(MlflowException, match="names no version"):
-                    place.client.set_registered_model_alias(NAME, CHAMPION, "1")
-            registry = f"{place.uri}#/workspaces/team-a"
-            about = {"registry": registry, "model": NAME, "version": "1", "reason": "test"}
-            place.ledger().append(LedgerEntry.model_validate({"action": "promoted", **about}))
-            for kind in ("CASCADE", "SET_DEFAULT"):
-                route = f"api/3.0/mlflow/workspaces/team-a?mode={kind}"
-                assert place.send("DELETE", route).status_code == 403
+        the_tag_of_prompts_exempts_no_file(place, copied)
+        place.client.create_workspace("team-a")
+        with working_in("team-a"):
+            place.client.create_registered_model(NAME)
+            with pytest.raises(MlflowException, match="names no version"):
+                place.client.set_registered_model_alias(NAME, CHAMPION, "1")
+        registry = f"{place.uri}#/workspaces/team-a"
+        about = {"registry": registry, "model": NAME, "version": "1", "reason": "test"}
+        place.ledger().append(LedgerEntry.model_validate({"action": "promoted", **about}))
+        for kind in ("CASCADE", "SET_DEFAULT"):
+            route = f"api/3.0/mlflow/workspaces/team-a?mode={kind}"
+            assert place.send("DELETE", route).status_code == 403
         assert place.champion() == "2"
 
         # What is right goes through: other aliases, the version that serves, the gate itself.
