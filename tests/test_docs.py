@@ -115,7 +115,7 @@ def test_every_series_is_named_once() -> None:
 
 
 def test_what_ci_md_asks_of_a_ci_can_be_read() -> None:
-    page = (DOCS / "ci.md").read_text()
+    page = (DOCS / "github.md").read_text() + (DOCS / "ci.md").read_text()
     github, promote, _hook, gitlab, alerts = (
         YAML(typ="safe").load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     )
