@@ -34,7 +34,6 @@ from gate.lint.values import (
     Kind,
     Method,
     Value,
-    annotations,
     bind,
     common_axis,
     from_object,
@@ -45,6 +44,7 @@ from gate.lint.values import (
     python,
     ranks_differ,
     tensor,
+    type_hints,
     unknown,
 )
 from gate.records.export import LintFinding, LintLevel, Strategy
@@ -325,7 +325,7 @@ class _ForwardVisitor(ast.NodeVisitor):
 
     def _report_inputs(self, definition: Definition) -> None:
         signature = inspect.signature(self.code.function).parameters
-        hints = annotations(self.code.function)
+        hints = type_hints(self.code.function)
         for parameter in parameters(definition)[1:]:
             default = signature[parameter.arg].default if parameter.arg in signature else None
             node = ast.copy_location(ast.Name(id=parameter.arg), parameter)

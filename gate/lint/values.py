@@ -338,7 +338,7 @@ def bind(
     arguments: None where no call of the function was read: the annotations and defaults tell, and
     the first parameter is `owner`.
     """
-    defaults, hints = _defaults(function), annotations(function)
+    defaults, hints = _defaults(function), type_hints(function)
     positional = parameters(definition)
     names = {}
     for position, parameter in enumerate([*positional, *definition.args.kwonlyargs]):
@@ -363,9 +363,9 @@ def bind(
     return names
 
 
-def annotations(function: FunctionType | None) -> dict[str, Any]:
+def type_hints(function: FunctionType | None) -> dict[str, Any]:
     """Return the types that a function's annotations name, those in quotes too."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, written in getattr(function, "__annotations__", {}).items():
         holder = types.SimpleNamespace(__annotations__={name: written})
         try:

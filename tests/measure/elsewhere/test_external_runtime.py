@@ -104,7 +104,7 @@ def test_without_probes_only_the_samples_are_written(good, tmp_path):
 
 
 def test_a_folder_that_is_there_is_not_written_into(good, tmp_path):
-    with pytest.raises(StorageError, match="there already"):
+    with pytest.raises(StorageError, match="exists already"):
         Sending(good, tiny.samples(), POLICY).write(tmp_path)
 
 
@@ -239,5 +239,5 @@ def test_what_meta_json_has_to_say(tmp_path, change, words):
 
 
 def test_nothing_is_overwritten(there, subject, tmp_path):
-    with pytest.raises(GateError, match="there already"):
+    with pytest.raises(GateError, match="exists already"):
         Packing(subject, there / "sent", there / "outputs", WHENCE).write(tmp_path)

@@ -204,7 +204,7 @@ def test_nothing_else_is_made(plain):
 
 
 def test_what_is_no_statistics_is_not_packed():
-    with pytest.raises(TypeError, match="object is no part"):
+    with pytest.raises(TypeError, match="object is not a registered"):
         to_plain([object()])
 
 
