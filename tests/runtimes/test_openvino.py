@@ -150,8 +150,8 @@ def test_the_hint_that_was_given_is_not_believed(good):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"precision_hint": "f16"}, "INFERENCE_PRECISION_HINT is bf16, asked for f16"),
-        ({"threads": 3}, "INFERENCE_NUM_THREADS is 2, asked for 3"),
+        ({"precision_hint": "f16"}, "INFERENCE_PRECISION_HINT is bf16, expected f16"),
+        ({"threads": 3}, "INFERENCE_NUM_THREADS is 2, expected 3"),
     ],
 )
 def test_options_that_are_not_in_force_are_refused(good, options, words):
@@ -165,7 +165,7 @@ def test_options_that_are_not_in_force_are_refused(good, options, words):
 
 
 def test_more_threads_than_it_takes_are_refused_by_itself(good):
-    with pytest.raises(EvidenceError, match="NUM_THREADS is .*, asked for 100000"):
+    with pytest.raises(EvidenceError, match="NUM_THREADS is .*, expected 100000"):
         opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)}, threads=100000)
 
 
