@@ -103,7 +103,7 @@ class OnnxNode(nn.Module):
             proto.op_type,
             domain,
             opset,
-            _stated(proto, schema),
+            _attributes(proto, schema),
             len(proto.output),
             tuple(scope.types.get(name, 0) for name in proto.output),
             tuple(scope.types.get(name, 0) for name in proto.input),
@@ -128,7 +128,7 @@ class OnnxNode(nn.Module):
 
     def attributes_of(self, node: onnx.NodeProto, opset: int) -> dict[str, Any]:
         """Return the attributes of another node of this operator, with the defaults of an opset."""
-        return _stated(node, _schema(self.call.domain, self.call.operator, opset))
+        return _attributes(node, _schema(self.call.domain, self.call.operator, opset))
 
     def _source(self, place: int, name: str, schema: Any, scope: _Scope) -> tuple[str, Any]:
         if not name:
@@ -218,7 +218,7 @@ def _schema(domain: str, operator: str, opset: int) -> Any:
         return None
 
 
-def _stated(node: onnx.NodeProto, schema: Any) -> dict[str, Any]:
+def _attributes(node: onnx.NodeProto, schema: Any) -> dict[str, Any]:
     """Return the attributes of a node, with the schema's defaults and without subgraphs."""
     defaults = {} if schema is None else {k: v.default_value for k, v in schema.attributes.items()}
     without = (onnx.AttributeProto.UNDEFINED, onnx.AttributeProto.GRAPH)
