@@ -319,7 +319,7 @@ FAULTS: dict[str, Fault] = {
         "preprocessing", "opencv", ("opencv", "antialias"), policy=with_a_browser, photographs=True
     ),
     "undecided answers": Fault(
-        "model", "the model", ("rounding alone",), model=Undecided, policy=classes_only
+        "model", "the model", ("Rounding alone",), model=Undecided, policy=classes_only
     ),
     "no CUDA": Fault("device", "torch-cuda", ("CUDA",), policy=with_cuda, verdict="ERROR"),
     "one picture many times": Fault(
