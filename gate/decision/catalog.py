@@ -899,7 +899,8 @@ CHECKS: dict[str, CheckSpec] = {
             "few": _NEAR_TIES,
             "too_many": CodeSpec(
                 _NEAR_TIES,
-                headline="Rounding alone changes {count} of {total} {what}, allowed {allowed}",
+                headline="Rounding alone changes {count} of {total} {what} of the model, allowed "
+                "{allowed}",
             ),
         },
         formula="count",
