@@ -73,7 +73,10 @@ def test_a_package_of_another_digest_is_not_unpacked(archive):
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (['echo "npm error code E404" >&2', "exit 1"], "can.t download onnxruntime-web .* code E404"),
+        (
+            ['echo "npm error code E404" >&2', "exit 1"],
+            "can.t download onnxruntime-web .* code E404",
+        ),
         (["exit 3"], "npm ended with code 3"),
     ],
 )
