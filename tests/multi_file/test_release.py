@@ -236,7 +236,7 @@ def test_a_part_that_fails_fails_the_release(good: EvaluationResult) -> None:
 
 def test_it_is_measured_by_one_process(good: EvaluationResult, folder: Path) -> None:
     reference = Reference.from_factory("tests.multi_file.tiny:build")
-    with pytest.raises(PolicyError, match="only one file"):
+    with pytest.raises(PolicyError, match="only a single file"):
         JobSpec.from_job(good.job, reference, EvaluationData.open(folder / "x.npy"))
 
 

@@ -99,11 +99,11 @@ def test_npz_of_pictures_and_of_tensors(project: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (("model.num_classes=3",), r"6 evaluation samples \(25% of 24\).*asks for 400"),
-        (("gate.min_samples=7", "model.num_classes=null"), "6 evaluation samples.*asks for 7"),
+        (("model.num_classes=3",), r"6 evaluation samples \(25% of 24\).*requires 400"),
+        (("gate.min_samples=7", "model.num_classes=null"), "6 evaluation samples.*requires 7"),
         (("gate.min_samples=6",), "3 classes, the model has 10.*Set model.num_classes: 3"),
         (("gate.min_samples=6", "model.num_classes=2"), "3 classes, the model has 2"),
-        ((), r"(?s)asks for 400.*3 classes, the model has 10"),
+        ((), r"(?s)requires 400.*3 classes, the model has 10"),
     ],
 )
 def test_data_that_can_prove_nothing_are_told_before_the_training(

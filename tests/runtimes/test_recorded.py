@@ -296,9 +296,9 @@ def test_recordings_get_built_in_bounds_without_what_they_cannot_show():
 @pytest.mark.parametrize(
     ("by", "name", "words"),
     [
-        (Policy.default(), "ort-cpu", "computes here, no recording"),
-        (Policy.default(), "browser-wasm", "computes here, no recording"),
-        (Policy.default(), "ort", "computes here, no recording"),
+        (Policy.default(), "ort-cpu", "computes here, not a recording"),
+        (Policy.default(), "browser-wasm", "computes here, not a recording"),
+        (Policy.default(), "ort", "computes here, not a recording"),
         (Policy.quantized(), "phone", "kind: recorded with bounds of your own"),
     ],
 )
