@@ -100,7 +100,7 @@ def _logits():
         (("--recorded", "Phone=images.npy"), "expected NAME=FOLDER"),
         (("--recorded", "phone"), "expected NAME=FOLDER"),
         (("--recorded", "phone=nowhere"), "does not exist"),
-        (("--recorded", "ort-cpu=images.npy"), "computes here, no recording"),
+        (("--recorded", "ort-cpu=images.npy"), "computes here, not a recording"),
         (("--recorded", "a=images.npy", "--recorded", "a=images.npy"), "a name is used twice"),
     ],
 )

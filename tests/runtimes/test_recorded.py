@@ -194,7 +194,7 @@ IMAGES = tiny.images(COUNT)
     [
         (IMAGES[::-1], "another order than in the recording: sample 0 is its sample 19"),
         (IMAGES[[0, 1, 3, 2, *range(4, COUNT)]], "sample 2 is its sample 3"),
-        (IMAGES[:12], "the recording has 20 samples, and only 12 of them were given"),
+        (IMAGES[:12], "the recording has 20 samples, but only the first 12 were passed"),
         (IMAGES[2:], "sample 0 is its sample 2"),
         (np.concatenate([IMAGES, -IMAGES[:1]]), "the recording has 20 samples, and more"),
         (IMAGES + np.float32(1e-6), "sample 0 has other inputs than were recorded"),
