@@ -42,7 +42,7 @@ Formulas and bounds: [metrics](metrics.md). Terms: [glossary](glossary.md).
 - Codes that are not in the row of a check are in
   [Codes of several checks](#codes-of-several-checks). Not listed are `..._waived` (the policy does
   not require it), codes whose text is only its [problems](#problems) or findings, such as
-  `violated`, and codes of a check that holds: {holds}.
+  `violated`, and codes of checks that hold.
 """
 
 _FAULTS = """\
@@ -57,7 +57,7 @@ Codes = tuple[tuple[str, CodeSpec], ...]
 
 def page() -> str:
     """Return the page in Markdown."""
-    lines = [_INTRODUCTION.format(holds=", ".join(f"`{code}`" for code in HOLDS))]
+    lines = [_INTRODUCTION]
     shown: dict[Codes, str] = {}
     for cause, specs in itertools.groupby(_checks(), lambda check: check[1].cause):
         lines += [f"## {TITLES[cause]}", "", *_table(dict(specs), shown), ""]

@@ -117,51 +117,50 @@ class ExportSettings(Record):
         "scripted",
         "dynamo",
     )
-    """Which strategies are tried, in this order; only with `strategy: ladder`."""
+    """The strategies that `strategy: ladder` tries, in this order."""
     opset: Opset = 13
-    """What the file must be written in; auto: the lowest from 13 on that works."""
+    """Opset of the file. auto: the lowest one from 13 that works."""
     export_params: bool = True
-    """False writes a file without weights: they become inputs."""
+    """If false, the file has no weights: they become inputs."""
     do_constant_folding: bool = True
     training: Literal["eval"] = "eval"
     input_names: Names | None = None
-    """In the order of `forward`'s positional arguments, or the names of its arguments; dotted for
-    what is inside of a dict or tuple. None: the example's names."""
+    """Names of the inputs, in the order of `forward`'s positional arguments, or the names of its
+    arguments; dotted for the items of a dict or tuple. None: the names in the example."""
     output_names: Names | None = None
-    """In the order of the returned tensors, nested ones flattened. None: where they stand in what
-    forward returns; see `gate.model.forward_signature`."""
+    """Names of the outputs, in the order of the returned tensors, with nested ones flattened. None:
+    named by their position in the return value; see `gate.model.forward_signature`."""
     dynamic_batch: bool = True
     """Axis 0 of all inputs may have any size."""
     dynamic_axes: dict[TensorName, Labels] = Field(default={})
-    """Further axes of inputs that may have any size, with a name: {input: {2: height}}. Those of
-    outputs follow from them; one that is named here must move."""
+    """Further dynamic axes of inputs, with their names: {input: {2: height}}. The axes of outputs
+    follow from them. An output axis that is listed here must change with the inputs."""
     batch_axes: dict[TensorName, Annotated[int, Field(ge=0)] | None] = Field(default={})
-    """The batch axis of inputs where it is not axis 0; None: the input has no batch axis."""
+    """Batch axis of each input whose batch axis is not 0. None: the input has no batch axis."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
-    """Batch of the traced example. At least 2 for a dynamic batch: an axis of size 1 is
-    squeezed and broadcast in silence, so a trace with one sample bakes in more easily."""
+    """Batch size of the traced example. At least 2 for a dynamic batch: an axis of size 1 is
+    squeezed and broadcast silently, so a trace with one sample bakes in more values."""
     lint: Literal["error", "warning", "off"] = "error"
-    """A strategy that gets the model's source wrong, by a rule of this level or worse
-    (`gate.lint`), is not tried."""
+    """A strategy is skipped if `gate.lint` has a finding of this level or worse for it."""
     custom_symbolics: str | None = None
-    """`package.module:register`, called before each export: operators of the model's own."""
+    """`package.module:register`, called before each export to register custom operators."""
     keep_initializers_as_inputs: bool = False
-    """List the weights among the inputs, too, so that a caller may give others."""
+    """Also list the weights as inputs, so that a caller can replace them."""
     custom_opsets: dict[Domain, Annotated[int, Field(ge=1)]] = Field(default={})
-    """Versions of the domains of operators that are not ONNX's own: {com.microsoft: 1}. The
-    TorchScript-based exporter writes 1 for those that are not named."""
+    """Opset versions of custom domains: {com.microsoft: 1}. The TorchScript-based exporter writes 1
+    for domains that are not listed."""
     autograd_inlining: bool = True
-    """Write what an `autograd.Function` computes. False: one operator `prim::PythonOp` for each,
-    which `custom_symbolics` writes."""
+    """Export the operators inside an `autograd.Function`. If false, each function becomes one
+    `prim::PythonOp`, which `custom_symbolics` must translate."""
     export_modules_as_functions: bool | Annotated[tuple[ClassName, ...], Field(min_length=1)] = (
         False
     )
-    """Write modules as functions of the file: true for all, or their classes."""
+    """Export modules as ONNX functions: true for all of them, or a list of classes."""
     operator_export_type: OperatorExportType = "ONNX"
-    """What becomes of operators that ONNX has not: refused, or written as they are."""
+    """How operators without an ONNX equivalent are exported; ONNX: the export is refused."""
     verbose: bool = False
-    """Keep what the exporter tells of its work, the graph with the lines of source among it, as
-    MODEL.onnx.export.log. The file is the same."""
+    """Save the exporter's log, including the graph with source lines, as MODEL.onnx.export.log. The
+    exported file is the same."""
 
     @property
     def rungs(self) -> tuple[Strategy, ...]:
@@ -177,11 +176,11 @@ class ExportSettings(Record):
                 f"the names of inputs and outputs must differ, repeated: {', '.join(repeated)}"
             )
         if len(set(self.ladder)) < len(self.ladder):
-            raise ValueError(f"each rung once, the ladder is {', '.join(self.ladder)}")
+            raise ValueError(f"the ladder repeats a strategy: {', '.join(self.ladder)}")
         highest = max(HIGHEST_OPSET[rung] for rung in self.rungs)
         if self.opset != "auto" and self.opset > highest:
             raise ValueError(
-                f"{', '.join(self.rungs)} write opset {highest} at most, asked for {self.opset}"
+                f"{', '.join(self.rungs)} support at most opset {highest}, not {self.opset}"
             )
         if self.dynamic_batch and self.batch_size < 2:
             raise ValueError(

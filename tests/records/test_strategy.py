@@ -32,7 +32,7 @@ def test_the_defaults_are_the_documented_export() -> None:
         ({"opset": True}, "from 9 to 23"),
         ({"strategy": "onnxruntime"}, "'traced'"),
         ({"ladder": ()}, "at least 1"),
-        ({"ladder": ("traced", "direct", "traced")}, "each rung once"),
+        ({"ladder": ("traced", "direct", "traced")}, "repeats a strategy"),
         ({"dynamic_axes": {"x": {-1: "batch"}}}, "greater than or equal to 0"),
         ({"dynamic_axes": {"x": {0: "the batch"}}}, "pattern"),
         ({"training": "train"}, "'eval'"),
