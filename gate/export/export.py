@@ -130,7 +130,7 @@ class ExportedFile:
     opset: int
     options: ExporterOptions
     output: Capture
-    """What the exporter printed and warned about."""
+    """Printed output and warnings of the exporter."""
     doubt: str | None = None
 
 

@@ -102,8 +102,8 @@ _CHANGES: dict[str, tuple[Callable[[Array], Array], str]] = {
     "mirrored": (lambda x: x.min() + (x.max() - x), "iu"),
     "repeated": (lambda x: np.resize(x.reshape(-1)[: -(-x.size // 2)], x.shape), "iu"),
 }
-"""What is done to the inputs, and the kinds of dtypes that it is done to: integers may be indices,
-and stay between the smallest and the largest of them."""
+"""Changes of an input by name, and the dtype kinds to which each applies. Integers may be indices,
+so they stay within the range of the given ones."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ WAIT = (
     "Another process has locked it; nothing is damaged. Leave the file and its -wal, -shm and "
     "-journal files in place. Retry when that process is done, or end it (fuser -v FILE shows it)."
 )
-"""What to do about a database that is locked."""
+"""Remedy for a locked database."""
 
 
 def trouble(error: BaseException) -> Literal["locked", "malformed"] | None:

@@ -31,9 +31,9 @@ class FunctionSource:
     function: FunctionType
     definition: Definition
     path: str
-    """Below the import path."""
+    """Path relative to the import path."""
     lines: tuple[str, ...]
-    """Of the whole file."""
+    """Lines of the whole file."""
 
     @classmethod
     def from_function(cls, function: FunctionType) -> FunctionSource:

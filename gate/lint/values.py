@@ -75,15 +75,15 @@ SCALAR = Rank(0, 0)
 
 @dataclass(eq=False)
 class Value:
-    """What is known of a value; compared by identity, so two names of a size share one."""
+    """An abstract value. It is compared by identity, so two names of a size share one."""
 
     kind: Kind
     object: Any = NOTHING
-    """The object itself, where the model's own attributes and globals have it."""
+    """The object itself, for attributes and globals of the model."""
     fixed: bool = False
     """A tensor that is computed from weights alone."""
     rank: Rank | None = None
-    """Of a tensor."""
+    """Rank of a tensor."""
     unit: bool = False
     """True for a tensor that was made with an axis of size 1."""
     lowered: bool = False
@@ -95,15 +95,15 @@ class Value:
     read: bool = False
     """A Python value that was read from a tensor."""
     flag: str | None = None
-    """True only while the model is exported: the name of the function that returns it."""
+    """Name of the function that returns the value, if it is true only during an export."""
     loop: bool = False
-    """Something to loop over whose length depends on the input's size."""
+    """An iterable whose length depends on the input's size."""
     axis: int | None = None
-    """Of a size; of a shape: its first axis."""
+    """Axis of a size, or the first axis of a shape."""
     shape: Value | None = None
     """The shape that a size belongs to."""
     items: dict[int, Value] = field(default_factory=dict)
-    """What was taken from a shape by index, or the items of a tuple, list or dict."""
+    """Sizes taken from a shape, or items of a tuple, list or dict."""
 
     @property
     def tensor(self) -> bool:

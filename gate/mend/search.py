@@ -181,7 +181,7 @@ class Search:
     trials: list[Trial] = field(default_factory=list)
     spent: int = 0
     result: EvaluationResult | None = None
-    """Of the last file that was measured."""
+    """Result of the last measured file."""
     reserved: int = 0
     """Forward passes that are reserved for the result of a longer search."""
     is_late: bool = False

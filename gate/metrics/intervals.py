@@ -32,7 +32,7 @@ _MOST_EXPANDED = 10.0
 """By how much an expanded alpha may be smaller: of a handful of samples t tails have no end."""
 
 _ROUNDING = 1e-12
-"""Of the largest value: differences below it are rounding of a sum."""
+"""Share of the largest value below which a difference is rounding of a sum."""
 
 
 class DropBounds(NamedTuple):

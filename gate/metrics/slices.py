@@ -37,7 +37,7 @@ class Annotations:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Slice columns by name, one text per sample."""
     sha256: Digest | None = None
-    """Of the files that they come from."""
+    """Digest of the files with labels and columns."""
     slices_sha256: Digest | None = None
     """Digest of the file with the columns. None without columns."""
 

@@ -50,8 +50,7 @@ COMPARED = {
     "accuracy_drop": LARGEST,
     "probe_noise_ratio": LARGEST,
 }
-"""What becomes a metric of MLflow for each runtime, and which of several outputs' is the worst.
-`docs/metrics.md` says why these."""
+"""Checks that become MLflow metrics of each runtime, with the choice of the worst output."""
 
 
 _MB = 1e6

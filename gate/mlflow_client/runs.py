@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _BATCHES = {"params": 100, "tags": 100, "metrics": 800}
-"""What MLflow takes of each kind in one request; of all together at most 1000."""
+"""Largest number of entries of each kind in one request; MLflow accepts 1000 in all."""
 
 _NAME_LIMIT = 120  # characters; the database holds 250, the list of runs shows some sixty
 _NOTE_LIMIT = 8000  # characters of a run's tag; the description is one

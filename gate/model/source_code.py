@@ -84,7 +84,7 @@ class SourceFiles:
 
     files: dict[str, Digest] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
-    """Of the files, where they have one of their own (in an archive they have none)."""
+    """Paths of the files by name; files in an archive have none."""
     packages: dict[str, str] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)

@@ -312,7 +312,7 @@ _CHECKS: dict[str, tuple[Callable[[], Any], Callable[[AliasGuard, Any], None]]] 
         AliasGuard.change_tag,
     ),
 }
-"""What each route's request is, and its check."""
+"""Request message and check of each route."""
 
 
 @contextmanager

@@ -638,7 +638,7 @@ class OnnxReference(OnnxGraph):
         """Output names in the order of forward; None: the file's order."""
         self.file: TestedFile | None = None
         self.loaded: bytes | str | WithData | None = None
-        """What ONNX Runtime loads: bytes or a path."""
+        """Model for ONNX Runtime: bytes or a path."""
         self.is_widened = False
         """True if the file computes in 16 bits and this module in float32."""
 

@@ -66,7 +66,7 @@ class PolicyField:
     check: CheckSpec | None
     """The meaning of the bounded quantity."""
     built_in: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Of a bound: what the built-in policies allow, by where."""
+    """Values of a bound in the built-in policies, by policy."""
 
     @property
     def name(self) -> str:

@@ -515,7 +515,7 @@ class SummaryInputs:
     change: Change | None = None
     """The changes from the champion, if they were compared."""
     model_name: str | None = None
-    """Of the registered model."""
+    """Name of the registered model."""
     steps: tuple[Step, ...] = ()
     """Next steps that replace those that follow from the decision."""
     signed_by: str | None = None
