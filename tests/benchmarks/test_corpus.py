@@ -38,7 +38,7 @@ SLOW = {"resnet", "mobilenet", "segmenter", "recurrent", "denoiser", "stylist", 
 
 
 EVERY = 6
-"""Of the classes of faults, and of the correct pairs, make check judges every so-manieth."""
+"""`make check` judges every N-th class of faults and every N-th correct pair."""
 LEAST = 60 if EXHAUSTIVE else 10
 """Faults that are judged at least: one of each class, or of each of those."""
 
