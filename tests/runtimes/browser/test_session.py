@@ -124,7 +124,7 @@ def test_whatever_breaks_in_the_page_is_an_error(tmp_path):
     for sabotage, error, words in (
         ("({ ok: true })", EvidenceError, "sent no outputs"),
         ("right(place, { ...given, body: new Uint8Array(frame) })", OutputMismatch, "outputs []"),
-        ("right(place, { ...given, body: 'words' })", OutputMismatch, "nonsense"),
+        ("right(place, { ...given, body: 'words' })", OutputMismatch, "invalid frame"),
         ("right('elsewhere', given)", EvidenceError, "outputs: 403"),
     ):
         in_page(
