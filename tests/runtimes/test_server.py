@@ -192,6 +192,22 @@ def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: 
         session.run({"x": SAMPLES})
 
 
+def test_two_versions_are_measured_side_by_side(files: dict[str, Path]) -> None:
+    with serving(files["model"], other=files["other"]) as server:
+        plain = policy(server.url, connections=[8]).to_plain()
+        served = plain["runtimes"].pop(SERVER)
+        for name, version in (("blue", 1), ("green", 2)):
+            url = {"url": f"{server.url}/versions/{version}"}
+            plain["runtimes"][name] = served | {
+                "kind": SERVER, "options": served["options"] | url,
+            }  # fmt: skip
+        rules = Policy.from_json(json.dumps(plain))
+        result = check(files["model"], TwoHeads().eval(), SAMPLES, rules)
+    failed = {c.runtime for c in result.decision.checks if c.verdict is Verdict.FAIL}
+    assert failed == {"green"}
+    assert len(result.evidence.runtimes) == 2
+
+
 def test_outputs_that_the_file_lacks_are_ignored(files: dict[str, Path]) -> None:
     with (
         serving(files["model"], fault="more_outputs") as server,

@@ -82,8 +82,10 @@ class V2Server(ThreadingHTTPServer):
             "parameters": parameters,
         }  # fmt: skip
 
-    def infer(self, feed: dict[str, np.ndarray], *, pinned: bool = False) -> list[np.ndarray]:
-        """`pinned`: by a cookie, to a worker that is right."""
+    def infer(
+        self, feed: dict[str, np.ndarray], *, pinned: bool = False, version: str = "1"
+    ) -> list[np.ndarray]:
+        """Run the file, or as version 2 the other one. `pinned`: by a cookie, to a correct worker."""
         with self.lock:
             self.requests += 1
             self.at_work += 1
@@ -96,7 +98,8 @@ class V2Server(ThreadingHTTPServer):
             if self.fault in ("mixed", "swapped_under_load", "float16_under_load"):
                 time.sleep(0.002)  # so that requests meet
             wrong = mine % 4 == 0 and not pinned
-            worker = wrong if self.fault == "one_worker" else self.fault == "stale"
+            stale = self.fault == "stale" or version == "2"
+            worker = wrong if self.fault == "one_worker" else stale
             if self.fault == "normalized_twice":
                 feed = {name: (array - 0.5) / 0.5 for name, array in feed.items()}
             outputs = self.sessions[int(worker)].run(None, feed)
@@ -140,6 +143,7 @@ class Handler(BaseHTTPRequestHandler):
             },
             "/v2/models/net": self.server.metadata(),
             "/v2/models/net/versions/1": self.server.metadata(),
+            "/v2/models/net/versions/2": self.server.metadata(),
             "/manifest.json": {"slots": {"exact": {"sha256": hashlib.sha256(self.server.data).hexdigest()}}},
             "/other.json": {"sha256": "0" * 64},
         }.get(self.path)  # fmt: skip
@@ -159,17 +163,18 @@ class Handler(BaseHTTPRequestHandler):
             )
             rest = rest[size or 0 :]
             feed[tensor["name"]] = flat.reshape(tensor["shape"])
+        version = "2" if "/versions/2/" in self.path else "1"
         try:
-            outputs = self.server.infer(feed, pinned="Cookie" in self.headers)
+            outputs = self.server.infer(feed, pinned="Cookie" in self.headers, version=version)
         except Exception as error:
             if self.server.fault == "answers_anything":
                 outputs = self.server.infer({n: a.reshape(a.shape[:-2]) for n, a in feed.items()})
             else:
                 self._answer(400, json.dumps({"error": str(error)}).encode())
                 return
-        self._outputs(request, outputs)
+        self._outputs(request, outputs, version)
 
-    def _outputs(self, request: dict[str, Any], outputs: list[np.ndarray]) -> None:
+    def _outputs(self, request: dict[str, Any], outputs: list[np.ndarray], version: str) -> None:
         fault, names = self.server.fault, [o.name for o in self.server.sessions[0].get_outputs()]
         if fault == "silent":
             time.sleep(5)
@@ -201,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
         answer = {
             "id": "stray" if fault == "other_id" else request.get("id"),
             "model_name": "net",
-            "model_version": str(self.server.requests % 2) if fault == "two_versions" else "1",
+            "model_version": str(self.server.requests % 2) if fault == "two_versions" else version,
             "outputs": tensors,
         }
         header = json.dumps(answer).encode()
