@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from gate.decision.bound_rules import BoundedMetric, noise_metrics, numeric
-from gate.decision.check_result import CheckResult, Problem, Verdict, statement
+from gate.decision.check_result import CheckResult, Problem, Verdict
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, RuntimeEvidence
@@ -52,10 +52,13 @@ def device(
     notes = [_torch_side(evidence), _runtime_side(runtime), *misplaced]
     if large:
         notes += _explained(policy, large, evidence, runtime)
-    verdict = Verdict.FAIL if misplaced or large else Verdict.PASS
-    code = "large" if large else "misplaced" if misplaced else "same"
-    check = statement("device", [], place=(runtime.runtime, None), notes=notes)
-    yield check.with_code(code, verdict)
+    yield CheckResult(
+        name="device",
+        runtime=runtime.runtime,
+        verdict=Verdict.FAIL if misplaced or large else Verdict.PASS,
+        code="large" if large else "misplaced" if misplaced else "same",
+        params={"notes": notes},
+    )
 
 
 def _explained(

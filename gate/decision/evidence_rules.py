@@ -363,13 +363,14 @@ def server(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     stated = runtime.session_options
     proven = stated.get("file", "not proven") != "not proven"
     allowed = policy.runtimes[runtime.runtime].options.get("allow_unproven_file") is True
-    params: Problem = {
-        key: stated.get(key, "not stated") for key in ("server", "model", "model_version")
-    }
-    place, params["proof"] = (runtime.runtime, None), stated.get("file", "nothing")
-    check = statement("server_file", [], place=place, holds="proven", **params)
-    waived = Verdict.WAIVED if allowed else Verdict.ERROR
-    yield check if proven else check.with_code("unproven", waived)
+    server = {key: stated.get(key, "not stated") for key in ("server", "model", "model_version")}
+    yield CheckResult(
+        name="server_file",
+        runtime=runtime.runtime,
+        verdict=Verdict.PASS if proven else Verdict.WAIVED if allowed else Verdict.ERROR,
+        code="proven" if proven else "unproven",
+        params={**server, "proof": stated.get("file", "nothing")},
+    )
     problems = [{"code": "answers_wrong_shape"}] if stated.get("wrong_shape") != "refused" else []
     yield statement("server_input", problems, place=(runtime.runtime, None))
 

@@ -63,9 +63,13 @@ def concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResul
     lacking = set(stated) - measured if isinstance(stated, list) else set()
     problem = "unstable_reference" if _is_unstable(runtime) else "no_load"
     if not measured or lacking or _is_unstable(runtime):
-        problems, place = [{"code": problem}], (runtime.runtime, None)
-        none = statement("concurrency", problems, verdict=Verdict.ERROR, place=place)
-        yield none.with_code("unmeasured")
+        yield CheckResult(
+            name="concurrency",
+            runtime=runtime.runtime,
+            verdict=Verdict.ERROR,
+            code="unmeasured",
+            params={"problems": [{"code": problem}]},
+        )
     bound = wanted.bounds.batch_invariance_ratio
     for load in runtime.concurrency:
         if math.isnan(load.batch_invariance_ratio) and not load.crossed:
@@ -233,9 +237,13 @@ def _trace_agrees(evidence: Evidence) -> bool:
 def undefined(evidence: Evidence) -> Iterator[CheckResult]:
     """Warn of conversions on the samples that ONNX leaves undefined."""
     if evidence.undefined:
-        n, params = evidence.dataset.samples, {"conversions": _converted(evidence.undefined)}
-        name, verdict = "undefined_casts", Verdict.WAIVED
-        yield CheckResult(name=name, verdict=verdict, samples=n, code="undefined", params=params)
+        yield CheckResult(
+            name="undefined_casts",
+            verdict=Verdict.WAIVED,
+            samples=evidence.dataset.samples,
+            code="undefined",
+            params={"conversions": _converted(evidence.undefined)},
+        )
 
 
 def _converted(casts: tuple[UndefinedCast, ...]) -> list[str]:

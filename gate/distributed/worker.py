@@ -308,8 +308,8 @@ class Delivery:
     """The files that workers on other machines of a Ray cluster can't open by themselves."""
 
     files: dict[str, dict[str, tuple[Any, ...]]]
-    """By field of `JobSpec`: the named file and others of its folder, as lists of Ray object
-    references of their chunks by file name."""
+    """Chunks of the files that `JobSpec` names, and of the files beside them: lists of Ray object
+    references by field and file name."""
     source: Opening | None
     """Samples on this machine; None: workers open their address."""
     node: str

@@ -105,7 +105,7 @@ class FileGraph:
         self.producer = {name: at for at, node in enumerate(self.nodes) for name in node.output}
         self._needs = [tuple(_reads(node)) for node in self.nodes]
         self.readers: dict[str, list[int]] = {}
-        """For each tensor, the indices of the nodes that read it."""
+        """Indices of the nodes that read a tensor, by its name."""
         for at, needs in enumerate(self._needs):
             for name in needs:
                 self.readers.setdefault(name, []).append(at)

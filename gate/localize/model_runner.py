@@ -182,7 +182,7 @@ class ComputedValue:
     """Class name of that module; empty for functional values."""
     call: int
     before: str | None
-    """For functional values: path of the module that received or returned it."""
+    """Path of the module that received or returned a functional value."""
     inputs: tuple[int, ...]
     """Indices of the values that the module received; none for functional values."""
     shape: tuple[int, ...]
@@ -239,7 +239,7 @@ class ValueSurvey:
         self.outputs: tuple[int, ...] = ()
         """Indices of the model's outputs, flattened."""
         self.overwritten: dict[int, Overwriting] = {}
-        """By value index: the in-place operation that overwrote its memory."""
+        """In-place operation that overwrote the memory of a value, by value index."""
         self._latest: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._by_identity: dict[tuple[int, int], tuple[weakref.ref[torch.Tensor], int]] = {}
         self._got: dict[tuple[str, int], tuple[int, ...]] = {}

@@ -47,7 +47,7 @@ class ModulePaths:
         self._by_name: dict[str, list[str]] = {}
         """Paths that end with a name."""
         self._nodes = model.node_paths() if isinstance(model, OnnxReference) else {}
-        """For a model that is an ONNX file: the modules of its nodes by name."""
+        """Module paths by node name, for a reference that is an ONNX file."""
         for path in self._canonical:
             self._by_name.setdefault(path.rpartition(".")[2], []).append(path)
         self.norms = tuple(
@@ -165,7 +165,7 @@ class NameHints:
         self._call_of = dict(_calls(scopes, calls))
         pairs = list(_norms(values, norms or {}))
         self.folded = dict(_folded(pairs, nodes))
-        """By value of a convolution or similar layer: the value of the BatchNorm probably folded
+        """Maps the value of a convolution or similar layer to that of the BatchNorm probably folded
         into it. The file computes only the latter."""
         self._unfolded = {after: values[before] for before, after in self.folded.items()}
 
@@ -217,7 +217,7 @@ def _folded(
     norms: Sequence[tuple[ComputedValue, ComputedValue]],
     nodes: Sequence[tuple[str, ModuleScope | None]],
 ) -> Iterable[tuple[int, int]]:
-    """Yield pairs of a layer and the BatchNorm that alone reads it, if only one of them has a node.
+    """Yield pairs of a layer and the BatchNorm that alone reads it, if only one has a node.
 
     Names or the number of operators decide this. A node that pads the layer's input does not count.
     """

@@ -53,10 +53,10 @@ def node_differences(
         at = path if same == [node] else paths.get(node.output[0], "")
         module = model.get_submodule(at)
         if isinstance(module, OnnxNode) and _is_same_operator(module, node):
-            yield from _of_node(module, at, node, graph.constant, graph.opsets, rank)
+            yield from _compare_node(module, at, node, graph.constant, graph.opsets, rank)
 
 
-def _of_node(
+def _compare_node(
     module: OnnxNode,
     path: str,
     node: onnx.NodeProto,
@@ -69,7 +69,7 @@ def _of_node(
     for place, ((kind, held), name) in enumerate(zip(module.sources, names, strict=False)):
         got = constant(name) if kind == "held" and name else None
         if got is not None:
-            yield from _of_constant(f"{path}.{held}", got, to_numpy(getattr(module, held)))
+            yield from _compare_constant(f"{path}.{held}", got, to_numpy(getattr(module, held)))
         elif (kind == "absent") != (not name):
             states = ("present", "absent") if name else ("absent", "present")
             yield "settings", _setting(f"input {place} of {path}", *states)
@@ -89,10 +89,10 @@ def _of_node(
         if attribute.name in module.bodies:
             body = module.bodies[attribute.name]
             at = f"{path}.bodies.{attribute.name}"
-            yield from _of_body(body, at, attribute.g, constant, opsets)
+            yield from _compare_body(body, at, attribute.g, constant, opsets)
 
 
-def _of_constant(name: str, got: OutputArray, want: OutputArray) -> Differences:
+def _compare_constant(name: str, got: OutputArray, want: OutputArray) -> Differences:
     if got.dtype.kind not in "biuf" or (got.shape != want.shape and got.size * want.size != 1):
         return
     distance = np.abs(got.astype(np.float64) - want.astype(np.float64)).ravel()
@@ -102,7 +102,7 @@ def _of_constant(name: str, got: OutputArray, want: OutputArray) -> Differences:
         yield "weights", {"code": "differs", "name": name, **share}
 
 
-def _of_body(
+def _compare_body(
     body: Any, path: str, graph: onnx.GraphProto, constant: Constants, opsets: Mapping[str, int]
 ) -> Differences:
     held = {each.name: each for each in graph.initializer}
@@ -117,7 +117,7 @@ def _of_body(
     for name, node in zip(body.paths, nodes, strict=True):
         module, at = body.get_submodule(name), f"{path}.{name}"
         if _is_same_operator(module, node):
-            yield from _of_node(module, at, node, inner, opsets, 0)
+            yield from _compare_node(module, at, node, inner, opsets, 0)
         else:
             yield "settings", _setting(f"operator of {at}", node.op_type, module.call.operator)
 

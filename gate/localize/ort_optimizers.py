@@ -535,7 +535,7 @@ class TrialSettings:
 _INQUIRY = TypeAdapter(TrialSettings)
 
 _Places = list[dict[str, Any]]
-"""For each reference output, its fields with file names in place of arrays."""
+"""Fields of each reference output, with file names for arrays."""
 
 
 def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> OptimizerFault:

@@ -94,7 +94,7 @@ class ValueLayout:
 
     @property
     def value_at_cut(self) -> dict[str, int]:
-        """For each cut, the last value that the tensor represents; its reference is used there."""
+        """Last value that the tensor represents, by cut; its reference is used there."""
         return {name: number for number, name in self.names.items()}
 
     def references(
@@ -305,7 +305,7 @@ class ValueMatcher:
     def before(self, value: ComputedValue, paired: Container[int]) -> list[int] | None:
         """Return the values from which a value was computed, through values without a node.
 
-        None if one of them is unknown.
+        None if either is unknown.
         """
         found = []
         for got in value.inputs:
@@ -441,7 +441,7 @@ class ValueMatcher:
         return best
 
     def _has_several_outputs(self, value: ComputedValue) -> bool:
-        """Return True if the module returned several tensors; the file may lack one of them."""
+        """Return True if the module returned several tensors; the file may lack some."""
         return any(
             (other.path, other.call) == (value.path, value.call) and not other.functional
             for other in self._values

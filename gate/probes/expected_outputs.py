@@ -129,7 +129,7 @@ class SampleRuns:
         return [[output[places] for output in self._runs[draw]] for draw in draws]
 
     def _positions(self, batch: Batch) -> list[int]:
-        """Return the index of each sample of a batch; empty if one of them is not in `rows`."""
+        """Return the index of each sample of a batch; empty if any is not in `rows`."""
         places = [self._by_digest.get(digest.tobytes()) for digest in row_digests(batch)]
         numbers = [place for place in places if place is not None]
         return numbers if len(numbers) == len(places) else []

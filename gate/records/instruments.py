@@ -110,7 +110,7 @@ class NoiseParity(Record):
 
 def noise_floor(truth: float, reference: float, rounding: float = 0.0) -> float:
     """Return the noise floor: the largest of PyTorch's error, the error under random rounding, and
-    one rounding of the reference. NaN if one of them is NaN."""
+    one rounding of the reference. NaN if either is NaN."""
     errors = (reference, rounding, EPSILON * truth, UNDERFLOW)
     return math.nan if any(map(math.isnan, errors)) else max(errors)
 
