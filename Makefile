@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@echo 'Installing torch, CUDA libraries and the rest into .venv: about 7 GB, a few minutes'
 	@$(BIN)/python pipelines/one_line.py $(VENV)/install.log \
-		$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'
+		$(BIN)/python pipelines/install.py -e '.[dev]'
 	@touch $@
 
 constraints: $(READY)  ## Pin all dependencies again (UPGRADE=1: newest versions)
@@ -60,7 +60,7 @@ docs: $(READY)  ## Build the documentation site in build/site; warnings are erro
 lint: $(READY)  ## Check format, lint, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports --no-logo
 
 fix: $(READY)  ## Format, and apply ruff's fixes

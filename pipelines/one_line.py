@@ -19,8 +19,11 @@ LAST = 15
 """Number of the log's last lines that are shown if the command fails."""
 _SPOKEN = (
     "Collecting ",
+    "Resolved ",
     "Downloading ",
+    "Prepared ",
     "Installing ",
+    "Installed ",
     "Building ",
     "Preparing ",
     "Creating ",

@@ -1,0 +1,34 @@
+"""uv installs with pip's settings, and pip installs where uv can't."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from pipelines.install import uv_settings
+
+CONFIG = """\
+:env:.find-links='/wheels'
+global.cert='/certs.pem'
+global.extra-index-url='file:///one file:///two'
+global.no-index='true'
+global.timeout='60'
+"""
+
+
+def test_indexes_and_certificates_of_pip_are_given_to_uv() -> None:
+    assert uv_settings(CONFIG) == {
+        "SSL_CERT_FILE": "/certs.pem",
+        "UV_FIND_LINKS": "/wheels",
+        "UV_INDEX": "file:///one file:///two",
+        "UV_NO_INDEX": "true",
+    }
+
+
+def test_pip_is_tried_after_uv_and_its_exit_code_counts(monkeypatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "true")  # uv itself is installed
+    command = [sys.executable, "pipelines/install.py", "no-such-package"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Installing with pip, because uv failed" in done.stdout
+    assert "No matching distribution found for no-such-package" in done.stderr
