@@ -580,7 +580,7 @@ def _nothing_serves(model: RegisteredModel, history: ModelHistory) -> str:
         return f"{text}A rollback needs at least two promotions."
     return (
         f"{text}The alias was deleted by hand: in the ledger version {history.serving} serves. "
-        f"Point '{CHAMPION}' at it or at another version that passed, then retry."
+        "Run gate reconcile, which restores the alias, then retry."
     )
 
 

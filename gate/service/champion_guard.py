@@ -40,7 +40,8 @@ def guard_champion(
     that was recent enough when it was promoted. If `champion` was moved by hand, the version must
     meet all conditions of a promotion now. If no other version can be verified, `champion` is
     removed until one can be verified: an unreachable store is neither a reason to remove a version
-    nor to keep it. A temporary replacement is reverted when the expected version can be verified.
+    nor to keep it. A deleted alias is restored. A temporary replacement is reverted when the
+    expected version can be verified.
 
     Raises RegistryError if the ledger has no entry about the model, and RegistryError,
     EvidenceError, StorageError if it can't be judged now.
@@ -149,19 +150,22 @@ def _revert(
 def _restore_removed(
     model: RegisteredModel, policy: Policy, history: ModelHistory, *, trust: ReadTrust
 ) -> list[StepResult]:
-    """Restore `champion` after the guard removed it, if an eligible version can be verified."""
+    """Restore `champion` after the guard removed it or somebody deleted it, if an eligible version
+    can be verified: first the one that served."""
     change = history.change
-    if change is None or (change.action, change.version) != ("reverted", None):
+    if change is None or (change.version is None and change.action != "reverted"):
         return []
     # A version that was set by hand is not restored. One that served according to the ledger is,
     # once its bytes are correct again.
-    but = None if history.expected_champion is None else change.previous_version
+    served = change.version is not None or history.expected_champion is None
+    but = None if served else change.previous_version
     target, trouble = _fallback(model, history, policy=policy, but=but, trust=trust)
     if trouble is not None:
         raise trouble
     if target is None:
         return []
-    reason = f"'{CHAMPION}' had been taken away, and is version {target.version} now: it was proven"
+    removed = "removed" if change.version is None else "deleted by hand"
+    reason = f"'{CHAMPION}' had been {removed}, and is version {target.version} now: it was verified"
     move_alias(model, model.entry("reverted", reason, version=target.version, about=target))
     return [StepResult("guard", "restored", target.version, reason)]
 

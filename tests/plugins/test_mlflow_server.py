@@ -259,6 +259,11 @@ def test_the_service_undoes_what_the_server_does_not_see(
                 moved = "UPDATE registered_model_aliases SET version = ? WHERE alias = ?"
                 assert database.execute(moved, (forged, CHAMPION)).rowcount == 1
             assert until(lambda: is_reverted("2"), START_S)
+            reverted = len(whole.lines())
+            with closing(sqlite3.connect(tmp_path / "mlflow.db", timeout=60)) as database, database:
+                deleted = "DELETE FROM registered_model_aliases WHERE alias = ?"
+                assert database.execute(deleted, (CHAMPION,)).rowcount == 1
+            assert until(lambda: len(whole.lines()) > reverted and is_reverted("2"), START_S)
             assert whole.deployed() == second
             assert whole.stop() == 0
 

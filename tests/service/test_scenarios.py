@@ -9,7 +9,13 @@ from tests.service.scenarios import Scenario
 
 GUARD = {
     "what the gate promoted stays": "look:; look!:",
-    "what somebody took away stays away": "unset champion; look:; look!:",
+    "a deleted alias is restored": "unset champion; look: restored 2 [deleted by hand]; look!:",
+    "a deleted alias of a spoiled version": "deployed 1; spoil 2; unset champion; look: restored 1;"
+    "look:; mend 2; look!:",
+    "a deleted alias, and the store is away": "away 1 2; unset champion; look: ArtifactMissing;"
+    "back; look: restored 2",
+    "a deleted alias of a rejected version": "deployed 1; reject 2; unset champion;"
+    "look: restored 1; look!:",
     "decided anew by hand": "point 1; look! OTHER: accepted 1 [by hand]; look! OTHER:",
     "decided anew": "look! OTHER:",
     "a weaker policy": "deployed 1; promote 3; look! STRICT: reverted 1 [judged by another policy]",
