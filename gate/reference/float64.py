@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map
 
 from gate.data.input_binding import InputBinding
 from gate.data.reader import length
@@ -204,8 +205,42 @@ class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.fake_quantize_per_channel_affine.default:
             return _in_steps(func, args, kwargs or {})
         narrow = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
-        wide = {key: _wider(value, narrow) for key, value in (kwargs or {}).items()}
-        return func(*(_wider(value, narrow) for value in args), **wide)
+        args = [_wider(value, narrow) for value in args]
+        kwargs = {key: _wider(value, narrow) for key, value in (kwargs or {}).items()}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            if not _is_mixed(args, kwargs):
+                raise
+            args, kwargs = _without_float32(func, args, kwargs)
+            return func(*args, **kwargs)
+
+
+def _is_mixed(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether tensors of both float types meet, which few operators accept.
+
+    Constants that are neither parameters nor buffers stay in float32.
+    """
+    leaves = tree_leaves((args, kwargs))
+    dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    return {torch.float32, torch.float64} <= dtypes
+
+
+def _without_float32(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments with float32 tensors in float64, except for those that `func` writes."""
+    names = [argument.name for argument in func._schema.arguments]
+    stated = dict(zip(names, args, strict=False)) | kwargs
+    written = {
+        id(stated.get(argument.name))
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+
+    def widen(value: Any) -> Any:
+        narrow = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+        return value.double() if narrow and id(value) not in written else value
+
+    return tree_map(widen, (args, kwargs))  # type: ignore[no-any-return]
 
 
 def _in_steps(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -56,7 +56,9 @@ def double(function) -> np.ndarray:
     lambda y: torch.stack([y, y], -1).sum(-1, dtype=torch.float32) / 2,
     lambda y: y + torch.arange(3, dtype=torch.float32) - torch.arange(3),
     lambda y: torch.full_like(y, 0.0, dtype=torch.float32) + y,
-], ids=range(10))  # fmt: skip
+    lambda y: y @ torch.from_numpy(np.eye(3, dtype=np.float32)),  # a constant that is no buffer
+    lambda y: torch.zeros_like(y).addmm_(y, torch.from_numpy(np.eye(3, dtype=np.float32))),
+], ids=range(12))  # fmt: skip
 def test_what_forward_casts_to_float32_stays_float64(function):
     seen = double(function)
     assert seen.dtype == np.float64
@@ -83,7 +85,10 @@ def test_integers_stay_integers():
 @pytest.mark.parametrize(("function", "words"), [
     (lambda y: y.half(), "returns float16 even"),
     (lambda y: torch.from_numpy(y.numpy().astype(np.float32)), "returns float32 even"),
-    (lambda y: y @ torch.from_numpy(np.eye(3, dtype=np.float32)), "can't run in float64"),
+    (
+        lambda y: torch.from_numpy(np.zeros((6, 3), np.float32)).addmm_(y, torch.eye(3)),
+        "can't run in float64",
+    ),
 ])  # fmt: skip
 def test_a_model_that_can_not_run_in_float64_says_why(function, words):
     with pytest.raises(ModelError, match=words) as raised:
