@@ -257,9 +257,9 @@ def measure_unit(plan: MeasurementPlan, index: int, *, lead: Path | None = None)
 
 def _lead(run: MeasurementRun) -> FirstUnitState:
     run.measure_first(lambda _count: None)
-    run.reference.meter.drain()
+    run.reference.meter.batches.drain()
     for runtime in run.runtimes:
-        runtime.meter.drain()
+        runtime.meter.batches.drain()
     return run.first_unit_state()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from gate.measure.job import MeasurementJob
 from gate.preprocess.spec import PreprocessSpec, to_pixels
 from gate.records.evidence import Evidence, TensorSpec
 from gate.reference.environment import deterministic
+from gate.statistics.accumulators import interleaved
 from gate.storage import files
 
 SAMPLES = 8
@@ -193,9 +193,7 @@ def _worst(evidence: Evidence, *, count: int) -> list[int]:
         for runtime in evidence.runtimes
         for output in runtime.outputs
     ]
-    turns = chain.from_iterable(zip_longest(*lists))
-    places = dict.fromkeys(place for place in turns if place is not None and place < count)
-    return list(places)[:MOST]
+    return [place for place in interleaved(lists) if place < count][:MOST]
 
 
 def picture_layout(specs: tuple[TensorSpec, ...]) -> str | None:

@@ -44,7 +44,7 @@ class ConcurrencyInstrument:
 
     def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:  # noqa: ARG002
         """Measure each load of each server; record a failing server as failed."""
-        servers = [runtime for runtime in runtimes if runtime.runner and runtime.runner.connections]
+        servers = [each for each in runtimes if each.runner and each.runner.session.connections]
         if not servers:
             return
         reference = StabilityReference(self._context)
@@ -62,12 +62,11 @@ class ConcurrencyInstrument:
         self, reference: StabilityReference, runtime: RuntimeMeasurement
     ) -> Iterator[ConcurrentLoad]:
         assert runtime.runner is not None
-        for connections in runtime.runner.connections:
+        session = runtime.runner.session
+        for connections in session.connections:
             yield self._load(reference, runtime, connections, None)
-        if runtime.runner.rate is not None:
-            yield self._load(
-                reference, runtime, max(runtime.runner.connections), runtime.runner.rate
-            )
+        if session.rate is not None:
+            yield self._load(reference, runtime, max(session.connections), session.rate)
 
     def _load(
         self,

@@ -19,9 +19,8 @@ from gate.data.input_binding import InputBinding
 from gate.data.reader import length
 from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, GateError, describe_failure
-from gate.measure.cost_meter import CostMeter
+from gate.measure.cost_meter import CostMeter, Stopwatch
 from gate.measure.job import MeasurementJob
-from gate.model.model_state import ModelState
 from gate.onnx_file.choices import Choice, ChoiceSession
 from gate.onnx_file.reading import nodes_of
 from gate.onnx_file.release_file import onnx_files
@@ -36,11 +35,7 @@ from gate.reference.discretization import FakeQuantization
 from gate.reference.float64 import Truth
 from gate.reference.random_rounding import RoundingRun, run_rounded
 from gate.reference.reference import ReferenceModel, ReferenceSession
-from gate.reference.torch_session import (
-    ActivationSizes,
-    DispatchMode,
-    run_in_parts,
-)
+from gate.reference.torch_session import ActivationSizes, DispatchMode, run_in_parts
 from gate.runtimes.recording_format import row_digests
 from gate.statistics.accumulators import columns, worst_ratio
 from gate.storage.arrays import Batch, OutputArray
@@ -75,25 +70,15 @@ class ReferencePass:
     """Timed runs of the reference. A failure is an error, because nothing can be judged."""
 
     def __init__(self, session: ReferenceSession) -> None:
-        self._session = session
+        self.session = session
         self.meter = CostMeter()
         self.smallest = 1
         """The smallest batch size that the model accepts."""
 
-    @property
-    def keys(self) -> tuple[str | None, ...]:
-        """The names under which the last run returned the outputs."""
-        return self._session.keys
-
-    @property
-    def state(self) -> ModelState:
-        """The parameters and buffers that forward changes, which can be restored."""
-        return self._session.state
-
     def run(self, batch: Batch) -> list[OutputArray]:
         """Return all outputs. Raises EvidenceError."""
         try:
-            return self._session.run(batch)
+            return self.session.run(batch)
         except GateError:
             raise
         except Exception as error:
@@ -102,10 +87,6 @@ class ReferencePass:
                 f"the reference model can't compute {shapes}: {describe_failure(error)}. "
                 "Check that this is the exported model and that it accepts these inputs."
             ) from error
-
-    def run_operators(self, batch: Batch, outputs: list[OutputArray]) -> list[OutputArray]:
-        """Run `ReferenceSession.run_operators`."""
-        return self._session.run_operators(batch, outputs)
 
     def spread(self, batch: Batch, expected: list[OutputArray]) -> float:
         """Repeat a run and return max|a - b| / max|a|, the worst of all outputs and columns.
@@ -122,12 +103,13 @@ class ReferencePass:
 
         The repeated run starts with the value that the previous run left there.
         """
-        if not self.state.changed:
+        state = self.session.state
+        if not state.changed:
             return {}
-        left = self.state.after(lambda: self.run(batch))
+        left = state.after(lambda: self.run(batch))
 
         def spread(*names: str) -> float:
-            self.state.replace({name: left[name] for name in names})
+            state.replace({name: left[name] for name in names})
             return self.spread(batch, expected)
 
         together = spread(*left)
@@ -139,18 +121,11 @@ class ReferencePass:
         worst = max(alone, key=lambda name: alone[name])
         return alone | {worst: max(together, alone[worst])}
 
-    def timed_run(self, batch: Batch) -> list[OutputArray]:
-        """Run a batch of the samples and time it."""
+    def timed_run(self, batch: Batch, stopwatch: Stopwatch) -> list[OutputArray]:
+        """Run a batch and add its time to a stopwatch of `meter`."""
         start = time.perf_counter()
         outputs = self.run(batch)
-        self.meter.batch(time.perf_counter() - start, batch_size=length(batch))
-        return outputs
-
-    def single_run(self, sample: Batch) -> list[OutputArray]:
-        """Run a batch of one sample, in addition to the batches of the samples, and time it."""
-        start = time.perf_counter()
-        outputs = self.run(sample)
-        self.meter.single(time.perf_counter() - start)
+        stopwatch.add(time.perf_counter() - start, batch_size=length(batch))
         return outputs
 
     def first_run(self, batch: Batch) -> list[OutputArray]:

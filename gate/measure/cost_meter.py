@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -103,11 +102,6 @@ class Stopwatch:
         )
 
 
-class _Run(NamedTuple):
-    seconds: float
-    batch_size: int
-
-
 class CostMeter:
     """The times and memory of one runtime, or the times of the reference.
 
@@ -120,8 +114,12 @@ class CostMeter:
         self._memory = PeakMemory()
         self._device: DeviceMemory | None = None
         self._open_seconds: float | None = None
-        self._first: _Run | None = None
-        self._batches, self._singles = Stopwatch(), Stopwatch()
+        self._first: tuple[float, int] | None = None
+        """Seconds and batch size of the very first run."""
+        self.batches = Stopwatch()
+        """Times of the batches of the samples."""
+        self.singles = Stopwatch()
+        """Times of batches of one sample, which are not batches of the measurement."""
 
     def open(self, opened: Callable[[], Session], *, cuda: bool) -> Session:
         """Call `opened`, which may raise any exception, and return its session. `cuda`: also
@@ -141,7 +139,7 @@ class CostMeter:
 
         Later batches reuse this memory.
         """
-        if self._batches.is_running:
+        if self.batches.is_running:
             yield
             return
         self._memory.begin()
@@ -152,32 +150,7 @@ class CostMeter:
 
     def first(self, seconds: float, *, batch_size: int) -> None:
         """Record the very first run."""
-        self._first = _Run(seconds, batch_size)
-
-    def batch(self, seconds: float, *, batch_size: int) -> None:
-        """Record a batch of the samples."""
-        self._batches.add(seconds, batch_size=batch_size)
-
-    def drain(self) -> tuple[float, ...]:
-        """Return and remove the times of batches, for a meter of another process."""
-        return self._batches.drain()
-
-    def add(self, seconds: Sequence[float]) -> None:
-        """Add times of batches that another process drained."""
-        self._batches.extend(seconds)
-
-    def single(self, seconds: float) -> None:
-        """Add the time of a batch of one sample, which is not one of the measurement's batches."""
-        self._singles.add(seconds, batch_size=1)
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether only the first batch of the samples was timed."""
-        return self._batches.is_cold
-
-    def latency(self) -> Latency | None:
-        """Return the latency of the batches of the samples; None if there was none."""
-        return self._batches.result()
+        self._first = (seconds, batch_size)
 
     def memory_bytes(self, proof: Proof) -> int | None:
         """Return the growth of memory in bytes, as reported by a runtime in another process."""
@@ -185,15 +158,16 @@ class CostMeter:
 
     def cost(self, proof: Proof | None = None) -> Cost:
         """Return the record of times and memory. `proof`: of a runtime; None for the reference."""
-        single = self._singles.result()
-        batches = self._batches.result()
+        single = self.singles.result()
+        batches = self.batches.result()
         if batches is not None and batches.batch_size == 1:
             single = batches
         reported = proof is not None and _is_reported(proof)
+        first_seconds, first_batch_size = self._first or (None, None)
         return Cost(
             open_ms=_milliseconds(self._open_seconds),
-            first_ms=_milliseconds(self._first and self._first.seconds),
-            first_batch_size=self._first and self._first.batch_size,
+            first_ms=_milliseconds(first_seconds),
+            first_batch_size=first_batch_size,
             single=single,
             single_unmeasured=self.single_unmeasured,
             peak_bytes=count_of(proof.peak_bytes) if proof and reported else self._memory.peak,

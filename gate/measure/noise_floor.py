@@ -15,6 +15,7 @@ from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.records.instruments import NoiseParity
 from gate.reference.validity import UNRESTRICTED, Validity
+from gate.statistics.accumulators import finite_distances
 from gate.statistics.error_groups import (
     CANDIDATE,
     REFERENCE,
@@ -312,7 +313,11 @@ def rounding_floor(context: MeasurementContext, *, draws: int = DRAWS) -> Roundi
         runs[draw] = errors
     if len(runs) < draws:
         return []
-    return [_middle(several) for several in zip(*list(runs.values())[:draws], strict=True)]
+    floors: RoundingErrors = []
+    for several in zip(*list(runs.values())[:draws], strict=True):
+        measured = [each for each in several if each is not None]
+        floors.append(NoiseStatistics.middle(measured) if len(measured) == draws else None)
+    return floors
 
 
 def _rounding_errors(
@@ -342,32 +347,12 @@ def _rounding_errors(
             except GateError:
                 return {}
             for place, (r64, r, moved) in enumerate(zip(truth, reference, run, strict=False)):
-                if r64.shape == r.shape == moved.shape:
+                if r64.shape == r.shape == moved.shape and r.dtype.kind == "f":
                     sides = validity.without_flips(place, r64, r, moved, start=start)
-                    own[place] = _added(own[place], (*sides, moved), samples=length(batch))
+                    floor = own[place] = own[place] or NoiseStatistics(columns=True)
+                    floor.update(*sides, moved, samples=length(batch))
         start += length(batch)
     return floors
-
-
-def _added(
-    floor: NoiseStatistics | None,
-    arrays: tuple[OutputArray, OutputArray, OutputArray],
-    *,
-    samples: int,
-) -> NoiseStatistics | None:
-    truth, reference, run = arrays
-    if reference.dtype.kind != "f":
-        return floor
-    floor = floor or NoiseStatistics(columns=True)
-    floor.update(truth, reference, run, samples=samples)
-    return floor
-
-
-def _middle(floors: tuple[NoiseStatistics | None, ...]) -> NoiseStatistics | None:
-    measured = [floor for floor in floors if floor is not None]
-    if len(measured) < len(floors):
-        return None
-    return NoiseStatistics.middle(measured)
 
 
 # The floor of the first samples does not bound the errors of all samples: among enough samples,
@@ -417,7 +402,7 @@ class OutlierTracker:
         are not finite on one side."""
         reference, candidate = np.atleast_1d(reference, candidate)
         for rows in chunks(reference, whole=self.axis != 0):
-            apart = _apart(reference[rows], candidate[rows])
+            apart = finite_distances(reference[rows], candidate[rows])
             with np.errstate(all="ignore"):
                 scores = to_floor_units(apart, reference[rows], self._floors)
             start = span.start + (rows.start or 0)
@@ -489,13 +474,6 @@ class OutlierTracker:
     def worst(self) -> float:
         """The largest score of all samples; 0 without any."""
         return max(self._other, *self._scores.values(), 0.0)
-
-
-def _apart(reference: OutputArray, candidate: OutputArray) -> Floats:
-    """Return |c - r| in float64; 0 where it is not finite."""
-    with np.errstate(all="ignore"):
-        apart = np.abs(np.subtract(candidate, reference, dtype=np.float64))
-    return np.where(np.isfinite(apart), apart, 0.0)
 
 
 def _largest(values: Floats) -> Floats:

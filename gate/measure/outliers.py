@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, zip_longest
 
 from gate.data.reader import length
 from gate.decision.bound_rules import floor_share
@@ -18,6 +17,7 @@ from gate.records.evidence import RuntimeEvidence
 from gate.reference.float64 import Float64Reference
 from gate.reference.onnx_reference import OnnxReference
 from gate.reference.validity import OutputErrors
+from gate.statistics.accumulators import interleaved
 from gate.storage.arrays import Batch, OutputArray
 
 # A sample is doubtful if its error is large in units of the first samples' floor, or if an integer
@@ -210,8 +210,7 @@ def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeas
     doubtful = [runtime.comparison.outliers for runtime in runtimes]
     pairs = zip(doubtful, runtimes, strict=True)
     wanted = [places[: runtime.looks(policy)] for places, runtime in pairs]
-    turns = chain.from_iterable(zip_longest(*wanted))
-    samples = list(dict.fromkeys(sample for sample in turns if sample is not None))[:MOST_LOOKS]
+    samples = interleaved(wanted)[:MOST_LOOKS]
     looked: set[int] = set()
     for done, sample in enumerate(samples):
         if not any(sample in places for places in wanted):

@@ -222,7 +222,8 @@ def _choices_change(context: MeasurementContext, *, steps: bool = False) -> bool
                 return False
             with ChoiceReplay(choices):
                 again = context.reference.run(batch)
-            plain = context.reference.run_operators(batch, list(context.answers.reference(batch)))
+            outputs = list(context.answers.reference(batch))
+            plain = context.reference.session.run_operators(batch, outputs)
             if not all(map(_is_same, again, plain)):
                 return False
             double, rounded = ChoiceReplay(choices), ChoiceReplay(choices)

@@ -16,18 +16,13 @@ from numpy.typing import NDArray
 
 from gate.data.array_files import check_labels
 from gate.data.reader import length
-from gate.errors import (
-    DataError,
-    DigestMismatch,
-    EvidenceError,
-)
+from gate.errors import DataError, DigestMismatch, EvidenceError
 from gate.measure.context import Instrument, MeasurementContext, ReferencePass
+from gate.measure.cost_meter import Stopwatch
 from gate.measure.job import MeasurementJob, Reference
 from gate.measure.outliers import RoundingFloor, analyze_outliers, float64_differences
 from gate.measure.reference_assessment import ReferenceAssessment
-from gate.measure.runtime_measurement import (
-    RuntimeMeasurement,
-)
+from gate.measure.runtime_measurement import RuntimeMeasurement
 from gate.measure.session_runner import SessionRunner
 from gate.measure.undefined_values import casts_on_samples
 from gate.measure.work_units import (
@@ -46,7 +41,6 @@ from gate.records.evidence import (
     Determinism,
     Environment,
     Evidence,
-    WorkerPoolRecord,
     differences,
 )
 from gate.reference.environment import describe_environment, deterministic
@@ -176,14 +170,17 @@ class MeasurementRun:
             self.context.measure_sample_bytes()
         after = [kind(self.context) for kind in enabled if kind.needs_runtimes]
         cost = sum(instrument.cost for instrument in after)
-        advance = _Advance(progress, len(self.samples) + cost)
+        advance = _sum_of_progress(progress, len(self.samples) + cost)
 
         start = time.perf_counter()
         _steps.debug("samples")
         self.measure_first(advance)
         others = self.units[1:]
         if crew is not None and others:
-            self._begin(crew, others)
+            own = self.first_unit_state()
+            state = crew.begin(own, others)
+            if state != own:
+                self.judge_by(state)
             _run_all(after, self.runtimes, advance)  # concurrently with the crew
             self._merge_all(crew, advance)
         else:
@@ -205,6 +202,9 @@ class MeasurementRun:
         metrics, self.metric_values = self.metrics.evidence(samples=len(self.samples))
         job, meter = self.job, self.reference.meter
         measured = tuple(runtime.evidence() for runtime in self.runtimes)
+        record = None
+        if crew is not None and others:
+            record = crew.record.model_copy(update={"environments": self.environments[1:]})
         evidence = Evidence(
             subject=job.candidate.subject,
             source=job.source or Reference.from_model(job.model).source,
@@ -218,7 +218,7 @@ class MeasurementRun:
             ),
             environment=self.environments[0],
             runtimes=measured,
-            reference_latency=meter.latency(),
+            reference_latency=meter.batches.result(),
             reference_cost=meter.cost(),
             reference_spread=spread,
             state_spread=state_spread,
@@ -226,7 +226,7 @@ class MeasurementRun:
             validity=self.truth.validity.evidence(),
             float64_differences=float64_differences(self.context, measured),
             undefined=casts_on_samples(self.context),
-            crew=self._record(crew) if crew is not None and others else None,
+            crew=record,
             metrics=metrics,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             **dict(chain.from_iterable(each.items() for each in fields)),
@@ -242,7 +242,7 @@ class MeasurementRun:
         """Open the file in each runtime and run a batch of another size; record failures."""
         for runtime in self.runtimes:
             runtime.open(self.job, self.model, self.binding, self.example)
-            runtime.probe(self.example, self.expected, self.reference.keys)
+            runtime.probe(self.example, self.expected, self.reference.session.keys)
 
     def measure_first(self, advance: Callable[[int], None]) -> None:
         """Measure the first unit, and repeat it if float64 computes another function than the
@@ -278,7 +278,7 @@ class MeasurementRun:
             count, start = length(batch), at - unit.start
             self.binding.check_range(batch, start=at)
             span = Span(at, count, None if labels is None else labels[start : start + count])
-            expected = self.reference.timed_run(batch)
+            expected = self.reference.timed_run(batch, self.reference.meter.batches)
             _check_classes(expected, self._names, span, policy=self.job.policy)
             if not self.truth.is_done:
                 self.context.answers.note_reference(batch, expected)
@@ -353,7 +353,7 @@ class MeasurementRun:
             labels_sha256=labels,
             answers_sha256=Digest(answers.hexdigest()),
             environment=self.environments[0],
-            reference_seconds=self.reference.meter.drain(),
+            reference_seconds=self.reference.meter.batches.drain(),
             metrics=to_plain(self.metrics.drain()) if self.job.policy.metrics else None,
             runtimes={runtime.name: runtime.unit_result() for runtime in self.runtimes},
         )
@@ -361,7 +361,10 @@ class MeasurementRun:
     def digests(self, unit: WorkUnit) -> tuple[Digest, Digest | None]:
         """Return the digests of a unit's samples, in order, and of its labels, if any."""
         samples = self.samples.slice(unit.start, unit.stop).digest()
-        return samples, _digest_of(self._labels_of(unit))
+        labels = self._labels_of(unit)
+        if labels is None:
+            return samples, None
+        return samples, Digest.from_bytes(labels.astype("<i8").tobytes())
 
     def merge(self, result: UnitResult, unit: WorkUnit) -> None:
         """Add the result of another process for the next unit.
@@ -370,7 +373,7 @@ class MeasurementRun:
         environment and the policy does not allow this.
         """
         self._verify(result, unit)
-        self.reference.meter.add(result.reference_seconds)
+        self.reference.meter.batches.extend(result.reference_seconds)
         if self.job.policy.metrics:
             values = None if result.metrics is None else from_plain(result.metrics)
             self.metrics.take(values, samples=len(unit))
@@ -380,12 +383,6 @@ class MeasurementRun:
                 failure="no result from the worker"
             )
             runtime.merge(measured, own=self._proofs.get(runtime.name), anywhere=anywhere)
-
-    def _begin(self, crew: UnitWorkers, units: Sequence[WorkUnit]) -> None:
-        own = self.first_unit_state()
-        state = crew.begin(own, units)
-        if state != own:
-            self.judge_by(state)
 
     def _merge_all(self, crew: UnitWorkers, advance: Callable[[int], None]) -> None:
         """Merge the results in the order of units, so that sums do not depend on the number of
@@ -401,9 +398,6 @@ class MeasurementRun:
         if ordered.next != len(self.units) - first:
             missing = self.units[first + ordered.next]
             raise EvidenceError(f"unit {missing.index} was not measured. Measure it again.")
-
-    def _record(self, crew: UnitWorkers) -> WorkerPoolRecord:
-        return crew.record.model_copy(update={"environments": self.environments[1:]})
 
     def _labels_of(self, unit: WorkUnit) -> NDArray[np.int64] | None:
         if not self.job.source_labels:
@@ -448,10 +442,6 @@ def _ignore(_samples: int) -> None:
     """Ignore progress."""
 
 
-def _digest_of(labels: NDArray[np.int64] | None) -> Digest | None:
-    return None if labels is None else Digest.from_bytes(labels.astype("<i8").tobytes())
-
-
 def _check_classes(
     outputs: list[OutputArray], names: list[str], span: Span, *, policy: Policy
 ) -> None:
@@ -491,47 +481,41 @@ def take_turns(
     fixed batch can't run one sample, which is recorded. A failing runtime is recorded as failed.
     Raises EvidenceError if the reference fails.
     """
-    size = context.binding.batch_size
+    size, meter = context.binding.batch_size, context.reference.meter
     allowed = max(_SHARE * seconds, _FREE_S)
-    if context.reference.meter.is_cold:
+    if meter.batches.is_cold:
         batch = next(context.samples.batches(size))
         for _ in _turns(allowed, least=_LEAST_WHOLE, taken=1):
-            expected = context.reference.timed_run(batch)
+            expected = context.reference.timed_run(batch, meter.batches)
             for runtime in runtimes:
-                _repeat(runtime, batch, expected)
+                _take_turn(runtime, batch, expected, runtime.meter.batches)
     if size == 1:  # the measurement already has batches of one sample
         return
     if context.smallest > 1:
         reason = "fixed_batch" if context.binding.fixed else "no_single_sample"
-        for meter in (context.reference.meter, *(runtime.meter for runtime in runtimes)):
-            meter.single_unmeasured = reason
+        for each in (meter, *(runtime.meter for runtime in runtimes)):
+            each.single_unmeasured = reason
         return
     samples = cycle(islice(context.samples.batches(1), _LEAST))
     for sample, _ in zip(samples, _turns(allowed, least=_LEAST), strict=False):
-        expected = context.reference.single_run(sample)
+        expected = context.reference.timed_run(sample, meter.singles)
         context.answers.note_reference(sample, expected)
         for runtime in runtimes:
-            _take_turn(runtime, sample, expected, note=runtime.meter.single)
-
-
-def _repeat(runtime: RuntimeMeasurement, batch: Batch, expected: Sequence[OutputArray]) -> None:
-    note = partial(runtime.meter.batch, batch_size=length(batch))
-    _take_turn(runtime, batch, expected, note=note)
+            _take_turn(runtime, sample, expected, runtime.meter.singles)
 
 
 def _take_turn(
     runtime: RuntimeMeasurement,
     batch: Batch,
     expected: Sequence[OutputArray],
-    *,
-    note: Callable[[float], None],
+    stopwatch: Stopwatch,
 ) -> None:
     """Run and time a batch, and cache the result; a recording can't be run."""
-    if runtime.runner is None or not runtime.runner.live:
+    if runtime.runner is None or not runtime.runner.session.live:
         return
     try:
         runtime.compute(batch, expected, by=SessionRunner.run_kept)
-        note(runtime.runner.seconds)
+        stopwatch.add(runtime.runner.seconds, batch_size=length(batch))
     except Exception as error:
         runtime.fail(error)
 
@@ -555,15 +539,17 @@ def _run_all(
         instrument.run(runtimes, advance)
 
 
-class _Advance:
-    """Passes the sum of finished samples to a progress callback."""
+def _sum_of_progress(
+    progress: Callable[[int, int], None] | None, total: int
+) -> Callable[[int], None]:
+    """Return a function that passes the sum of finished samples to a progress callback."""
+    if progress is None:
+        return _ignore
+    done = 0
 
-    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
+    def advance(samples: int) -> None:
+        nonlocal done
+        done += samples
+        progress(done, total)
 
-    def __call__(self, samples: int) -> None:
-        self._done += samples
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+    return advance

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ from gate.reference.validity import UNRESTRICTED, Validity
 from gate.runtimes.recorded import RecordedRuntime
 from gate.runtimes.runtime import Proof, RunnableFile, Session
 from gate.runtimes.selection import SelectedRuntime
-from gate.statistics.accumulators import distances
+from gate.statistics.accumulators import distances, finite_distances, interleaved
 from gate.statistics.classification import LOGITS, ClassReading
 from gate.statistics.output import OutputStatistics, Span
 from gate.statistics.sample_table import ROW, OutputRows, RowSpool
@@ -76,8 +75,8 @@ class OutputComparison:
 
     def successor(self) -> OutputComparison:
         """Return an empty comparison for later samples, with the same floor."""
-        empty = OutputComparison(self._check, readings=self._readings)
-        empty._example, empty._axes, empty.floor = self._example, self._axes, self.floor
+        empty = self.emptied()
+        empty._axes, empty.floor = self._axes, self.floor
         return empty
 
     def emptied(self) -> OutputComparison:
@@ -193,8 +192,7 @@ class OutputComparison:
         """Samples that must be computed again, the worst ones of each output first."""
         lists = [late.doubtful for late in self._late.values()]
         lists += [output.logits.doubtful for output in self._outputs if output.logits]
-        turns = chain.from_iterable(zip_longest(*lists))
-        return list(dict.fromkeys(sample for sample in turns if sample is not None))
+        return interleaved(lists)
 
     @property
     def mismatched_integers(self) -> list[int]:
@@ -225,7 +223,7 @@ class OutputComparison:
             if logits is not None and same and look.sample in logits.doubtful:
                 logits.accept_tie(look.sample, truth, floor)
             if late is not None and late.axis is not None and look.sample in late.doubtful:
-                measured = measured or look.measured(runner)
+                measured = measured or runner.run(look.batch)
                 c = look.part(measured[index], late.axis)
                 if c.shape == truth.shape:
                     late.record(look.sample, **self._settled(output.name, c, truth, floor))
@@ -235,9 +233,8 @@ class OutputComparison:
     ) -> dict[str, float]:
         """Return the largest error of a sample in units of its floor (`by_own`), and in units of
         the larger of this and the first samples' floor (`by_first`)."""
+        error = finite_distances(truth, candidate)
         with np.errstate(all="ignore"):
-            error = np.abs(np.subtract(candidate, truth, dtype=np.float64))
-            error[~np.isfinite(error)] = 0.0
             by_first = to_floor_units(error, truth, self.floor.now(name))
             by_own = error / floor
         return {
@@ -456,7 +453,7 @@ class RuntimeMeasurement:
             with self.meter.watched():
                 outputs = self.runner.run(batch)
             self.outputs = outputs
-            self.meter.batch(self.runner.seconds, batch_size=span.count)
+            self.meter.batches.add(self.runner.seconds, batch_size=span.count)
             least = self._least_choice
             if replayed is not None and least and _chooses(reference, outputs, least):
                 replay = replayed(batch)
@@ -620,7 +617,7 @@ class RuntimeMeasurement:
         self.comparison = self.comparison.emptied()
         try:
             if runner is not None:
-                runner.close()
+                runner.session.close()
             self.selected.close()
         except Exception as error:
             self.failure = self.failure or describe_failure(error)
@@ -629,7 +626,8 @@ class RuntimeMeasurement:
         """Return the record of an absent, failed or measured runtime."""
         if self.runner is not None:
             try:
-                return self._measured(self.runner.proof(), live=self.runner.live)
+                session = self.runner.session
+                return self._measured(session.proof(), live=session.live)
             except Exception as error:  # no proof, or one that is invalid in a record
                 self.fail(error)
         return RuntimeEvidence(
@@ -656,7 +654,7 @@ class RuntimeMeasurement:
             session_options=proof.session_options,
             plain_failure=proof.plain_failure,
             outputs=self._outputs(),
-            latency=self.meter.latency() if live else None,
+            latency=self.meter.batches.result() if live else None,
             memory_bytes=self.meter.memory_bytes(proof) if live else None,
             cost=self.meter.cost(proof) if live else None,
             probes=tuple(self.probes),
@@ -700,7 +698,7 @@ class RuntimeMeasurement:
 
     def unit_result(self) -> RuntimeUnitResult:
         """Return the result since the last unit and begin the next one."""
-        compared, seconds, proof = self.cut_off(), self.meter.drain(), self.run_proof()
+        compared, seconds, proof = self.cut_off(), self.meter.batches.drain(), self.run_proof()
         if proof is not None:
             return RuntimeUnitResult(proof=proof, seconds=seconds, compared=compared.state())
         return RuntimeUnitResult(
@@ -716,7 +714,7 @@ class RuntimeMeasurement:
         if self.runner is None:
             return None
         try:
-            return RunProof.from_proof(self.runner.proof())
+            return RunProof.from_proof(self.runner.session.proof())
         except Exception as error:
             self.fail(error)
             return None
@@ -737,7 +735,7 @@ class RuntimeMeasurement:
                 self.failure_code = result.failure_code
                 self.failure_params = result.failure_params
             return
-        self.meter.add(result.seconds)
+        self.meter.batches.extend(result.seconds)
         self.end_unit()
 
 

@@ -21,7 +21,8 @@ from gate.records.evidence import BatchAxes, FailureCode, Subject
 from gate.records.instruments import EPSILON, UNDERFLOW
 from gate.reference.cache import OutputCache
 from gate.runtimes.recording_format import row_digests
-from gate.runtimes.runtime import Conditions, Proof, RunnableFile, Session, seconds_of
+from gate.runtimes.runtime import Conditions, RunnableFile, Session, seconds_of
+from gate.statistics.accumulators import finite_distances
 from gate.statistics.error_groups import Floats
 from gate.storage.arrays import HALF, Batch, OutputArray, RuntimeArray, text_digests
 from gate.summary.render import render_mismatch
@@ -203,7 +204,7 @@ class SessionRunner:
 
     def __init__(self, session: Session, subject: Subject, binding: InputBinding | None) -> None:
         """`binding`: the mapping of samples to inputs; None: the session uses sample names."""
-        self._session = session
+        self.session = session
         self._subject = subject
         self._binding = binding
         self._answers = OutputCache(room=_ROOM)
@@ -212,34 +213,19 @@ class SessionRunner:
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
         """Return all outputs on the host, in the file's order. May raise any exception."""
-        return self._timed(self._session.run, batch)
-
-    @property
-    def connections(self) -> tuple[int, ...]:
-        """Numbers of clients for `run_at_once`; empty if it is not supported."""
-        return self._session.connections
-
-    @property
-    def rate(self) -> float | None:
-        """Requests per second of the open loop; None without an open loop."""
-        return self._session.rate
+        return self._timed(self.session.run, batch)
 
     def run_at_once(
         self, batches: Sequence[Batch], connections: int, rate: float | None = None
     ) -> tuple[list[list[RuntimeArray]], list[float], float]:
         """Run the batches from `connections` clients, as `Session.run_at_once` does."""
         fed = [self._fed(batch) for batch in batches]
-        results, seconds, total = self._session.run_at_once(fed, connections, rate)
+        results, seconds, total = self.session.run_at_once(fed, connections, rate)
         return [self._unbound(outputs) for outputs in results], seconds, total
-
-    @property
-    def live(self) -> bool:
-        """False for a recording, which can't be run again."""
-        return self._session.live
 
     def has_probe(self, batch: Batch) -> bool:
         """Return whether the session can run inputs that are not samples."""
-        return self._session.has_probe(self._fed(batch))
+        return self.session.has_probe(self._fed(batch))
 
     def run_kept(self, batch: Batch) -> list[RuntimeArray]:
         """Run a batch and cache the result for `answer`."""
@@ -247,7 +233,7 @@ class SessionRunner:
 
     def run_probe(self, batch: Batch) -> list[RuntimeArray]:
         """Run inputs that are not samples, and cache the result for `answer`."""
-        return self._kept(batch, self._timed(self._session.run_probe, batch))
+        return self._kept(batch, self._timed(self.session.run_probe, batch))
 
     def answer(self, batch: Batch) -> list[RuntimeArray]:
         """Return the outputs for a batch, from the cache if possible."""
@@ -260,8 +246,9 @@ class SessionRunner:
     def _fed(self, batch: Batch) -> Batch:
         if self._binding is None:
             return batch
-        recorded = not self._session.live
-        return self._binding.rows_by_input(batch) if recorded else self._binding.by_input(batch)
+        if self.session.live:
+            return self._binding.by_input(batch)
+        return self._binding.rows_by_input(batch)
 
     def _timed(
         self, compute: Callable[[Batch], Sequence[RuntimeArray]], batch: Batch
@@ -269,7 +256,7 @@ class SessionRunner:
         fed = self._fed(batch)
         start = time.perf_counter()
         outputs = compute(fed)
-        reported = seconds_of(self._session.seconds)
+        reported = seconds_of(self.session.seconds)
         self.seconds = time.perf_counter() - start if reported is None else reported
         return self._unbound(outputs)
 
@@ -287,15 +274,7 @@ class SessionRunner:
         if self._binding.reduced:
             outputs = [o.astype(np.float32) if o.dtype == np.float16 else o for o in outputs]
         # A recording always has the samples on axis 0.
-        return self._binding.from_call(outputs) if self._session.live else list(outputs)
-
-    def proof(self) -> Proof:
-        """Return the proof of how the session ran, after its runs."""
-        return self._session.proof()
-
-    def close(self) -> None:
-        """Close the session."""
-        self._session.close()
+        return self._binding.from_call(outputs) if self.session.live else list(outputs)
 
 
 def conditions(policy: Policy, layout: BatchAxes | None = None) -> Conditions:
@@ -343,14 +322,8 @@ class RoundingVariants:
         floor = np.maximum(EPSILON * np.abs(truth), UNDERFLOW)
         for array in self.alternatives(output)[1:]:
             if array.shape == truth.shape:
-                with np.errstate(all="ignore"):
-                    error = np.abs(np.subtract(array, truth, dtype=np.float64))
-                floor = np.maximum(floor, np.where(np.isfinite(error), error, 0.0))
+                floor = np.maximum(floor, finite_distances(truth, array))
         return np.asarray(floor)
-
-    def measured(self, runner: SessionRunner) -> list[OutputArray]:
-        """Return the outputs of a runtime for the batch in which the sample was measured."""
-        return runner.run(self.batch)
 
     def part(self, output: OutputArray, axis: int) -> OutputArray:
         """Return the sample's part of an output of its batch with the samples on `axis`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -76,9 +76,7 @@ class StabilityInstrument:
     def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:
         """Repeat the samples in every runtime. A runtime that can't run other batch sizes has
         failed."""
-        live = [
-            runtime for runtime in runtimes if runtime.runner is not None and runtime.runner.live
-        ]
+        live = [each for each in runtimes if each.runner and each.runner.session.live]
         if live:
             reference = StabilityReference(self._context)
         for runtime in live:
@@ -120,6 +118,9 @@ class StabilityReference:
         self._samples = sum(base.size for base in self._bases)
         self._alone = not context.binding.fixed and self._samples < 2
         self._units = [self._unit(index) for index in range(len(self._bases[0].expected))]
+        self._rounded: list[list[list[OutputArray]]] = []
+        """Outputs of the runs under random rounding so far, by run, batch and output."""
+        self._rounding = cache(self._measure_rounding)
 
     @property
     def batches(self) -> Sequence[_Part]:
@@ -134,10 +135,8 @@ class StabilityReference:
         """
         crossed = np.zeros(part.size, bool)
         for index, output in enumerate(outputs):
-            place, bases = (
-                self._part_slices(index, part),
-                [base.expected[index] for base in self._bases],
-            )
+            place = self._part_slices(index, part)
+            bases = [base.expected[index] for base in self._bases]
             by_sample = all(
                 array.ndim and len(array) == base.size
                 for array, base in zip(bases, self._bases, strict=True)
@@ -198,11 +197,11 @@ class StabilityReference:
                 repeated = worse_columns(repeated, by_column(one[index], other[index]))
             unit, draws = own, 0
             if self._is_far(moved[index], index):
-                unit, draws = worse_columns(own, self._rounding[index]), DRAWS
+                unit, draws = worse_columns(own, self._rounding(DRAWS)[index]), DRAWS
                 # A column that changes in steps may not have changed in three runs.
                 at_most = worst_ratio(moved[index], np.maximum(unit, EPSILON))
                 if worst_ratio(moved[index], unit) > _UNCLEAR[0] and at_most <= _UNCLEAR[1]:
-                    unit, draws = worse_columns(own, self._more_rounding[index]), MORE_DRAWS
+                    unit, draws = worse_columns(own, self._rounding(MORE_DRAWS)[index]), MORE_DRAWS
             records.append(
                 StabilityParity(
                     samples=self._samples,
@@ -273,22 +272,9 @@ class StabilityReference:
                 unit = worse_columns(unit, _rounding(reference, truth[index] if truth else None))
         return unit
 
-    @cached_property
-    def _rounding(self) -> list[Floats]:
-        """The effect of random rounding on each output, by column."""
-        return self._rounding_of(DRAWS)
-
-    @cached_property
-    def _more_rounding(self) -> list[Floats]:
-        """Return the effect of random rounding, measured with more runs.
-
-        All errors of a column may come from one sample, and the median of three errors may be small
-        by chance.
-        """
-        return self._rounding_of(MORE_DRAWS)
-
-    def _rounding_of(self, draws: int) -> list[Floats]:
-        """Return the median of several runs; zeros if the model can't run under random rounding."""
+    def _measure_rounding(self, draws: int) -> list[Floats]:
+        """Return the effect of random rounding on each output, by column: the median of several
+        runs, or zeros if the model can't run under random rounding."""
         batches = [base.batch for base in self._bases]
         try:
             for draw in range(len(self._rounded), draws):
@@ -297,11 +283,6 @@ class StabilityReference:
             return [np.zeros(1)] * len(self._units)
         runs = self._rounded[:draws]
         return [self._moved_by_rounding(runs, index) for index in range(len(self._units))]
-
-    @cached_property
-    def _rounded(self) -> list[list[list[OutputArray]]]:
-        """Outputs of the runs so far, by run, batch and output."""
-        return []
 
     def _moved_by_rounding(self, runs: list[list[list[OutputArray]]], index: int) -> Floats:
         draws, inverse = [], np.zeros(1)

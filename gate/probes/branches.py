@@ -157,7 +157,7 @@ class TracedReference:
     def __init__(self, context: MeasurementContext, batch: Batch) -> None:
         """Trace the model on `batch`. Raises ModelError with the reason if tracing fails."""
         self._binding = context.binding
-        self._state = context.reference.state
+        self._state = context.reference.session.state
         with _recorded_warnings() as caught:
             try:
                 self._net = context.model.flat(context.binding, own_tensors=True)

@@ -151,7 +151,7 @@ class ProbeInstrument:
                 )
                 runtime.probes.append(found)
                 self._examined[runtime.name] += expected.examined
-                if runtime.probes[-1].beyond_range and runtime.runner and runtime.runner.live:
+                if found.beyond_range and runtime.runner and runtime.runner.session.live:
                     breaking.append(runtime)
         if breaking:
             self._judge(nearer_probe(self._observed, probe), breaking)

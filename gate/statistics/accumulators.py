@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gate.records.outputs import EDGES, PER_OCTAVE, Histogram
-from gate.statistics.error_groups import Floats as TallyFloats
+from gate.statistics.error_groups import Floats
 from gate.storage.arrays import OutputArray
 
 Array = NDArray[np.generic]
 
 
-def distances(left: Array, right: Array) -> TallyFloats:
+def distances(left: Array, right: Array) -> Floats:
     """Return |left - right| for each element of two arrays of equal shape, as float64, never NaN.
 
     NaN on both sides and equal infinities have the distance 0. NaN or infinity on one side only,
@@ -35,7 +36,20 @@ def distances(left: Array, right: Array) -> TallyFloats:
     return np.where(same, 0.0, np.nan_to_num(distance, nan=np.inf, posinf=np.inf))
 
 
-def by_column(left: OutputArray, right: OutputArray) -> TallyFloats:
+def finite_distances(left: OutputArray, right: OutputArray) -> Floats:
+    """Return |left - right| for each element, as float64; 0 where it is not finite."""
+    with np.errstate(all="ignore"):
+        distance = np.abs(np.subtract(right, left, dtype=np.float64))
+    return np.where(np.isfinite(distance), distance, 0.0)
+
+
+def interleaved(lists: Iterable[Sequence[int]]) -> list[int]:
+    """Return the first number of each list, then the second ones, ..., without duplicates."""
+    turns = chain.from_iterable(zip_longest(*lists))
+    return list(dict.fromkeys(number for number in turns if number is not None))
+
+
+def by_column(left: OutputArray, right: OutputArray) -> Floats:
     """Return the largest distance in each column (index of the last axis), shape (columns,).
 
     Integers and bools count as one column: shape (1,), at least 1 if any differ."""
@@ -45,7 +59,7 @@ def by_column(left: OutputArray, right: OutputArray) -> TallyFloats:
     return np.array([distance.max(initial=0.0)])
 
 
-def columns(errors: TallyFloats) -> TallyFloats:
+def columns(errors: Floats) -> Floats:
     """Return the largest error of each column, shape (columns,); arrays with fewer than two axes
     count as one column."""
     if errors.ndim < 2 or not errors.size:
@@ -53,7 +67,7 @@ def columns(errors: TallyFloats) -> TallyFloats:
     return np.asarray(errors.max(axis=tuple(range(errors.ndim - 1)), initial=0.0))
 
 
-def worse_columns(left: TallyFloats, right: TallyFloats) -> TallyFloats:
+def worse_columns(left: Floats, right: Floats) -> Floats:
     """Return the larger error of each column. A single column is broadcast; if the numbers of
     columns differ, all count as one column."""
     if len(left) != len(right) and 1 not in (len(left), len(right)):
@@ -61,7 +75,7 @@ def worse_columns(left: TallyFloats, right: TallyFloats) -> TallyFloats:
     return np.asarray(np.maximum(left, right))
 
 
-def worst_ratio(moved: TallyFloats, unit: TallyFloats) -> float:
+def worst_ratio(moved: Floats, unit: Floats) -> float:
     """Return the largest ratio of change to unit over the columns: 0 without a change, infinite for
     an infinite change or a unit of 0."""
     if len(moved) != len(unit) and 1 not in (len(moved), len(unit)):
@@ -130,14 +144,14 @@ class ElementMoments:
     """
 
     def __init__(self) -> None:
-        self._counts: TallyFloats | None = None
+        self._counts: Floats | None = None
         self._means = self._deviations = np.zeros(0)
         self._unequal: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._whole = Moments()
         self._followed = True
 
     @np.errstate(all="ignore")
-    def update(self, reference: TallyFloats, unequal: NDArray[np.bool_]) -> None:
+    def update(self, reference: Floats, unequal: NDArray[np.bool_]) -> None:
         """Add rows of shape (samples, elements), and the mask in which the two sides differ."""
         finite = np.isfinite(reference)
         self._whole = self._whole.merge(Moments.from_values(reference[finite]))
@@ -251,9 +265,6 @@ def _equal(left: Array, right: Array) -> bool:
     """Return whether all elements are equal, with `right` broadcast; NaN equals NaN."""
     both_nan = (left != left) & (right != right)  # noqa: PLR0124  (NaN is not itself)
     return bool(((left == right) | both_nan).all())
-
-
-Floats = NDArray[np.float64]
 
 
 _MIN_EXPONENT = -1022

@@ -26,10 +26,10 @@ def test_the_first_run_is_apart_and_single_samples_are_apart_from_batches():
     meter.open(Opened, cuda=False)
     meter.first(0.5, batch_size=2)
     for seconds in (0.9, 0.2, 0.4):
-        meter.batch(seconds, batch_size=8)
+        meter.batches.add(seconds, batch_size=8)
     for seconds in (0.9, 0.01, 0.03):
-        meter.single(seconds)
-    cost, batch = meter.cost(Proof()), meter.latency()
+        meter.singles.add(seconds, batch_size=1)
+    cost, batch = meter.cost(Proof()), meter.batches.result()
     assert batch is not None
     assert (batch.batch_size, batch.batches, batch.median_ms) == (8, 2, pytest.approx(300.0))
     assert (cost.first_ms, cost.first_batch_size) == (500.0, 2)
@@ -50,10 +50,10 @@ def test_a_sessions_own_clock_counts():
 
 def test_batches_of_one_sample_are_the_single_ones():
     meter = CostMeter()
-    meter.batch(0.5, batch_size=1)
+    meter.batches.add(0.5, batch_size=1)
     single = meter.cost().single
     assert single is not None
-    assert (single, single.cold) == (meter.latency(), True)
+    assert (single, single.cold) == (meter.batches.result(), True)
 
 
 def test_memory_is_watched_up_to_the_first_batch(monkeypatch):
@@ -66,7 +66,7 @@ def test_memory_is_watched_up_to_the_first_batch(monkeypatch):
     meter.open(Opened, cuda=False)
     with meter.watched():
         resident |= {"now": 1200, "highest": 1500}
-    meter.batch(0.1, batch_size=4)
+    meter.batches.add(0.1, batch_size=4)
     assert (meter.memory_bytes(Proof()), meter.cost(Proof()).peak_bytes) == (500, 1500)
     with meter.watched():
         resident |= {"now": 9000, "highest": 9000}
