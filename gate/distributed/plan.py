@@ -43,25 +43,16 @@ class UnitFile(Record):
     body: UnitResult | FirstUnitState
 
     @classmethod
-    def from_lead(cls, plan: MeasurementPlan, lead: FirstUnitState) -> Self:
-        """Return the file of unit 0."""
+    def from_result(
+        cls, plan: MeasurementPlan, lead: FirstUnitState, body: UnitResult | FirstUnitState
+    ) -> Self:
+        """Return the file of a unit; for unit 0, `body` is `lead`."""
         return cls(
-            unit=0,
+            unit=body.index if isinstance(body, UnitResult) else 0,
             plan_sha256=plan.digest(),
             lead_sha256=lead.digest(),
-            body_sha256=lead.digest(),
-            body=lead,
-        )
-
-    @classmethod
-    def from_unit(cls, plan: MeasurementPlan, lead: FirstUnitState, part: UnitResult) -> Self:
-        """Return the file of another unit."""
-        return cls(
-            unit=part.index,
-            plan_sha256=plan.digest(),
-            lead_sha256=lead.digest(),
-            body_sha256=part.digest(),
-            body=part,
+            body_sha256=body.digest(),
+            body=body,
         )
 
     @classmethod
@@ -157,22 +148,21 @@ class MeasurementPlan(Record):
         _check(case.policy)
         assignment = JobSpec.from_job(case, reference, workload)
         with MeasurementRun.open(case, noise=False) as run:
-            units = []
-            for unit in run.units:
-                samples, labels = run.digests(unit)
-                units.append(
-                    PlannedUnit(
-                        start=unit.start,
-                        stop=unit.stop,
-                        samples_sha256=samples,
-                        labels_sha256=labels,
-                    )
+            digests = ((unit, *run.digests(unit)) for unit in run.units)
+            units = tuple(
+                PlannedUnit(
+                    start=unit.start,
+                    stop=unit.stop,
+                    samples_sha256=samples,
+                    labels_sha256=labels,
                 )
+                for unit, samples, labels in digests
+            )
         return cls(
             parity_gate=metadata.version("parity-gate"),
             assignment=assignment,
             threads=threads,
-            units=tuple(units),
+            units=units,
         )
 
     @classmethod
@@ -247,12 +237,12 @@ def measure_unit(plan: MeasurementPlan, index: int, *, lead: Path | None = None)
         state = measured or _lead(run)
         plan.verify(0, samples=state.samples_sha256, labels=state.labels_sha256)
         if index == 0:
-            return UnitFile.from_lead(plan, state)
+            return UnitFile.from_result(plan, state, state)
         if measured is not None:
             run.judge_by(measured)
         part = run.measure_for(unit)
     plan.verify(index, samples=part.samples_sha256, labels=part.labels_sha256)
-    return UnitFile.from_unit(plan, state, part)
+    return UnitFile.from_result(plan, state, part)
 
 
 def _lead(run: MeasurementRun) -> FirstUnitState:

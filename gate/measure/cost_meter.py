@@ -142,9 +142,8 @@ class CostMeter:
         if self.batches.is_running:
             yield
             return
-        self._memory.begin()
-        yield
-        self._memory.end()
+        with self._memory.watched():
+            yield
         if self._device is not None:
             self._device.update()
 

@@ -261,7 +261,7 @@ class ExpectedOutputs:
         """Return True if the file returns numbers where the model returns NaN."""
         lost = any(
             (_is_lost(r, c) & ~self._overflows_alone(index, c)).any()
-            for index, (r, c) in enumerate(self._pairs(outputs))
+            for index, (r, c) in enumerate(zip(self._reference, outputs, strict=True))
         )
         return lost and not self._loses_nan
 
@@ -286,7 +286,7 @@ class ExpectedOutputs:
     ) -> ProbeResult:
         """Return the record of a runtime that raised `error`."""
         if isinstance(error, OutputMismatch):
-            if self._shapes_unsettled():
+            if not all(map(self._has_shapes, self._runs)):
                 return self._record(inapplicable="rounding_changes_shapes")
             return self._by_replayed_choices(compute, runtime) or self._record(failure=str(error))
         failure = describe_failure(error)
@@ -341,7 +341,7 @@ class ExpectedOutputs:
         if any(mask.any() for mask in own._left_out):
             record = own._compared(outputs, own._numbers(outputs))
             record = record.model_copy(update={"undefined": casts})
-        overflow = [self._overflow(r, c) for r, c in self._pairs(outputs)]
+        overflow = [self._overflow(r, c) for r, c in zip(self._reference, outputs, strict=True)]
         elements = sum(int(mask.sum()) for mask in overflow)
         if record.relative_diff != math.inf or not elements:
             return record
@@ -379,15 +379,15 @@ class ExpectedOutputs:
         """
         batch = self.probe.batch
         try:
-            masks = [_is_lost(r, c) for r, c in self._pairs(outputs)]
+            masks = [_is_lost(r, c) for r, c in zip(self._reference, outputs, strict=True)]
             if any(mask.any() for mask in masks) and not self._loses_nan:
                 masks = [np.zeros_like(mask) for mask in masks]
             casts, depends = undefined_casts(self._context, batch)
         except Exception:  # the file can't be examined: compare everything
             return [np.zeros(r.shape, np.bool_) for r in self._reference], ()
         if depends:
-            pairs = zip(self._pairs(outputs), depends, masks, strict=True)
-            masks = [mask | explained(r, c, runs) for (r, c), runs, mask in pairs]
+            each = zip(self._reference, outputs, depends, masks, strict=True)
+            masks = [mask | explained(r, c, runs) for r, c, runs, mask in each]
         return masks, casts
 
     def _marked_samples(self, masks: list[Mask]) -> Mask:
@@ -442,9 +442,6 @@ class ExpectedOutputs:
         """The samples of the probe on which an overflow is weak evidence against the file."""
         return np.asarray(self._reach >= _FAR_BEYOND)
 
-    def _pairs(self, outputs: list[OutputArray]) -> Iterator[tuple[OutputArray, OutputArray]]:
-        return zip(self._reference, outputs, strict=True)
-
     def _compared_elements(
         self, index: int, truth: OutputArray | None, draws: Sequence[OutputArray]
     ) -> Mask:
@@ -458,11 +455,8 @@ class ExpectedOutputs:
             numbers = self._numbers(outputs, self._draws)
             while self._more and self._may_be_rounding(outputs, numbers) and self._run_more():
                 numbers = self._numbers(outputs, self._draws)
-            if (
-                numbers.ratio is None
-                and not numbers.class_differs
-                and self._moves_every_output(outputs)
-            ):
+            no_truth = numbers.ratio is None and not numbers.class_differs
+            if no_truth and all(self._moved_as_far(outputs)):
                 return self._record(inapplicable="rounding_moves_output")
             cut = self._refused and self._may_be_rounding(outputs, numbers)
             runs = {"rounding_draws": len(self._runs), "unexamined": cut}
@@ -471,12 +465,19 @@ class ExpectedOutputs:
         return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative, **runs)
 
     def _may_be_rounding(self, outputs: list[OutputArray], numbers: _Numbers) -> bool:
-        """Return True if more runs may explain the difference by rounding."""
-        return numbers.suspicious and (
-            self._is_floor_uncertain(numbers)
-            or (numbers.class_differs and self._nearly_equal(outputs))
-            or (self._is_small and not numbers.class_differs and self._moves_some_output(outputs))
-        )
+        """Return True if more runs may explain the difference by rounding.
+
+        A few runs may underestimate the floor by chance. When boxes are equally likely, a run that
+        was not made may select others, and with them other scores.
+        """
+        if not numbers.suspicious:
+            return False
+        ratio, is_small = numbers.ratio, sum(r.size for r in self._reference) <= _MOST_ELEMENTS
+        if is_small and ratio is not None and _MORE_RUNS_FROM < ratio < _MORE_RUNS_UP_TO:
+            return True
+        if numbers.class_differs:
+            return self._nearly_equal(outputs)
+        return is_small and any(self._moved_as_far(outputs))
 
     def _record(self, **numbers: Any) -> ProbeResult:
         probe = self.probe
@@ -554,15 +555,6 @@ class ExpectedOutputs:
         runs = [run for run in self._runs if self._has_shapes(run)]
         return [list(arrays) for arrays in zip(*runs, strict=True)]
 
-    def _is_floor_uncertain(self, numbers: _Numbers) -> bool:
-        """Return True if a few runs may underestimate the floor by chance."""
-        limits = numbers.ratio is not None and _MORE_RUNS_FROM < numbers.ratio < _MORE_RUNS_UP_TO
-        return self._is_small and limits
-
-    @property
-    def _is_small(self) -> bool:
-        return sum(r.size for r in self._reference) <= _MOST_ELEMENTS
-
     def _nearly_equal(self, outputs: list[OutputArray]) -> bool:
         """Return True if more runs may show that all differing integers are near-ties.
 
@@ -582,34 +574,16 @@ class ExpectedOutputs:
             )
         return differing and not undecided
 
-    def _shapes_unsettled(self) -> bool:
-        return not all(map(self._has_shapes, self._runs))
-
     def _has_shapes(self, run: list[OutputArray]) -> bool:
         return [array.shape for array in run] == [r.shape for r in self._reference]
 
-    def _moves_every_output(self, outputs: list[OutputArray]) -> bool:
-        """Return True if random rounding moves every differing output about as far."""
-        return all(self._moved_as_far(outputs))
-
-    def _moves_some_output(self, outputs: list[OutputArray]) -> bool:
-        """Return True if random rounding moves some differing output about as far.
-
-        When boxes are equally likely, a run that was not made may select others, and with them
-        other scores.
-        """
-        return any(self._moved_as_far(outputs))
-
     def _moved_as_far(self, outputs: list[OutputArray]) -> Iterator[bool]:
         """Yield for each output with a large difference whether random rounding moves it as far."""
-        for index, ((r, c), draws) in enumerate(
-            zip(self._pairs(outputs), self._draws, strict=True)
-        ):
+        triples = zip(self._reference, outputs, self._draws, strict=True)
+        for index, (r, c, draws) in enumerate(triples):
             if r.dtype.kind == "f":
-                judged, scale = (
-                    self._compared_elements(index, None, draws) & np.isfinite(r),
-                    self._scale(r),
-                )
+                judged = self._compared_elements(index, None, draws) & np.isfinite(r)
+                scale = self._scale(r)
                 near, far = _in_units(r, scale, judged), _in_units(c, scale, judged)
                 if _relative(near, far) > _SUSPICIOUS_DIFF:
                     wobble = max(_distance(near, _in_units(draw, scale, judged)) for draw in draws)

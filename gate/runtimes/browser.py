@@ -21,7 +21,7 @@ from gate.onnx_file.reading import WithData
 from gate.onnx_file.shape_nodes import is_shape_node, shape_nodes
 from gate.records.runtime import CPU_PROVIDER
 from gate.runtimes import browser_page
-from gate.runtimes.browser_page import OnDisk, PageServer, opened_page
+from gate.runtimes.browser_page import PageServer, opened_page
 from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
 from gate.storage.arrays import Batch, RuntimeArray
 from gate.storage.digest import Digest
@@ -337,7 +337,7 @@ class BrowserSession(Session):
             )
 
 
-def _contents(file: RunnableFile) -> dict[str, bytes | OnDisk]:
+def _contents(file: RunnableFile) -> dict[str, bytes | Path]:
     """Return the file's bytes by name, model first; external data is read on request."""
     name = file.path.name
     loadable = file.candidate.loadable()
@@ -346,7 +346,7 @@ def _contents(file: RunnableFile) -> dict[str, bytes | OnDisk]:
     if isinstance(loadable, WithData):
         return {name: loadable.model, **loadable.data}
     names = (name, *file.subject.external_data)
-    return {each: OnDisk(file.path.parent / each) for each in names}
+    return {each: file.path.parent / each for each in names}
 
 
 def _device(adapter: Mapping[str, Any] | None) -> str | None:

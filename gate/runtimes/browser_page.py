@@ -16,12 +16,10 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -252,13 +250,6 @@ _ISOLATED = {
 """Without the first two headers, a page gets no threads and only a coarse clock."""
 
 
-@dataclass(frozen=True)
-class OnDisk:
-    """A file that is read on request."""
-
-    path: Path
-
-
 class PageServer:
     """Serves one page at an address that can't be guessed.
 
@@ -268,9 +259,7 @@ class PageServer:
 
     def __init__(self) -> None:
         self._secret = secrets.token_urlsafe(16)
-        self._served: dict[str, bytes | OnDisk] = {
-            "": _PAGE, "page.mjs": _SCRIPT.read_bytes()
-        }  # fmt: skip
+        self._served: dict[str, bytes | Path] = {"": _PAGE, "page.mjs": _SCRIPT.read_bytes()}
         self._outputs: bytes | None = None
         self._http = _Http(("127.0.0.1", 0), _Handler)
         self._http.page = self
@@ -280,12 +269,7 @@ class PageServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.shutdown()
         self._http.server_close()
 
@@ -299,8 +283,8 @@ class PageServer:
         """Return the address of the page, with a slash at its end."""
         return f"{self.host}/{self._secret}/"
 
-    def put(self, place: str, served: bytes | OnDisk) -> str:
-        """Serve content at a path below the page; return the path."""
+    def put(self, place: str, served: bytes | Path) -> str:
+        """Serve content at a path below the page; return the path. A file is read on request."""
         self._served[place] = served
         return place
 
@@ -318,7 +302,7 @@ class PageServer:
         found = self._served.get(self._relative_path(path) or "")
         if self._relative_path(path) is None or found is None:
             return None
-        return found.path.read_bytes() if isinstance(found, OnDisk) else found
+        return found.read_bytes() if isinstance(found, Path) else found
 
     def receive(self, path: str, body: bytes) -> bool:
         """Store outputs; return False if they were sent to another address."""

@@ -177,7 +177,7 @@ class OrtSession(Session):
         """Open a profiled session. If the file does not open with optimizations off, use the basic
         ones; neither level is used for serving."""
         try:
-            return self._create(self._profiled(profile))
+            return self._create(profile)
         except Exception as error:
             foreign = not isinstance(error, GateError | MemoryError)
             if not (foreign and self._setup.is_named_plain) or "memory" in str(error).lower():
@@ -185,7 +185,7 @@ class OrtSession(Session):
             self._plain_failure = describe_failure(error)
             self._setup = replace(self._setup, optimization=BASIC)
             try:
-                return self._create(self._profiled(profile))
+                return self._create(profile)
             except Exception as other:
                 raise PlainSessionFailed(self._plain_failure) from other
 
@@ -247,12 +247,6 @@ class OrtSession(Session):
             except Exception:  # a broken provider raises almost anything
                 return self._file.parsed()
 
-    def _profiled(self, profile: Path) -> Any:
-        options = self._options()
-        options.enable_profiling = True
-        options.profile_file_prefix = str(profile)
-        return options
-
     def _options(self) -> Any:
         return session_options(
             self._setup,
@@ -260,8 +254,11 @@ class OrtSession(Session):
             deterministic=self._conditions.deterministic,
         )
 
-    def _create(self, options: Any) -> Any:
-        """Open the file with the requested provider and check its inputs and outputs."""
+    def _create(self, profile: Path) -> Any:
+        """Open a profiled session with the requested provider and check its inputs and outputs."""
+        options = self._options()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
         loadable, start = self._file.candidate.loadable(), time.perf_counter()
         session = open_session(loadable, options, self._setup)
         self.open_seconds = time.perf_counter() - start

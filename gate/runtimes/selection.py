@@ -17,14 +17,7 @@ from gate.installation import deaths, onnx_runtime
 from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
 from gate.policy.sections import RuntimePolicy
-from gate.records.runtime import (
-    ORT,
-    RECORDED,
-    RUNTIMES,
-    SERVER,
-    RuntimeIdentity,
-    RuntimeName,
-)
+from gate.records.runtime import ORT, RECORDED, RUNTIMES, SERVER, RuntimeIdentity, RuntimeName
 from gate.runtimes.isolated import IsolatedRuntime
 from gate.runtimes.recorded import RecordedRuntime
 from gate.runtimes.runtime import (
@@ -132,8 +125,6 @@ def conflict(rivals: tuple[RuntimeEntry, ...]) -> str:
 
 def load_entry(entry: RuntimeEntry) -> Runtime:
     """Return the runtime, isolated unless it is built in with `apart = False`; start no process."""
-    from gate.runtimes.isolated import IsolatedRuntime
-
     if not entry.builtin:
         return IsolatedRuntime(entry.place)
     builtin = load_runtime(entry.place)

@@ -136,23 +136,18 @@ class Client(Protocol):
     @property
     def encoding(self) -> str:
         """Encoding of the tensors."""
-        ...
 
     def server(self) -> Mapping[str, Any]:
         """Return the metadata of the server."""
-        ...
 
     def model(self) -> Mapping[str, Any]:
         """Return the metadata of the model."""
-        ...
 
     def infer(self, batch: Batch, identity: str) -> InferenceResponse:
         """Return the outputs for a batch. Raises EvidenceError if the server refuses it."""
-        ...
 
     def close(self) -> None:
         """Close the connections."""
-        ...
 
 
 def certificates_problem(path: str, error: OSError) -> RuntimeUnusable:

@@ -113,6 +113,14 @@ def _softmax(logits: Floats) -> Floats:
 _BAND_EDGES = (0.01, 0.05, 0.10)
 
 
+def count_by_band(moved: Floats) -> NDArray[np.int64]:
+    """Return how many changes of a confidence are below 0.01, below 0.05, up to 0.10, and above."""
+    first, second, third = _BAND_EDGES
+    within = [int((moved < first).sum()), int((moved < second).sum()),
+              int((moved <= third).sum()), len(moved)]  # fmt: skip
+    return np.diff(within, prepend=0)
+
+
 class ConfidenceStatistics:
     """Accumulates max p(c) - max p(r) over samples, by the class that the reference predicts.
 
@@ -137,10 +145,7 @@ class ConfidenceStatistics:
         signed = candidate.confidence - reference.confidence
         moved = np.where(reference.unknown | candidate.unknown, np.inf, np.abs(signed))
         self._smallest = -worse(-self._smallest, -float(moved.min()))
-        first, second, third = _BAND_EDGES
-        within = [int((moved < first).sum()), int((moved < second).sum()),
-                  int((moved <= third).sum()), len(moved)]  # fmt: skip
-        self._bands += np.diff(within, prepend=0)
+        self._bands += count_by_band(moved)
         classes = len(self.samples)
         self.samples += np.bincount(reference.top1, minlength=classes)
         for field, weights in (
@@ -303,7 +308,8 @@ class ClassStatistics:
         self._l2_sum = 0.0
         self._l2_max = 0.0
         self._confidence = ConfidenceStatistics(classes)
-        self._crossings = [CrossingStatistics(point) for point in self._points]
+        points = (p for p in reading.points if p.label is None or p.label < classes)
+        self._crossings = [CrossingStatistics(point) for point in points]
         self._labelled = 0
         self._right_reference = 0
         self._right_candidate = 0
@@ -384,11 +390,6 @@ class ClassStatistics:
             normalised=self._reading.normalised,
             crossings=tuple(crossings.result(self._ties) for crossings in self._crossings),
         )
-
-    @property
-    def _points(self) -> list[OperatingPoint]:
-        """Return the operating points whose class exists."""
-        return [p for p in self._reading.points if p.label is None or p.label < self.classes]
 
     @property
     def doubtful(self) -> list[int]:

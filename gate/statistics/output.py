@@ -257,7 +257,8 @@ class OutputStatistics:
 
     def result(self) -> OutputParity:
         """Return the record. Without elements every number is 0, and so is `elements`."""
-        std, worst, total, norms = self._finite.std, self._worst, self._sum_diff, self._norms
+        std, worst, total = self._finite.std, self._worst, self._sum_diff
+        norms = (self._l2_sum, self._l2_max)
         excused, samples, sizes = self.mismatches.excused, self._worst_samples, self._sizes
         if excused:
             worst, total, norms = self.mismatches.remaining()
@@ -300,10 +301,6 @@ class OutputStatistics:
     def has_classes(self) -> bool:
         """Whether the output holds class scores."""
         return self.logits is not None and not self._not_logits
-
-    @property
-    def _norms(self) -> tuple[float, float]:
-        return self._l2_sum, self._l2_max
 
     def _update_reference(self, r: Floats) -> None:
         self._elements += r.size
@@ -349,13 +346,11 @@ class OutputStatistics:
         if self.logits.classes != r.shape[1]:
             self._not_logits = True
             return None
-        normalised = self._reading.normalised
-        answers = (
-            ClassAnswers.from_values(r, normalised=normalised),
-            ClassAnswers.from_values(c, normalised=normalised),
+        reference, candidate = (
+            ClassAnswers.from_values(side, normalised=self._reading.normalised) for side in (r, c)
         )
-        self.logits.update(*answers, start=span.start, labels=span.labels)
-        return answers
+        self.logits.update(reference, candidate, start=span.start, labels=span.labels)
+        return reference, candidate
 
 
 def _scaled(largest: float, scale: float) -> float:

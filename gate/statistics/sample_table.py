@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from gate.errors import EvidenceError
 from gate.records.outputs import RowParity
 from gate.statistics.accumulators import distances, worse
-from gate.statistics.classification import ClassAnswers
+from gate.statistics.classification import ClassAnswers, count_by_band
 from gate.storage import files
 
 _HELD_BYTES = 1 << 20
@@ -103,9 +103,6 @@ LARGEST = 2**16
 """Length of the longest row that counts as a vector; an image does not."""
 
 
-_EDGES = (0.01, 0.05, 0.10)
-
-
 class RowStatistics:
     """Accumulates over float64 arrays of shape (rows, 2 to 65 536).
 
@@ -141,10 +138,7 @@ class RowStatistics:
         self._sum_diff = worse(self._sum_diff, float(distances(c.sum(axis=1), r.sum(axis=1)).max()))
         self._sum_error = worse(self._sum_error, float(error.max()))
         self._confidence = worse(self._confidence, float(moved.max()))
-        first, second, third = _EDGES
-        within = [int((moved < first).sum()), int((moved < second).sum()),
-                  int((moved <= third).sum()), len(moved)]  # fmt: skip
-        self._bands += np.diff(within, prepend=0)
+        self._bands += count_by_band(moved)
 
     def merge(self, other: RowStatistics) -> RowStatistics:
         """Return the statistics of both streams."""

@@ -179,11 +179,6 @@ class LineRun:
     first: int
 
     @property
-    def before(self) -> int:
-        """Number of lines of the tensor before the run."""
-        return self.first
-
-    @property
     def after(self) -> int:
         """Number of lines of the tensor after the run."""
         return len(self.source.lines) - self.first - (self.stop - self.start)
@@ -360,11 +355,12 @@ def _extended(
         end = whole[-1].stop if whole else 0
         gap, after = run.start - end, whole[-1].after if whole else 0
         taken = min(gap, after)
-        if gap > after + run.before:
+        before = run.first
+        if gap > after + before:
             return None
-        if gap != after + run.before and gap not in (after, run.before):
+        if gap != after + before and gap not in (after, before):
             doubtful.append((end, run.start))
-        if gap == run.before:
+        if gap == before:
             taken = 0
         if taken and whole:
             whole[-1] = whole[-1].widened(whole[-1].start, end + taken)

@@ -374,19 +374,13 @@ class Constants:
         for constant in constants:
             if constant.open and _says_something(constant):
                 matcher.joined(constant)
-        waiting = [
-            constant for constant in constants if constant.open and _says_something(constant)
-        ]
+        waiting = [one for one in constants if one.open and _says_something(one)]
         if waiting:
             pool = self._forward()
             for constant in waiting:
                 matcher.computed(constant, pool)
         named_ones = self._suspect(constants)
-        found = [
-            constant.suspicion
-            for constant in constants
-            if constant.match is None and constant.suspicion
-        ]
+        found = [one.suspicion for one in constants if one.match is None and one.suspicion]
         return list(_findings(found, named_ones)), self._summary(constants)
 
     def _live(self, graph: ValueGraph, ledger: DroppedContents) -> Iterator[Constant]:
@@ -433,16 +427,12 @@ class Constants:
 
         Returns how many constants have the name of a tensor of the model.
         """
-        leading = [
-            constant
-            for constant in constants
-            if self._named_tensor(constant) is not None or _by_name(constant)
-        ]
-        right = [constant for constant in leading if _by_name(constant)]
-        trusted = len(right) >= _TRUST * max(len(leading), 1)
-        matched = {
-            name for constant in constants if constant.match for name in constant.match.names
-        }
+        right = sum(map(_by_name, constants))
+        leading = sum(
+            _by_name(constant) or self._named_tensor(constant) is not None for constant in constants
+        )
+        trusted = right >= _TRUST * max(leading, 1)
+        matched = {name for one in constants if one.match for name in one.match.names}
         for constant in constants:
             own = self._named_tensor(constant)
             if constant.values is None:
@@ -466,7 +456,7 @@ class Constants:
                 constant.suspicion = named(constant.name, constant.values, own)
             elif own is None:
                 constant.suspicion = rounded(constant.name, constant.values, alike)
-        return len(leading)
+        return leading
 
     def _excuse(self, constant: Constant) -> None:
         """Drop the suspicion if forward itself changes the tensor."""
@@ -516,12 +506,8 @@ def _by_name(constant: Constant) -> bool:
 
 def _is_weight(constant: Constant, pool: TensorIndex) -> bool:
     """Return False for settings of operators: single numbers, fills, few round numbers."""
-    if constant.name in pool.by_name:
-        return True
     values = constant.values
-    if values is None:
-        return True
-    if constant.match is not None:
+    if constant.name in pool.by_name or values is None or constant.match is not None:
         return True
     if values.size == 1 or not (values != values.reshape(-1)[0]).any():
         return False
