@@ -160,12 +160,8 @@ def check(
     during the check or the export record is about another file, EvidenceError if the model's source
     files change. On Linux, the peak memory of this process (`VmHWM`, `ru_maxrss`) is reset.
     """
-    onnx, reference, data = (
-        Path(onnx),
-        Reference.from_model(reference),
-        EvaluationData.from_data(data),
-    )
-    policy = _policy(policy)
+    onnx, reference = Path(onnx), Reference.from_model(reference)
+    data, policy = EvaluationData.from_data(data), _policy(policy)
     if data.recordings:
         policy = with_recordings(policy, data.recordings)
     evidence, case, samples, metric_values = measure_files(

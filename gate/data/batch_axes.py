@@ -191,13 +191,12 @@ def _axes(
         unrelated = [spec for spec in free if size not in spec.shape and _symbols(spec)]
         if size is not None and unrelated and not stated:  # For example, a graph's edges.
             return None, []
-    inferred: Axes = {spec.name: _axis_of(size, spec) for spec in free}
-    named: Axes = {spec.name: stated[spec.name] for spec in inputs if spec.name in stated}
-    axes = {spec.name: {**inferred, **named}[spec.name] for spec in inputs}
+    axes, returned = (
+        {s.name: stated[s.name] if s.name in stated else _axis_of(size, s) for s in specs}
+        for specs in (inputs, outputs)
+    )
     if all(axis is None for axis in axes.values()):
         return _no_axes(inputs, outputs), []
-    returned: Axes = {spec.name: _axis_of(size, spec) for spec in outputs}
-    returned |= {spec.name: stated[spec.name] for spec in outputs if spec.name in stated}
     return BatchAxes(inputs=axes, outputs=returned), []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 import time
 import warnings
@@ -37,6 +36,7 @@ from gate.data.location import (
 )
 from gate.data.reader import Block, SampleReader
 from gate.errors import DataError, GateError, StorageError, by_name, first_line
+from gate.installation import logical_cores
 from gate.preprocess.spec import PreprocessSpec
 from gate.storage.arrays import RowsArray, dtype_name, value_bytes
 from gate.storage.files import temporary_folder
@@ -254,7 +254,7 @@ class AheadRows(SampleReader):
             return False
         if self._workers is not None:
             return self._workers > 0
-        return _cores() > 1 and (self._loader is not None or estimated_s > _START_S)
+        return logical_cores() > 1 and (self._loader is not None or estimated_s > _START_S)
 
     def _results(self, spans: Sequence[range]) -> Iterator[_Result]:
         """Yield the results of the workers, in order. The workers stay for the next call."""
@@ -275,7 +275,7 @@ class AheadRows(SampleReader):
     def _started(self) -> Any:
         from torch.utils.data import DataLoader
 
-        workers = self._workers or min(_MAX_WORKERS, _cores() - 1)
+        workers = self._workers or min(_MAX_WORKERS, logical_cores() - 1)
         with warnings.catch_warnings():  # The user may choose more workers than cores.
             warnings.simplefilter("ignore", UserWarning)
             return DataLoader(
@@ -320,7 +320,3 @@ class _WorkerSamples:
 
 def _identity(result: Any) -> Any:
     return result
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import shutil
@@ -180,20 +181,13 @@ class Packing:
                 f"'{SAMPLES}' and probes that the inputs have. Give --inputs the folder that gate "
                 "samples export wrote."
             )
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with files.scratch(target) as room:
-                manifest = self._written(room, rows, [p for p in sent if p.name in returned])
-                files.write_text(room / MANIFEST, manifest.to_json(indent=1) + "\n")
-                if target.suffix.lower() == ZIP:
-                    _zip(room, target)
-                else:
-                    room.rename(target)
-        except OSError as error:
-            raise StorageError(
-                f"cannot write {target}: {error.strerror or error}. Free space, or name another "
-                "place."
-            ) from error
+        with _scratch(target) as room:
+            manifest = self._written(room, rows, [p for p in sent if p.name in returned])
+            files.write_text(room / MANIFEST, manifest.to_json(indent=1) + "\n")
+            if target.suffix.lower() == ZIP:
+                _zip(room, target)
+            else:
+                room.rename(target)
         return manifest
 
     def _inputs(self) -> tuple[Rows, list[SentPart]]:
@@ -273,6 +267,19 @@ class Packing:
                     "can't be recorded."
                 )
             yield array
+
+
+@contextlib.contextmanager
+def _scratch(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder next to `target`. Raises StorageError for any OSError."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with files.scratch(target) as room:
+            yield room
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {target}: {error.strerror or error}. Free space, or name another place."
+        ) from error
 
 
 def _returned_parts(outputs: Path) -> dict[str, ReturnedPart]:
@@ -387,17 +394,10 @@ class Sending:
         self.candidate.verify()
         with deterministic(self.policy.determinism):
             context = self._context()
-            try:
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                with files.scratch(folder) as room:
-                    header = self._written(room, context, progress)
-                    files.write_text(room / SAMPLES_HEADER, header.to_json(indent=1) + "\n")
-                    room.rename(folder)
-            except OSError as error:
-                raise StorageError(
-                    f"cannot write {folder}: {error.strerror or error}. Free space, or name "
-                    "another place."
-                ) from error
+            with _scratch(folder) as room:
+                header = self._written(room, context, progress)
+                files.write_text(room / SAMPLES_HEADER, header.to_json(indent=1) + "\n")
+                room.rename(folder)
         return header
 
     def _written(

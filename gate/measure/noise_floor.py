@@ -23,6 +23,7 @@ from gate.statistics.error_groups import (
     Floats,
     GroupedErrors,
     NoiseGroups,
+    chunks,
     error_kinds,
     representable,
     worst_of,
@@ -44,9 +45,6 @@ _steps = logging.getLogger("gate.steps")
 
 _LOWEST, _BINADES = -160, 320
 """Lowest exponent (`frexp`) and number of distinguished binades; index 0 is for zero."""
-
-_CHUNK = 1 << 22
-"""Number of elements that are processed together."""
 
 _ORDINARY = 10
 """An element is ordinary up to 2^10 times a low quantile of all nonzero magnitudes."""
@@ -256,15 +254,6 @@ def _merged(one: GroupedErrors | None, other: GroupedErrors | None) -> GroupedEr
     if one is None or other is None or len(one.counts) != len(other.counts):
         return None
     return one.merge(other)
-
-
-def chunks(array: NDArray[np.generic], *, whole: bool = False) -> Iterator[slice]:
-    """Yield slices of axis 0 with at most `_CHUNK` elements; a single one if `whole`."""
-    if whole:
-        yield slice(None)
-        return
-    step = max(1, _CHUNK * len(array) // max(array.size, 1))
-    yield from (slice(start, start + step) for start in range(0, len(array), step))
 
 
 def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:

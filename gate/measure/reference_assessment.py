@@ -19,7 +19,6 @@ from gate.reference.code_location import HalfPrecisionFinder
 from gate.reference.random_rounding import RoundingRun
 from gate.reference.validity import (
     NULL_UNITS,
-    Floats,
     GroupedSquares,
     Mask,
     OutputErrors,
@@ -29,6 +28,7 @@ from gate.reference.validity import (
     is_valid,
     most_flips,
 )
+from gate.statistics.error_groups import Floats
 from gate.storage.arrays import Batch, OutputArray
 
 # The rule: docs/metrics.md, "Valid references". A null run and one draw on 8 samples are always

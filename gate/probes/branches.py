@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from gate.errors import ModelError, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.records.instruments import ULP
+from gate.reference.cache import agree
 from gate.reference.random_rounding import EXACT, seed
 from gate.storage.arrays import Batch, OutputArray
 
@@ -229,22 +230,10 @@ def disagree(eager: list[OutputArray], traced: list[OutputArray]) -> bool:
 
     Number, shapes, dtypes, NaN and infinities must be equal.
     """
-    if len(eager) != len(traced):
-        return True
-    return any(_differs(one, other) for one, other in zip(eager, traced, strict=True))
-
-
-def _differs(eager: OutputArray, traced: OutputArray) -> bool:
-    if eager.shape != traced.shape or eager.dtype != traced.dtype:
-        return True
-    if eager.dtype.kind != "f":
-        return not np.array_equal(eager, traced)
-    finite = np.isfinite(eager)
-    if not np.array_equal(eager[~finite], traced[~finite], equal_nan=True):
-        return True
-    one, other = eager[finite].astype(np.float64), traced[finite].astype(np.float64)
-    scale = float(np.abs(one).max(initial=0.0))
-    return not float(np.abs(other - one).max(initial=0.0)) <= _MAX_RELATIVE * scale
+    return len(eager) != len(traced) or any(
+        one.dtype != other.dtype or not agree(other, one, relative=_MAX_RELATIVE)
+        for one, other in zip(eager, traced, strict=True)
+    )
 
 
 def _is_about_model_code(warning: warnings.WarningMessage) -> bool:

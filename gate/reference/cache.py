@@ -75,8 +75,11 @@ def _by_row(reference: Sequence[OutputArray], truth: Sequence[OutputArray], *, c
     )
 
 
-def agree(one: OutputArray, other: OutputArray) -> bool:
-    """Return True if two outputs of the same dtype and shape differ by rounding only."""
+def agree(one: OutputArray, other: OutputArray, *, relative: float = _AGREES) -> bool:
+    """Return True if two outputs of the same dtype and shape differ by rounding only.
+
+    relative: the largest max|one - other| / max|other|; NaN and infinities must be equal.
+    """
     if one.shape != other.shape or one.dtype.kind != other.dtype.kind:
         return False
     if one.dtype.kind != "f":
@@ -86,7 +89,7 @@ def agree(one: OutputArray, other: OutputArray) -> bool:
         return False
     a, b = one[finite].astype(np.float64), other[finite].astype(np.float64)
     moved, scale = np.abs(a - b).max(initial=0.0), np.abs(b).max(initial=0.0)
-    return bool(moved <= _AGREES * scale)
+    return bool(moved <= relative * scale)
 
 
 Answer = list[OutputArray] | None

@@ -18,7 +18,7 @@ from gate.onnx_file.choices import Choice
 from gate.onnx_file.value_trace import not_held
 from gate.records.instruments import EPSILON, UNDERFLOW, UndefinedCast
 from gate.reference.discretization import STEPS, Discretization, bare_shape, discretization_of
-from gate.reference.error_models import bare
+from gate.reference.error_models import bare, named_arguments
 from gate.reference.random_rounding import EXACT
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import OutputArray
@@ -120,6 +120,11 @@ class Call:
         return self.name == "to" or (self.step is not None and self.step.buckets is None)
 
     @property
+    def is_bucket(self) -> bool:
+        """True if floats are assigned to buckets."""
+        return self.step is not None and self.step.buckets is not None
+
+    @property
     def operator(self) -> str:
         """ONNX operator type of the corresponding node."""
         return self.step.nodes[0] if self.step else _ONNX[self.name]
@@ -153,8 +158,7 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         of_two = name in ("max", "min") and not isinstance(returned, tuple)  # or over all elements
         if of_two or (name == "to" and not _are_integers_of_floats(args[0], returned)):
             return returned
-        stated = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)}
-        stated |= kwargs or {}
+        stated = named_arguments(func, args, kwargs or {})
         own = result.detach().cpu().numpy()
         call = self._make_call(name, stated, own)
         self.calls.append(call)
@@ -168,8 +172,8 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         return (values, chosen)
 
     def _dispatch_step(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        stated = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
-        step = discretization_of(name, stated)  # before the call, which may overwrite its operand
+        # Before the call, which may overwrite its operand.
+        step = discretization_of(name, named_arguments(func, args, kwargs))
         returned = func(*args, **kwargs)
         if step is None or "out" in kwargs or returned.shape != step.operand.shape:
             return returned
@@ -527,16 +531,15 @@ def _is_tie_of_file(call: Call, error: Floats) -> NDArray[np.bool_]:
 def _is_possible(call: Call, error: Floats) -> NDArray[np.bool_]:
     """Return where the file's integer is a possible conversion of the model's float within
     rounding."""
-    is_bucket = call.step is not None and call.step.buckets is not None
     file_array = _floats_of_file(call)
     is_shown = file_array is not None or (call.step is not None and call.step.is_quantized)
-    if not (is_bucket or is_shown):
+    if not (call.is_bucket or is_shown):
         return call.same
     (x, *_), chosen = call.operands, call.chosen.astype(np.float64)
     decide = np.trunc if call.step is None else call.step.decide
     with np.errstate(all="ignore"):
         near = (chosen >= decide(x - error)) & (chosen <= decide(x + error))
-        if is_bucket:
+        if call.is_bucket:
             near &= _is_tie_of_file(call, error)
         elif file_array is not None:
             near &= np.abs(file_array - x) <= error
@@ -545,8 +548,7 @@ def _is_possible(call: Call, error: Floats) -> NDArray[np.bool_]:
 
 def _floats_of_file(call: Call) -> Floats | None:
     """Return the floats that the file converts; None if they are not recorded."""
-    is_bucket = call.step is not None and call.step.buckets is not None
-    if is_bucket or call.node is None or call.node.operand is None:
+    if call.is_bucket or call.node is None or call.node.operand is None:
         return None
     file_array = np.asarray(call.node.operand, np.float64).reshape(call.own.shape)
     # Sign(x) * Floor(Abs(x))
@@ -597,10 +599,8 @@ def _may_select(call: Call, error: Floats) -> bool:
     room = np.take_along_axis(error, own, axis) + np.take_along_axis(error, chosen, axis)
     with np.errstate(all="ignore"):
         near = (one == other) | (np.abs(one - other) <= room)
-    if (
-        call.name in _FIRST_OF_EQUAL
-    ):  # equal whole numbers have no rounding, so they are not a near-tie
-        near &= room > 0.0
+    if call.name in _FIRST_OF_EQUAL:
+        near &= room > 0.0  # equal whole numbers have no rounding, so they are not a near-tie
     return bool((near | (own == chosen)).all())
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 ROUNDING = 0.4247
 """RMS of a rounding error in units of 2^-24: sqrt((1/3) (1 - 1/4) / (2 ln 2)).
@@ -297,6 +299,18 @@ def bare(name: str) -> str:
     """Return an operator's name without `aten::` and without the underscore of in-place
     variants."""
     return name.removeprefix("aten::").rstrip("_")
+
+
+@cache
+def _argument_names(operator: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in operator._schema.arguments)
+
+
+def named_arguments(
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by their names in the schema of the ATen operator."""
+    return {**dict(zip(_argument_names(operator), args, strict=False)), **kwargs}
 
 
 def error_model_for(name: str, *, inside: str = "") -> ErrorModel | None:

@@ -19,6 +19,7 @@ from gate.records.instruments import CodeLocation
 from gate.reference.code_location import where_they_part
 from gate.reference.discretization import discretization_of
 from gate.reference.environment import default_dtype
+from gate.reference.error_models import named_arguments
 from gate.reference.reference import ReferenceModel
 from gate.reference.torch_session import DispatchMode, TorchSession, copy_model, run_in_parts
 from gate.reference.validity import UNRESTRICTED, Validity
@@ -246,8 +247,7 @@ def _without_float32(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _in_steps(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     """Return the result of fake quantization by channel, for which PyTorch accepts only float32
     scales."""
-    names = (argument.name for argument in func._schema.arguments)
-    stated = dict(zip(names, args, strict=False)) | kwargs
+    stated = named_arguments(func, args, kwargs)
     step = discretization_of("fake_quantize_per_channel_affine", stated)
     if step is None:
         returned: torch.Tensor = func(*args, **kwargs)

@@ -197,9 +197,7 @@ class InputIndependentValues:
             self._literal = args[0]
             return func(*args, **kwargs)
         try:
-            for (
-                value
-            ) in args:  # most operators return here; tree_map takes as long as everything else
+            for value in args:  # most operators return here; tree_map is slow
                 self._of(value)
             given, named = tree_map(self._of, (args, kwargs))
         except _DependsOnInput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from gate.records.instruments import EPSILON
-from gate.reference.error_models import ROUNDING, Terms
+from gate.reference.error_models import ROUNDING, Terms, named_arguments
 
 # Adding one by one rounds every partial sum s_k: the error is the sum of s_k delta_k, whose
 # variance is that of one rounding times the sum of s_k^2. Given the total y and the sum of squares
@@ -41,11 +41,6 @@ _HALF_VARIANCE = math.sqrt(0.5)
 
 Draw = Callable[[tuple[int, ...]], torch.Tensor]
 """Draws standard normal numbers of a shape."""
-
-
-@cache
-def _argument_names(operator: Any) -> tuple[str, ...]:
-    return tuple(argument.name for argument in operator._schema.arguments)
 
 
 def never() -> bool:
@@ -78,8 +73,8 @@ class Operation:
         by_squares: Callable[[], bool] = never,
     ) -> Operation:
         """Create an operation; positional arguments get their names from the operator's schema."""
-        named = dict(zip(_argument_names(operator), args, strict=False))
-        return cls(operator, name, {**named, **kwargs}, by_squares=by_squares)
+        named = named_arguments(operator, args, kwargs)
+        return cls(operator, name, named, by_squares=by_squares)
 
     @property
     def argument(self) -> Any:
@@ -518,13 +513,10 @@ def _contracted(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
 
     def squared_terms() -> torch.Tensor:
         right = b.mT if over == -1 and b.dim() > 1 else b
-        return _with_added(torch.matmul(a.square(), right.square()), added)
+        squares = torch.matmul(a.square(), right.square())
+        return squares if added is None else squares + added.square()
 
     return _cancelled(error, y, squared_terms, a, b, added)
-
-
-def _with_added(squares: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
-    return squares if added is None else squares + added.square()
 
 
 def _equal_signs(y: torch.Tensor, squares: torch.Tensor, n: float) -> torch.Tensor:

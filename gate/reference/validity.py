@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate.records.instruments import EPSILON, UNDERFLOW, ReferenceValidity
-from gate.statistics.error_groups import representable
+from gate.statistics.error_groups import Floats, chunks, representable
 from gate.storage.arrays import OutputArray
 
 # docs/metrics.md, "Valid references", has the rule and its measurement. Notation: `run` is a
@@ -32,11 +32,6 @@ WIDE_FLOOR = 1e-4
 
 _FEW = 0.01
 """Share of the samples (at least one) that may exceed Q if a correct run explains them."""
-
-_CHUNK = 1 << 22
-"""Elements that are processed at a time."""
-
-Floats = NDArray[np.float64]
 
 Mask = NDArray[np.bool_]
 
@@ -192,13 +187,8 @@ def difference(one: OutputArray, other: OutputArray) -> Floats:
 
 
 def _rows(array: OutputArray, samples: int) -> Iterator[slice]:
-    """Yield slices of axis 0 whose float64 copies fit into memory, or one slice with everything if
-    axis 0 is not the batch."""
-    if not array.ndim or len(array) != samples or not samples:
-        yield slice(None)
-        return
-    step = max(1, _CHUNK * samples // max(array.size, 1))
-    yield from (slice(start, start + step) for start in range(0, samples, step))
+    """Yield `chunks`, or one slice with everything if axis 0 is not the batch."""
+    return chunks(array, whole=not array.ndim or not len(array) == samples > 0)
 
 
 def grouped(values: Floats, *, batched: bool) -> GroupedSquares:

@@ -105,10 +105,8 @@ class ServerOptions(BaseModel):
             if variable not in os.environ:
                 raise RuntimeUnusable(f"the variable {variable} of the header {name} is not set.")
             text = os.environ[variable]
-            if not (
-                text.isascii() and text.isprintable() and text == text.strip()
-            ):  # never shown: it is a secret
-                raise RuntimeUnusable(
+            if not (text.isascii() and text.isprintable() and text == text.strip()):
+                raise RuntimeUnusable(  # without the text, which is a secret
                     f"the variable {variable} of the header {name} has a line break, a space at an "
                     "end or a character beyond ASCII, expected printable ASCII."
                 )

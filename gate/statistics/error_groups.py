@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -29,6 +29,19 @@ _LARGE = 200
 
 _CLIPPED = 2.0**230
 """Maximum error, so that the sum of 2^60 fourth powers does not overflow."""
+
+
+_CHUNK = 1 << 22
+"""Number of elements that are processed together."""
+
+
+def chunks(array: NDArray[np.generic], *, whole: bool = False) -> Iterator[slice]:
+    """Yield slices of axis 0 whose float64 copies fit into memory; a single one if `whole`."""
+    if whole:
+        yield slice(None)
+        return
+    step = max(1, _CHUNK * len(array) // max(array.size, 1))
+    yield from (slice(start, start + step) for start in range(0, len(array), step))
 
 
 def representable(truth: NDArray[np.generic], reference: NDArray[np.generic]) -> Floats:

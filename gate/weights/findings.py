@@ -116,9 +116,8 @@ def _mode(graph: ValueGraph, node: Node, witness: ReferenceObserver) -> str | No
         code = _dropout(graph, node)
     else:
         code = "random" if node.operator in _RANDOM else None
-    return (
-        code if code and not witness.operator_recorder.draws else None
-    )  # `draws` runs the reference
+    # `draws` runs the reference.
+    return code if code and not witness.operator_recorder.draws else None
 
 
 def _batch_norm(graph: ValueGraph, node: Node) -> bool:

@@ -40,7 +40,7 @@ from gate.weights.model_tensors import (
     renormalized_embeddings,
     stored_tensors,
 )
-from gate.weights.value_graph import FLOATS, INTEGERS, DroppedContents, ValueGraph
+from gate.weights.value_graph import FLOATS, INTEGERS, DroppedContents, ValueGraph, is_dropped
 
 _ROUNDING = 2.0**-20
 """Relative difference of a computed constant that another order of operations may cause."""
@@ -394,7 +394,7 @@ class Constants:
                 if id(note) not in noted:
                     noted.add(id(note))
                     yield note
-            elif note is None and not ledger.dropped(tensor):
+            elif note is None and not is_dropped(tensor):
                 constant = self.match_constant(tensor, numpy_helper.to_array(tensor))
                 if constant is not None and _is_weight(constant, self._matcher.pool):
                     yield constant

@@ -70,17 +70,13 @@ class DroppedContents:
 
     def contents(self, tensor: TensorProto) -> Initializers:
         """Return the counts of a tensor's values, which may have been dropped since."""
-        if _is_dropped(tensor):
+        if is_dropped(tensor):
             return self._counted[int(tensor.external_data[0].value)]
         return Initializers.from_tensor(tensor, numpy_helper.to_array(tensor))
 
-    def dropped(self, tensor: TensorProto) -> bool:
-        """Return whether the values of a tensor were dropped."""
-        return _is_dropped(tensor)
-
     def note(self, tensor: TensorProto) -> object:
         """Return the note that was stored when a tensor was dropped; None for small tensors."""
-        return self._notes[int(tensor.external_data[0].value)] if _is_dropped(tensor) else None
+        return self._notes[int(tensor.external_data[0].value)] if is_dropped(tensor) else None
 
     def drop(self, tensor: TensorProto, contents: Initializers, note: object = None) -> None:
         """Drop the values of a tensor; its external location becomes the index of the counts."""
@@ -122,7 +118,7 @@ def condense(
 
 def small_values(tensor: TensorProto) -> NDArray[Any] | None:
     """Return the values of a tensor of a condensed model; None if they were dropped."""
-    return None if _is_dropped(tensor) else numpy_helper.to_array(tensor)
+    return None if is_dropped(tensor) else numpy_helper.to_array(tensor)
 
 
 def size_of(tensor: TensorProto) -> int:
@@ -159,8 +155,8 @@ def _external_bytes(tensor: TensorProto, folder: Path, files: tuple[str, ...]) -
         return stream.read(size_of(tensor))
 
 
-def _is_dropped(tensor: TensorProto) -> bool:
-    # After `condense` only dropped tensors are external.
+def is_dropped(tensor: TensorProto) -> bool:
+    """Return whether `condense` dropped the values: then no other tensors are external."""
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
