@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from gate.reference.error_models import bare
 from gate.reference.torch_session import DispatchMode
-
-Floats = NDArray[np.float64]
+from gate.statistics.error_groups import Floats
 
 _WHOLE: Mapping[str, Callable[[Floats], Floats]] = {
     "floor": np.floor,

@@ -23,8 +23,7 @@ from gate.records.outputs import (
     WorstSample,
 )
 from gate.statistics.accumulators import KEPT, distances, worse
-
-Floats = NDArray[np.float64]
+from gate.statistics.error_groups import Floats
 
 Bools = NDArray[np.bool_]
 

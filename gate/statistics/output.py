@@ -25,6 +25,7 @@ from gate.statistics.classification import (
     ClassStatistics,
     WorstSamples,
 )
+from gate.statistics.error_groups import Floats
 from gate.statistics.sample_table import LARGEST, RowStatistics, SampleRows
 
 if TYPE_CHECKING:
@@ -142,9 +143,6 @@ class IntegerMismatches:
 
 
 # Formulas: docs/metrics.md and `gate.records.outputs.OutputParity`.
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
