@@ -4,66 +4,22 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import shutil
 import zipfile
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gate.data.location import Stamp
 from gate.data.reader import Block, SampleReader, rows_within, spec_of
 from gate.errors import DataError, StorageError, first_line
 from gate.storage.arrays import RowsArray, dtype_name
 from gate.storage.files import temporary_folder
 from gate.storage.untrusted_files import detect_pointer_file
-
-
-@dataclass(frozen=True)
-class Stamp:
-    """The inode, size and modification time of a file.
-
-    Replacing the file by another one is not a change, because an open file keeps its content.
-    """
-
-    path: Path
-    inode: int
-    size: int
-    written_ns: int
-
-    @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """Read the stamp of a file. Raises OSError."""
-        status = path.stat()
-        return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
-
-    def fits(self, status: os.stat_result) -> bool:
-        """Return whether a file with this status is unchanged."""
-        now = (status.st_ino, status.st_size, status.st_mtime_ns)
-        return now == (self.inode, self.size, self.written_ns)
-
-    def check(self, what: str) -> None:
-        """Raise DataError if the file was written to. `what`: what is being read."""
-        try:
-            status = self.path.stat()
-        except OSError:  # An open file stays readable after it is removed.
-            return
-        if status.st_ino == self.inode and not self.fits(status):
-            raise changed(f"{self.path} was written to while it was measured, at {what}")
-
-
-def changed(how: str) -> DataError:
-    """Return the error for samples that changed during a measurement."""
-    return DataError(
-        f"{how}, so the results are not valid. Measure again while no process writes to the "
-        "samples, or on a copy."
-    )
-
 
 SINGLE_NAME = "input"
 """Input name of the array of an `.npy` file, which has no name."""

@@ -31,6 +31,47 @@ _CHANGE_KEYS = {
 EXTRA = "pip install 'parity-gate[data]'"
 
 
+@dataclass(frozen=True)
+class Stamp:
+    """The inode, size and modification time of a file.
+
+    Replacing the file by another one is not a change, because an open file keeps its content.
+    """
+
+    path: Path
+    inode: int
+    size: int
+    written_ns: int
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read the stamp of a file. Raises OSError."""
+        status = path.stat()
+        return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def fits(self, status: os.stat_result) -> bool:
+        """Return whether a file with this status is unchanged."""
+        now = (status.st_ino, status.st_size, status.st_mtime_ns)
+        return now == (self.inode, self.size, self.written_ns)
+
+    def check(self, what: str) -> None:
+        """Raise DataError if the file was written to. `what`: what is being read."""
+        try:
+            status = self.path.stat()
+        except OSError:  # An open file stays readable after it is removed.
+            return
+        if status.st_ino == self.inode and not self.fits(status):
+            raise changed(f"{self.path} was written to while it was measured, at {what}")
+
+
+def changed(how: str) -> DataError:
+    """Return the error for samples that changed during a measurement."""
+    return DataError(
+        f"{how}, so the results are not valid. Measure again while no process writes to the "
+        "samples, or on a copy."
+    )
+
+
 class SourceFile(ABC):
     """One file of a source of samples."""
 
@@ -56,8 +97,6 @@ class LocalFile(SourceFile):
 
     def __init__(self, path: Path) -> None:
         """Raises DataError if the file can't be found."""
-        from gate.data.array_files import Stamp
-
         self.path, self.name = path, str(path)
         if (pointer := detect_pointer_file(path)) is not None:
             raise DataError(pointer)
@@ -73,8 +112,6 @@ class LocalFile(SourceFile):
         except OSError as error:
             raise _unreadable(self.name, error) from error
         if not self._stamp.fits(os.fstat(stream.fileno())):
-            from gate.data.array_files import changed
-
             stream.close()
             raise changed(f"{self.name} was replaced while it was measured")
         return stream
@@ -110,8 +147,6 @@ class RemoteFile(SourceFile):
             raise _unreadable(self.name, error) from error
         keys = _CHANGE_KEYS & now.keys() & self._info.keys()
         if any(now[key] != self._info[key] for key in keys):
-            from gate.data.array_files import changed
-
             raise changed(f"{self.name} was replaced while it was measured, at {what}")
         self._checked_at = time.monotonic()
 
@@ -160,8 +195,6 @@ def copy_files(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
     for file, copy in zip(files, copies, strict=True):
         file.check("its copy")
         if file.size is not None and copy.stat().st_size > file.size:
-            from gate.data.array_files import changed
-
             raise changed(f"{file.name} is longer than the size that its store reports")
     return copies
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from gate.data.array_files import (
     SUFFIXES,
     MappedRows,
-    changed,
     check_kinds,
     forget_pages,
     open_shard,
@@ -31,6 +30,7 @@ from gate.data.location import (
     RemoteFile,
     SampleLocation,
     SourceFile,
+    changed,
     copy_files,
     remote_files,
 )

@@ -157,18 +157,13 @@ class JobSpec(Record):
 
     def verify_annotations(self, annotations: Annotations) -> None:
         """Raise DigestMismatch if a file with labels or slices for the metrics has changed."""
-        if annotations.sha256 != self.annotations_sha256:
-            raise _mismatch("labels and slices", annotations.sha256, self.annotations_sha256)
+        _verify("labels and slices", annotations.sha256, self.annotations_sha256)
 
     def verify(self, onnx: Path, reference: Reference) -> None:
         """Raise DigestMismatch if the file, the reference file or the model has changed."""
         _verify(str(onnx), read_subject(onnx).sha256, self.subject_sha256)
-        if self.reference_sha256 != reference.source.onnx_sha256:
-            raise _mismatch(
-                f"the reference file {reference.source.factory}",
-                reference.source.onnx_sha256,
-                self.reference_sha256,
-            )
+        source = reference.source
+        _verify(f"the reference file {source.factory}", source.onnx_sha256, self.reference_sha256)
         _verify(self.factory, as_reference(reference.model).weights_digest(), self.model_sha256)
         _verify(f"the code of {self.factory}", _code(reference), self.code_sha256)
 
@@ -188,16 +183,12 @@ def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _verify(what: str, opened: Digest, expected: Digest) -> None:
+def _verify(what: str, opened: Digest | None, expected: Digest | None) -> None:
     if opened != expected:
-        raise _mismatch(what, opened, expected)
-
-
-def _mismatch(what: str, opened: Digest | None, expected: Digest | None) -> DigestMismatch:
-    return DigestMismatch(
-        f"{what} is {opened} for a worker, {expected} was planned. Use the same files and code for "
-        "every worker."
-    )
+        raise DigestMismatch(
+            f"{what} is {opened} for a worker, {expected} was planned. Use the same files and code "
+            "for every worker."
+        )
 
 
 class WorkerFailure(Record):

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -210,6 +210,14 @@ class MeasurementContext:
     tested_file: TestedFile
     sample_bytes: int = 0
     """Bytes per sample in the largest tensor of the forward; 0 if not measured."""
+    rounding_errors: dict[int, list[Any]] = field(default_factory=dict, init=False)
+    """Errors of the first samples under random rounding, by run; see `noise_floor`."""
+    _choices: dict[bytes, list[Choice]] = field(default_factory=dict, init=False)
+    """Decisions of the reference on the last batch."""
+    _choice_sessions: dict[RuntimeName, ChoiceSession | None] = field(
+        default_factory=dict, init=False
+    )
+    _separable: dict[bytes, bool] = field(default_factory=dict, init=False)
 
     @classmethod
     def bare(cls, case: MeasurementJob) -> MeasurementContext:
@@ -293,14 +301,10 @@ class MeasurementContext:
         Raises EvidenceError.
         """
         key = row_digests(batch).tobytes()
-        if key not in self._choices_by_batch:
-            self._choices_by_batch.clear()
-            self._choices_by_batch[key] = model_choices(partial(self.reference.run, batch))
-        return self._choices_by_batch[key]
-
-    @cached_property
-    def _choices_by_batch(self) -> dict[bytes, list[Choice]]:
-        return {}
+        if key not in self._choices:
+            self._choices.clear()
+            self._choices[key] = model_choices(partial(self.reference.run, batch))
+        return self._choices[key]
 
     def decisions(self, batch: Batch) -> DispatchMode | None:
         """Return a mode that replays the decisions of the reference; None if rounding changes no
@@ -352,10 +356,6 @@ class MeasurementContext:
                     quantizes=self._fake_quantizes,
                 )
         return self._choice_sessions[runtime]
-
-    @cached_property
-    def _choice_sessions(self) -> dict[RuntimeName, ChoiceSession | None]:
-        return {}
 
     @cached_property
     def nan_trace(self) -> NanTrace | None:
@@ -429,10 +429,6 @@ class MeasurementContext:
         if key not in self._separable:
             self._separable[key] = self._is_separable(batch, size)
         return size if self._separable[key] else count
-
-    @cached_property
-    def _separable(self) -> dict[bytes, bool]:
-        return {}
 
     def _is_separable(self, batch: Batch, size: int) -> bool:
         """Return whether the first and the last part have the same outputs as in the whole batch.
@@ -536,11 +532,6 @@ class MeasurementContext:
                 return
             yield batch
             done += length(batch)
-
-    @cached_property
-    def rounding_errors(self) -> dict[int, list[Any]]:
-        """Errors of the first samples under random rounding, by run; see `noise_floor`."""
-        return {}
 
     @cached_property
     def answers(self) -> ReferenceCache:

@@ -166,9 +166,9 @@ class NoiseStatistics:
         return NoiseParity(
             samples=self._samples,
             elements=self._elements,
-            truth_rms=float(whole.rms(TRUTH)[0]),
-            reference_rms=float(whole.rms(REFERENCE)[0]),
-            candidate_rms=float(whole.rms(CANDIDATE)[0]),
+            truth_rms=float(whole.tally.rms(TRUTH)[0]),
+            reference_rms=float(whole.tally.rms(REFERENCE)[0]),
+            candidate_rms=float(whole.tally.rms(CANDIDATE)[0]),
             rounding_rms=None if whole.rounding is None else float(whole.rounding_rms()[0]),
             rounding_draws=rounding._draws if rounding and rounding._draws else None,
             scatter=float(whole.scatter(1)[0]),

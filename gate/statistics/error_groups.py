@@ -188,10 +188,6 @@ class NoiseGroups:
     tally: GroupedErrors
     rounding: GroupedErrors | None
 
-    def rms(self, kind: int) -> Floats:
-        """Return the root mean square of one kind of error, shape (groups,)."""
-        return self.tally.rms(kind)
-
     @property
     def largest(self) -> Floats:
         """Return the largest magnitude of the truth, shape (groups,)."""
@@ -215,7 +211,7 @@ class NoiseGroups:
 
     @cached_property
     def _floor(self) -> Floats:
-        return self._at_least(self.rms(TRUTH), self.rms(REFERENCE), self.rounding_rms())
+        return self._at_least(self.tally.rms(TRUTH), self.tally.rms(REFERENCE), self.rounding_rms())
 
     @staticmethod
     def _at_least(truth: Floats, reference: Floats, rounding: Floats) -> Floats:
@@ -230,7 +226,7 @@ class NoiseGroups:
     def _draws(self) -> Floats:
         draws = self.tally.draws(REFERENCE)
         if self.rounding is not None:
-            larger = self.rounding_rms() > self.rms(REFERENCE)
+            larger = self.rounding_rms() > self.tally.rms(REFERENCE)
             draws = np.where(larger, self.rounding.draws(CANDIDATE), draws)
         return draws
 
@@ -240,7 +236,7 @@ class NoiseGroups:
 
     def ratios(self, groups: int, *, peaks: bool) -> Floats:
         """Return the runtime's error in units of floor and scatter; 0 without an error."""
-        error = self.tally.peaks[CANDIDATE] if peaks else self.rms(CANDIDATE)
+        error = self.tally.peaks[CANDIDATE] if peaks else self.tally.rms(CANDIDATE)
         with np.errstate(all="ignore"):
             ratio = error / self.noise_floor(peaks=peaks) / self.scatter(groups)
         return np.asarray(np.where(error == 0.0, 0.0, ratio))
@@ -259,13 +255,13 @@ def worst_of(
         if group.name:
             ratios = group.ratios(1 if group is groups[0] else count, peaks=peaks)
             index = int(ratios.argmax())  # the first NaN, if there is one
-            raw = group.rms(CANDIDATE)[index] / group.noise_floor(peaks=False)[index]
+            raw = group.tally.rms(CANDIDATE)[index] / group.noise_floor(peaks=False)[index]
             candidates.append(_WorstGroup(float(ratios[index]), float(raw), group, index))
     worst = max(candidates, key=lambda each: (math.isnan(each.ratio), each.ratio))
     columns = [c for c in candidates if c.group.axis and c.raw >= _MIN_EXCESS * worst.raw]
     named = max(columns, key=lambda column: column.raw, default=worst)
     group, index = named.group, named.position
-    side = _closer(group.rms(REFERENCE)[index], group.rms(CANDIDATE)[index])
+    side = _closer(group.tally.rms(REFERENCE)[index], group.tally.rms(CANDIDATE)[index])
     return worst.ratio, group.name[index] or None, side
 
 

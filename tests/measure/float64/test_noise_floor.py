@@ -592,10 +592,10 @@ def test_more_runs_leave_few_columns_with_a_small_floor_by_chance():
         statistics.update(truth, truth + 1e-9, truth + errors, samples=8)
         return statistics
 
-    runtime = run().floors()[-1].rms(CANDIDATE)
+    runtime = run().floors()[-1].tally.rms(CANDIDATE)
     off = {}
     for draws in (3, MORE_DRAWS):
         floor = NoiseStatistics.middle([run() for _ in range(draws)])
-        off[draws] = float((runtime / floor.floors()[-1].rms(CANDIDATE)).max())
+        off[draws] = float((runtime / floor.floors()[-1].tally.rms(CANDIDATE)).max())
     assert off[3] > 15.0
     assert off[MORE_DRAWS] < 10.0
