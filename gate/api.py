@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from gate.measure.job import Progress
-    from gate.measure.work_units import UnitWorkers
 
 
 _steps = logging.getLogger("gate.steps")
@@ -185,12 +184,10 @@ def check(
     )
 
 
-def measure_job(
-    job: MeasurementJob, *, progress: Progress | None = None, crew: UnitWorkers | None = None
-) -> Evidence:
+def measure_job(job: MeasurementJob, *, progress: Progress | None = None) -> Evidence:
     """Measure a job with all instruments. Raises the exceptions of `MeasurementRun`."""
     with MeasurementRun.open(job) as run:
-        return run.run(INSTRUMENTS, progress=progress, crew=crew)
+        return run.run(INSTRUMENTS, progress=progress)
 
 
 def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
@@ -215,11 +212,10 @@ def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision
     from gate.localize.locate_part import blamed_on_chain
 
     numbers = [c for c in decision.problems if c.output and c.runtime and not c.part]
-    for check in numbers[:1]:  # only the chain differs
-        return Explanation(
-            localisation=blamed_on_chain(case, case.chained, runtime=str(check.runtime))
-        )
-    return Explanation()
+    if not numbers:
+        return Explanation()
+    runtime = str(numbers[0].runtime)  # only the chain differs
+    return Explanation(localisation=blamed_on_chain(case, case.chained, runtime=runtime))
 
 
 def _measure_champion(

@@ -88,6 +88,14 @@ class ReferencePass:
                 "Check that this is the exported model and that it accepts these inputs."
             ) from error
 
+    def accepts(self, batch: Batch) -> bool:
+        """Return whether the model can compute a batch."""
+        try:
+            self.run(batch)
+        except GateError:
+            return False
+        return True
+
     def spread(self, batch: Batch, expected: list[OutputArray]) -> float:
         """Repeat a run and return max|a - b| / max|a|, the worst of all outputs and columns.
 

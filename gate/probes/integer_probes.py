@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.probes.probe import Probe, SampleProfile
 from gate.reference.torch_session import DispatchMode
@@ -297,11 +296,7 @@ class _Column:
         batch = self.observed.batch(self.observed.small)
         flat = batch[self.name].reshape(len(batch[self.name]), -1)
         flat[:, slice(None) if column is None else column] = value
-        try:
-            self._context.reference.run(batch)
-        except GateError:
-            return False
-        return True
+        return self._context.reference.accepts(batch)
 
 
 def _reads(lookup: Lookup, values: OutputArray) -> bool:

@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from gate.errors import GateError
 from gate.measure.context import MeasurementContext, ProbeSource
 from gate.onnx_file.size_conditions import SizeConditions, State
 from gate.probes.branches import BranchRecorder, TracedReference
@@ -250,7 +249,9 @@ def length_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator[Pr
         }
         for longest in sorted((size for size in sizes if size > now), reverse=True):
             there = (*axes.now[:place], longest, *axes.now[place + 1 :])
-            if _fits(axes, there) and _accepts(context, axes.batch(axes.observed.small, there)):
+            if not _fits(axes, there):
+                continue
+            if context.reference.accepts(axes.batch(axes.observed.small, there)):
                 yield _sized(axes, there)
                 break
 
@@ -378,11 +379,3 @@ def _fits(axes: DynamicAxes, sizes: tuple[int, ...]) -> bool:
     here, there = math.prod(axes.now), math.prod(sizes)
     most = min(max(_LARGEST, _MOST_SAMPLES * example), axes.observed.most * example)
     return there * example <= most * here
-
-
-def _accepts(context: MeasurementContext, batch: Batch) -> bool:
-    try:
-        context.reference.run(batch)
-    except GateError:
-        return False
-    return True
