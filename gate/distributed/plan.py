@@ -239,7 +239,7 @@ def measure_unit(plan: MeasurementPlan, index: int, *, lead: Path | None = None)
         if index == 0:
             return UnitFile.from_result(plan, state, state)
         if measured is not None:
-            run.judge_by(measured)
+            run.use_first_unit(measured)
         part = run.measure_for(unit)
     plan.verify(index, samples=part.samples_sha256, labels=part.labels_sha256)
     return UnitFile.from_result(plan, state, part)

@@ -239,7 +239,7 @@ def measure(spec: str, threads: int, delivery: Delivery | None, lead: str, unit:
     try:
         run = _opened_once(spec, threads, delivery)
         if _held.lead != lead:
-            run.judge_by(FirstUnitState.from_json(lead))
+            run.use_first_unit(FirstUnitState.from_json(lead))
             _held.lead = lead
         return b"P" + run.measure_for(unit).to_json().encode()
     except Exception as error:

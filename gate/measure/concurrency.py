@@ -95,10 +95,11 @@ class ConcurrencyInstrument:
         for turn in range(times):
             answers = {id(b.batch): outputs[n][turn] for n, b in enumerate(batches)}
 
-            def company(batch: Any, expected: Any, by: Any = answers) -> list[OutputArray]:
+            def recorded(batch: Any, expected: Any, by: Any = answers) -> list[OutputArray]:
                 return runtime.compute(batch, expected, by=lambda _runner, fed: by[id(fed)])
 
-            for parity in reference.compare(runtime.compute, company=company, again=company):
+            repeated = reference.compare(runtime.compute, run_smaller=recorded, run_again=recorded)
+            for parity in repeated:
                 ratios = [parity.repeatability_ratio]
                 if parity.batch_invariance is not None:  # of several samples
                     ratios.append(parity.batch_invariance_ratio)

@@ -30,7 +30,7 @@ _steps = logging.getLogger("gate.steps")
 _DRAWS = 8
 
 _EXACT = 2
-"""Number of results of `OutlierAnalysis.honest` before the first run under random rounding."""
+"""Number of `OutlierAnalysis.correct_runs` before the first one under random rounding."""
 
 _MORE_DRAWS = 64
 """Number of draws if few integers of a sample are unexplained: some ties are rarely reached by
@@ -61,8 +61,8 @@ class OutlierAnalysis:
 
         None without float64 outputs, or if the model can't run under random rounding.
         """
-        start, company = self._company(sample)
-        alone, row = self._alone(sample)
+        start, measured = self._measured_batch(sample)
+        alone, row = self._smallest_batch(sample)
         truth = self._context.truth.aside(alone)
         if truth is None:
             return None
@@ -78,18 +78,18 @@ class OutlierAnalysis:
             truth=tuple(sample_outputs(truth, row, count)),
             reference=tuple(sample_outputs(reference, row, count)),
             draws=tuple(tuple(sample_outputs(run, row, count)) for run in draws),
-            batch=company,
+            batch=measured,
             row=sample - start,
-            count=length(company),
+            count=length(measured),
         )
 
-    def honest(self, sample: int) -> Iterator[list[OutputArray | None]]:
+    def correct_runs(self, sample: int) -> Iterator[list[OutputArray | None]]:
         """Yield results that a correct runtime may return for a sample.
 
         They are the float64 outputs, those of PyTorch, and runs under random rounding, the later
         ones with doubled rounding errors.
         """
-        batch, row = self._alone(sample)
+        batch, row = self._smallest_batch(sample)
         count = length(batch)
         truth = self._context.truth.aside(batch)
         if truth is None:
@@ -105,18 +105,18 @@ class OutlierAnalysis:
         except GateError:
             return
 
-    def _company(self, sample: int) -> tuple[int, Batch]:
+    def _measured_batch(self, sample: int) -> tuple[int, Batch]:
         """Return the index of the first sample of the measured batch, and the batch."""
         size = self._context.binding.batch_size
         places = self._context.samples.batch_around(sample, size)
         return places.start, self._pick(places)
 
-    def _alone(self, sample: int) -> tuple[Batch, int]:
+    def _smallest_batch(self, sample: int) -> tuple[Batch, int]:
         """Return the smallest possible batch with the sample, and the sample's row in it."""
         if self._context.smallest == 1:
             return self._pick([sample]), 0
-        start, company = self._company(sample)
-        return company, sample - start
+        start, measured = self._measured_batch(sample)
+        return measured, sample - start
 
     def _pick(self, places: Sequence[int]) -> Batch:
         return next(self._context.samples.take(places).batches(len(places)))
@@ -239,7 +239,7 @@ def _excuse_ties(analysis: OutlierAnalysis, runtimes: Sequence[RuntimeMeasuremen
         {sample for runtime in runtimes for sample in runtime.comparison.mismatched_integers}
     ):
         before = _unexplained(runtimes, sample)
-        for number, run in enumerate(analysis.honest(sample)):
+        for number, run in enumerate(analysis.correct_runs(sample)):
             for runtime in runtimes:
                 runtime.excuse(sample, run, drawn=number >= _EXACT)
             left = _unexplained(runtimes, sample)

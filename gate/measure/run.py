@@ -174,7 +174,7 @@ class MeasurementRun:
             own = self.first_unit_state()
             state = crew.begin(own, others)
             if state != own:
-                self.judge_by(state)
+                self.use_first_unit(state)
             _run_all(after, self.runtimes, advance)  # concurrently with the crew
             self._merge_all(crew, advance)
         else:
@@ -327,12 +327,12 @@ class MeasurementRun:
             validity=self.truth.validity.record,
         )
 
-    def judge_by(self, state: FirstUnitState) -> None:
+    def use_first_unit(self, state: FirstUnitState) -> None:
         """Use the state that another process measured for the first unit. Raises EvidenceError."""
         self.rounding.mark_done()
         self.truth.validity = Validity(state.validity)
         for runtime in self.runtimes:
-            runtime.judge_by(state.floors.get(runtime.name))
+            runtime.use_floor(state.floors.get(runtime.name))
 
     def measure_for(self, unit: WorkUnit) -> UnitResult:
         """Measure one unit for another process. Raises the exceptions of `measure`."""

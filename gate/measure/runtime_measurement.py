@@ -689,7 +689,7 @@ class RuntimeMeasurement:
         """Return the noise floor as JSON values, for processes that measure later samples."""
         return to_plain(self.comparison.floor)
 
-    def judge_by(self, floor: Any) -> None:
+    def use_floor(self, floor: Any) -> None:
         """Use the noise floor of another process. Raises EvidenceError."""
         measured = from_plain(floor)
         if not isinstance(measured, NoiseFloor):

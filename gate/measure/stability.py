@@ -80,11 +80,11 @@ class StabilityInstrument:
         if live:
             reference = StabilityReference(self._context)
         for runtime in live:
-            company = partial(runtime.compute, by=SessionRunner.answer)
+            cached = partial(runtime.compute, by=SessionRunner.answer)
             replayed = partial(self._context.replayed, runtime.name)
             try:
                 runtime.stability = reference.compare(
-                    runtime.compute, company=company, replayed=replayed
+                    runtime.compute, run_smaller=cached, replayed=replayed
                 )
             except Exception as error:
                 runtime.fail(error)
@@ -114,7 +114,7 @@ class StabilityReference:
         self._parts: list[_Part] = []
         self._truth = [context.baseline(base.batch) for base in self._bases]
         if not context.binding.fixed:
-            self._parts = list(_company(context, self._bases[0]))
+            self._parts = list(_smaller_batches(context, self._bases[0]))
         self._samples = sum(base.size for base in self._bases)
         self._alone = not context.binding.fixed and self._samples < 2
         self._units = [self._unit(index) for index in range(len(self._bases[0].expected))]
@@ -164,21 +164,21 @@ class StabilityReference:
         self,
         compute: Compute,
         *,
-        company: Compute | None = None,
-        again: Compute | None = None,
+        run_smaller: Compute | None = None,
+        run_again: Compute | None = None,
         replayed: Replayed = lambda _: None,
     ) -> tuple[StabilityParity, ...]:
         """Measure a runtime and return one record per output.
 
-        `company`: runs the smaller batches, possibly from a cache; `again`: runs the repeated
-        baseline; both default to `compute`. `replayed`: runs the reference with the choices that
-        the runtime makes on a batch. An output whose number of rows differs because of a choice is
-        not compared with other batches; one with a large change is compared with the reference that
-        makes the same choices.
+        `run_smaller`: runs the smaller batches, possibly from a cache; `run_again`: runs the
+        repeated baseline; both default to `compute`. `replayed`: runs the reference with the
+        choices that the runtime makes on a batch. An output whose number of rows differs because of
+        a choice is not compared with other batches; one with a large change is compared with the
+        reference that makes the same choices.
 
         Raises EvidenceError if the runtime can't run a batch size, or returns other shapes."""
         first = [_outputs(compute, base, replayed) for base in self._bases]
-        smaller = [_outputs(company or compute, part, replayed) for part in self._parts]
+        smaller = [_outputs(run_smaller or compute, part, replayed) for part in self._parts]
         moved, sizes = self._moved(first[0], smaller)
         if any(map(self._is_far, moved, range(len(moved)))):
             errors = [
@@ -189,7 +189,7 @@ class StabilityReference:
             ]
             beyond, _ = self._moved(errors[0], errors[1:])
             moved = [np.minimum(*pair) for pair in zip(moved, beyond, strict=True)]
-        repeats = [_outputs(again or compute, base, replayed) for base in self._bases]
+        repeats = [_outputs(run_again or compute, base, replayed) for base in self._bases]
         records = []
         for index, own in enumerate(self._units):
             repeated = np.zeros(1)
@@ -338,7 +338,7 @@ def _parts(context: MeasurementContext, size: int, count: int) -> Iterator[_Part
         yield _Part(start, batch, context.answers.reference(batch))
 
 
-def _company(context: MeasurementContext, base: _Part) -> Iterator[_Part]:
+def _smaller_batches(context: MeasurementContext, base: _Part) -> Iterator[_Part]:
     """Yield the samples of the baseline in smaller batches, without sizes that the reference can't
     run."""
     for size in _sizes(context):

@@ -56,7 +56,7 @@ def placed(lines: Iterable[str]) -> tuple[dict[str, int], dict[str, tuple[str, .
     return dict(sorted(counts.items())), {name: tuple(found) for name, found in names.items()}
 
 
-def strays(
+def fallback_nodes(
     names: Mapping[str, tuple[str, ...]], provider: str, model: Callable[[], onnx.ModelProto]
 ) -> tuple[str, ...]:
     """Return the nodes that are on another provider than `provider`, except shape computations.
@@ -231,7 +231,7 @@ class BrowserSession(Session):
                 self._server.remove(place)
             self._check()
             self._placed, names = placed(self._opened["placements"])
-            self._elsewhere = strays(names, engine.log_name, file.parsed)
+            self._fallback_nodes = fallback_nodes(names, engine.log_name, file.parsed)
             self._stack = stack.pop_all()
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
@@ -263,7 +263,7 @@ class BrowserSession(Session):
         return Proof(
             providers_active=(self._engine.provider,) if ran else tuple(self._placed),
             nodes_per_provider=self._placed,
-            fallback_nodes=self._elsewhere,
+            fallback_nodes=self._fallback_nodes,
             session_options={
                 "graphOptimizationLevel": self._settings.level,
                 "numThreads": str(self._opened["threads"]),

@@ -99,25 +99,25 @@ _RANDOM = (
 )  # fmt: skip
 
 
-def training_mode(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
+def training_mode(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphFinding]:
     """Yield live nodes in training mode, unless the reference in eval mode does the same."""
     for node in graph.live():
-        detail_code = _mode(graph, node, witness)
+        detail_code = _mode(graph, node, observer)
         if detail_code is not None:
             yield finding("training_mode", node.place, detail_code)
 
 
-def _mode(graph: ValueGraph, node: Node, witness: ReferenceObserver) -> str | None:
+def _mode(graph: ValueGraph, node: Node, observer: ReferenceObserver) -> str | None:
     """Return the code of a node's training-mode behavior, or None."""
     if node.operator == "BatchNormalization":
-        trains = _batch_norm(graph, node) and not witness.operator_recorder.batch_statistics
+        trains = _batch_norm(graph, node) and not observer.operator_recorder.batch_statistics
         return "batch_statistics" if trains else None
     if node.operator == "Dropout":
         code = _dropout(graph, node)
     else:
         code = "random" if node.operator in _RANDOM else None
     # `draws` runs the reference.
-    return code if code and not witness.operator_recorder.draws else None
+    return code if code and not observer.operator_recorder.draws else None
 
 
 def _batch_norm(graph: ValueGraph, node: Node) -> bool:
@@ -181,15 +181,15 @@ _AXES = 8
 """Maximum number of elements of constants that may be sizes or scales, one for each axis."""
 
 
-def float16(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
+def float16(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphFinding]:
     """Yield nodes that round float32 to 16 or 8 bits, and weights that are stored rounded."""
     for code, dtype in _NARROW.items():
         name = str(dtype).removeprefix("torch.")
         nodes = [node for node in graph.live() if _makes(graph, node, code)]
         stored = [
-            v for v, t in graph.live_tensors() if t.data_type == code and _lossy(t, dtype, witness)
+            v for v, t in graph.live_tensors() if t.data_type == code and _lossy(t, dtype, observer)
         ]
-        if not (nodes or stored) or dtype in witness.operator_recorder.dtypes:
+        if not (nodes or stored) or dtype in observer.operator_recorder.dtypes:
             continue
         if nodes:
             yield _precision_finding("float16", nodes, format=name)
@@ -197,19 +197,19 @@ def float16(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFind
             yield finding("float16", value.name, "float16_stored", format=name)
 
 
-def quantized(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
+def quantized(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphFinding]:
     """Yield nodes that quantize floats, and weights that are stored quantized.
 
     A model that was traced in float32 has no such operators. A model that was quantized in PyTorch
     has them, but is not exact either. Integers of the model itself, such as masks, and its own fake
     quantization are not reported, nor are the operators of a quantized reference file.
     """
-    model_sizes = witness.bytes_held()
+    model_sizes = observer.bytes_held()
     nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
     rounded = [node for node in nodes if node.operator in _ROUNDED_TO_STEPS]
-    if rounded and witness.operator_recorder.fake_quantizes:
+    if rounded and observer.operator_recorder.fake_quantizes:
         nodes = [node for node in nodes if node not in rounded]
-    if nodes and not any(map(_QUANTIZED.fullmatch, witness.onnx_operators())):
+    if nodes and not any(map(_QUANTIZED.fullmatch, observer.onnx_operators())):
         yield _precision_finding("quantized", nodes)
     for value, tensor in graph.live_tensors():
         unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])
@@ -219,7 +219,7 @@ def quantized(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFi
             yield finding("quantized", value.name, "quantized_stored")
 
 
-def float64(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFinding]:
+def float64(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphFinding]:
     """Yield nodes that compute with samples or weights in float64; shape arithmetic is ignored."""
     data = _data(graph)
     nodes = [
@@ -229,7 +229,7 @@ def float64(graph: ValueGraph, witness: ReferenceObserver) -> Iterator[GraphFind
         and node.operator != "Cast"
         and any(value in data for value in node.outputs)
     ]
-    if nodes and torch.float64 not in witness.operator_recorder.dtypes:
+    if nodes and torch.float64 not in observer.operator_recorder.dtypes:
         yield _precision_finding("float64", nodes)
 
 
@@ -240,12 +240,12 @@ def _makes(graph: ValueGraph, node: Node, code: int) -> bool:
     return any(value is not None and graph.types.get(value) == code for value in node.outputs)
 
 
-def _lossy(tensor: TensorProto, dtype: torch.dtype, witness: ReferenceObserver) -> bool:
+def _lossy(tensor: TensorProto, dtype: torch.dtype, observer: ReferenceObserver) -> bool:
     """Return whether no tensor of the model of that size is exact in this format."""
     elements = math.prod(tensor.dims)
     return not any(
         held.numel() == elements and torch.equal(held.to(dtype).to(held.dtype), held)
-        for _, held in witness.tensors()
+        for _, held in observer.tensors()
     )
 
 
@@ -463,29 +463,29 @@ _ADDED = ("bias", "running_mean")
 
 
 def zero_initializer(
-    graph: ValueGraph, ledger: DroppedContents, witness: ReferenceObserver
+    graph: ValueGraph, dropped: DroppedContents, observer: ReferenceObserver
 ) -> Iterator[GraphFinding]:
     """Yield weights of rank 2 or more that are all zero, unless the reference explains it."""
     for value, tensor in _used_floats(graph):
-        contents = ledger.contents(tensor)
+        contents = dropped.contents(tensor)
         if len(tensor.dims) < 2 or contents.elements < 2 or contents.zeros < contents.elements:
             continue
-        if _feeds(graph, value, [_FACTORS]) and not _has_zeros(witness, tuple(tensor.dims)):
+        if _feeds(graph, value, [_FACTORS]) and not _has_zeros(observer, tuple(tensor.dims)):
             shape = list(tensor.dims)
             size = contents.elements
             yield finding("zero_initializer", value.name, "zeros", size=size, shape=shape)
 
 
 def nonfinite_initializer(
-    graph: ValueGraph, ledger: DroppedContents, witness: ReferenceObserver
+    graph: ValueGraph, dropped: DroppedContents, observer: ReferenceObserver
 ) -> Iterator[GraphFinding]:
     """Yield weights with NaN or infinity, unless a tensor of that size in the reference has any."""
     for value, tensor in _used_floats(graph):
-        contents = ledger.contents(tensor)
+        contents = dropped.contents(tensor)
         slots = [_FACTORS, _TERMS, *([_ROWS] if contents.nans else [])]
         if not (contents.nans or contents.infinities) or not _feeds(graph, value, slots):
             continue
-        if not _has_nonfinite(witness, contents):
+        if not _has_nonfinite(observer, contents):
             yield finding(
                 "nonfinite_initializer",
                 value.name,
@@ -512,11 +512,11 @@ def _feeds(graph: ValueGraph, value: GraphValue, tables: list[dict[str, tuple[in
     return False
 
 
-def _has_zeros(witness: ReferenceObserver, shape: tuple[int, ...]) -> bool:
+def _has_zeros(observer: ReferenceObserver, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor of the reference, or a slice of one, has as many zeros, or a zero
     factor may be folded into a tensor of this shape (the scale of a BatchNorm)."""
     elements = torch.Size(shape).numel()
-    for name, tensor in witness.tensors():
+    for name, tensor in observer.tensors():
         holds_it = tensor.numel() >= elements and tensor.numel() % elements == 0
         multiplies = not name.endswith(_ADDED) and 1 not in tensor.shape
         scales_it = multiplies and bool(set(tensor.shape) & set(shape))
@@ -528,9 +528,9 @@ def _has_zeros(witness: ReferenceObserver, shape: tuple[int, ...]) -> bool:
     return False
 
 
-def _has_nonfinite(witness: ReferenceObserver, contents: Initializers) -> bool:
+def _has_nonfinite(observer: ReferenceObserver, contents: Initializers) -> bool:
     """Return whether a tensor of the reference that may be this one also has NaN or infinity."""
     return any(
         tensor.numel() % contents.elements == 0 and not bool(torch.isfinite(tensor).all())
-        for _, tensor in witness.tensors()
+        for _, tensor in observer.tensors()
     )

@@ -41,7 +41,7 @@ _OLDEST = 13
 
 
 def fixed_batch(
-    subject: Subject, witness: ReferenceObserver, axes: BatchAxes | None = None
+    subject: Subject, observer: ReferenceObserver, axes: BatchAxes | None = None
 ) -> Iterator[GraphFinding]:
     """Yield inputs with a fixed batch axis, and outputs with one although the model has none.
 
@@ -59,9 +59,9 @@ def fixed_batch(
     declared = [size if isinstance(size := sizes[o.name], int) else None for o in subject.outputs]
     if all(size is None for size in declared):
         return
-    for spec, size, returned in zip(subject.outputs, declared, witness.rows, strict=False):
+    for spec, size, returned in zip(subject.outputs, declared, observer.rows, strict=False):
         # If there are as many samples as rows, the axis may or may not be the batch.
-        if size is not None and returned == witness.samples and (fixed or size != returned):
+        if size is not None and returned == observer.samples and (fixed or size != returned):
             yield finding("fixed_batch", spec.name, "fixed_output", rows=size)
 
 
@@ -172,7 +172,7 @@ class WeightInstrument:
 
 
 def read_graph(
-    candidate: TestedFile, witness: ReferenceObserver, *, axes: BatchAxes | None = None
+    candidate: TestedFile, observer: ReferenceObserver, *, axes: BatchAxes | None = None
 ) -> GraphReport:
     """Compare the graph of a file, including subgraphs and functions, with the reference.
 
@@ -183,19 +183,19 @@ def read_graph(
     model = _parsed(candidate)
     initializers = len(model.graph.initializer) + len(model.graph.sparse_initializer)
     file_findings = list(external_data(model, folder))
-    constants = Constants(witness)
-    ledger = condense(model, folder, subject.external_data, look=constants.match_constant)
+    constants = Constants(observer)
+    dropped = condense(model, folder, subject.external_data, look=constants.match_constant)
     graph = ValueGraph(_typed(model))
-    weight_findings, weights = constants.compare(graph, ledger)
+    weight_findings, weights = constants.compare(graph, dropped)
     findings = chain(
-        training_mode(graph, witness),
-        fixed_batch(subject, witness, axes),
-        zero_initializer(graph, ledger, witness),
-        nonfinite_initializer(graph, ledger, witness),
+        training_mode(graph, observer),
+        fixed_batch(subject, observer, axes),
+        zero_initializer(graph, dropped, observer),
+        nonfinite_initializer(graph, dropped, observer),
         weight_findings,
-        float64(graph, witness),
-        float16(graph, witness),
-        quantized(graph, witness),
+        float64(graph, observer),
+        float16(graph, observer),
+        quantized(graph, observer),
         file_findings,
         unused_output(graph, subject),
         domain(graph),

@@ -94,17 +94,19 @@ class Fold(NamedTuple):
 class WeightMatcher:
     """Matches constants with the tensors of the model."""
 
-    def __init__(self, witness: ReferenceObserver) -> None:
-        self.pool = TensorIndex((*stored_tensors(witness.held()), *match_packed_rnn(witness.model)))
+    def __init__(self, observer: ReferenceObserver) -> None:
+        self.pool = TensorIndex(
+            (*stored_tensors(observer.held()), *match_packed_rnn(observer.model))
+        )
         self.folds: list[Fold] = []
         self.scaled: set[str] = set()
         """Paths of the layers with a folded factor."""
         self._lines = Lines(self.pool.all)
-        self._norms = cache(lambda arithmetic: tuple(norms(witness.model, arithmetic)))
+        self._norms = cache(lambda arithmetic: tuple(norms(observer.model, arithmetic)))
         self._layers: defaultdict[tuple[int, ...], list[WeightLayer]] = defaultdict(list)
-        for layer in layers(witness.model):
+        for layer in layers(observer.model):
             self._layers[tuple(layer.weight.shape)].append(layer)
-        self._renormalized = dict(renormalized_embeddings(witness.model))
+        self._renormalized = dict(renormalized_embeddings(observer.model))
 
     def exact(self, constant: Constant) -> Match | None:
         """Match a constant with a tensor of equal elements, possibly packed for a recurrent
@@ -337,9 +339,9 @@ class Constants:
     is a finding. If nothing matches, it is listed and never counts as equal.
     """
 
-    def __init__(self, witness: ReferenceObserver) -> None:
-        self._witness = witness
-        self._matcher = WeightMatcher(witness)
+    def __init__(self, observer: ReferenceObserver) -> None:
+        self._observer = observer
+        self._matcher = WeightMatcher(observer)
         self._computed: DerivedConstants | None = None
         self._blind = False
         """True if forward could not be observed, so that computed constants may be missing."""
@@ -357,10 +359,10 @@ class Constants:
         return constant
 
     def compare(
-        self, graph: ValueGraph, ledger: DroppedContents
+        self, graph: ValueGraph, dropped: DroppedContents
     ) -> tuple[list[GraphFinding], WeightsReport]:
         """The findings on all constants that an output depends on, and a summary of the rest."""
-        constants = list(self._live(graph, ledger))
+        constants = list(self._live(graph, dropped))
         matcher = self._matcher
         for constant in constants:
             if constant.open and constant.format is not None:
@@ -383,13 +385,13 @@ class Constants:
         found = [one.suspicion for one in constants if one.match is None and one.suspicion]
         return list(_findings(found, named_ones)), self._summary(constants)
 
-    def _live(self, graph: ValueGraph, ledger: DroppedContents) -> Iterator[Constant]:
+    def _live(self, graph: ValueGraph, dropped: DroppedContents) -> Iterator[Constant]:
         """Big constants were looked at before; each tensor once, inlined functions copy them."""
         noted: set[int] = set()
         for _, tensor in graph.live_tensors():
             if tensor.data_type not in (*FLOATS, *INTEGERS):
                 continue
-            note = ledger.note(tensor)
+            note = dropped.note(tensor)
             if isinstance(note, Constant):
                 if id(note) not in noted:
                     noted.add(id(note))
@@ -413,10 +415,10 @@ class Constants:
 
     def _forward(self) -> TensorIndex:
         """Return the tensors that forward computes without the inputs, if it can be observed."""
-        self._computed = DerivedConstants(tensor for _, tensor in self._witness.held())
+        self._computed = DerivedConstants(tensor for _, tensor in self._observer.held())
         try:
             with self._computed:
-                self._witness.run(self._witness.batch)
+                self._observer.run(self._observer.batch)
         except Exception:  # the model's own code, under a mode that it may not know
             self._blind = True
             return TensorIndex(())
@@ -475,7 +477,7 @@ class Constants:
         if self._computed is None:
             self._forward()
         assert self._computed is not None
-        held = dict(self._witness.held())
+        held = dict(self._observer.held())
         return any(self._computed.wrote(held[name]) for name in stored.names if name in held)
 
     def _summary(self, constants: list[Constant]) -> WeightsReport:

@@ -99,7 +99,7 @@ def condense(
     look: called with each large tensor before; its result becomes the note of the tensor. Data is
     only read from `files` in `folder`. Raises OnnxFileError for other files.
     """
-    ledger = DroppedContents()
+    dropped = DroppedContents()
     for tensor in tensors_of(model):
         if tensor.data_location == TensorProto.EXTERNAL:
             data = _external_bytes(tensor, folder, files)
@@ -108,12 +108,12 @@ def condense(
         if math.prod(tensor.dims) <= _SMALL:
             continue
         if tensor.data_type not in (FLOATS if look is None else (*FLOATS, *INTEGERS)):
-            ledger.drop(tensor, Initializers(math.prod(tensor.dims)))
+            dropped.drop(tensor, Initializers(math.prod(tensor.dims)))
             continue
         values = numpy_helper.to_array(tensor)
         note = None if look is None else look(tensor, values)
-        ledger.drop(tensor, Initializers.from_tensor(tensor, values), note)
-    return ledger
+        dropped.drop(tensor, Initializers.from_tensor(tensor, values), note)
+    return dropped
 
 
 def small_values(tensor: TensorProto) -> NDArray[Any] | None:

@@ -51,7 +51,7 @@ def there(case):
 
 def test_the_floor_stays_what_the_head_gave(here, there):
     lead = here.first_unit_state()
-    there.judge_by(FirstUnitState.from_json(lead.to_json()))
+    there.use_first_unit(FirstUnitState.from_json(lead.to_json()))
     part = there.measure_for(there.units[2])
     assert [runtime.floor_state() for runtime in there.runtimes] == list(lead.floors.values())
     assert '"NoiseFloor"' in lead.to_json()
@@ -60,7 +60,7 @@ def test_the_floor_stays_what_the_head_gave(here, there):
 
 
 def test_what_was_measured_there_is_taken_here(here, there):
-    there.judge_by(here.first_unit_state())
+    there.use_first_unit(here.first_unit_state())
     for unit in here.units[1:]:
         here.merge(there.measure_for(unit), unit)
     for runtime in here.runtimes:
@@ -72,7 +72,7 @@ def test_what_was_measured_there_is_taken_here(here, there):
 @pytest.mark.parametrize("floor", [None, 7, {"$": "Moments", "v": {}}])
 def test_without_a_floor_nothing_is_judged(there, floor):
     with pytest.raises(EvidenceError, match="noise floor"):
-        there.judge_by(FirstUnitState(floors={"ort-cpu": floor}))
+        there.use_first_unit(FirstUnitState(floors={"ort-cpu": floor}))
 
 
 @pytest.mark.parametrize(("part", "says"), [
@@ -81,7 +81,7 @@ def test_without_a_floor_nothing_is_judged(there, floor):
     (RuntimeUnitResult(), "ran differently in another process"),
 ])  # fmt: skip
 def test_a_part_that_measured_nothing_fails_its_runtime(here, there, part, says):
-    there.judge_by(here.first_unit_state())
+    there.use_first_unit(here.first_unit_state())
     whole = there.measure_for(there.units[1])
     here.merge(whole.model_copy(update={"runtimes": {"ort-cpu": part}}), here.units[1])
     assert says in str(here.runtimes[0].failure)
@@ -89,7 +89,7 @@ def test_a_part_that_measured_nothing_fails_its_runtime(here, there, part, says)
 
 
 def test_the_reference_answers_a_part_again_to_the_last_bit(here, there):
-    there.judge_by(here.first_unit_state())
+    there.use_first_unit(here.first_unit_state())
     part = there.measure_for(there.units[1])
     assert answered(here.measure_for(here.units[1])) == answered(part)
     with torch.no_grad():
@@ -103,7 +103,7 @@ def answered(part: UnitResult) -> tuple[object, ...]:
 
 
 def test_a_runtime_that_ran_otherwise_there_has_failed(here, there):
-    there.judge_by(here.first_unit_state())
+    there.use_first_unit(here.first_unit_state())
     whole = there.measure_for(there.units[1])
     runtime = whole.runtimes["ort-cpu"]
     assert runtime.proof is not None
@@ -147,7 +147,7 @@ def test_what_was_measured_on_something_else_is_refused(case, what):
             run.open_runtimes()
         here.measure(here.units[0], lambda _count: None)
         here.end_unit()
-        there.judge_by(here.first_unit_state())
+        there.use_first_unit(here.first_unit_state())
         part = there.measure_for(there.units[-1])
         expected = here.units[1] if what == "unit" else here.units[-1]
         with pytest.raises(DigestMismatch, match=f"unit {expected.index} .*different samples or"):
@@ -161,7 +161,7 @@ def test_a_lead_of_another_machine_judges_the_first_unit_too(here, case):
         other.end_unit()
         lead = other.first_unit_state()
     assert lead != here.first_unit_state()
-    here.judge_by(lead)
+    here.use_first_unit(lead)
     here.end_unit()
     for runtime in here.runtimes:
         runtime.fold()
@@ -176,7 +176,7 @@ def test_labels_that_come_with_samples_are_read_once(here, case, monkeypatch):
     monkeypatch.setattr(rows, "labels", lambda span: (places.append(span), read(span))[1])
     labelled = dataclasses.replace(case, samples=SampleSet(rows), source_labels=True)
     for there in ready(labelled, noise=False):
-        there.judge_by(here.first_unit_state())
+        there.use_first_unit(here.first_unit_state())
         part = there.measure_for(there.units[1])
     unit = part.unit
     assert places == [range(unit.start, unit.stop)]

@@ -104,7 +104,7 @@ def test_answers_of_before_serve_for_the_company_alone():
 
     with torch.inference_mode():
         stability = StabilityReference(benches.stand(Linear(), X))
-        (seen,) = stability.compare(computed, company=answered)
+        (seen,) = stability.compare(computed, run_smaller=answered)
     assert (anew, before) == ([8, 8], [*[1] * 8, 4, 4, 7])
     assert seen.batch_invariance == pytest.approx(0.5)
     assert seen.repeatability == 0.0

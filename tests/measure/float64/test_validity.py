@@ -200,7 +200,7 @@ def test_other_processes_judge_by_the_same(tmp_path):
     assert lead.validity.float64_differs == (0,)
     with MeasurementRun.open(case, noise=False) as other:
         other.open_runtimes()
-        other.judge_by(lead)
+        other.use_first_unit(lead)
         assert other.truth.validity.record == lead.validity
         (floor,) = other.runtimes[0].comparison.floor.now("y")[:1]
         assert 0.0 < floor.noise_floor(peaks=False)[0] < 1e-3

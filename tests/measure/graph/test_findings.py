@@ -23,9 +23,9 @@ from tests.measure.graph.build import (
     found,
     model,
     node,
+    observer,
     report,
     value,
-    witness,
 )
 
 RELU = [node("Relu", ["x"], ["y"], name="relu")]
@@ -773,4 +773,4 @@ def test_data_that_was_not_hashed_is_never_read(tmp_path):
         }
     )
     with pytest.raises(OnnxFileError, match="reads its data from 'w.bin', expected one of"):
-        read_graph(TestedFile(path, unhashed), witness())
+        read_graph(TestedFile(path, unhashed), observer())

@@ -15,7 +15,7 @@ from gate.onnx_file.reading import read_subject
 from gate.policy.sections import Instruments
 from gate.weights.instrument import read_graph
 from tests.measure import tiny
-from tests.measure.graph.build import model, node, report, witness
+from tests.measure.graph.build import model, node, observer, report
 
 
 class Causal(nn.Module):
@@ -129,7 +129,7 @@ def test_correct_exports_have_no_forbidden_finding(tmp_path, name, dynamo):
 def test_the_facts_of_a_tiny_export(tmp_path):
     reference = tiny.net()
     candidate = tiny.export(reference, tmp_path / "model.onnx")
-    asked = witness(reference, {"input": tiny.images(3)})
+    asked = observer(reference, {"input": tiny.images(3)})
     asked.run = lambda _batch: pytest.fail("nothing in the file gives a reason to run the model")
     seen = read_graph(candidate, asked)
     assert seen.operators == {"Conv": 1, "Gemm": 1, "ReduceMax": 1, "Relu": 1}
@@ -141,7 +141,7 @@ def test_other_bytes_than_those_of_the_subject_are_not_read(tmp_path):
     candidate = tiny.export(tiny.net(), tmp_path / "model.onnx")
     candidate.path.write_bytes(candidate.path.read_bytes() + b"\0")
     with pytest.raises(DigestMismatch):
-        read_graph(candidate, witness())
+        read_graph(candidate, observer())
 
 
 def test_a_graph_whose_tensor_has_no_origin_is_refused(tmp_path):
@@ -154,7 +154,7 @@ def test_a_graph_whose_tensor_has_no_origin_is_refused(tmp_path):
     path.with_name("bad.onnx").write_bytes(data)
     bad = subject.model_copy(update={"sha256": Digest.from_bytes(data)})
     with pytest.raises(OnnxFileError, match="nothing in the graph makes"):
-        read_graph(TestedFile(path.with_name("bad.onnx"), bad), witness())
+        read_graph(TestedFile(path.with_name("bad.onnx"), bad), observer())
 
 
 def test_a_file_without_opset_is_refused(tmp_path):

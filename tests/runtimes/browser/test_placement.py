@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, ValueInfoProto, helper
 
 from gate.errors import EvidenceError
-from gate.runtimes.browser import placed, strays
+from gate.runtimes.browser import fallback_nodes, placed
 
 
 def test_all_on_one():
@@ -35,7 +35,7 @@ def test_a_log_that_does_not_say_is_no_proof(lines):
         placed(lines)
 
 
-def test_only_what_computes_shapes_may_run_elsewhere():
+def test_only_what_computes_shapes_may_run_fallback_nodes():
     rows = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
     nodes = [
         helper.make_node("Shape", ["x"], ["s"], "/Shape"),
@@ -44,13 +44,13 @@ def test_only_what_computes_shapes_may_run_elsewhere():
     ]
     made = helper.make_model(helper.make_graph(nodes, "g", [rows], [ValueInfoProto(name="y")]))
     names = {"WebGpu": ("Add:/x/Add",), "CPU": ("Add:/s/Add", "Add:/x/Add", "Add:/fused")}
-    assert strays(names, "WebGpu", lambda: made) == ("Add:/x/Add", "Add:/fused")
+    assert fallback_nodes(names, "WebGpu", lambda: made) == ("Add:/x/Add", "Add:/fused")
 
 
 def test_a_file_is_not_read_where_all_nodes_are_where_they_should_be():
-    assert strays({"X": ("Add:/x/Add",)}, "X", lambda: pytest.fail("read")) == ()
+    assert fallback_nodes({"X": ("Add:/x/Add",)}, "X", lambda: pytest.fail("read")) == ()
 
 
 def test_a_convolution_elsewhere_is_a_stray():
     made = helper.make_model(helper.make_graph([], "g", [], []))
-    assert strays({"Y": ("Conv:/x",)}, "X", lambda: made) == ("Conv:/x",)
+    assert fallback_nodes({"Y": ("Conv:/x",)}, "X", lambda: made) == ("Conv:/x",)
