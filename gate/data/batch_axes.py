@@ -269,8 +269,7 @@ def _fits(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> bool:
         shape, axis = shapes[name], axes.inputs[spec.name]
         if len(shape) != len(spec.shape):
             return False
-        expected = spec.shape if axis is None else _without(spec.shape, axis)
-        if not agrees(expected, shape if axis is None else _without(shape, axis)):
+        if not agrees(_without(spec.shape, axis), _without(shape, axis)):
             return False
         if axis is not None:
             counts.add(shape[axis])
@@ -282,16 +281,15 @@ def _fits_rows(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> bool:
     """Return whether the batch axis of every array is axis 0, whatever it is in the file."""
     counts = set()
     for spec, name in pairs:
-        axis = axes.inputs[spec.name]
-        expected = spec.shape if axis is None else _without(spec.shape, axis)
+        expected = _without(spec.shape, axes.inputs[spec.name])
         if not shapes[name] or not agrees(expected, shapes[name][1:]):
             return False
         counts.add(shapes[name][0])
     return len(counts) == 1
 
 
-def _without(shape: Sequence[int | str], axis: int) -> tuple[int | str, ...]:
-    return (*shape[:axis], *shape[axis + 1 :])
+def _without(shape: Sequence[int | str], axis: int | None) -> Sequence[int | str]:
+    return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
 
 
 def _has_consistent_sizes(pairs: Iterable[tuple[Sequence[int | str], Sequence[int]]]) -> bool:

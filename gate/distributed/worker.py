@@ -137,11 +137,9 @@ class JobSpec(Record):
         own = samples.labels() if metrics and self.labelled and not self.labels else None
         annotations = open_annotations(origin, metrics, samples.count, own=own)
         self.verify_annotations(annotations)
-        labels = (
-            class_labels(origin.labels, samples=samples.count, annotations=annotations)
-            if origin.labels
-            else None
-        )
+        labels = None
+        if origin.labels:
+            labels = class_labels(origin.labels, samples=samples.count, annotations=annotations)
         workload = EvaluationData(
             samples,
             labels,

@@ -88,13 +88,11 @@ def _answers(case: MeasurementJob, allowed: Mapping[str, Tolerance], *, file: st
             f"the reference returns {len(outputs)} outputs, the file has {len(names)}: {names}. "
             "Export the model again."
         )
-    axes = binding.layout
-    bounds = {
-        name: tolerance
-        if axes is None or axes.outputs[name] == 0
-        else replace(tolerance, top1_agreement=None)  # only for logits with samples on axis 0
-        for name, tolerance in allowed.items()
-    }
+    axes, bounds = binding.layout, dict(allowed)
+    if axes is not None:
+        for name, tolerance in allowed.items():
+            if axes.outputs[name] != 0:  # top-1 is only for logits with samples on axis 0
+                bounds[name] = replace(tolerance, top1_agreement=None)
     return FileVectors(
         GoldenModel(sha256=subject.sha256, file=file, external_data=subject.external_data),
         binding.by_input(batch),

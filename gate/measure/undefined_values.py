@@ -50,8 +50,8 @@ class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
             results = returned if isinstance(returned, tuple | list) else (returned,)
             self.meets_nan = self.meets_nan or any(map(_has_nan, (*args, *results)))
             inputs = (*args, *(kwargs or {}).values())
-            weighs = "softmax" in name or "attention" in name
-            self.attends_nothing = self.attends_nothing or (weighs and any(map(_hides, inputs)))
+            if "softmax" in name or "attention" in name:
+                self.attends_nothing = self.attends_nothing or any(map(_hides, inputs))
         elif name in _CONVERSIONS:
             source, into = (args[1], args[0]) if name == "aten::copy_" else (args[0], returned)
             if source.is_floating_point() and not into.is_floating_point():

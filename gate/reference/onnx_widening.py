@@ -36,8 +36,8 @@ def _widen_graph(graph: onnx.GraphProto) -> None:
         _widen_tensor(tensor)
     for sparse in graph.sparse_initializer:
         _widen_tensor(sparse.values)
-    for values in (graph.input, graph.output, graph.value_info):
-        _widen_values(values)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        _widen_type(value.type)
     _widen_nodes(graph.node)
 
 
@@ -61,11 +61,6 @@ def _widen_tensor(tensor: TensorProto) -> None:
     if tensor.data_type in _NARROW:
         array = numpy_helper.to_array(tensor).astype(np.float32)
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-
-
-def _widen_values(values: Iterable[onnx.ValueInfoProto]) -> None:
-    for value in values:
-        _widen_type(value.type)
 
 
 def _widen_type(kind: onnx.TypeProto) -> None:

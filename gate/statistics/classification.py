@@ -80,14 +80,7 @@ class ClassAnswers:
 
     def rows(self, mask: Bools) -> ClassAnswers:
         """Return the rows of a mask of shape (rows,)."""
-        return ClassAnswers(
-            self.values[mask],
-            self.probabilities[mask],
-            self.top1[mask],
-            self.confidence[mask],
-            self.margin[mask],
-            self.unknown[mask],
-        )
+        return ClassAnswers(**{name: array[mask] for name, array in vars(self).items()})
 
     def row_answer(self, row: int) -> SideAnswer:
         """Return one row in the form of the record."""
