@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def command(policy: Path | None) -> CommandResult:
     broken = any(row.state == "broken" for row in rows)
     return CommandResult(
         ExitCode.NOT_JUDGED if broken else ExitCode.DONE,
-        {"runtimes": [row.to_plain() for row in rows]},
+        {"runtimes": [asdict(row) for row in rows]},
         lambda console: _show(rows, console),
     )
 
