@@ -209,15 +209,13 @@ class NoiseStatistics:
         self, rounding: NoiseStatistics | None, *, ordinary: bool = True
     ) -> Iterator[NoiseGroups]:
         """Yield the groups, the whole output first."""
-        tossed = rounding._binades if rounding else None
+        drawn = rounding._binades if rounding else None
         stops = np.array([_BINADES + 1])
-        yield NoiseGroups(0, [""], self._binades.joined(stops), tossed and tossed.joined(stops))
+        yield NoiseGroups(0, [""], self._binades.joined(stops), drawn and drawn.joined(stops))
         if ordinary:
             stops = self._ordinary()
             names = [f"values up to {2.0 ** (stop + _LOWEST - 1):.2g}" for stop in stops]
-            yield NoiseGroups(
-                0, names, self._binades.joined(stops), tossed and tossed.joined(stops)
-            )
+            yield NoiseGroups(0, names, self._binades.joined(stops), drawn and drawn.joined(stops))
         last = max(self._columns or {}, default=0)
         for axis, tally in (self._columns or {}).items():
             if tally is not None:

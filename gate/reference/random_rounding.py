@@ -311,7 +311,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         self._by_squares = by_squares
         self._fast_paths: list[bool] = []
         self._inside = ""
-        self._undisturbed = InputIndependentValues()
+        self._unrounded = InputIndependentValues()
         self._steps: Any = WeakIdKeyDictionary()
         """The scales of tensors that are rounded to steps."""
 
@@ -337,13 +337,13 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         if name == "scaled_dot_product_attention" and args[1].shape[-2] >= MANY_TERMS:
             with self:
                 return _attention(**Operation.from_call(func, name, args, kwargs).arguments)
-        still = self._undisturbed.run(func, overload, args, kwargs)
-        if still is not None and self._undisturbed.is_discrete(name, kwargs, still):
+        still = self._unrounded.run(func, overload, args, kwargs)
+        if still is not None and self._unrounded.is_discrete(name, kwargs, still):
             returned = still
         else:
             returned = self._moved(func, overload, args, kwargs)
         if still is not None:
-            self._undisturbed.note(returned, still)
+            self._unrounded.note(returned, still)
         return returned
 
     def _moved(
@@ -365,14 +365,14 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         returned = func(*args, **kwargs)
         operation = Operation.from_call(func, name, before, kwargs, by_squares=self._by_squares)
         if isinstance(returned, torch.Tensor):
-            tossed = self._in_integers(self._toss(returned, model, operation), operation)
+            rounded = self._in_integers(self._round_result(returned, model, operation), operation)
             if self._ties and name in _ROUNDED_ONCE and not writes:
                 exact = _exact(func, args, kwargs, returned)
-                tossed = tossed if exact is None else torch.where(exact, returned, tossed)
-            return returned.copy_(tossed) if writes else tossed
+                rounded = rounded if exact is None else torch.where(exact, returned, rounded)
+            return returned.copy_(rounded) if writes else rounded
         if isinstance(returned, tuple) and not aliases:
             return tuple(
-                self._toss(value, model, replace(operation, output=place))
+                self._round_result(value, model, replace(operation, output=place))
                 if isinstance(value, torch.Tensor)
                 else value
                 for place, value in enumerate(returned)
@@ -426,7 +426,9 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         _, indices = operation.again(x * (1.0 + self._unit * share) + _TINY * share)
         return x.gather(operation.arguments.get("dim", -1), indices), indices
 
-    def _toss(self, tensor: torch.Tensor, model: ErrorModel, operation: Operation) -> torch.Tensor:
+    def _round_result(
+        self, tensor: torch.Tensor, model: ErrorModel, operation: Operation
+    ) -> torch.Tensor:
         if model.terms == "transform":
             return transformed(tensor, operation, unit=self._unit, draw=self._draws.normal)
         if tensor.is_meta or tensor._is_zerotensor():  # forward-mode AD passes them
@@ -447,12 +449,12 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         if model.overshoot:
             share = torch.where(tensor.abs() > _ENDS, model.overshoot * self._unit, share)
             moves = tensor != 0.0
-        tossed = _where(moves, share).add_(1.0).mul_(tensor)
+        rounded = _where(moves, share).add_(1.0).mul_(tensor)
         if error is not None:
             # A variance that is zero here, and values normalized by it, may be nonzero elsewhere.
             still = model.terms not in ("squares", "normalized")
-            tossed.add_(_where(moves, error) if still else error, alpha=self._unit)
-        return tossed.clamp_(*model.range) if model.bounded else tossed
+            rounded.add_(_where(moves, error) if still else error, alpha=self._unit)
+        return rounded.clamp_(*model.range) if model.bounded else rounded
 
     def _approximated(
         self, share: torch.Tensor, still: torch.Tensor, model: ErrorModel, operation: Operation
