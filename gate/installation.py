@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -270,10 +271,13 @@ def is_installed(module: str) -> bool:
 
 def onnx_runtimes() -> dict[str, str]:
     """Return the versions of the installed ONNX Runtime packages, by name."""
-    from importlib import metadata  # slow: a third of the imports of --help
+    return package_versions(ONNX_RUNTIMES)
 
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed, by name."""
     versions = {}
-    for name in ONNX_RUNTIMES:
+    for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions

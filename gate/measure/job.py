@@ -20,6 +20,7 @@ from gate.data.input_binding import InputBinding
 from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import DataError, InputMismatch, ModelError
+from gate.installation import package_versions
 from gate.measure.work_units import MOST, UnitWorkers
 from gate.metrics.slices import Annotations
 from gate.model.checkpoint import load_checkpoint
@@ -38,6 +39,9 @@ from gate.runtimes.runtime import Conditions, Session
 from gate.runtimes.selection import SelectedRuntime
 from gate.storage.arrays import Batch
 from gate.storage.digest import Digest
+
+_INTERPRETER = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "torchvision")
+"""The packages that compute an ONNX reference."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of finished samples and the total."""
@@ -124,14 +128,13 @@ class Reference:
         `preprocessing`: as in `from_factory`. Raises ModelError, OnnxFileError and PolicyError.
         """
         from gate.reference.onnx_file_reference import OnnxFileReference
-        from gate.reference.onnx_reference import interpreter_packages
 
         file = TestedFile(path, read_subject(path))
         spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
         source = Source(
             factory=str(path),
             preprocess_sha256=spec.digest() if spec else None,
-            code=ModelCode(files={}, packages=interpreter_packages()),
+            code=ModelCode(files={}, packages=package_versions(_INTERPRETER)),
             onnx_sha256=file.subject.sha256,
         )
         return cls(OnnxFileReference.from_file(file), source, spec=spec, loaded=True)

@@ -7,12 +7,11 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from gate.installation import onnx_runtime
+from gate.installation import onnx_runtime, package_versions
 from gate.model.loading import seeded
 from gate.policy.sections import DeterminismPolicy
 from gate.records.evidence import Determinism, Environment
@@ -283,12 +282,8 @@ def describe_environment(determinism: Determinism) -> Environment:
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name, candidates in _DISTRIBUTIONS.items():
-        for distribution in candidates:
-            try:
-                versions[name] = metadata.version(distribution)
-            except metadata.PackageNotFoundError:
-                continue
-            break
+        if found := package_versions(candidates):
+            versions[name] = next(iter(found.values()))
     versions["torch"] = str(torch.__version__)
     if "onnxruntime" in versions:  # several builds may be installed, but only one is imported
         versions["onnxruntime"] = str(onnx_runtime().__version__)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -789,16 +787,6 @@ def _plain(value: Any) -> OutputArray:
     if not isinstance(value, np.ndarray):
         raise ModelError("the reference returns a sequence or a map, which can't be compared.")
     return value.astype(np.float32) if value.dtype == np.float16 else text_digests(value)
-
-
-def interpreter_packages() -> dict[str, str]:
-    """Return the versions of the packages that compute an ONNX reference."""
-    names = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "torchvision")
-    found = {}
-    for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:

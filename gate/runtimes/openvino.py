@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator
-from importlib import metadata
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from gate.errors import EvidenceError, OutputMismatch
+from gate.installation import package_versions
 from gate.records.runtime import PROVIDERS, RuntimeName
 from gate.runtimes.ort import private_copy
 from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
@@ -125,7 +125,7 @@ class OpenVinoRuntime(Runtime):
         if find_spec("openvino") is not None:
             return None
         reason = f"the package openvino is not installed: {_INSTALL}."
-        other = _version(_OTHER_PACKAGE)
+        other = package_versions([_OTHER_PACKAGE]).get(_OTHER_PACKAGE)
         if other is None:
             return reason
         return (
@@ -171,13 +171,6 @@ def _shortened_errors() -> Iterator[None]:
     except RuntimeError as error:
         lines = [line for line in str(error).splitlines() if not _PLACE.match(line)]
         raise EvidenceError(f"OpenVINO: {' '.join(' '.join(lines).split())[:500]}") from None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _output_index(compiled: Any, name: str) -> int:
