@@ -289,7 +289,7 @@ def measure_files(
     export = reference.note.record if reference.note else reference.export
     job = replace(job, source=source, export=export)
     with MeasurementRun.open(job) as run:
-        evidence = run.run(INSTRUMENTS, progress=progress, crew=data.crew)
+        evidence = run.run(INSTRUMENTS, progress=progress, workers=data.workers)
         samples = run.sample_table()
     verify_unchanged(code)
     return evidence.model_copy(update={"parts": parts}), job, samples, run.metric_values

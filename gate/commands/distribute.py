@@ -121,12 +121,12 @@ def merge_command(
     from gate.distributed.plan import MeasurementPlan, MergedParts
 
     planned = MeasurementPlan.open(plan)
-    crew = MergedParts.from_files(planned, parts)
+    workers = MergedParts.from_files(planned, parts)
 
     @contextlib.contextmanager
     def merged(checked: CheckedFile) -> Iterator[EvaluationData]:
         with checked.as_planned(planned):
-            yield replace(checked.data, crew=crew, units=planned.assignment.most_units)
+            yield replace(checked.data, workers=workers, units=planned.assignment.most_units)
 
     outcome = evaluate(
         _question(planned, options), planned.assignment.policy, contextlib.nullcontext(merged)

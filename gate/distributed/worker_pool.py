@@ -750,8 +750,8 @@ class CheckedFile:
     def _shared(self, workers: Workers, case: MeasurementJob) -> Iterator[EvaluationData]:
         from gate.reference.environment import threads_set
 
-        with threads_set(workers.threads), workers as crew:
-            yield replace(self.data, samples=case.samples, crew=crew)
+        with threads_set(workers.threads), workers as shared:
+            yield replace(self.data, samples=case.samples, workers=shared)
 
     def _spec(self, case: MeasurementJob) -> JobSpec:
         from gate.distributed.worker import JobSpec

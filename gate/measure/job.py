@@ -361,7 +361,7 @@ class EvaluationData:
     """Maximum number of units (`gate.measure.work_units`)."""
     annotations: Annotations = field(default_factory=Annotations)
     """Labels of any kind and columns, for the metrics of the policy."""
-    crew: UnitWorkers | None = None
+    workers: UnitWorkers | None = None
     """Workers that measure most samples in other processes, with the same results."""
 
     @classmethod

@@ -140,15 +140,15 @@ class MeasurementRun:
         instruments: Sequence[type[Instrument]],
         *,
         progress: Callable[[int, int], None] | None = None,
-        crew: UnitWorkers | None = None,
+        workers: UnitWorkers | None = None,
     ) -> Evidence:
         """Compare the file with the reference on all samples, in every runtime of the policy.
 
         The reference is a copy of the model on the CPU, in eval mode, in float32 except for parts
         that are float64 in the file too (`gate.measure.job`). A fixed batch axis of the file sets
         the batch size. `instruments`: additional measurements, in order. `progress` is called with
-        (finished samples, total), including those of instruments. `crew`: workers that measure all
-        units but the first in other processes, with the same results.
+        (finished samples, total), including those of instruments. `workers`: measure all units
+        but the first in other processes, with the same results.
 
         A failing runtime is recorded as failed; the others continue. Raises DataError for labels
         that don't fit, EvidenceError if the reference can't be run, DigestMismatch if the file is
@@ -170,13 +170,13 @@ class MeasurementRun:
         _steps.debug("samples")
         self.measure_first(advance)
         others = self.units[1:]
-        if crew is not None and others:
+        if workers is not None and others:
             own = self.first_unit_state()
-            state = crew.begin(own, others)
+            state = workers.begin(own, others)
             if state != own:
                 self.use_first_unit(state)
-            _run_all(after, self.runtimes, advance)  # concurrently with the crew
-            self._merge_all(crew, advance)
+            _run_all(after, self.runtimes, advance)  # concurrently with the workers
+            self._merge_all(workers, advance)
         else:
             if others:
                 self.rounding.widen()
@@ -189,7 +189,7 @@ class MeasurementRun:
         take_turns(self.context, self.runtimes, seconds=time.perf_counter() - start)
         self.rounding.widen()
         analyze_outliers(self.context, self.runtimes)
-        if crew is None or not others:
+        if workers is None or not others:
             _run_all(after, self.runtimes, advance)
 
         fields = [instrument.evidence() for instrument in (*before, *after)]
@@ -197,8 +197,8 @@ class MeasurementRun:
         job, meter = self.job, self.reference.meter
         measured = tuple(runtime.evidence() for runtime in self.runtimes)
         record = None
-        if crew is not None and others:
-            record = crew.record.model_copy(update={"environments": self.environments[1:]})
+        if workers is not None and others:
+            record = workers.record.model_copy(update={"environments": self.environments[1:]})
         evidence = Evidence(
             subject=job.candidate.subject,
             source=job.source or Reference.from_model(job.model).source,
@@ -378,7 +378,7 @@ class MeasurementRun:
             )
             runtime.merge(measured, own=self._proofs.get(runtime.name), anywhere=anywhere)
 
-    def _merge_all(self, crew: UnitWorkers, advance: Callable[[int], None]) -> None:
+    def _merge_all(self, workers: UnitWorkers, advance: Callable[[int], None]) -> None:
         """Merge the results in the order of units, so that sums do not depend on the number of
         workers."""
 
@@ -387,7 +387,7 @@ class MeasurementRun:
             advance(len(result.unit))
 
         ordered, first = InOrder(take), self.units[1].index
-        for result in crew.parts():
+        for result in workers.parts():
             ordered.add(result.index - first, result)
         if ordered.next != len(self.units) - first:
             missing = self.units[first + ordered.next]

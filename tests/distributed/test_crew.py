@@ -38,7 +38,7 @@ def test_few_samples_have_no_crew(checked: CheckedFile) -> None:
 
 def test_one_job_is_no_crew(checked: CheckedFile) -> None:
     with checked.by_processes(1) as workload:
-        assert workload.crew is None
+        assert workload.workers is None
 
 
 def test_what_others_can_not_open_is_refused_for_many(checked: CheckedFile) -> None:
@@ -60,8 +60,8 @@ def test_all_have_the_same_threads_and_it_is_said(
         caplog.at_level(logging.DEBUG, "gate.steps"),
         named.by_processes(2, pool=pool) as workload,
     ):
-        assert isinstance(workload.crew, Workers)
-        assert (workload.crew.pool, pool.count, workload.crew.threads) == (pool, 2, 1)
+        assert isinstance(workload.workers, Workers)
+        assert (workload.workers.pool, pool.count, workload.workers.threads) == (pool, 2, 1)
         ours = set(multiprocessing.active_children()) - others
         assert len(ours) == 2  # that beyond them has ended
         assert torch.get_num_threads() == 1

@@ -88,7 +88,7 @@ def parts(measured: dict[int, Path], tmp_path: Path) -> dict[int, Path]:
 
 def merged(folder: Path, plan: MeasurementPlan, paths: list[Path], **policy: Any) -> Evidence:
     onnx, reference, workload, chosen = asked(folder, **policy)
-    workload = replace(workload, crew=MergedParts.from_files(plan, paths))
+    workload = replace(workload, workers=MergedParts.from_files(plan, paths))
     return collect_evidence(onnx, reference=reference, data=workload, policy=chosen)
 
 

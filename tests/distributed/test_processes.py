@@ -58,7 +58,7 @@ def evidence(
     case = case_of(onnx, reference=reference, data=workload, policy=policy)
     spec = JobSpec.from_job(case, reference, workload)
     with ProcessPool(jobs) as pool, Workers(pool, spec, 1) as crew:
-        shared = replace(workload, crew=crew)
+        shared = replace(workload, workers=crew)
         return collect_evidence(onnx, reference=reference, data=shared, policy=policy)
 
 

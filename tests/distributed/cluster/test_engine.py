@@ -65,8 +65,8 @@ def evidence(folder: Path, *, theirs: bool = False, **options: str) -> Evidence:
     """`theirs`: in a cluster that is the caller's, of which nothing is known."""
     file = checked(folder, **options)
     with RayPool.open(Cluster(workers=2)) as pool, file.by_cluster(pool) as data:
-        assert isinstance(data.crew, Workers)
-        assert (data.crew.delivery is not None) == theirs
+        assert isinstance(data.workers, Workers)
+        assert (data.workers.delivery is not None) == theirs
         return collect_evidence(file.onnx, reference=file.reference, data=data, policy=file.policy)
 
 
