@@ -132,9 +132,12 @@ class SampleSet:
     def with_batch_axes(self, axes: Mapping[str, int | None]) -> SampleSet:
         """Return the same samples with the batch axes that the user states, by name of an input or
         output of the file. None: no batch axis."""
-        samples = copy.copy(self)
-        samples.stated = dict(axes)
-        return samples
+        return self._with(stated=dict(axes))
+
+    def _with(self, **attributes: Any) -> SampleSet:
+        changed = copy.copy(self)
+        vars(changed).update(attributes)
+        return changed
 
     def rearranged(self, axes: Mapping[str, int | None], layout: BatchAxes) -> SampleSet:
         """Return the same samples with the batch axis on axis 0 of every array.
@@ -142,12 +145,10 @@ class SampleSet:
         `axes`: the batch axis of each array; None: all samples share the array. `layout`: the
         layout of the calls. Raises DataError.
         """
-        arranged = copy.copy(self)
-        arranged.layout = layout
-        if any(axis != 0 for axis in axes.values()):
-            arranged._rows, arranged._range = self._rows.rearranged(axes), None
-            arranged._digests = {}
-        return arranged
+        if not any(axis != 0 for axis in axes.values()):
+            return self._with(layout=layout)
+        rows = self._rows.rearranged(axes)
+        return self._with(layout=layout, _rows=rows, _range=None, _digests={})
 
     def like(self, batch: Batch) -> SampleSet:
         """Return samples in memory with the layout of these samples."""
@@ -169,9 +170,7 @@ class SampleSet:
     def with_least(self, least: int) -> SampleSet:
         """Return the same samples, whose last batch is joined to the one before if it has fewer
         than `least` samples."""
-        joined = copy.copy(self)
-        joined._least = least
-        return joined
+        return self._with(_least=least)
 
     def batch_around(self, sample: int, size: int) -> range:
         """Return the range of the batch of `batches(size)` that contains a sample."""
@@ -186,9 +185,7 @@ class SampleSet:
 
     def allow_nan(self) -> SampleSet:
         """Return the same samples, where NaN and infinities are valid values."""
-        gaps = copy.copy(self)
-        gaps._gaps = True
-        return gaps
+        return self._with(_gaps=True)
 
     def slice(self, start: int, stop: int) -> SampleSet:
         """Return the samples from `start` up to `stop`.
@@ -201,9 +198,7 @@ class SampleSet:
                 f"there are no samples {start} to {stop - 1}: {self._rows.origin} has {len(self)}. "
                 "Plan the ranges again."
             )
-        part = copy.copy(self)
-        part._range = self._indices[start:stop]
-        return part
+        return self._with(_range=self._indices[start:stop])
 
     def batches(self, size: int) -> Iterator[dict[str, RowsArray]]:
         """Yield batches of `size` samples in order. The last one may be smaller, or larger if it
