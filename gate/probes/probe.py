@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gate.data.samples import SampleSet
 from gate.measure.context import UNLIMITED, ProbeSource
 from gate.records.instruments import ProbeKind
+from gate.reference.random_rounding import seed
 from gate.storage.arrays import Batch, OutputArray
 
 _MOST_EXAMINED = 256
@@ -22,9 +23,6 @@ _ELEMENTS = 2**22
 """Largest number of elements that are examined; at least 64 samples of any size."""
 
 _LEAST_EXAMINED = 64
-
-_SEEDS = 2**63
-"""A policy may have a negative seed, but a NumPy generator may not."""
 
 LEAST_RATIO = 3.0
 """Smallest ratio to the samples' range at which a scaled sample counts as scaled. Ten times a small
@@ -98,7 +96,7 @@ class SampleProfile:
             integers={name: a for name, a in examined.items() if a.dtype.kind in "iu"},
             small=context.smallest,
             fixed=binding.fixed,
-            seed=context.policy.determinism.seed,
+            seed=seed(context.policy.determinism, 0),
             most=context.most,
             shared=binding.shared,
         )
@@ -136,7 +134,7 @@ class SampleProfile:
 
     def random(self, name: str) -> np.random.Generator:
         """Return a generator for `name`, seeded by the policy, independent of earlier draws."""
-        return np.random.default_rng([self.seed % _SEEDS, zlib.crc32(name.encode())])
+        return np.random.default_rng([self.seed, zlib.crc32(name.encode())])
 
 
 def _finite(array: OutputArray) -> OutputArray:
