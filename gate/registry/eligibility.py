@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 from gate.errors import (
@@ -144,7 +144,9 @@ def veto(
     """
     details = model.registry.version(model.name, version)
     entry = history.approving_entry(version)
-    _warn_of_unrecorded_tag(model.key, details, history)
+    tag = details.tags.get(Tag.ROLLED_BACK)
+    if tag is not None and history.rollback_of(version) is None:
+        _warn_of_unrecorded_tag(model.key, version, tag)
     problem = _objection(details, history, model.reviews.tag)
     waits = _reason_to_wait(details, entry, terms) if problem is None else None
     return Eligibility(details, entry, problem or waits, unreviewed=waits is not None)
@@ -169,16 +171,11 @@ def examine(
     entry, problem = eligibility.vouched, eligibility.problem
     if problem is not None or entry is None:
         return eligibility
-
-    def objection_to(path: Path) -> str | None:
-        if terms is None:
-            return None
-        return judge_version(path, model, vouched=entry, terms=terms)
-
     expect = ExpectedDigests.from_entry if golden else ExpectedDigests.needed
+    judge = partial(judge_version, model=model, vouched=entry, terms=terms)
     try:
         with temporary_folder() as folder:
-            problem = model.read(version, expect(entry), objection_to, into=folder)
+            problem = model.read(version, expect(entry), judge, into=folder)
     except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
         problem = str(error)
     return replace(eligibility, problem=problem)
@@ -220,14 +217,9 @@ def _reason_to_wait(version: Version, entry: LedgerEntry | None, terms: Terms | 
     return f"version {number} waits for review: no tag {tag.name}={tag.approved}"
 
 
-def _warn_of_unrecorded_tag(model: str, version: Version, history: ModelHistory) -> None:
-    text = version.tags.get(Tag.ROLLED_BACK)
-    if text is not None and history.rollback_of(version.number) is None:
-        _warn_once(model, version.number, text)
-
-
-@functools.lru_cache(maxsize=1024)
-def _warn_once(model: str, number: str, text: str) -> None:
+@lru_cache(maxsize=1024)
+def _warn_of_unrecorded_tag(model: str, number: str, text: str) -> None:
+    """Log a warning, once for each tag."""
     _log.warning(
         "Version %s of %s has the tag %s=%r, but the ledger has no entry of a rollback: the tag "
         "is ignored. Delete it. To take a version out of service, use gate rollback.",

@@ -78,7 +78,7 @@ def submit(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult
     if "DVC_EXP_NAME" in os.environ:
         reason = "a DVC experiment only decides and reports; to submit it, run `make repro`"
         return PromotionResult("dry_run", None, None, reason)
-    return _Submission(model.registry, verified, MismatchMemory()).run()
+    return _Submission(model.registry, verified).run()
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,6 @@ class _Submission:
 
     registry: Registry
     verified: VerifiedRelease
-    mismatches: MismatchMemory
 
     @property
     def release(self) -> Release:
@@ -156,7 +155,7 @@ class _Submission:
                     if not self._has_same_statements(path):
                         raise DigestMismatch("Its statements differ from the uploaded ones.")
                 except DigestMismatch as error:
-                    if last or not self.mismatches.waits():
+                    if last or not MismatchMemory().waits():
                         raise MismatchUnconfirmed(
                             f"version {number} of {name} was created, but its download differs "
                             f"from the upload: {error} '{CANDIDATE}' was not moved. Check the "

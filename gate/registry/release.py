@@ -10,7 +10,7 @@ from typing import Literal, Self
 from gate.decision.decide import Decision, decide
 from gate.errors import DigestMismatch, EvidenceError, OnnxFileError, PolicyError
 from gate.golden.folder import files_of, read_golden
-from gate.golden.manifest import GoldenManifest, Origin
+from gate.golden.manifest import GoldenManifest
 from gate.ledger.entry import ComparedWith, LedgerEntry, TwinDigests
 from gate.onnx_file.release_file import ReleaseFile, is_release_file
 from gate.onnx_file.sandboxed_reading import origin_within, verify_description, verify_files
@@ -108,12 +108,7 @@ class EvaluatedFile:
         decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
         again = decide(policy, self.evidence, incumbent=incumbent, decided_at=decision.decided_at)
         if self.golden is not None:
-            made_for, origin = self.golden.golden.model.sha256, self.golden.golden.origin
-            vectors = f"the golden vectors in {self.golden.path}"
-            subject.verify(made_for, what=f"the file of {vectors}")
-            decision.policy_sha256.verify(origin.policy_sha256, what=f"the policy of {vectors}")
-            self._verify_code(origin, what=vectors)
-            self._verify_vectors_of_parts(self.golden.golden, what=vectors)
+            self._verify_golden(self.golden)
         self._verify_preprocessing()
         if not is_new and again.conclusion() != decision.conclusion():
             raise EvidenceError(
@@ -168,14 +163,26 @@ class EvaluatedFile:
             )
         return None
 
-    def _verify_code(self, origin: Origin, *, what: str) -> None:
-        code = self.evidence.source.code
+    def _verify_golden(self, vectors: GoldenFolder) -> None:
+        golden, what = vectors.golden, f"the golden vectors in {vectors.path}"
+        origin, subject, code = golden.origin, self.evidence.subject, self.evidence.source.code
+        subject.sha256.verify(golden.model.sha256, what=f"the file of {what}")
+        policy = self.decision.policy_sha256
+        policy.verify(origin.policy_sha256, what=f"the policy of {what}")
         measured = None if code is None else code.digest()
         if origin.code_sha256 != measured:
             raise EvidenceError(
                 f"{what} were computed with the model code "
                 f"{origin.code_sha256 or '(not recorded)'}, the evidence with "
                 f"{measured or '(not recorded)'}. Measure again, which creates both."
+            )
+        parts = {name: part.sha256 for name, part in subject.parts.items()}
+        computed = {name: part.model.sha256 for name, part in golden.parts.items()}
+        if parts != computed:
+            other = ", ".join(sorted({name for name, _ in parts.items() ^ computed.items()}))
+            raise EvidenceError(
+                f"{what} were computed with other parts than the release has: {other}. Measure "
+                "again, which creates both."
             )
 
     def _verify_preprocessing(self) -> None:
@@ -199,16 +206,6 @@ class EvaluatedFile:
             raise EvidenceError(
                 f"{self.preprocessing} does not fit the inputs of {self.onnx_path}: {misfit}. "
                 "Use the spec with which the model was trained."
-            )
-
-    def _verify_vectors_of_parts(self, golden: GoldenManifest, *, what: str) -> None:
-        parts = {name: part.sha256 for name, part in self.evidence.subject.parts.items()}
-        computed = {name: part.model.sha256 for name, part in golden.parts.items()}
-        if parts != computed:
-            other = ", ".join(sorted({name for name, _ in parts.items() ^ computed.items()}))
-            raise EvidenceError(
-                f"{what} were computed with other parts than the release has: {other}. Measure "
-                "again, which creates both."
             )
 
 

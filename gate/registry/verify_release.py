@@ -128,14 +128,12 @@ def verify_statements(
     if twin is None:
         return signers
     vectors = {} if twin.golden_sha256 is None else {GOLDEN: twin.golden_sha256}
-    try:
+    with _twin_errors():
         _verify(twin, files=vectors, trust=trust, now=now)
         assert twin.statements is not None
         summary = summary_in(twin.statements.decision)
         if summary.resource_uri != file_resource(twin.decision.subject_sha256):
             verify_resource(summary, registries=registries, model=release.model_name)
-    except Untrusted as error:
-        raise Untrusted(f"the quantized twin: {error}") from error
     if not _names(signed, twin, below=_TWIN):
         raise Untrusted(
             "the statement on the decision does not name the quantized twin "
@@ -179,10 +177,8 @@ def claimed_fields(
     }
     if any((each.name or "").startswith(_TWIN) for each in signed.statement.subject):
         twin_path = path.parent / QUANTIZED / path.name
-        try:
+        with _twin_errors():
             twin_statements, twin_summary, _ = _decision_of(twin_path, trust=trust, now=now)
-        except Untrusted as error:
-            raise Untrusted(f"the quantized twin: {error}") from error
         fields["twin"] = TwinDigests(
             sha256=twin_summary.model,
             evidence_sha256=_evidence_of(twin_summary),
@@ -293,11 +289,6 @@ class VerifiedRelease:
             raise TypeError("only verify_release() makes a VerifiedRelease")
 
     @property
-    def decision(self) -> Decision:
-        """Return the recomputed decision."""
-        return self.release.decision
-
-    @property
     def refusal(self) -> str | None:
         """Return why the release must not be promoted, regardless of its age, or None."""
         if self.policy.precision == "quantized":
@@ -375,12 +366,7 @@ def subjects_of_release(release: Release) -> dict[str, Digest]:
     """
     subjects = _subjects(release)
     if release.twin is not None:
-        twin = release.twin
-        golden = twin.golden_sha256
-        twin_subjects = statement_subjects(
-            twin.onnx_path, twin.evidence, golden=golden, preprocessing=False
-        )
-        subjects |= {f"{QUANTIZED}/{name}": digest for name, digest in twin_subjects.items()}
+        subjects |= {f"{_TWIN}{name}": sha256 for name, sha256 in _subjects(release.twin).items()}
     return subjects
 
 
@@ -565,15 +551,17 @@ class Terms:
 
 
 def judge_version(
-    path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms
+    path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms | None
 ) -> str | None:
     """Return why a verified file must not serve under these terms according to its evidence, or
     None.
 
-    A decision by another policy is computed again.
+    A decision by another policy is computed again. terms: None for a version that was deployed.
     Raises DigestMismatch and EvidenceError if file and records do not belong together or can't be
     read; LimitExceeded; StorageError for failures of this machine.
     """
+    if terms is None:
+        return None
     try:
         with as_mismatch(f"version {vouched.version} of {model.name} in the registry"):
             return _judge(path, model, vouched=vouched, terms=terms)

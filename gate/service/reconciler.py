@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gate.deploy.deploy import SlotSource, deploy, serves
@@ -115,14 +116,12 @@ class _Download:
         EvidenceError if the terms do not allow the version."""
         vouched = self._vouched
         assert vouched.version is not None
-
-        def with_objection(path: Path) -> tuple[Path, str | None]:
-            if self._terms is None:
-                return path, None
-            return path, judge_version(path, self._model, vouched=vouched, terms=self._terms)
-
+        judge = partial(judge_version, model=self._model, vouched=vouched, terms=self._terms)
         path, problem = self._model.read(
-            vouched.version, ExpectedDigests.from_entry(vouched), with_objection, into=folder
+            vouched.version,
+            ExpectedDigests.from_entry(vouched),
+            lambda path: (path, judge(path)),
+            into=folder,
         )
         if problem is not None:
             raise EvidenceError(f"version {vouched.version} is not deployed: {problem}")

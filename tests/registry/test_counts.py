@@ -90,7 +90,10 @@ def test_one_promotion_verifies_hashes_and_decides_once(
 def test_only_verify_release_makes_a_verified_release(first: Release) -> None:
     verified = verify_release(first, policy=POLICY)
     described = verified.described(run_id="another", description="text")
-    assert (described.release.run_id, described.decision) == ("another", verified.decision)
+    assert (described.release.run_id, described.release.decision) == (
+        "another",
+        verified.release.decision,
+    )
     with pytest.raises(TypeError, match="verify_release"):
         VerifiedRelease(first, POLICY, (), None, object())
     with pytest.raises(TypeError, match="verify_release"):
