@@ -304,25 +304,21 @@ def _computed(path: Path, source: SlotSource, *, golden: Path | None) -> Digest 
 def _run(path: Path, golden: Path | None, limits: SandboxLimits | None) -> None:
     _steps.debug("load it and compute its golden vectors" if golden else "load it")
     try:
-        _compute(path, golden, limits)
+        if golden is not None:
+            try:
+                result = verify_golden_in_sandbox(path, golden, limits)
+            except (EvidenceError, DigestMismatch) as error:
+                raise NotDeployed(f"the golden vectors are damaged: {error}") from error
+            if not result.passed:
+                raise NotDeployed(f"the golden vectors disagree: {'; '.join(result.problems)}")
+            return
+        for name, file in onnx_files(path).items():
+            problem = loading_problem(file, limits)
+            if problem is not None:
+                what = f"the part {name}" if name else "the file"
+                raise NotDeployed(f"ONNX Runtime can't load {what}: {problem}")
     except (LimitExceeded, PackageMissing) as error:
         raise NotEvaluated(str(error)) from error
-
-
-def _compute(path: Path, golden: Path | None, limits: SandboxLimits | None) -> None:
-    if golden is not None:
-        try:
-            result = verify_golden_in_sandbox(path, golden, limits)
-        except (EvidenceError, DigestMismatch) as error:
-            raise NotDeployed(f"the golden vectors are damaged: {error}") from error
-        if not result.passed:
-            raise NotDeployed(f"the golden vectors disagree: {'; '.join(result.problems)}")
-        return
-    for name, file in onnx_files(path).items():
-        problem = loading_problem(file, limits)
-        if problem is not None:
-            what = f"the part {name}" if name else "the file"
-            raise NotDeployed(f"ONNX Runtime can't load {what}: {problem}")
 
 
 def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
@@ -444,9 +440,7 @@ def rollback_deployment(
         target = live.previous[0]
         slots = store.release(name, target.release).slots
         for label, slot in slots.items():
-            problem = prove(store, slot)
-            if problem is None:
-                problem = compute(store, slot, limits)
+            problem = prove(store, slot) or compute(store, slot, limits)
             if problem is not None:
                 reason = f"release {target.release} can't serve again: {label}: {problem}"
                 return Deployment("refused", name, live, reason)

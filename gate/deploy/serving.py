@@ -8,8 +8,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -395,10 +396,13 @@ def store_app(
         ]
     serving = _Serving(store, damaged)
     routes = [
-        Route("/{name}/manifest.json", serving.endpoint(_manifest)),
-        Route("/{name}/model.onnx", serving.endpoint(_stable)),
-        Route("/{name}/sha256/{hex}/{file:path}", serving.endpoint(_by_digest)),
-        Route("/{name}/{slot}/{file:path}", serving.endpoint(_in_slot)),
+        Route(path, partial(serving.answer, find=find))
+        for path, find in (
+            ("/{name}/manifest.json", _manifest),
+            ("/{name}/model.onnx", _stable),
+            ("/{name}/sha256/{hex}/{file:path}", _by_digest),
+            ("/{name}/{slot}/{file:path}", _in_slot),
+        )
     ]
     app = Starlette(routes=routes, middleware=middleware)
     app.router.redirect_slashes = False  # It would redirect to the Host header of the request.
@@ -414,13 +418,7 @@ class _Serving:
         self._threads = CapacityLimiter(_THREADS)
         self._proofs = VerifiedFiles(store, threads=self._threads, damaged=damaged)
 
-    def endpoint(self, find: _Find) -> Callable[[Request], Awaitable[Response]]:
-        async def serve(request: Request) -> Response:
-            return await self._answer(request, find)
-
-        return serve
-
-    async def _answer(self, request: Request, find: _Find) -> Response:
+    async def answer(self, request: Request, *, find: _Find) -> Response:
         params, failure = request.path_params, None
         name = params["name"]
         try:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import quote
 
-from filelock import Timeout
 from pydantic import Field, model_validator
 
 from gate.errors import DigestMismatch, EvidenceError, StorageError
@@ -300,14 +299,11 @@ class ModelStore:
         for folder in ("store", "releases", "live", "tmp"):
             make_folder(self.root / folder)
         lock = self.root / "locks" / "store.lock"
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(private_lock(lock, timeout_s=patience_s))
-            except Timeout as error:
-                raise StorageError(
-                    f"another deployment has held {lock} for more than {patience_s:g} s. "
-                    "Nothing was changed. Wait until it is done, then retry."
-                ) from error
+        busy = StorageError(
+            f"another deployment has held {lock} for more than {patience_s:g} s. "
+            "Nothing was changed. Wait until it is done, then retry."
+        )
+        with private_lock(lock, timeout_s=patience_s, busy=busy):
             try:
                 shutil.rmtree(self.staging_folder, ignore_errors=True)
                 self.staging_folder.mkdir(exist_ok=True)

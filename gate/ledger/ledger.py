@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import sqlalchemy as sa
-from filelock import Timeout
 from pydantic import Field
 
 from gate.errors import (
@@ -56,12 +55,6 @@ class LedgerHead(Record):
     """Digest of the last entry; through the chain, of all entries."""
     at: str
     """When the head was stored: UTC, ISO 8601."""
-
-    @classmethod
-    def from_chain(cls, chain: HashChain) -> LedgerHead | None:
-        """Create the head of a chain as it was last read; None for an empty ledger."""
-        digest = chain.digest(chain.lines)
-        return None if digest is None else cls(lines=chain.lines, sha256=digest, at=now())
 
 
 class StoredHead:
@@ -115,18 +108,17 @@ class StoredHead:
 
     def _write(self, head: LedgerHead | None, *, only_longer: bool) -> None:
         lock = self.path.parent / "locks" / f"{self.path.stem}.lock"
+        busy = StorageError(
+            f"another process has locked {self.path} for {_PATIENCE_S:.0f} s. "
+            "Wait until it is done (or end it), then retry."
+        )
         try:
-            with private_lock(lock, timeout_s=_PATIENCE_S):
+            with private_lock(lock, timeout_s=_PATIENCE_S, busy=busy):
                 stored = self.head() if only_longer else None
                 if head is None:
                     self.path.unlink(missing_ok=True)
                 elif stored is None or stored.lines < head.lines:
                     write_text(self.path, head.to_json(indent=1) + "\n")
-        except Timeout as error:
-            raise StorageError(
-                f"another process has locked {self.path} for {_PATIENCE_S:.0f} s. "
-                "Wait until it is done (or end it), then retry."
-            ) from error
         except OSError as error:
             raise StorageError(f"cannot remove {self.path}: {error.strerror}.") from error
 
@@ -275,7 +267,9 @@ class Ledger:
 
     def head(self) -> LedgerHead | None:
         """Return the head of the ledger as it was last read, or None if it is empty."""
-        return LedgerHead.from_chain(self._chain)
+        lines = self._chain.lines
+        digest = self._chain.digest(lines)
+        return None if digest is None else LedgerHead(lines=lines, sha256=digest, at=now())
 
     def rows(self, first: int = 1) -> Sequence[Row]:
         """Return the current rows from a number on, unverified. Raises StateUnavailable."""

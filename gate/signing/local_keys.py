@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-from filelock import Timeout
 
 from gate.errors import KeyUnusable
 from gate.signing.keys import KEY_VARIABLE, PublicKey, SigningKey
@@ -107,15 +104,11 @@ class LocalKeys:
     def _local_key(self) -> SigningKey:
         if self.key_path.exists() and self.trust_path.exists():
             return SigningKey.from_file(self.key_path)
-        with ExitStack() as stack:
-            try:
-                lock = private_lock(self.key_path.with_suffix(".lock"), timeout_s=_TIMEOUT_S)
-                stack.enter_context(lock)
-            except Timeout as error:
-                raise KeyUnusable(
-                    f"another process has been creating {self.key_path} for {_TIMEOUT_S:.0f} s. "
-                    "Wait until it is done (or end it), then retry."
-                ) from error
+        busy = KeyUnusable(
+            f"another process has been creating {self.key_path} for {_TIMEOUT_S:.0f} s. "
+            "Wait until it is done (or end it), then retry."
+        )
+        with private_lock(self.key_path.with_suffix(".lock"), timeout_s=_TIMEOUT_S, busy=busy):
             make_state_folder(self.folder)
             is_new = not self.key_path.exists()
             key = (SigningKey.make if is_new else SigningKey.from_file)(self.key_path)

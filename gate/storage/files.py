@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
-from gate.errors import StorageError
+from gate.errors import GateError, StorageError
 
 try:
     import fcntl
@@ -207,20 +207,20 @@ _STATE_FOLDER = ".gate"
 # A user who can open a lock file, even only for reading, can hold the lock forever; and a user who
 # can write to its folder can replace the file.
 @contextlib.contextmanager
-def private_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
+def private_lock(path: Path, *, timeout_s: float, busy: GateError) -> Iterator[None]:
     """Hold a file lock in a folder that only this user can access. The operating system releases
     the lock if this process dies.
 
-    Raises filelock's Timeout if another process holds it for longer, and StorageError if the folder
-    or file can't be created or belongs to another user.
+    Raises `busy` if another process holds it for longer, and StorageError if the folder or file
+    can't be created or belongs to another user.
     """
     try:
         _make_private(path.parent)
         _refuse_foreign(path)
         lock = FileLock(path, timeout=timeout_s, mode=0o600)
         lock.acquire()
-    except TimeoutError:  # filelock's Timeout; TimeoutError is an OSError.
-        raise
+    except TimeoutError as error:  # filelock's Timeout, which is an OSError.
+        raise busy from error
     except OSError as error:
         raise StorageError(
             f"cannot lock {path}: {error.strerror or error}. Free space or fix permissions: "

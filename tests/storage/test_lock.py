@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from filelock import Timeout
 
-from gate.errors import StorageError
+from gate.errors import GateError, StorageError
 from gate.storage import files
 from gate.storage.files import private_lock
 
 NOBODY = 65_534
+BUSY = GateError("busy")
 
 
 def mode(path: Path) -> int:
@@ -31,16 +31,16 @@ def path(tmp_path: Path) -> Path:
 def test_file_and_folder_are_of_this_user_alone(path: Path) -> None:
     previous = os.umask(0)
     try:
-        with private_lock(path, timeout_s=0.0):
+        with private_lock(path, timeout_s=0.0, busy=BUSY):
             assert (mode(path.parent), mode(path)) == (0o700, 0o600)
     finally:
         os.umask(previous)
 
 
 def test_one_at_a_time(path: Path) -> None:
-    with private_lock(path, timeout_s=0.0), pytest.raises(Timeout):
-        private_lock(path, timeout_s=0.0).__enter__()
-    with private_lock(path, timeout_s=0.0):
+    with private_lock(path, timeout_s=0.0, busy=BUSY), pytest.raises(GateError, match="busy"):
+        private_lock(path, timeout_s=0.0, busy=BUSY).__enter__()
+    with private_lock(path, timeout_s=0.0, busy=BUSY):
         pass
 
 
@@ -49,7 +49,7 @@ def test_what_was_open_to_others_is_closed(path: Path) -> None:
     path.touch()
     path.parent.chmod(0o777)
     path.chmod(0o666)
-    with private_lock(path, timeout_s=0.0):
+    with private_lock(path, timeout_s=0.0, busy=BUSY):
         assert (mode(path.parent), mode(path)) == (0o700, 0o600)
 
 
@@ -62,7 +62,7 @@ def test_another_user_can_not_hold_it() -> None:
         folder.chmod(0o755)  # as the folder of a ledger is
         (folder / "open.lock").touch(mode=0o644)
         private = folder / "locks" / "one.lock"
-        with private_lock(private, timeout_s=0.0):
+        with private_lock(private, timeout_s=0.0, busy=BUSY):
             pass
         held = [
             subprocess.run(
@@ -105,13 +105,13 @@ SPOILED = [a_link_for_the_folder, a_link_for_the_file, a_pipe, a_file_for_the_fo
 def test_what_is_no_lock_is_refused(path: Path, spoil) -> None:
     spoil(path)
     with pytest.raises(StorageError, match=r"Remove it|Fix|fix"):
-        private_lock(path, timeout_s=0.0).__enter__()
+        private_lock(path, timeout_s=0.0, busy=BUSY).__enter__()
     assert not (path.parents[1] / "elsewhere").is_file()
 
 
 def test_what_somebody_else_owns_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with private_lock(path, timeout_s=0.0):
+    with private_lock(path, timeout_s=0.0, busy=BUSY):
         pass
     monkeypatch.setattr(files.os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(StorageError, match="can lock it forever"):
-        private_lock(path, timeout_s=0.0).__enter__()
+        private_lock(path, timeout_s=0.0, busy=BUSY).__enter__()
