@@ -6,6 +6,7 @@ import math
 import re
 from typing import Annotated, Literal, Self
 
+import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from gate.policy.sections import NonFinite
@@ -19,11 +20,6 @@ DType = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",
 ]  # fmt: skip
-
-ITEM_BYTES: dict[str, int] = {
-    "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2,
-    "uint32": 4, "uint64": 8, "float16": 2, "float32": 4, "float64": 8,
-}  # fmt: skip
 
 _FILE = re.compile(r"[a-z0-9][a-z0-9-]{0,99}\.bin")
 
@@ -79,7 +75,7 @@ class GoldenTensor(Record):
     @property
     def size_bytes(self) -> int:
         """Return the expected size of the file."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @model_validator(mode="after")
     def _fits_into_memory(self) -> Self:
@@ -192,16 +188,16 @@ class GoldenManifest(Record):
     @property
     def files(self) -> dict[str, Digest]:
         """Return the digest of each file other than golden.json, by name."""
-        arrays = {tensor.file: tensor.sha256 for tensor in self.arrays}
-        pictures = self.pictures.files if self.pictures else ()
-        return arrays | {picture.file: picture.sha256 for picture in pictures}
+        return {each.file: each.sha256 for each in self._files}
 
     @property
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each file other than golden.json, by name."""
-        arrays = {tensor.file: tensor.size_bytes for tensor in self.arrays}
-        pictures = self.pictures.files if self.pictures else ()
-        return arrays | {picture.file: picture.size_bytes for picture in pictures}
+        return {each.file: each.size_bytes for each in self._files}
+
+    @property
+    def _files(self) -> tuple[GoldenTensor | GoldenPicture, ...]:
+        return (*self.arrays, *(self.pictures.files if self.pictures else ()))
 
     @property
     def size_bytes(self) -> int:

@@ -12,8 +12,6 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, create_engine, event, func, select
-from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -61,7 +59,7 @@ def trouble(error: BaseException) -> Literal["locked", "malformed"] | None:
 
     Uses SQLite's error code, or the message if a server passed the error on.
     """
-    for cause in _causes(error):
+    for cause in causes(error):
         code = getattr(cause, "sqlite_errorcode", None)
         if isinstance(code, int):
             kind = code & 0xFF  # The higher bits are SQLite's extended code.
@@ -72,7 +70,8 @@ def trouble(error: BaseException) -> Literal["locked", "malformed"] | None:
     return "malformed" if any(phrase in words for phrase in _MALFORMED_WORDS) else None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and then its causes or contexts."""
     link: BaseException | None = error
     while link is not None:
         yield link
@@ -99,7 +98,7 @@ _UNREADABLE = (
 _LOOK = "Check the database server or the disk, and the permissions."
 
 
-def open_database(url: str) -> Engine:
+def open_database(url: str) -> sa.Engine:
     """Return an engine for sqlite:///FILE or postgresql://…, without connecting to it.
 
     Creates FILE if it does not exist. If FILE is removed later, writing fails: data written to a
@@ -112,7 +111,7 @@ def open_database(url: str) -> Engine:
     try:
         if parsed.get_backend_name() == "sqlite":
             return _sqlite(parsed)
-        return create_engine(
+        return sa.create_engine(
             parsed.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,
             pool_timeout=_PATIENCE_S,
@@ -137,24 +136,15 @@ def open_database(url: str) -> Engine:
         ) from error
 
 
-def parsed_url(url: str) -> URL:
+def parsed_url(url: str) -> sa.URL:
     """Parse a database URL. Raises ServiceError if it is not valid."""
     try:
-        return make_url(url)
+        return sa.make_url(url)
     except (ArgumentError, ValueError) as error:
         raise ServiceError(_UNREADABLE) from error
 
 
-def wait_for_turn(connection: Connection, name: str) -> None:
-    """Wait for an advisory lock on `name`, which this transaction holds until it ends.
-
-    PostgreSQL only, where concurrent `CREATE TABLE IF NOT EXISTS` can fail. SQLite has one writer.
-    """
-    if connection.dialect.name != "sqlite":
-        connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(name))))
-
-
-def _sqlite(url: URL) -> Engine:
+def _sqlite(url: sa.URL) -> sa.Engine:
     if not url.database or url.database == ":memory:":
         raise ServiceError(
             "a database in memory would be lost when the process ends. Name a file: sqlite:///FILE"
@@ -171,21 +161,21 @@ def _sqlite(url: URL) -> Engine:
             "permissions."
         ) from error
     present = url.set(database=path.as_uri()).update_query_dict({"uri": "true", "mode": "rw"})
-    engine = create_engine(present, connect_args={"timeout": _PATIENCE_S}, poolclass=NullPool)
+    engine = sa.create_engine(present, connect_args={"timeout": _PATIENCE_S}, poolclass=NullPool)
 
-    @event.listens_for(engine, "checkout")
+    @sa.event.listens_for(engine, "checkout")
     def _same_file(_connection: Any, record: Any, _proxy: Any) -> None:
         if record.info["file"] != _identity(path):
             raise DisconnectionError(f"{path} was removed or replaced")
 
-    @event.listens_for(engine, "connect")
+    @sa.event.listens_for(engine, "connect")
     def _durable(connection: Any, record: Any) -> None:
         record.info["file"] = _identity(path)
         connection.isolation_level = None  # `_begin` starts the transactions.
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")
 
-    @event.listens_for(engine, "begin")
+    @sa.event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
         # A transaction that begins with a read can't write after another process wrote.
         reads = connection.get_execution_options().get(READS)
@@ -337,7 +327,8 @@ class StateDatabase:
 
         Raises StateUnavailable if an older release of gate must finish its work first.
         """
-        wait_for_turn(connection, TURN)
+        if connection.dialect.name != "sqlite":  # SQLite has one writer.
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(TURN))))
         version = self._version(connection)
         if version == SCHEMA_VERSION:
             return

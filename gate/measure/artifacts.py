@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from gate.data.input_binding import InputBinding
 from gate.data.samples import SampleSet
 from gate.errors import OutputMismatch
 from gate.golden.folder import Array, ExpectedOutput, FileVectors, write_answers
-from gate.golden.manifest import ITEM_BYTES, GoldenManifest, GoldenModel, Origin
+from gate.golden.manifest import DType, GoldenManifest, GoldenModel, Origin
 from gate.golden.tolerance import Tolerance, tolerances_for, tolerances_of_part
 from gate.installation import is_installed
 from gate.measure.context import ReferencePass
@@ -38,7 +39,7 @@ def has_golden(case: MeasurementJob) -> bool:
     """Return False if golden vectors do not support the dtype of an input: strings, bfloat16."""
     parts = case.chained.cases(case).values() if case.chained else ()
     subjects = [part.candidate.subject for part in (case, *parts)]
-    return all(spec.dtype in ITEM_BYTES for subject in subjects for spec in subject.inputs)
+    return all(spec.dtype in get_args(DType) for subject in subjects for spec in subject.inputs)
 
 
 def write_golden_of(folder: Path, case: MeasurementJob, *, evidence: Evidence) -> GoldenManifest:

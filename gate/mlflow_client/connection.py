@@ -24,7 +24,7 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
-from gate.ledger.database import WAIT, trouble
+from gate.ledger.database import WAIT, causes, trouble
 from gate.storage.safe_text import redacted, without_passwords
 from gate.storage.workspace import DEFAULT, VARIABLE, current_workspace
 
@@ -97,7 +97,7 @@ def _translate(error: Exception, *, uri: str, doing: str) -> GateError:
     text = without_passwords(" ".join(str(error).split()))
     shown = text if len(text) <= 400 else f"{text[:400]} …"
     lowered = text.lower()
-    for cause in _chain(error):
+    for cause in causes(error):
         reason = _STORAGE.get(getattr(cause, "errno", None) or 0)
         if isinstance(cause, OSError) and reason:
             where = cause.filename or uri
@@ -126,16 +126,9 @@ def denied(uri: str, doing: str) -> str:
     )
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__ or link.__context__
-
-
 def _status(error: Exception, text: str) -> int | None:
     """Return the HTTP status, from the response if there is one, else from MLflow's message."""
-    for cause in _chain(error):
+    for cause in causes(error):
         status = getattr(getattr(cause, "response", None), "status_code", None)
         if isinstance(status, int):
             return status
@@ -144,7 +137,7 @@ def _status(error: Exception, text: str) -> int | None:
 
 
 def _unreached(error: Exception, lowered: str) -> bool:
-    refused = any(isinstance(cause, ConnectionError | TimeoutError) for cause in _chain(error))
+    refused = any(isinstance(cause, ConnectionError | TimeoutError) for cause in causes(error))
     return refused or any(words in lowered for words in _UNREACHED_WORDS)
 
 

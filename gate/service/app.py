@@ -414,19 +414,18 @@ async def _fault(_request: Request, _error: Exception) -> Response:
 
 
 def _readiness(parts: ServiceParts) -> Callable[[Request], object]:
-    ledger = kept_ledger(parts.settings)
+    opened = kept_ledger(parts.settings)
     trusted = TrustFile.named(parts.settings.trust, policy=parts.settings.policy)
     trust_is_read = ReadinessCheck(trusted.trouble)
-    ledger_is_whole = ReadinessCheck(lambda: ledger_trouble(ledger, trusted))
+    ledger_is_whole = ReadinessCheck(lambda: ledger_trouble(opened, trusted))
     store_is_whole = ReadinessCheck(lambda: store_trouble(parts.settings))
     registry_answers = ReadinessCheck(parts.contact.trouble)
 
     async def ready(_request: Request) -> Response:
         needs = (ledger_is_whole, trust_is_read, store_is_whole, registry_answers)
-        found = await asyncio.gather(*(need.trouble() for need in needs))
-        whole, trust, store, registry = found
+        ledger, trust, store, registry = await asyncio.gather(*(need.trouble() for need in needs))
         troubles = {
-            "ledger": whole,
+            "ledger": ledger,
             "store": store,
             "worker": None if parts.worker.alive else "is not running",
             "registry": registry or _registry_trouble(parts),

@@ -175,10 +175,8 @@ class SigningKey:
         """
         from securesystemslib.signer import CryptoSigner
 
-        generate = CryptoSigner.generate_ed25519 if scheme == "ed25519" else (
-            CryptoSigner.generate_ecdsa
-        )  # fmt: skip
-        signer = generate()
+        is_ecdsa = scheme == "ecdsa"
+        signer = CryptoSigner.generate_ecdsa() if is_ecdsa else CryptoSigner.generate_ed25519()
         key = cls(signer, public_key_of(signer, name=path.stem))
         try:
             write_new(path, signer.private_bytes, mode=MODE)
