@@ -70,17 +70,16 @@ def accept_ledger_command(
     with spinner("reading the position of the ledger's end"):
         stored = stored_head(store)
         lost = accept_rewrite(loaders.written_ledger(place), stored, reason=reason)
-    names = [stored.location]
     return CommandResult(
         ExitCode.DONE,
-        {"accepted": bool(lost), "lost": list(lost), "asked": names},
-        lambda console: _show_accepted(lost, names, console),
+        {"accepted": bool(lost), "lost": list(lost), "asked": [stored.location]},
+        lambda console: _show_accepted(lost, stored.location, console),
     )
 
 
-def _show_accepted(lost: Sequence[str], names: Sequence[str], console: Console) -> None:
+def _show_accepted(lost: Sequence[str], location: str, console: Console) -> None:
     if not lost:
-        console.print(f"nothing to accept: the ledger matches the position in {', '.join(names)}")
+        console.print(f"nothing to accept: the ledger matches the position in {location}")
         return
     for line in lost:
         console.print(f"no longer in the ledger: {line}")

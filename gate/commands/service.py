@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from gate.mlflow_client.webhooks import DeliveryTrial, Subscription, WebhookSubscription
     from gate.service.monitoring import Failed, Reconcile, StepResult
+    from gate.service.settings import ServiceSettings
 
 
 @click.command("reconcile", short_help="Do once what gate serve does after an event.")
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 @options.with_state
 @options.TRACKING_URI
 @machine_options
-def reconcile_command(**places: Any) -> CommandResult:
+def reconcile_command(**options: Any) -> CommandResult:
     """Do for each MODEL what the service does after an event.
 
     Judges submissions, promotes an approved candidate, moves the alias 'champion' away from a
@@ -72,12 +73,9 @@ def reconcile_command(**places: Any) -> CommandResult:
     from gate.ledger.entry import actor
     from gate.mlflow_client.connection import check_server
     from gate.service.reconciler import reconciler
-    from gate.service.settings import ServiceSettings
 
-    places["tracking_uri"] = uri = tracking_uri(places["tracking_uri"])
-    places["state"], places["key"] = named_state(places["state"]), key_uri(places["key"])
-    settings = ServiceSettings.from_options(**places, writers=folder_trust())
-    check_server(uri)
+    settings = _settings(options)
+    check_server(settings.tracking_uri)
     reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
     with spinner("reconciling"):
         done = {model: _reconcile_model(reconcile, model, cause=cause) for model in settings.models}
@@ -87,6 +85,17 @@ def reconcile_command(**places: Any) -> CommandResult:
     return CommandResult(
         status, {"models": models}, lambda console: _reconcile_show(models, console)
     )
+
+
+def _settings(options: dict[str, Any]) -> ServiceSettings:
+    """Return the settings that options name. Raises ServiceError, BadParameter, UsageError,
+    StorageError."""
+    from gate.service.settings import ServiceSettings
+
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    given["tracking_uri"] = tracking_uri(options["tracking_uri"])
+    given["state"], given["key"] = named_state(options["state"]), key_uri(options["key"])
+    return ServiceSettings.from_options(**given, writers=folder_trust())
 
 
 def _reconcile_model(
@@ -206,12 +215,8 @@ def serve_command(**options: Any) -> CommandResult:
       gate serve --model digits --secret-file .gate/secrets --state @/etc/gate/state
     """
     from gate.service.app import serve
-    from gate.service.settings import ServiceSettings
 
-    given = {name: value for name, value in options.items() if value not in (None, ())}
-    given["tracking_uri"] = tracking_uri(options["tracking_uri"])
-    given["state"], given["key"] = named_state(options["state"]), key_uri(options["key"])
-    settings = ServiceSettings.from_options(**given, writers=folder_trust())
+    settings = _settings(options)
     settings.keyring()  # fail before slow imports
     _refuse_mistyped(settings.tracking_uri)
 

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from mlflow import MlflowClient
 from mlflow.models.evaluation import EvaluationResult, ModelEvaluator
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ class ParityEvaluator(ModelEvaluator):
             )
             _log_report(result, run_id, Path(folder, "report"))
         metrics = _metrics(result)
-        _log_metrics(metrics, run_id)
+        client = MlflowClient()
+        for name, value in metrics.items():
+            client.log_metric(run_id, name, value)
         return EvaluationResult(metrics=metrics, artifacts={}, run_id=run_id)
 
 
@@ -155,17 +158,7 @@ def _metrics(result: api.EvaluationResult) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _log_metrics(metrics: dict[str, float], run_id: str) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient()
-    for name, value in metrics.items():
-        client.log_metric(run_id, name, value)
-
-
 def _log_report(result: api.EvaluationResult, run_id: str, folder: Path) -> None:
-    from mlflow import MlflowClient
-
     result.write_report(folder)
     client = MlflowClient()
     client.log_artifacts(run_id, str(folder), artifact_path="parity-gate")

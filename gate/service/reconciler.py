@@ -7,7 +7,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +37,6 @@ from gate.service.settings import ServiceSettings
 from gate.service.submissions import process_reviews, process_submission
 from gate.signing.keys import SigningKey
 from gate.signing.trust import Trust
-from gate.storage.digest import Digest
 from gate.storage.workspace import DEFAULT, ModelKey
 
 
@@ -144,25 +142,26 @@ def _slots(
 ) -> dict[str, SlotSource]:
     """Return the slots that the ledger entry approves, the exact file first."""
     assert vouched.sha256 is not None
-    download = _Download(model, vouched, terms)
-    exact = _source(vouched.sha256, download.exact, golden=vouched.golden_sha256)
-    exact = replace(exact, preprocess_sha256=vouched.preprocess_sha256)
-    slots = {EXACT: exact}
-    if vouched.twin is not None:
-        golden = vouched.twin.golden_sha256
-        slots[QUANTIZED] = _source(vouched.twin.sha256, download.twin, golden=golden)
-    return {slot: replace(source, limits=model.reading.limits) for slot, source in slots.items()}
-
-
-def _source(sha256: Digest, fetch: Callable[[Path], Path], *, golden: Digest | None) -> SlotSource:
+    download, twin = _Download(model, vouched, terms), vouched.twin
     # Downloads already have a size limit; exceeding it is a mismatch.
-    return SlotSource(
-        sha256,
-        fetch,
-        golden_sha256=golden,
-        golden_required=golden is not None,
-        max_bytes=2 * MAX_BYTES,
-    )
+    source = partial(SlotSource, max_bytes=2 * MAX_BYTES, limits=model.reading.limits)
+    slots = {
+        EXACT: source(
+            vouched.sha256,
+            download.exact,
+            golden_sha256=vouched.golden_sha256,
+            golden_required=vouched.golden_sha256 is not None,
+            preprocess_sha256=vouched.preprocess_sha256,
+        )
+    }
+    if twin is not None:
+        slots[QUANTIZED] = source(
+            twin.sha256,
+            download.twin,
+            golden_sha256=twin.golden_sha256,
+            golden_required=twin.golden_sha256 is not None,
+        )
+    return slots
 
 
 def _record_outcome(

@@ -38,14 +38,19 @@ from gate.registry.reviews import ReviewCounter, ReviewSubmission, ReviewTally
 from gate.registry.verify_release import (
     ReadTrust,
     Terms,
-    claimed_fields,
+    claimed_entry,
     comparison_in,
     judge_version,
     no_trust,
     outdated,
     release_from_version,
 )
-from gate.registry.version_files import ExpectedDigests, Records, SignedExpectation, load_evidence
+from gate.registry.version_files import (
+    ExpectedDigests,
+    SignedExpectation,
+    load_evidence,
+    load_records,
+)
 from gate.registry.version_page import (
     MARK,
     TOO_EARLY,
@@ -182,18 +187,9 @@ class _Submission:
 
         Raises EvidenceError, StorageError.
         """
+        line, at = self._line(), self.terms.at
         with as_mismatch(f"the submitted version {self.version.number}"):
-            try:
-                fields = claimed_fields(
-                    path,
-                    model=self.model.name,
-                    trust=self.trust,
-                    registries=self.model.identities(),
-                    now=self.terms.at,
-                )
-            except Untrusted as error:
-                raise EvidenceError(str(error)) from error
-        return self._line().model_copy(update=fields)
+            return claimed_entry(path, self.model, line, trust=self.trust, now=at)
 
     def _evaluate(self, path: Path) -> tuple[LedgerEntry, str | None]:
         """Return the ledger entry for verified files, and the objection of the terms or None."""
@@ -201,8 +197,8 @@ class _Submission:
         problem = judge_version(path, self.model, vouched=line, terms=self.terms)
         if problem is not None:
             return line, problem
-        records = Records.load(path, evidence=line.evidence_sha256)
-        release = release_from_version(path, records, name=self.model.name, twin=line.twin)
+        records = load_records(path, evidence=line.evidence_sha256)
+        release = release_from_version(records, name=self.model.name, twin=line.twin)
         if line.golden_sha256 is not None:
             golden = GoldenFolder.open(path.parent / GOLDEN, sha256=line.golden_sha256)
             release = replace(release, golden=golden)
@@ -270,19 +266,19 @@ def process_reviews(
     Raises RegistryUnavailable; other errors are handled for each version.
     """
     history, candidate = model.history(), model.alias(CANDIDATE)
-    look = _SubmissionReview(model, policy, trust, candidate)
+    review = _SubmissionReview(model, policy, trust, candidate)
     for waiting in history.waiting:
         try:
-            taken = look.at(waiting)
+            results = review.process(waiting)
         except ResourceGone:
             reason = f"version {waiting.version} waited for review, and was deleted"
-            yield _close(model, waiting, "refused", reason=reason)
+            yield review.close(waiting, "refused", reason=reason)
         except RegistryUnavailable:  # the others can't be read either
             raise
         except GateError as error:
             yield Failed("review", error)
         else:
-            yield from taken
+            yield from results
 
 
 @dataclass(frozen=True)
@@ -294,7 +290,7 @@ class _SubmissionReview:
     trust: ReadTrust
     candidate: str | None
 
-    def at(self, waiting: LedgerEntry) -> list[StepResult]:
+    def process(self, waiting: LedgerEntry) -> list[StepResult]:
         """Process one waiting version."""
         assert waiting.version is not None
         model, tag = self.model, self.model.reviews.tag
@@ -307,13 +303,10 @@ class _SubmissionReview:
         if not reviews.approves(version.tags, tag):
             _answer(model, version, reviews.correction(version.tags, tag))
             return []
-        problem = self._problem(version.number)
-        if problem is not None:
-            return [_not_promoted(model, waiting, problem, comment=comment)]
         reason = (
             f"version {version.number} passed and was approved in review{reviews.quoted(comment)}"
         )
-        return [_promoted(model, waiting, reason, comment=comment)]
+        return [self._promote(waiting, reason, comment=comment)]
 
     def _signed(self, waiting: LedgerEntry, version: Version) -> list[StepResult]:
         model = self.model
@@ -328,12 +321,12 @@ class _SubmissionReview:
             _answer(model, version, self._what_is_missing(ballot, version))
             return []
         names, comment = ", ".join(map(str, ballot.approvals.values())), ballot.comment
-        problem = self._problem(version.number, approved=decision)
-        if problem is not None:
-            return [_not_promoted(model, waiting, problem, comment=comment)]
         reason = f"version {version.number} passed and was approved by {names}{_quoted(comment)}"
         keys = tuple(ballot.approvals)
-        return [_promoted(model, waiting, reason, comment=comment, approvers=keys)]
+        promoted = self._promote(
+            waiting, reason, comment=comment, approved=decision, approvers=keys
+        )
+        return [promoted]
 
     def _rejected(
         self, waiting: LedgerEntry, version: Version, ballot: ReviewTally | None = None
@@ -351,7 +344,45 @@ class _SubmissionReview:
         if ballot is not None and ballot.rejections:
             names, comment = ", ".join(map(str, ballot.rejections.values())), ballot.comment
             reason = f"version {version.number} was rejected by {names}{_quoted(comment)}"
-        return _close(self.model, waiting, "rejected", reason=reason, comment=comment)
+        return self.close(waiting, "rejected", reason=reason, comment=comment)
+
+    def close(
+        self, waiting: LedgerEntry, outcome: Action, *, reason: str, comment: str | None = None
+    ) -> StepResult:
+        """Record that the version no longer waits and does not serve."""
+        model, version = self.model, waiting.version
+        model.write(outcome, reason, version=version, about=waiting, comment=comment)
+        write_status(model, (version,))
+        return StepResult("review", outcome, version, reason)
+
+    def _promote(
+        self,
+        waiting: LedgerEntry,
+        reason: str,
+        *,
+        comment: str | None,
+        approved: Digest | None = None,
+        approvers: tuple[str, ...] = (),
+    ) -> StepResult:
+        """Promote an approved version, or record why that is impossible.
+
+        `approved`: the digest of the decision that reviewers signed.
+        """
+        model, number = self.model, waiting.version
+        assert number is not None
+        problem = self._problem(number, approved=approved)
+        if problem is not None:
+            reason = f"approved, but not promoted: {problem}"
+            # The tag comes before the entry; it makes a resubmission a new version.
+            value = f"{now()}: {reason}"[:_TAG_LIMIT]
+            model.registry.set_tag(model.name, number, key=Tag.REFUSED, value=value)
+            return self.close(waiting, "refused", reason=reason, comment=comment)
+        entry = model.entry(
+            "promoted", reason, version=number, previous=model.alias(CHAMPION), about=waiting,
+            comment=comment, approvers=approvers,
+        )  # fmt: skip
+        move_alias(model, entry)
+        return StepResult("review", "promoted", number, reason)
 
     def _counted(self, waiting: LedgerEntry, version: Version) -> tuple[ReviewTally, Digest | None]:
         """Return the tally of the review statements, and the digest of their decision, if any.
@@ -422,49 +453,6 @@ def _answer(model: RegisteredModel, version: Version, text: str | None) -> None:
         answer(model, version, text)
     except RegistryError as error:
         _log.warning("could not answer the review of version %s: %s", version.number, error)
-
-
-def _close(
-    model: RegisteredModel,
-    waiting: LedgerEntry,
-    outcome: Action,
-    *,
-    reason: str,
-    comment: str | None = None,
-) -> StepResult:
-    """Record that the version no longer waits and does not serve."""
-    version = waiting.version
-    model.write(outcome, reason, version=version, about=waiting, comment=comment)
-    write_status(model, (version,))
-    return StepResult("review", outcome, version, reason)
-
-
-def _not_promoted(
-    model: RegisteredModel, waiting: LedgerEntry, problem: str, *, comment: str | None
-) -> StepResult:
-    reason = f"approved, but not promoted: {problem}"
-    # The tag comes before the entry; it makes a resubmission a new version.
-    assert waiting.version is not None
-    value = f"{now()}: {reason}"[:_TAG_LIMIT]
-    model.registry.set_tag(model.name, waiting.version, key=Tag.REFUSED, value=value)
-    return _close(model, waiting, "refused", reason=reason, comment=comment)
-
-
-def _promoted(
-    model: RegisteredModel,
-    waiting: LedgerEntry,
-    reason: str,
-    *,
-    comment: str | None,
-    approvers: tuple[str, ...] = (),
-) -> StepResult:
-    number, champion = waiting.version, model.alias(CHAMPION)
-    entry = model.entry(
-        "promoted", reason, version=number, previous=champion, about=waiting, comment=comment,
-        approvers=approvers,
-    )  # fmt: skip
-    move_alias(model, entry)
-    return StepResult("review", "promoted", number, reason)
 
 
 def _quoted(comment: str | None) -> str:
