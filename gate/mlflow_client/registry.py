@@ -6,7 +6,7 @@ import contextvars
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -42,7 +42,7 @@ from gate.storage.workspace import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 
 def experiment_id(client: MlflowClient, name: str, *, artifacts: Path | None) -> str:
@@ -167,7 +167,7 @@ class MlflowRegistry:
     def has_model(self, name: str) -> bool:
         """Return whether the registered model exists."""
         with self._using(f"look for the registered model '{name}'") as client:
-            return self._read_or_none(lambda: client.get_registered_model(name)) is not None
+            return _registered_model(client, name) is not None
 
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
         """Return the versions with this digest in the tag `gate.sha256`, newest first."""
@@ -257,7 +257,7 @@ class MlflowRegistry:
     def alias(self, name: str, alias: Alias) -> str | None:
         """Return the version of an alias, or None."""
         with self._using(f"read the alias '{alias}' of '{name}'") as client:
-            model = self._read_or_none(lambda: client.get_registered_model(name))
+            model = _registered_model(client, name)
             number = None if model is None else model.aliases.get(alias)
             return None if number is None else str(number)
 
@@ -294,16 +294,16 @@ class MlflowRegistry:
                 self._opened = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
             yield self._opened
 
-    def _read_or_none(self, read: Callable[[], Any]) -> Any:
-        """Return the result of `read`, or None if MLflow has no such object."""
-        from mlflow.exceptions import MlflowException
 
-        try:
-            return read()
-        except MlflowException as error:
-            if not is_gone(error):
-                raise
-            return None
+def _registered_model(client: MlflowClient, name: str) -> RegisteredModel | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_registered_model(name)
+    except MlflowException as error:
+        if not is_gone(error):
+            raise
+        return None
 
 
 def _version(stored: ModelVersion) -> Version:
@@ -380,10 +380,8 @@ def upload(client: MlflowClient, draft: Draft) -> str:
         source_run_id=draft.run_id,
         tags={Tag.SHA256: draft.subject.sha256.hex},
     )
-    for (
-        place,
-        folder,
-    ) in draft.beside.items():  # first, because the version becomes READY with the file
+    # First, because the version becomes READY with the file.
+    for place, folder in draft.beside.items():
         client.log_model_artifacts(logged.model_id, str(folder), place)
     _steps.debug("upload %s, %.1f MB", draft.path.name, draft.subject.size_bytes / 1e6)
     proto = _proto_of_same_bytes(draft)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from flask import Flask, Response, request
+from flask import Response, request
 from mlflow.exceptions import MlflowException
 from mlflow.protos import databricks_pb2 as codes
 from mlflow.protos import model_registry_pb2 as messages
@@ -364,7 +364,7 @@ def _override(target: _Target, number: str = "none") -> str:
 
 def create_app() -> Any:
     """Return MLflow's app with the guard: FastAPI under uvicorn, Flask under other servers."""
-    _guard(_mlflow_app)
+    _guard()
     if os.environ.get("_MLFLOW_SGI_NAME") == "uvicorn":
         from mlflow.server.fastapi_app import create_fastapi_app
 
@@ -378,13 +378,13 @@ def create_app_with_basic_auth() -> Any:
     from mlflow.server import auth
 
     app = auth.create_app(_mlflow_app)
-    _guard(_mlflow_app)  # after auth's own check: who is not logged in learns nothing
+    _guard()  # after auth's own check: who is not logged in learns nothing
     return app
 
 
-def _guard(app: Flask) -> None:
+def _guard() -> None:
     guard = AliasGuard(dict(os.environ))
-    app.before_request(guard.check)
+    _mlflow_app.before_request(guard.check)
     try:
         guard.history("parity-gate", None)
     except GateError as error:

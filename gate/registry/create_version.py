@@ -12,7 +12,7 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.records.layout import GOLDEN, POLICY, PREPROCESSING, QUANTIZED, RECORDS, SPEC, TREND
 from gate.registry.interface import Registry
 from gate.registry.release import EvaluatedFile, Release
-from gate.registry.version_files import Records
+from gate.registry.version_files import write_records
 from gate.registry.version_page import with_status
 from gate.storage.files import temporary_folder
 
@@ -41,7 +41,7 @@ def create_version(registry: Registry, release: Release, policy: Policy, *, stat
 def _write_folders(release: Release, policy: Policy, folder: Path) -> dict[str, Path]:
     """Write the folders that are uploaded with the file; return them by their artifact names."""
     folders = {RECORDS: folder / RECORDS}
-    Records(release.evidence, release.decision, release.statements).write(folders[RECORDS])
+    write_records(release, folders[RECORDS])
     policy.save(folders[RECORDS] / POLICY)
     release.trend.followed_by(release.evidence).save(folders[RECORDS] / TREND)
     if release.preprocessing is not None:
@@ -69,4 +69,4 @@ def write_twin(twin: EvaluatedFile, folder: Path) -> None:
             f"cannot copy the twin {twin.onnx_path} to {folder}: {error.strerror or error}. "
             "Free disk space or fix the permissions, then retry."
         ) from error
-    Records(twin.evidence, twin.decision, twin.statements).write(folder / RECORDS)
+    write_records(twin, folder / RECORDS)

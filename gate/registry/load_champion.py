@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gate.decision.champion import Champion
@@ -24,7 +25,7 @@ from gate.records.runtime import RuntimeName
 from gate.registry.interface import CHAMPION
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.verify_release import (
-    claimed_fields,
+    claimed_entry,
     companion_digests,
     release_from_version,
     standard,
@@ -33,14 +34,13 @@ from gate.registry.verify_release import (
 from gate.registry.version_files import (
     Download,
     ExpectedDigests,
-    Records,
     SignedExpectation,
     load_decision,
     load_evidence,
+    load_records,
     load_trend,
 )
 from gate.signing.trust import Trust
-from gate.signing.verification import StatementPair
 from gate.storage.files import temporary_folder
 from gate.storage.untrusted_files import RECORD_LIMIT
 
@@ -125,26 +125,18 @@ def download_signed(
     model in this registry; otherwise return what is missing. The age of the statements is not
     checked, because a version may serve for long. Raises the RegistryErrors, StorageError.
     """
-
-    def signed_entry(path: Path) -> LedgerEntry:
-        try:
-            made = StatementPair.from_folder(path.parent / RECORDS).made_at
-            names = model.identities()
-            fields = claimed_fields(path, model=model.name, trust=trust, registries=names, now=made)
-        except Untrusted as error:
-            raise EvidenceError(str(error)) from error
-        return model.entry("passed", "its own statements", version=number).model_copy(update=fields)
-
+    passed = model.entry("passed", "its own statements", version=number)
+    signed_entry = partial(claimed_entry, model=model, entry=passed, trust=trust)
     expected = SignedExpectation(lambda path: ExpectedDigests.from_entry(signed_entry(path)))
     download = Download.into(into, model.registry, of=(model.name, number, expected))
     try:
         path = download.proven()
         entry = signed_entry(path)
-        records = Records.load(path, evidence=entry.evidence_sha256)
+        records = load_records(path, evidence=entry.evidence_sha256)
         assert records.statements is not None  # signed_entry has read them
         verify_statements(
             # The twin is left out, because the comparison does not use it.
-            release_from_version(path, records, name=model.name, twin=None),
+            release_from_version(records, name=model.name, twin=None),
             files=companion_digests(entry),
             trust=trust,
             registries=model.identities(),

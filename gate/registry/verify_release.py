@@ -19,10 +19,10 @@ from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
 from gate.records.champion_comparison import Trend
 from gate.records.layout import GOLDEN as GOLDEN_FOLDER
-from gate.records.layout import QUANTIZED
+from gate.records.layout import QUANTIZED, RECORDS
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import EvaluatedFile, GoldenFolder, Release, VerificationRules
-from gate.registry.version_files import Records, load_statements, twin_file
+from gate.registry.version_files import load_records, load_statements, twin_file
 from gate.signing.keys import PublicKey
 from gate.signing.predicates import VerificationSummary
 from gate.signing.statement import Resource, SignedStatement
@@ -153,16 +153,34 @@ def companion_digests(which: LedgerEntry | Release) -> dict[str, Digest]:
     return {name: digest for name, digest in named.items() if digest is not None}
 
 
-def claimed_fields(
+def claimed_entry(
+    path: Path,
+    model: RegisteredModel,
+    entry: LedgerEntry,
+    *,
+    trust: Trust,
+    now: datetime | None = None,
+) -> LedgerEntry:
+    """Return a ledger entry with the digests in the signed statements next to a file.
+
+    The signatures are verified: they are by trusted keys, for this model in this registry, and
+    valid at the time `now` (None: the verdict's own time). The digests are not verified, because no
+    other file of the download was read yet.
+
+    Raises EvidenceError if no trusted key signed the statements, StorageError.
+    """
+    try:
+        now = now or StatementPair.from_folder(path.parent / RECORDS).made_at
+        names = model.identities()
+        fields = _claimed_fields(path, model=model.name, trust=trust, registries=names, now=now)
+    except Untrusted as error:
+        raise EvidenceError(str(error)) from error
+    return entry.model_copy(update=fields)
+
+
+def _claimed_fields(
     path: Path, *, model: str, trust: Trust, registries: frozenset[str], now: datetime
 ) -> dict[str, Any]:
-    """Return the fields of a ledger entry according to the signed statements next to a file.
-
-    The signatures are verified: they are by trusted keys, for this model in the registry with these
-    addresses. The fields are not verified, because no other file of the download was read yet.
-
-    Raises Untrusted, StorageError.
-    """
     statements, summary, signers = _decision_of(path, trust=trust, now=now)
     signed, signed_all = statements.decision, [statements]
     verify_resource(summary, registries=registries, model=model)
@@ -570,13 +588,13 @@ def judge_version(
 
 
 def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms) -> str | None:
-    records = Records.load(path, evidence=vouched.evidence_sha256)
+    records = load_records(path, evidence=vouched.evidence_sha256)
     assert vouched.sha256 is not None
     records.evidence.subject.sha256.verify(vouched.sha256, what="the file that passed")
     verify_comparison(records.decision, vouched.compared_with)
     if terms.approved is not None:
         terms.approved.verify(records.decision.digest(), what="the decision that was approved")
-    release = release_from_version(path, records, name=model.name, twin=vouched.twin)
+    release = release_from_version(records, name=model.name, twin=vouched.twin)
     policy, passed_by = terms.policy, release.decision.policy_sha256
     if release.twin is not None and policy.twin is not None and passed_by != policy.digest():
         # The golden vectors have the tolerances of the old policy, so they are not compared with
@@ -620,17 +638,15 @@ def _may_be_unsigned(model: RegisteredModel, vouched: LedgerEntry, trust: Trust)
     )
 
 
-def release_from_version(
-    path: Path, records: Records, *, name: str, twin: TwinDigests | None
-) -> Release:
+def release_from_version(records: EvaluatedFile, *, name: str, twin: TwinDigests | None) -> Release:
     """Create the release of a downloaded version, without the exact file's golden vectors.
 
     Raises the exceptions of `twin_in`.
     """
-    folder = path.parent / QUANTIZED
+    folder = records.onnx_path.parent / QUANTIZED
     return Release(
         model_name=name,
-        onnx_path=path,
+        onnx_path=records.onnx_path,
         evidence=records.evidence,
         decision=records.decision,
         statements=records.statements,
@@ -648,17 +664,9 @@ def twin_in(folder: Path, digests: TwinDigests | None = None) -> EvaluatedFile:
     Raises EvidenceError if the twin is incomplete, DigestMismatch if evidence or golden vectors
     differ; StorageError.
     """
-    path = twin_file(folder)
-    records = Records.load(path, evidence=None if digests is None else digests.evidence_sha256)
-    golden = folder / GOLDEN_FOLDER
-    vectors = None
-    if (golden / GOLDEN_JSON).exists():
-        sha256 = None if digests is None else digests.golden_sha256
-        vectors = GoldenFolder.open(golden, sha256=sha256)
-    return EvaluatedFile(
-        onnx_path=path,
-        evidence=records.evidence,
-        decision=records.decision,
-        statements=records.statements,
-        golden=vectors,
-    )
+    evidence = None if digests is None else digests.evidence_sha256
+    twin, golden = load_records(twin_file(folder), evidence=evidence), folder / GOLDEN_FOLDER
+    if not (golden / GOLDEN_JSON).exists():
+        return twin
+    sha256 = None if digests is None else digests.golden_sha256
+    return replace(twin, golden=GoldenFolder.open(golden, sha256=sha256))

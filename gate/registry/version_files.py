@@ -31,7 +31,7 @@ from gate.records.layout import (
     VersionSize,
 )
 from gate.registry.interface import Registry
-from gate.registry.release import Release
+from gate.registry.release import EvaluatedFile, Release
 from gate.sandbox.limits import limit_folder_size
 from gate.signing.verification import StatementPair
 from gate.storage.digest import Digest
@@ -43,48 +43,44 @@ _TREND_LIMIT = 1 << 16
 """Maximum size of a trend in bytes; twenty rows take about 5 kB."""
 
 
-@dataclass(frozen=True)
-class Records:
-    """Evidence and decision of one version."""
+def write_records(file: EvaluatedFile, folder: Path) -> None:
+    """Write evidence, decision and statements into a folder. Raises StorageError."""
+    file.evidence.save(folder / EVIDENCE)
+    file.decision.save(folder / DECISION)
+    if file.statements is not None:
+        file.statements.write(folder)
 
-    evidence: Evidence
-    decision: Decision
-    statements: StatementPair | None = None
-    """Signed statements about both; None if they are not signed."""
 
-    def write(self, folder: Path) -> None:
-        """Write the records into a folder. Raises StorageError."""
-        self.evidence.save(folder / EVIDENCE)
-        self.decision.save(folder / DECISION)
-        if self.statements is not None:
-            self.statements.write(folder)
+def load_records(onnx_path: Path, *, evidence: Digest | None = None) -> EvaluatedFile:
+    """Load evidence, decision and statements next to a downloaded file.
 
-    @classmethod
-    def load(cls, onnx_path: Path, *, evidence: Digest | None = None) -> Records:
-        """Load the records next to a downloaded file.
-
-        evidence: the expected digest of the evidence.
-        Raises EvidenceError if a record is missing, DigestMismatch, StorageError.
-        """
-        folder = onnx_path.parent / RECORDS
-        missing = [name for name in (EVIDENCE, DECISION) if not (folder / name).is_file()]
-        if missing:
-            raise EvidenceError(
-                f"the version has no {' and no '.join(missing)} next to its file: it was not "
-                "promoted with this version of the gate. Promote the file again."
-            )
-        measured = load_evidence(onnx_path, sha256=evidence)
-        return cls(measured, load_decision(onnx_path), load_statements(onnx_path))
+    evidence: the expected digest of the evidence.
+    Raises EvidenceError if evidence or decision is missing, DigestMismatch, Untrusted for malformed
+    statements, StorageError.
+    """
+    folder = onnx_path.parent / RECORDS
+    missing = [name for name in (EVIDENCE, DECISION) if not (folder / name).is_file()]
+    if missing:
+        raise EvidenceError(
+            f"the version has no {' and no '.join(missing)} next to its file: it was not "
+            "promoted with this version of the gate. Promote the file again."
+        )
+    return EvaluatedFile(
+        onnx_path=onnx_path,
+        evidence=load_evidence(onnx_path, sha256=evidence),
+        decision=load_decision(onnx_path),
+        statements=load_statements(onnx_path),
+    )
 
 
 def load_evidence(onnx_path: Path, *, sha256: Digest | None) -> Evidence:
-    """Load the evidence next to a downloaded file. Raises the exceptions of `Records.load`."""
+    """Load the evidence next to a downloaded file. Raises the exceptions of `load_records`."""
     data = read_untrusted(onnx_path.parent / RECORDS / EVIDENCE, limit=RECORD_LIMIT)
     return Evidence.from_untrusted(data, what="the version's evidence", sha256=sha256)
 
 
 def load_decision(onnx_path: Path) -> Decision:
-    """Load the decision next to a downloaded file. Raises the exceptions of `Records.load`."""
+    """Load the decision next to a downloaded file. Raises the exceptions of `load_records`."""
     data = read_untrusted(onnx_path.parent / RECORDS / DECISION, limit=RECORD_LIMIT)
     return Decision.from_untrusted(data, what="the version's decision")
 

@@ -21,7 +21,7 @@ from gate.records.layout import RECORDS
 from gate.registry.interface import CHAMPION
 from gate.registry.release import GoldenFolder, Release
 from gate.registry.verify_release import MeasuredFile, VerdictSigning, verify_release
-from gate.registry.version_files import Records
+from gate.registry.version_files import write_records
 from gate.signing.keys import SigningKey
 from gate.signing.predicates import CodeVersion
 from gate.signing.subjects import resource_uri
@@ -348,7 +348,7 @@ class TestSigning:
 def test_a_rejected_verdict_can_be_signed_and_stays_rejected(world: World, ledger: Ledger) -> None:
     bad = failing_release(onnx_file(world.folder / "bad.onnx", seed=3))
     of = signed(bad, world.key, builders.policy())
-    Records(of.evidence, of.decision, of.statements).write(world.folder / RECORDS)
+    write_records(of, world.folder / RECORDS)
     back = StatementPair.from_folder(world.folder / RECORDS)
     found = promote(
         Simulator(),

@@ -119,7 +119,7 @@ def test_a_version_that_can_not_be_read_is_taken_back(place, monkeypatch, error)
     def fail(*_arguments, **_options):
         raise error
 
-    monkeypatch.setattr("gate.registry.verify_release.Records.load", fail)
+    monkeypatch.setattr("gate.registry.verify_release.load_records", fail)
     assert look(place) == [("reverted", "2")]
     assert error.__name__ in place.ledger.entries()[-1].reason
 

@@ -346,7 +346,7 @@ def test_evidence_that_can_not_be_read_is_not_deployed(service, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr("gate.registry.verify_release.Records.load", fail)
+        broken.setattr("gate.registry.verify_release.load_records", fail)
         (taken,) = deploy_champion(place.model(), service.store, AUTOMATIC)
     assert (taken.outcome, service.live) == ("refused", "1")
     assert "MemoryError" in taken.reason
