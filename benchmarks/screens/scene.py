@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gate.errors import RegistryUnavailable
-from gate.mlflow_client.connection import lent
+from gate.mlflow_client.connection import using_tracking_uri
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.interface import CHAMPION, Tag
 
@@ -96,7 +96,7 @@ class ExplanationInputs:
 
     def serve_by_hand(self, pages: Pages) -> str:
         """As somebody does who goes around the gate: a version of a run that was rejected."""
-        with lent(self.uri):
+        with using_tracking_uri(self.uri):
             from mlflow import MlflowClient
 
             client = MlflowClient(self.uri, self.uri)

@@ -424,7 +424,7 @@ class TrackedRun:
                         raise self.failure
                     log_files(self.page, self.judgment, folder=self.folder)
                 if self.remember:
-                    self.runs.remember(self.page, self.folder)
+                    self.runs.save_reference(self.page, self.folder)
             except GateError as error:
                 self.failure = error
             self._describe()

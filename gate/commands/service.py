@@ -226,7 +226,7 @@ def serve_command(**options: Any) -> CommandResult:
     from gate.service.notifications import notifying
     from gate.service.reconciler import read_ledger, reconciler
 
-    reconcile = reconciler(settings, comes_again=True)
+    reconcile = reconciler(settings, is_service=True)
     models = store_app(
         ModelStore(settings.store),
         cors_origins=settings.cors_origins,

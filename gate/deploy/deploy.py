@@ -24,7 +24,7 @@ from gate.deploy.store import (
     discard,
     fsync_tree,
     make_folder,
-    point,
+    point_link,
     storage_errors,
     url_of,
 )
@@ -141,7 +141,7 @@ def copy_at_most(limit: int, *, source: Path, target: Path) -> int:
     return size
 
 
-def fetched(source: SlotSource, folder: Path) -> Path:
+def fetch_files(source: SlotSource, folder: Path) -> Path:
     """Fetch into `folder`, which is created; return the path of the ONNX file.
 
     Raises TooLarge, and the exceptions of fetching.
@@ -185,11 +185,11 @@ def stage(source: SlotSource, folder: Path) -> StagedSlot:
     folder.mkdir()
     try:
         _steps.debug("fetch the file and hash it")
-        path = fetched(source, folder / "fetched")
+        path = fetch_files(source, folder / "fetched")
         subject = _subject(path, source, inside=folder / "fetched")
         expected = source.preprocess_sha256
         spec = prove_spec(spec_path(path), expected, what=path.name) if expected else None
-        model, golden = _taken(path, subject, expected=source.golden_sha256, into=folder)
+        model, golden = _move_files(path, subject, expected=source.golden_sha256, into=folder)
     except LimitExceeded as error:
         raise NotEvaluated(str(error)) from error
     except (TooLarge, OnnxFileError, DigestMismatch, PolicyError) as error:
@@ -264,7 +264,7 @@ def _subject(path: Path, source: SlotSource, *, inside: Path) -> Subject:
     return subject
 
 
-def _taken(
+def _move_files(
     path: Path, subject: Subject, *, expected: Digest | None, into: Path
 ) -> tuple[Path, Path | None]:
     """Move the model's files and its golden vectors, and no other files, into new folders."""
@@ -410,13 +410,15 @@ def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Dep
             }
         except NotDeployed as refusal:
             return Deployment("refused", name, live, str(refusal), judged=refusal.judged)
-        mixed = _mixed({slot: entry.slot for slot, entry in staged.items()})
-        if mixed is not None:
-            return Deployment("refused", name, live, mixed)
+        parts_problem = _parts_problem({slot: entry.slot for slot, entry in staged.items()})
+        if parts_problem is not None:
+            return Deployment("refused", name, live, parts_problem)
         for entry in staged.values():
             store_staged(store, entry)
         served = {slot: entry.slot for slot, entry in staged.items()}
-        previous = _before(store, name) if live is None else (live.earlier(), *live.previous)
+        previous = (
+            _earlier_releases(store, name) if live is None else (live.earlier(), *live.previous)
+        )
         manifest = _go_live(store, name, served, previous=previous)
     return Deployment("deployed", name, manifest, _describe(manifest))
 
@@ -461,12 +463,12 @@ def serves(
         return False
     if live is None or live.slots.keys() != slots.keys():
         return False
-    if not all(_is(live.slots[slot], source) for slot, source in slots.items()):
+    if not all(_matches_source(live.slots[slot], source) for slot, source in slots.items()):
         return False
     return not thoroughly or all(prove(store, slot) is None for slot in live.slots.values())
 
 
-def _before(store: ModelStore, name: str) -> tuple[Earlier, ...]:
+def _earlier_releases(store: ModelStore, name: str) -> tuple[Earlier, ...]:
     """Return the intact earlier releases, newest first, for a live release that is damaged."""
     last = store.last_release(name)
     earlier = []
@@ -477,7 +479,7 @@ def _before(store: ModelStore, name: str) -> tuple[Earlier, ...]:
     return tuple(earlier)
 
 
-def _mixed(slots: Mapping[str, Slot]) -> str | None:
+def _parts_problem(slots: Mapping[str, Slot]) -> str | None:
     """Return why the slots do not belong together: a consumer expects the same parts in each."""
     exact = slots[EXACT].parts
     for label, slot in slots.items():
@@ -491,7 +493,7 @@ def _mixed(slots: Mapping[str, Slot]) -> str | None:
     return None
 
 
-def _is(slot: Slot, source: SlotSource) -> bool:
+def _matches_source(slot: Slot, source: SlotSource) -> bool:
     vectors, spec = slot.golden_sha256, slot.preprocessing
     return (
         slot.sha256 == source.sha256
@@ -521,7 +523,7 @@ def _go_live(
     link = store.live_link(name)
     if link.is_dir() and not link.is_symlink():  # The store was copied by following links.
         discard(link, into=store.staging_folder)
-    point(store.live_link(name), f"../releases/{name}/{folder.name}")
+    point_link(store.live_link(name), f"../releases/{name}/{folder.name}")
     store.prune(name)
     return manifest
 

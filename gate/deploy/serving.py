@@ -36,7 +36,7 @@ from gate.deploy.store import (
 from gate.errors import DigestMismatch, GateError, StorageError
 from gate.golden.folder import GOLDEN_JSON, read_record
 from gate.storage.digest import Digest
-from gate.storage.untrusted_files import OURS, read_untrusted
+from gate.storage.untrusted_files import MACHINE_ERRORS, read_untrusted
 
 IMMUTABLE = "public, max-age=31536000, immutable"
 NO_CACHE = "no-cache"
@@ -55,7 +55,7 @@ def etag(digest: Digest) -> str:
 
 
 @dataclass(frozen=True)
-class StoredFileResponse:
+class ServedContent:
     """A file to serve."""
 
     content: Path | bytes
@@ -91,7 +91,7 @@ class _BytesContent:
 
 
 async def file_response(
-    request: Request, file: StoredFileResponse, *, name: str, proofs: VerifiedFiles
+    request: Request, file: ServedContent, *, name: str, proofs: VerifiedFiles
 ) -> Response:
     """Return a response with the content of a file of the deployed model `name`.
 
@@ -368,7 +368,7 @@ _RETRY_AFTER_S = 30
 _PathParams = Mapping[str, str]
 """The path parameters of a request."""
 
-_Find = Callable[[ModelStore, _PathParams], StoredFileResponse | None]
+_Find = Callable[[ModelStore, _PathParams], ServedContent | None]
 
 
 def store_app(
@@ -452,10 +452,10 @@ def _absent() -> Response:
 def _is_ours(error: Exception) -> bool:
     """Return whether the cause is this machine's own state, not the file."""
     cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and cause.errno in OURS
+    return isinstance(cause, OSError) and cause.errno in MACHINE_ERRORS
 
 
-def _manifest(store: ModelStore, params: _PathParams) -> StoredFileResponse | None:
+def _manifest(store: ModelStore, params: _PathParams) -> ServedContent | None:
     live = store.live(params["name"])
     if live is None:
         return None
@@ -467,10 +467,10 @@ def _manifest(store: ModelStore, params: _PathParams) -> StoredFileResponse | No
         raise ReleaseDamaged(
             f"{folder} differs from the live manifest. Deploy {params['name']} again."
         )
-    return StoredFileResponse(data, Digest.from_bytes(data), NO_CACHE, _JSON)
+    return ServedContent(data, Digest.from_bytes(data), NO_CACHE, _JSON)
 
 
-def _stable(store: ModelStore, params: _PathParams) -> StoredFileResponse | None:
+def _stable(store: ModelStore, params: _PathParams) -> ServedContent | None:
     live = store.live(params["name"])
     if live is None or live.slots[EXACT].parts:
         return None
@@ -478,7 +478,7 @@ def _stable(store: ModelStore, params: _PathParams) -> StoredFileResponse | None
     return _of_slot(store, slot, file=slot.model.name, cache=NO_CACHE)
 
 
-def _in_slot(store: ModelStore, params: _PathParams) -> StoredFileResponse | None:
+def _in_slot(store: ModelStore, params: _PathParams) -> ServedContent | None:
     live = store.live(params["name"])
     slot = live.slots.get(params["slot"]) if live is not None else None
     if slot is None or slot.parts:
@@ -486,7 +486,7 @@ def _in_slot(store: ModelStore, params: _PathParams) -> StoredFileResponse | Non
     return _of_slot(store, slot, file=params["file"], cache=NO_CACHE)
 
 
-def _by_digest(store: ModelStore, params: _PathParams) -> StoredFileResponse | None:
+def _by_digest(store: ModelStore, params: _PathParams) -> ServedContent | None:
     """Return a file by its digest, from the live release or an earlier one of the model."""
     live = store.live(params["name"])  # Raises if damaged: it may be the one with this digest.
     for number in sorted(store.releases(params["name"]), reverse=True):
@@ -504,21 +504,17 @@ def _by_digest(store: ModelStore, params: _PathParams) -> StoredFileResponse | N
     return None
 
 
-def _of_slot(store: ModelStore, slot: Slot, *, file: str, cache: str) -> StoredFileResponse | None:
+def _of_slot(store: ModelStore, slot: Slot, *, file: str, cache: str) -> ServedContent | None:
     for entry in slot.files:
         if entry.name == file:
-            return StoredFileResponse(store.file(slot.sha256, entry), entry.sha256, cache, _BINARY)
+            return ServedContent(store.file(slot.sha256, entry), entry.sha256, cache, _BINARY)
     return None
 
 
-def _of_golden(store: ModelStore, digest: Digest, file: str) -> StoredFileResponse | None:
+def _of_golden(store: ModelStore, digest: Digest, file: str) -> ServedContent | None:
     folder = store.content(digest)
     if file == GOLDEN_JSON:
-        return StoredFileResponse(folder / GOLDEN_JSON, digest, IMMUTABLE, _JSON)
+        return ServedContent(folder / GOLDEN_JSON, digest, IMMUTABLE, _JSON)
     golden, _ = read_record(folder, sha256=digest)
     sha256 = golden.files.get(file)
-    return (
-        StoredFileResponse(folder / file, sha256, IMMUTABLE, _BINARY)
-        if sha256 is not None
-        else None
-    )
+    return ServedContent(folder / file, sha256, IMMUTABLE, _BINARY) if sha256 is not None else None

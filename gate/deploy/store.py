@@ -50,7 +50,7 @@ def discard(path: Path, *, into: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-def point(link: Path, target: str) -> None:
+def point_link(link: Path, target: str) -> None:
     """Point a symbolic link at `target`, atomically and durably."""
     new = link.with_name(f".{link.name}.next")
     new.unlink(missing_ok=True)

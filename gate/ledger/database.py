@@ -54,7 +54,7 @@ WAIT = (
 """Remedy for a locked database."""
 
 
-def trouble(error: BaseException) -> Literal["locked", "malformed"] | None:
+def database_problem(error: BaseException) -> Literal["locked", "malformed"] | None:
     """Return whether the error or one of its causes is a locked or a malformed database.
 
     Uses SQLite's error code, or the message if a server passed the error on.
@@ -192,7 +192,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
-            if trouble(error) != "locked" or time.monotonic() >= until:
+            if database_problem(error) != "locked" or time.monotonic() >= until:
                 raise
             time.sleep(_PAUSE_S)
 
@@ -392,7 +392,7 @@ class StateDatabase:
             yield
         except (SQLAlchemyError, sqlite3.Error) as error:  # The second is raised while opening.
             cause = without_passwords(" ".join(str(getattr(error, "orig", None) or error).split()))
-            remedy = WAIT if trouble(error) == "locked" else _LOOK
+            remedy = WAIT if database_problem(error) == "locked" else _LOOK
             raise StateUnavailable(
                 f"the database {self.place} can't be used now: {cause[:400]}. {remedy}"
             ) from error

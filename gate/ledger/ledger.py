@@ -335,7 +335,7 @@ class Ledger:
             verify(row.line, row.signature, trust=trust, at=LedgerEntry.from_json(row.line).at)
         except Untrusted as error:
             raise Untrusted(
-                f"{self.location}:{row.number}: this entry {error}. {UNVOUCHED}"
+                f"{self.location}:{row.number}: this entry {error}. {UNTRUSTED_ENTRY}"
             ) from error
         self._vouched = row, trust
 
@@ -344,7 +344,7 @@ class Ledger:
             self._stored_head.compare(self._chain, again=self._read)
 
 
-UNVOUCHED = (
+UNTRUSTED_ENTRY = (
     "Anyone with write access to the database may have written it. Find out who did. If it was one "
     "of your writers, trust that key: gate keys trust --as writer. If the entry is right, accept "
     'it with the key of a trusted writer: gate accept-ledger --reason "why".'
@@ -377,16 +377,16 @@ def proven(rows: Sequence[Row], *, place: str) -> tuple[HashChain, list[LedgerEn
 def verify_writer(ledger: Ledger, keys: LocalKeys, trust: Path | None = None) -> Ledger:
     """Set the trust of a ledger: this file, else GATE_TRUST, else the folder's trust if it exists.
 
-    Sets the folder's trust with `believe_by_default`. Raises PolicyError, Untrusted.
+    Sets the folder's trust with `set_default_trust`. Raises PolicyError, Untrusted.
     """
     chosen = keys.trust_if_any(trust)
     if chosen is not None and not keys.is_trust_named(trust):
-        return believe_by_default(ledger, chosen)
+        return set_default_trust(ledger, chosen)
     ledger.trust = chosen
     return ledger
 
 
-def believe_by_default(ledger: Ledger, trust: Trust) -> Ledger:
+def set_default_trust(ledger: Ledger, trust: Trust) -> Ledger:
     """Set a default trust, which the user did not name and which may be newer than the ledger.
 
     A ledger without any signed entry needs no signatures until a trusted writer signs an entry.

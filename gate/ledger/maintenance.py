@@ -13,7 +13,7 @@ from pydantic import Field
 from gate.errors import EvidenceError, PastChanged, Untrusted
 from gate.ledger.entry import Action, LedgerEntry, plain
 from gate.ledger.ledger import (
-    UNVOUCHED,
+    UNTRUSTED_ENTRY,
     Ledger,
     StoredHead,
     check_writer,
@@ -129,7 +129,9 @@ def audit_ledger(ledger: Ledger) -> Audit:
             accepted += unapproved
             unapproved.clear()
     for number, reason in unapproved.items():
-        raise Untrusted(f"{ledger.location}:{number}: this entry {reason}. {UNVOUCHED}") from reason
+        raise Untrusted(
+            f"{ledger.location}:{number}: this entry {reason}. {UNTRUSTED_ENTRY}"
+        ) from reason
     return Audit(chain.lines, chain.digest(chain.lines), dict(by_key), tuple(accepted))
 
 

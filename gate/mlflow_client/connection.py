@@ -24,7 +24,7 @@ from gate.errors import (
     ResourceGone,
     StorageError,
 )
-from gate.ledger.database import WAIT, causes, trouble
+from gate.ledger.database import WAIT, causes, database_problem
 from gate.storage.safe_text import redacted, without_passwords
 from gate.storage.workspace import DEFAULT, VARIABLE, current_workspace
 
@@ -76,7 +76,7 @@ def translate_errors(uri: str, doing: str) -> Iterator[None]:
         missing = installation.missing(error)
         if missing is not None:
             raise missing from error
-        if trouble(error) == "locked":
+        if database_problem(error) == "locked":
             raise RegistryUnavailable(
                 f"cannot {doing} at {redacted(uri)}: the database is locked. {WAIT}"
             ) from error
@@ -157,7 +157,7 @@ _TAKE_TIMEOUT = ("psycopg", "psycopg2", "pymysql", "mysqldb", "mysqlconnector")
 _log = logging.getLogger(__name__)
 
 
-def usable(uri: str) -> None:
+def check_database(uri: str) -> None:
     """Raise RegistryUnavailable, StorageError or RegistryError if a database can't be used.
 
     Ignores URIs that are not databases.
@@ -232,9 +232,9 @@ def _read(path: Path, uri: str) -> None:
             opened.execute("PRAGMA schema_version").fetchone()
     except sqlite3.DatabaseError as error:
         remedy = "Check the disk and the permissions, and do not move the file."
-        if trouble(error) == "locked":
+        if database_problem(error) == "locked":
             raise RegistryUnavailable(f"{uri}: {error}. {WAIT}") from error
-        if trouble(error) == "malformed":
+        if database_problem(error) == "malformed":
             remedy = (
                 "Restore it from a backup. Without one, move it away to start with an empty one."
             )
@@ -281,7 +281,7 @@ def quiet_process() -> None:
 
 
 @contextmanager
-def lent(tracking_uri: str, *, workspace: str | None = None) -> Iterator[None]:
+def using_tracking_uri(tracking_uri: str, *, workspace: str | None = None) -> Iterator[None]:
     """Set MLflow's process-wide tracking URI and workspace inside the block, then restore both.
     `workspace`: None for that of the environment.
 
@@ -334,7 +334,7 @@ def check_server(tracking_uri: str) -> None:
         )
     else:
         installation.require_module(installation.WHOLE_MLFLOW)
-        usable(tracking_uri)
+        check_database(tracking_uri)
     workspace = current_workspace()
     if workspace is not None:
         require_workspaces(tracking_uri, workspace)
@@ -369,11 +369,11 @@ def _has_workspaces(uri: str) -> bool:
 
 def reach(uri: str) -> None:
     """Raise RegistryUnavailable, RegistryDenied or StorageError unless the registry responds now.
-    For a server GET /health, else like `usable`. Thread-safe."""
+    For a server GET /health, else like `check_database`. Thread-safe."""
     if urlsplit(uri).scheme in ("http", "https"):
         _ask_health(uri)
     else:
-        usable(uri)
+        check_database(uri)
 
 
 def _get(uri: str, endpoint: str, *, doing: str) -> Any:
@@ -424,6 +424,6 @@ def _field(answer: Any, name: str) -> object:
 
 @contextmanager
 def calling(uri: str, doing: str, *, workspace: str | None = None) -> Iterator[None]:
-    """Call MLflow at this URI (`lent`) and translate its errors (`translate_errors`)."""
-    with translate_errors(uri, doing), lent(uri, workspace=workspace):
+    """Set MLflow's tracking URI (`using_tracking_uri`) and translate its errors."""
+    with translate_errors(uri, doing), using_tracking_uri(uri, workspace=workspace):
         yield

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from gate.errors import ArtifactMissing, DigestMismatch, RegistryError, StorageError, TooLarge
 from gate.mlflow_client.connection import (
     calling,
+    check_database,
     is_gone,
     quiet_process,
     require_workspaces,
-    usable,
 )
 from gate.onnx_file.release_file import is_release_file
 from gate.records.layout import MAX_EXTENT, VersionSize
@@ -288,7 +288,7 @@ class MlflowRegistry:
             if self._opened is None:
                 from mlflow import MlflowClient
 
-                usable(self._uri)  # otherwise MLflow retries silently for minutes
+                check_database(self._uri)  # otherwise MLflow retries silently for minutes
                 if self._workspace != DEFAULT:
                     require_workspaces(self._uri, self._workspace)
                 self._opened = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)

@@ -370,7 +370,7 @@ class Runs:
         page.ends = "FINISHED" if run.info.status == "FINISHED" else "FAILED"
         return page
 
-    def remember(self, page: RunLogger, report: Path) -> None:
+    def save_reference(self, page: RunLogger, report: Path) -> None:
         """Name the page's run in the folder of a report. Raises StorageError."""
         RunReference(
             run_id=page.run_id, experiment_id=page.experiment_id, tracking_uri=redacted(self._uri)

@@ -54,7 +54,7 @@ def check_bytes_allowed(
     return _rejection(model, history, number, tags=tags)
 
 
-def objection_from_afar(
+def objection_to_submission(
     model: RegisteredModel, history: ModelHistory, line: LedgerEntry
 ) -> str | None:
     """Return the objection to bytes that were submitted without access to the ledger, or None.
@@ -259,7 +259,7 @@ class TrustFile:
             with contextlib.suppress(PolicyError):
                 ledger.trust = self()
 
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """Return why the configured trust file can't be used now, or None.
 
         The log contains details that the page must not show.

@@ -28,8 +28,8 @@ from gate.registry.verify_release import (
     claimed_entry,
     companion_digests,
     release_from_version,
-    standard,
     verify_statements,
+    version_to_compare,
 )
 from gate.registry.version_files import (
     Download,
@@ -152,7 +152,7 @@ _NO_EVIDENCE = "the ledger has no digest of its evidence"
 
 
 def load_champion(model: RegisteredModel, *, into: Path, trust: Trust | None = None) -> Champion:
-    """Download the version that a new one must be compared with (`standard`), below `into`.
+    """Download the `version_to_compare` below `into`.
 
     trust: trusted keys for its statements if no ledger entry approves it; None: no key.
     Raises MismatchUnconfirmed if the download differs from the ledger, the other RegistryErrors,
@@ -216,7 +216,7 @@ def champion_recorded(model: RegisteredModel) -> Champion:
 def _approving_entry(model: RegisteredModel) -> Champion | LedgerEntry:
     """Return the ledger entry that approves the version to compare with, or why there is none."""
     history = model.history()
-    number = standard(model.alias(CHAMPION), history)
+    number = version_to_compare(model.alias(CHAMPION), history)
     if number is None:
         return Champion(state="first", absent=f"no version of {model.name} serves yet")
     entry = history.approving_entry(number)

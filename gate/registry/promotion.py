@@ -66,7 +66,7 @@ def submit(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult
     call completes the submission.
     """
     release = verified.release
-    refusal = verified.refusal or release.outdated() or verified.untimely(datetime.now(UTC))
+    refusal = verified.refusal or release.outdated() or verified.age_problem(datetime.now(UTC))
     judged = [release] if release.twin is None else [release, release.twin]
     if refusal is None and any(each.statements is None for each in judged):
         refusal = (
@@ -349,9 +349,9 @@ class _Promotion:
 
         serving: the champion's number if the champion is this release already.
         """
-        untimely = self.verified.untimely(datetime.now(UTC))
-        if untimely is not None or serving is not None or self.policy.incumbent is None:
-            return untimely
+        age_problem = self.verified.age_problem(datetime.now(UTC))
+        if age_problem is not None or serving is not None or self.policy.incumbent is None:
+            return age_problem
         return outdated(self.release.compared_with, champion, self.history)
 
     def _is_recorded_as_served(self, number: str) -> bool:

@@ -124,7 +124,7 @@ class EvaluatedFile:
         return None if self.golden is None else self.golden.sha256
 
     @property
-    def why_not(self) -> str | None:
+    def refusal_reason(self) -> str | None:
         """Return why the decision refuses the file; None for a PASS without overrides."""
         decision = self.decision
         if decision.tried:
@@ -142,7 +142,7 @@ class EvaluatedFile:
             first = f"in the part {check.part}: {first}"
         return f"{decision.verdict}: {len(decision.problems)} checks did not pass, first: {first}"
 
-    def untimely(self, policy: Policy, *, at: datetime) -> str | None:
+    def age_problem(self, policy: Policy, *, at: datetime) -> str | None:
         """Return why the evidence is too old at a time, or from its future; None if it is valid."""
         text = self.evidence.measured_at
         measured = time_of(text)
@@ -268,16 +268,16 @@ class Release(EvaluatedFile):
     @property
     def refusal(self) -> str | None:
         """Return why the release must not be promoted; None if every decision is a PASS."""
-        if self.why_not is not None:
-            return self.why_not
-        if self.twin is not None and self.twin.why_not is not None:
-            return f"the quantized twin: {self.twin.why_not}"
+        if self.refusal_reason is not None:
+            return self.refusal_reason
+        if self.twin is not None and self.twin.refusal_reason is not None:
+            return f"the quantized twin: {self.twin.refusal_reason}"
         return None
 
-    def untimely(self, policy: Policy, *, at: datetime) -> str | None:
+    def age_problem(self, policy: Policy, *, at: datetime) -> str | None:
         """Return why the evidence of file or twin is too old or from the future, or None."""
-        late = None if self.twin is None else self.twin.untimely(policy, at=at)
-        return super().untimely(policy, at=at) or (late and f"the quantized twin: {late}")
+        late = None if self.twin is None else self.twin.age_problem(policy, at=at)
+        return super().age_problem(policy, at=at) or (late and f"the quantized twin: {late}")
 
     def outdated(self) -> str | None:
         """Return which source files of the model changed since the measurement.

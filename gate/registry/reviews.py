@@ -71,7 +71,7 @@ def approves(tags: Mapping[str, str], tag: ReviewTag) -> bool:
     return any(map(tag.is_yes, _values(tags, tag))) and not rejects(tags, tag)
 
 
-def speaks(tags: Mapping[str, str], tag: ReviewTag) -> bool:
+def has_review(tags: Mapping[str, str], tag: ReviewTag) -> bool:
     """Return whether there is a review, as a tag or as a signed statement."""
     signed = any(key.startswith(STATEMENT_TAG) for key in tags)
     return signed or approves(tags, tag) or rejects(tags, tag)

@@ -67,7 +67,7 @@ def comparison_in(line: LedgerEntry | None) -> ComparedWith | None:
     )
 
 
-def standard(champion: str | None, history: ModelHistory) -> str | None:
+def version_to_compare(champion: str | None, history: ModelHistory) -> str | None:
     """Return the version to compare a new one with: the champion, or None.
 
     Without a champion it is the last version that served and may serve again, so that deleting the
@@ -85,7 +85,7 @@ def outdated(
     """Return why a comparison was not made with the current champion, or None.
 
     champion: the version at which the alias points."""
-    current = standard(champion, history)
+    current = version_to_compare(champion, history)
     vouched = None if current is None else history.approving_entry(current)
     sha256 = None if vouched is None else vouched.sha256
     if compared is not None and (compared.version, compared.sha256) == (current, sha256):
@@ -316,9 +316,9 @@ class VerifiedRelease:
             )
         return self.release.refusal
 
-    def untimely(self, at: datetime) -> str | None:
+    def age_problem(self, at: datetime) -> str | None:
         """Return why evidence or statements are too old at a time, or from its future; or None."""
-        problem = self.release.untimely(self.policy, at=at)
+        problem = self.release.age_problem(self.policy, at=at)
         if problem is not None or self.trust is None:
             return problem
         try:
@@ -624,7 +624,7 @@ def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: T
         )
     if release.refusal is not None:
         return f"its decision is {release.refusal}"
-    return release.untimely(policy, at=terms.at)
+    return release.age_problem(policy, at=terms.at)
 
 
 def _may_be_unsigned(model: RegisteredModel, vouched: LedgerEntry, trust: Trust) -> bool:

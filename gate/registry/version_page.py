@@ -307,7 +307,7 @@ def _refresh(model: RegisteredModel, number: str, history: ModelHistory) -> None
     verdict = _verdict(status, page.tags.get(Tag.VERDICT))
     if verdict is not None:
         _set(model, page, Tag.VERDICT, verdict)
-    if status.answer is not None and reviews.speaks(page.tags, model.reviews.tag):
+    if status.answer is not None and reviews.has_review(page.tags, model.reviews.tag):
         answer(model, page, status.answer)
     text = with_status(page.description, status.status_line(model.reviews))
     if text != page.description:

@@ -67,7 +67,7 @@ class ReadinessCheck:
         self._begun = 0.0
         self._running: asyncio.Task[str | None] | None = None
 
-    async def trouble(self) -> str | None:
+    async def problem(self) -> str | None:
         """Return the current or recent problem, or None."""
         now = time.monotonic()
         running = self._running
@@ -80,7 +80,7 @@ class ReadinessCheck:
         return f"has not answered for {time.monotonic() - self._begun:.0f} s"
 
 
-def ledger_trouble(ledger: Ledger, trust: TrustFile) -> str | None:
+def ledger_problem(ledger: Ledger, trust: TrustFile) -> str | None:
     """Return why the ledger can't be used now, or None."""
     trust.follow(ledger)
     try:
@@ -105,7 +105,7 @@ class RegistryContact:
         self._clock = clock
         self._since = -math.inf
 
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """Contact the registry; return the problem if the last answer is older than `CONTACT_S`.
 
         This method blocks.
@@ -126,7 +126,7 @@ class RegistryContact:
         return None
 
 
-def store_trouble(settings: ServiceSettings) -> str | None:
+def store_problem(settings: ServiceSettings) -> str | None:
     """Return why the deployed files can't be served now, or None."""
     store = ModelStore(settings.store)
     for model in settings.models:
@@ -416,29 +416,29 @@ async def _fault(_request: Request, _error: Exception) -> Response:
 def _readiness(parts: ServiceParts) -> Callable[[Request], object]:
     opened = kept_ledger(parts.settings)
     trusted = TrustFile.named(parts.settings.trust, policy=parts.settings.policy)
-    trust_is_read = ReadinessCheck(trusted.trouble)
-    ledger_is_whole = ReadinessCheck(lambda: ledger_trouble(opened, trusted))
-    store_is_whole = ReadinessCheck(lambda: store_trouble(parts.settings))
-    registry_answers = ReadinessCheck(parts.contact.trouble)
+    trust_is_read = ReadinessCheck(trusted.problem)
+    ledger_is_whole = ReadinessCheck(lambda: ledger_problem(opened, trusted))
+    store_is_whole = ReadinessCheck(lambda: store_problem(parts.settings))
+    registry_answers = ReadinessCheck(parts.contact.problem)
 
     async def ready(_request: Request) -> Response:
         needs = (ledger_is_whole, trust_is_read, store_is_whole, registry_answers)
-        ledger, trust, store, registry = await asyncio.gather(*(need.trouble() for need in needs))
+        ledger, trust, store, registry = await asyncio.gather(*(need.problem() for need in needs))
         troubles = {
             "ledger": ledger,
             "store": store,
             "worker": None if parts.worker.alive else "is not running",
-            "registry": registry or _registry_trouble(parts),
+            "registry": registry or _registry_problem(parts),
         }
         good = not any(troubles.values())
         # The service keeps serving without a trust, so a load balancer must not remove it.
-        states = {name: trouble or "ok" for name, trouble in (troubles | {"trust": trust}).items()}
+        states = {name: problem or "ok" for name, problem in (troubles | {"trust": trust}).items()}
         return JSONResponse({"ready": good, **states}, 200 if good else 503, _NO_STORE)
 
     return ready
 
 
-def _registry_trouble(parts: ServiceParts) -> str | None:
+def _registry_problem(parts: ServiceParts) -> str | None:
     silence = parts.worker.registry_silence_s()
     if silence is None:
         return "has not answered yet"

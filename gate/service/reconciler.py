@@ -15,7 +15,7 @@ from gate.deploy.store import EXACT, QUANTIZED, ModelStore
 from gate.errors import EvidenceError, GateError, ResourceGone, Untrusted
 from gate.ledger.entry import Action, LedgerEntry
 from gate.ledger.history import ModelHistory
-from gate.ledger.ledger import Ledger, StoredHead, believe_by_default, require_writable
+from gate.ledger.ledger import Ledger, StoredHead, require_writable, set_default_trust
 from gate.ledger.maintenance import declare_addresses
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
@@ -205,7 +205,7 @@ def _open_ledger(
     ledger = kept_ledger(settings)
     ledger.key, ledger.trust = key, trust
     if trust is None and settings.writers is not None:
-        believe_by_default(ledger, Trust.from_file(settings.writers))
+        set_default_trust(ledger, Trust.from_file(settings.writers))
     return ledger
 
 
@@ -361,8 +361,8 @@ def _step(
         yield Failed(kind, error)
 
 
-def reconciler(settings: ServiceSettings, *, comes_again: bool = False) -> Reconciler:
-    """Return a reconciler. `comes_again`: for a service, which remembers mismatches between calls
+def reconciler(settings: ServiceSettings, *, is_service: bool = False) -> Reconciler:
+    """Return a reconciler. `is_service`: for a service, which remembers mismatches between calls
     instead of waiting under the lock. Raises PolicyError, and as `written_ledger`."""
     policy = settings.policy_in_force()
     # Model keys name the workspace, except for `default`.
@@ -377,7 +377,7 @@ def reconciler(settings: ServiceSettings, *, comes_again: bool = False) -> Recon
             # Each reconcile also logs this error; the deployed release is still served.
             _log.warning("--same-registry was not recorded, restart to retry: %s", error)
     limits = SandboxLimits.for_service(settings.time_limit_s, settings.memory_limit)
-    memory = MismatchMemory(settings.confirm_s, wait=None) if comes_again else MismatchMemory()
+    memory = MismatchMemory(settings.confirm_s, wait=None) if is_service else MismatchMemory()
     reading = Reading(limits, memory)
     store = ModelStore(settings.store)
     return Reconciler(registry, ledger, policy, store=store, trust=trust, reading=reading)

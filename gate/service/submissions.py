@@ -29,7 +29,7 @@ from gate.policy.policy import Policy
 from gate.records.layout import GOLDEN
 from gate.registry import reviews
 from gate.registry.alias import move_alias
-from gate.registry.eligibility import examine, objection_from_afar
+from gate.registry.eligibility import examine, objection_to_submission
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag, Version
 from gate.registry.load_champion import champion_recorded, compare_records
 from gate.registry.registered_model import RegisteredModel
@@ -72,7 +72,7 @@ from gate.storage.untrusted_files import as_mismatch
 # A submitter can write to the registry, and so controls tags, aliases, records and bytes. Therefore
 # a trusted key must sign evidence, verdict and all bytes for this model in this registry. The
 # service then repeats the decision with its own policy, trust and clock.
-_LOOKS = 3
+_MAX_TRIES = 3
 """Maximum number of tries if the candidate changes while it is judged; the next event retries."""
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def process_submission(
     this. Raises RegistryError (including MismatchUnconfirmed), PolicyError, EvidenceError and
     StorageError if it can't be judged now; then it is not refused but judged again later.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_TRIES):
         number, history = model.alias(CANDIDATE), model.history()
         if number is None:
             return []
@@ -169,7 +169,7 @@ class _Submission:
         except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
             problem = str(error)
         if line.sha256 is not None and problem is None:
-            problem = objection_from_afar(model, self.history, line)
+            problem = objection_to_submission(model, self.history, line)
             if problem is None and self.terms.policy.incumbent is not None:
                 problem = outdated(comparison_in(line), model.alias(CHAMPION), self.history)
         if model.alias(CANDIDATE) != number:
@@ -311,38 +311,38 @@ class _SubmissionReview:
     def _signed(self, waiting: LedgerEntry, version: Version) -> list[StepResult]:
         model = self.model
         try:
-            ballot, decision = self._counted(waiting, version)
+            tally, decision = self._counted(waiting, version)
         except (Untrusted, EvidenceError, DigestMismatch) as error:
             _answer(model, version, str(error))
             return []
-        if ballot.rejections:
-            return [self._rejected(waiting, version, ballot)]
-        if not ballot.is_approved or decision is None:
-            _answer(model, version, self._what_is_missing(ballot, version))
+        if tally.rejections:
+            return [self._rejected(waiting, version, tally)]
+        if not tally.is_approved or decision is None:
+            _answer(model, version, self._what_is_missing(tally, version))
             return []
-        names, comment = ", ".join(map(str, ballot.approvals.values())), ballot.comment
+        names, comment = ", ".join(map(str, tally.approvals.values())), tally.comment
         reason = f"version {version.number} passed and was approved by {names}{_quoted(comment)}"
-        keys = tuple(ballot.approvals)
+        keys = tuple(tally.approvals)
         promoted = self._promote(
             waiting, reason, comment=comment, approved=decision, approvers=keys
         )
         return [promoted]
 
     def _rejected(
-        self, waiting: LedgerEntry, version: Version, ballot: ReviewTally | None = None
+        self, waiting: LedgerEntry, version: Version, tally: ReviewTally | None = None
     ) -> StepResult:
-        """Reject a version because of a signed statement (`ballot`) or a tag.
+        """Reject a version because of a signed statement (`tally`) or a tag.
 
         After a rejection by tag, a statement may name the reviewer; an invalid or unreadable
         statement does not block the rejection.
         """
         comment = reviews.comment(version.tags)
         reason = f"a reviewer rejected version {version.number}{reviews.quoted(comment)}"
-        if ballot is None and self.policy.review == "signed":
+        if tally is None and self.policy.review == "signed":
             with contextlib.suppress(GateError):
-                ballot, _ = self._counted(waiting, version)
-        if ballot is not None and ballot.rejections:
-            names, comment = ", ".join(map(str, ballot.rejections.values())), ballot.comment
+                tally, _ = self._counted(waiting, version)
+        if tally is not None and tally.rejections:
+            names, comment = ", ".join(map(str, tally.rejections.values())), tally.comment
             reason = f"version {version.number} was rejected by {names}{_quoted(comment)}"
         return self.close(waiting, "rejected", reason=reason, comment=comment)
 
@@ -398,7 +398,7 @@ class _SubmissionReview:
                 "no trusted reviewer. Start it with --trust FILE."
             )
         closed = self.model.history().last_decision_before(waiting)
-        poll = ReviewCounter(
+        counter = ReviewCounter(
             trust=trust,
             registries=self.model.identities(),
             measurers=frozenset((*waiting.signers, *waiting.measured_by)),
@@ -406,23 +406,23 @@ class _SubmissionReview:
             now=datetime.now(UTC),
         )
         model, tags = self.model, version.tags
-        if waiting.sha256 is None or not poll.names_a_reviewer(tags):
-            return poll.count(tags, None), None
+        if waiting.sha256 is None or not counter.names_a_reviewer(tags):
+            return counter.count(tags, None), None
         of = ReviewSubmission.read(model.registry, model.name, version.number).of
         if of.sha256 != waiting.sha256:
             raise DigestMismatch(
                 f"the decision beside this version is on {of.sha256}, and {waiting.sha256} passed: "
                 "it was exchanged, and nothing can be approved. Hand the file in again."
             )
-        return poll.count(tags, of), of.decision
+        return counter.count(tags, of), of.decision
 
-    def _what_is_missing(self, ballot: ReviewTally, version: Version) -> str | None:
+    def _what_is_missing(self, tally: ReviewTally, version: Version) -> str | None:
         """Return what an approval still needs; None if no reviewer has acted yet."""
         tags, tag = version.tags, self.model.reviews.tag
-        if not reviews.speaks(tags, tag) and reviews.correction(tags, tag) is None:
+        if not reviews.has_review(tags, tag) and reviews.correction(tags, tag) is None:
             return None
         name, number = shlex.quote(self.model.key), version.number
-        return f"{ballot}. A tag approves nothing here: gate approve {name} {number} --key KEY"
+        return f"{tally}. A tag approves nothing here: gate approve {name} {number} --key KEY"
 
     def _problem(self, number: str, *, approved: Digest | None = None) -> str | None:
         """Return why an approved version is not promoted, or None.

@@ -138,7 +138,7 @@ class Trust(Record):
         listed = signed.signers(self._listed(role))
         reasons = {key.key_id: self._refusal(key, made, now) for key in listed}
         accepted = tuple(key for key in listed if reasons[key.key_id] is None)
-        problems = [*self._untimely(made, now, what=what)]
+        problems = [*self._age_problems(made, now, what=what)]
         threshold = self._threshold(role)
         if not len(accepted) >= threshold:
             refusals = [reason for reason in reasons.values() if reason]
@@ -159,7 +159,7 @@ class Trust(Record):
         listed = (each for each in self._listed(role) if each.key_id == key.key_id)
         return self._refusal(next(listed, key), at, at)
 
-    def _untimely(self, made: datetime, now: datetime, *, what: str) -> Iterator[str]:
+    def _age_problems(self, made: datetime, now: datetime, *, what: str) -> Iterator[str]:
         """Yield why a statement made at that time is not trusted now."""
         age = (now - made) / timedelta(days=1)
         if not age <= self.max_age_days:

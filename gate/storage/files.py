@@ -262,7 +262,7 @@ def make_private_file(path: Path, *, with_suffixes: tuple[str, ...] = ()) -> Non
     make_folders(folder, mode=0o700)
     status = folder.stat()
     if folder.name == _STATE_FOLDER:
-        _close(folder, status, mode=0o700)
+        _restrict_access(folder, status, mode=0o700)
     elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise StorageError(
             f"every user of this host can replace files in {folder}. Run chmod o-w {folder}, or "
@@ -272,7 +272,7 @@ def make_private_file(path: Path, *, with_suffixes: tuple[str, ...] = ()) -> Non
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, MODE))
     for each in (path, *(Path(f"{path}{suffix}") for suffix in with_suffixes)):
         with contextlib.suppress(FileNotFoundError):
-            _close(each, each.stat(), mode=MODE)
+            _restrict_access(each, each.stat(), mode=MODE)
 
 
 def _make_private(folder: Path) -> None:
@@ -281,7 +281,7 @@ def _make_private(folder: Path) -> None:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise StorageError(f"{folder} is a link, expected a folder of locks. Remove it.")
-    _close(folder, status, mode=0o700)
+    _restrict_access(folder, status, mode=0o700)
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -290,10 +290,10 @@ def _refuse_foreign(path: Path) -> None:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
             raise StorageError(f"{path} is not a regular file, expected a lock file. Remove it.")
-        _close(path, status, mode=0o600)
+        _restrict_access(path, status, mode=0o600)
 
 
-def _close(path: Path, status: os.stat_result, *, mode: int) -> None:
+def _restrict_access(path: Path, status: os.stat_result, *, mode: int) -> None:
     """Remove the permissions of all other users.
 
     Root may use files of other users, which it can read and lock anyway.

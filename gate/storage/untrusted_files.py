@@ -30,7 +30,7 @@ ITEM_LIMIT = 1 << 19
 DEPTH_LIMIT = 64
 """Maximum nesting depth of one text."""
 
-OURS = frozenset(
+MACHINE_ERRORS = frozenset(
     {errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC,
      errno.EROFS, errno.ESTALE}
 )  # fmt: skip
@@ -120,7 +120,7 @@ def as_mismatch(what: str) -> Iterator[None]:
     except GateError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in OURS:
+        if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
             raise StorageError(f"cannot read {what}: {error}. Retry when that is fixed.") from error
         raise DigestMismatch(
             f"{what} can't be read ({type(error).__name__}: {first_line(error)}), unlike the "
@@ -131,7 +131,7 @@ def as_mismatch(what: str) -> Iterator[None]:
 def _unreadable(path: Path, error: OSError | ValueError) -> GateError:
     code = getattr(error, "errno", None)
     why = "it is a link" if code == errno.ELOOP else getattr(error, "strerror", None) or str(error)
-    if code in OURS:
+    if code in MACHINE_ERRORS:
         return StorageError(f"cannot read {path}: {why}. Retry when that is fixed.")
     return EvidenceError(f"cannot read {path}: {why}, expected a regular file. {_REMEDY}")
 

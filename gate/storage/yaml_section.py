@@ -118,7 +118,7 @@ def load_section(
         prefix = () if section is None else (section,)
         lines = [
             _describe(problem, document, path, prefix)
-            + (_elsewhere(problem, strange) or _nearest(problem, model))
+            + (_misplaced_hint(problem, strange) or _nearest_hint(problem, model))
             for problem in error.errors()
         ]
         raise PolicyError("\n".join(lines)) from error
@@ -259,7 +259,7 @@ def _describe(problem: Any, document: Any, path: Path, prefix: tuple[str, ...]) 
     return f"{path}:{line}: {where + ': ' if where else ''}{message}{shown}"
 
 
-def _nearest(problem: Any, model: type[BaseModel]) -> str:
+def _nearest_hint(problem: Any, model: type[BaseModel]) -> str:
     """Return a hint with the setting that resembles an unknown one, or an empty text."""
     if problem["type"] != "extra_forbidden":
         return ""
@@ -268,7 +268,7 @@ def _nearest(problem: Any, model: type[BaseModel]) -> str:
     return f". Did you mean {near[0]}?" if near else ""
 
 
-def _elsewhere(problem: Any, strange: Mapping[str, str]) -> str:
+def _misplaced_hint(problem: Any, strange: Mapping[str, str]) -> str:
     """Return a hint on where a misplaced field belongs, or an empty text."""
     name = str(problem["loc"][-1]) if problem["type"] == "extra_forbidden" else ""
     return f". {strange[name]}" if name in strange else ""

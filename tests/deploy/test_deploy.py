@@ -18,7 +18,7 @@ from gate.deploy.deploy import (
     SlotSource,
     copy_at_most,
     deploy,
-    fetched,
+    fetch_files,
     rollback_deployment,
     serves,
 )
@@ -550,7 +550,7 @@ def test_what_is_fetched_is_limited_too(tmp_path: Path) -> None:
 
     source = SlotSource(DIGEST, burst, max_bytes=1000)
     with pytest.raises(TooLarge):
-        fetched(source, tmp_path / "in")
+        fetch_files(source, tmp_path / "in")
     assert deploy(ModelStore(tmp_path / "srv"), NAME, {"exact": source}).outcome == "refused"
 
 

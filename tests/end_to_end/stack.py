@@ -22,7 +22,7 @@ from gate import cli
 from gate.deploy.store import EXACT, ModelStore
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.mlflow_client.connection import lent
+from gate.mlflow_client.connection import using_tracking_uri
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.policy import Policy
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag
@@ -165,7 +165,7 @@ class Stack:
 
     def unregister(self) -> None:
         """Else the server's senders are busy with services that are gone."""
-        with lent(self.server.uri):
+        with using_tracking_uri(self.server.uri):
             from mlflow import MlflowClient
 
             client = MlflowClient(tracking_uri=self.server.uri, registry_uri=self.server.uri)

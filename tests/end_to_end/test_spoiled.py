@@ -18,7 +18,7 @@ import pytest
 from mlflow import MlflowClient
 
 from gate.errors import GateError
-from gate.mlflow_client.connection import lent
+from gate.mlflow_client.connection import using_tracking_uri
 from gate.records.layout import PREPROCESSING, SPEC
 from gate.registry.interface import CHAMPION, PREVIOUS, Tag
 from gate.registry.release import GoldenFolder, Release
@@ -265,7 +265,7 @@ class Aftermath:
 def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
     folder = tmp_path_factory.mktemp("spoiled")
     (folder / "mlflow").mkdir()
-    with mlflow_server(folder / "mlflow") as server, lent(server.uri):
+    with mlflow_server(folder / "mlflow") as server, using_tracking_uri(server.uri):
         client = MlflowClient(server.uri, server.uri)
         run_id = make_run(server.uri)
         golden = dataclasses.replace(golden_release(folder / "golden", 1), run_id=run_id)

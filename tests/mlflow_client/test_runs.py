@@ -59,7 +59,7 @@ def written(runs: Runs, report: Path) -> RunLogger:
     """A whole record of `passed()`, and the report that names it."""
     with runs.new("gate") as page:
         page.tags({DECIDED_TAG: passed()[0].digest().hex})
-    runs.remember(page, report)
+    runs.save_reference(page, report)
     return page
 
 

@@ -136,7 +136,7 @@ def test_a_part_of_yesterday_is_named(folder: Path, yesterday: EvaluationResult)
             onnx_path=folder / "release.yaml",
             evidence=yesterday.evidence,
             decision=yesterday.decision,
-        ).why_not
+        ).refusal_reason
         or ""
     )
     words = summarize(

@@ -12,7 +12,7 @@ import torch
 from mlflow.exceptions import MlflowException
 
 from gate.errors import DataError, OnnxFileError
-from gate.mlflow_client.connection import lent, quiet_process
+from gate.mlflow_client.connection import quiet_process, using_tracking_uri
 from gate.plugins.mlflow_evaluator import ParityEvaluator
 from tests.registry.servers import empty_database
 from tests.small_project import made
@@ -46,7 +46,7 @@ def test_mlflow_evaluates_files_and_registered_models(
     images = np.load("images.npy")
     quiet_process()
     empty_database(tmp_path / "mlflow.db")
-    with lent(f"sqlite:///{tmp_path}/mlflow.db"):
+    with using_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db"):
         mlflow.create_experiment("parity", artifact_location=(tmp_path / "files").as_uri())
         mlflow.set_experiment("parity")
         with mlflow.start_run() as run:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gate.mlflow_client.connection import lent, quiet_process
+from gate.mlflow_client.connection import quiet_process, using_tracking_uri
 from pipelines.ui import NO_JOBS
 from tests.free_ports import free_port
 
@@ -112,7 +112,7 @@ def _tables() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     uri = f"sqlite:///{folder}/mlflow.db"
     quiet_process()
-    with lent(uri):
+    with using_tracking_uri(uri):
         from mlflow import MlflowClient
 
         MlflowClient(tracking_uri=uri).search_experiments()
@@ -125,7 +125,7 @@ def make_run(uri: str, *, artifacts: Path | None = None) -> str:
     if uri.startswith("sqlite:///") and not database.exists():
         empty_database(database)
     quiet_process()
-    with lent(uri):
+    with using_tracking_uri(uri):
         from mlflow import MlflowClient
 
         client = MlflowClient(tracking_uri=uri)

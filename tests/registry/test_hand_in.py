@@ -290,9 +290,9 @@ def make_run_of(uri: str) -> str:
     """In an experiment of the user's own: by default he may read others' only."""
     from mlflow import MlflowClient
 
-    from gate.mlflow_client.connection import lent
+    from gate.mlflow_client.connection import using_tracking_uri
 
-    with lent(uri):
+    with using_tracking_uri(uri):
         client = MlflowClient(tracking_uri=uri)
         experiment = client.create_experiment(f"ci-{next(_names)}")
         return str(client.create_run(experiment).info.run_id)

@@ -45,14 +45,14 @@ def test_a_policy_without_a_section_trusts_nobody(tmp_path) -> None:
 
 def test_it_is_read_anew_and_damaged_it_is_no_trust(tmp_path, key) -> None:
     found = TrustFile(save(trust_in(key), tmp_path / "trust.yaml"))
-    assert (found() is not None, found.trouble()) == (True, None)
+    assert (found() is not None, found.problem()) == (True, None)
     for text in ("", "trust:", "trust: {measurers: []}", "\0"):
         (tmp_path / "trust.yaml").write_text(text)
         with pytest.raises(PolicyError):
             found()
-        assert found.trouble() == "can't be read"
+        assert found.problem() == "can't be read"
     (tmp_path / "trust.yaml").unlink()
-    assert found.trouble() == "can't be read"
+    assert found.problem() == "can't be read"
 
 
 def test_a_damaged_trust_takes_nothing_offline(tmp_path, key) -> None:

@@ -40,7 +40,7 @@ def main() -> None:
     from gate.mlflow_client import connection
     from gate.service import app, reconciler
 
-    reconciler.reconciler = lambda settings, comes_again: reconcile
+    reconciler.reconciler = lambda settings, is_service: reconcile
     connection.check_server = lambda uri: None
 
     serve: Callable[..., None] = app.serve

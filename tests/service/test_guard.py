@@ -131,7 +131,7 @@ AGES = {"too old": (91, "91.0 days old"), "of the future": (-30, "from the futur
 def test_evidence_that_the_promoter_let_pass(place, monkeypatch, days, words):
     """The promoter's clock, or its gate, is another."""
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(Release, "untimely", lambda *_, **__: None)
+        elsewhere.setattr(Release, "age_problem", lambda *_, **__: None)
         place.promote(3, days=days)
     assert look(place, thoroughly=True) == [("reverted", "2")]
     assert words in place.ledger.entries()[-1].reason

@@ -139,15 +139,15 @@ def test_the_last_answer_of_the_registry_counts_for_ten_seconds() -> None:
             raise RegistryUnavailable("no answer")
 
     contact = RegistryContact(reach, clock=lambda: now)
-    assert contact.trouble() == "does not answer"
+    assert contact.problem() == "does not answer"
     up = True
-    assert contact.trouble() is None
+    assert contact.problem() is None
     up, now = False, 110.0
-    assert contact.trouble() is None
+    assert contact.problem() is None
     now = 110.1
-    assert contact.trouble() == "has not answered for 10 s"
+    assert contact.problem() == "has not answered for 10 s"
     up = True
-    assert contact.trouble() is None
+    assert contact.problem() is None
 
 
 def test_a_registry_that_stops_answering(tmp_path: Path) -> None:
@@ -168,11 +168,11 @@ def test_one_try_at_a_time_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None
 
     async def ask() -> None:
         need = ReadinessCheck(attempt)
-        answers = await asyncio.gather(*(need.trouble() for _ in range(200)))
+        answers = await asyncio.gather(*(need.problem() for _ in range(200)))
         assert len(begun) == 1
         assert all(answer is not None and "has not answered" in answer for answer in answers)
         go_on.set()
-        while await need.trouble() is not None:
+        while await need.problem() is not None:
             await asyncio.sleep(0.01)
 
     asyncio.run(ask())
@@ -184,8 +184,8 @@ def test_an_answer_counts_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def ask() -> None:
         need = ReadinessCheck(lambda: next(answers))
-        assert [await need.trouble() for _ in range(50)] == ["one"] * 50
+        assert [await need.problem() for _ in range(50)] == ["one"] * 50
         monkeypatch.setattr(app, "_FRESH_S", -1.0)
-        assert await need.trouble() == "two"
+        assert await need.problem() == "two"
 
     asyncio.run(ask())

@@ -110,7 +110,7 @@ def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, 
     seen: list[ServiceSettings] = []
     monkeypatch.setattr(preflight, "check_server", lambda _uri: None)
     made = SimpleNamespace(report_damage=None)
-    monkeypatch.setattr(reconciler, "reconciler", lambda _settings, comes_again: made)
+    monkeypatch.setattr(reconciler, "reconciler", lambda _settings, is_service: made)
     monkeypatch.setattr(app, "serve", lambda given, *_a, **_o: seen.append(given))
     monkeypatch.setenv(variable, value)
     monkeypatch.setenv("STATE_OF_THE_TEST", "postgresql://gate:hunter2@db/gate")

@@ -13,7 +13,7 @@ from cryptography.fernet import Fernet
 from gate import cli
 from gate.commands.service import rotate, secret_for
 from gate.errors import RegistryError, RegistryUnavailable, ServiceError
-from gate.mlflow_client.connection import lent, quiet_process
+from gate.mlflow_client.connection import quiet_process, using_tracking_uri
 from gate.mlflow_client.webhooks import EVENTS, WebhookSubscription
 from gate.service.app import WEBHOOK_PATH
 from gate.service.settings import WebhookSecrets
@@ -55,7 +55,7 @@ def service(tmp_path: Path, mlflow_server: str) -> Iterator[Service]:
 def events_at(uri: str, model: str, *, alias: str) -> None:
     """Make a version and move an alias, as a person would in the UI."""
     quiet_process()
-    with lent(uri):
+    with using_tracking_uri(uri):
         from mlflow import MlflowClient
 
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)

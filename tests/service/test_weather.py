@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from gate.errors import ResourceGone
-from gate.mlflow_client.connection import lent
+from gate.mlflow_client.connection import using_tracking_uri
 from gate.registry.interface import CHAMPION
 from gate.registry.registered_model import MismatchMemory, Reading
 from gate.service.reconciler import Reconciler
@@ -29,7 +29,7 @@ class Registered(Model):
         self.artifacts = folder / "artifacts"
 
     def edit(self, what: str, *arguments: str) -> None:
-        with lent(self.uri):
+        with using_tracking_uri(self.uri):
             getattr(MlflowClient(self.uri, self.uri), what)(*arguments)
 
     def serve(self, seed: int) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.ledger.database import trouble
+from gate.ledger.database import database_problem
 
 
 def error_of(path: Path) -> sqlite3.Error:
@@ -30,17 +30,17 @@ def test_locked(tmp_path: Path) -> None:
     path = filled(tmp_path / "a.db")
     with closing(sqlite3.connect(path, isolation_level=None)) as held:
         held.execute("BEGIN IMMEDIATE")
-        assert trouble(error_of(path)) == "locked"
+        assert database_problem(error_of(path)) == "locked"
 
 
 def test_malformed(tmp_path: Path) -> None:
     text = tmp_path / "text.db"
     text.write_bytes(b"no database" * 1000)
-    assert trouble(error_of(text)) == "malformed"
+    assert database_problem(error_of(text)) == "malformed"
     cut = filled(tmp_path / "cut.db")
     data = cut.read_bytes()
     cut.write_bytes(data[:5000] + b"\xff" * 10_000 + data[15_000:])
-    assert trouble(error_of(cut)) == "malformed"
+    assert database_problem(error_of(cut)) == "malformed"
 
 
 def test_anything_else(tmp_path: Path) -> None:
@@ -48,14 +48,14 @@ def test_anything_else(tmp_path: Path) -> None:
         for statement in ("nonsense", "SELECT * FROM database_is_locked", "INSERT INTO t VALUES"):
             with pytest.raises(sqlite3.Error) as caught:
                 opened.execute(statement)
-            assert trouble(caught.value) is None
-    assert trouble(OSError("no space left")) is None
+            assert database_problem(caught.value) is None
+    assert database_problem(OSError("no space left")) is None
 
 
 def test_words_of_a_server_and_causes() -> None:
     said = "500 Server Error: (sqlite3.OperationalError) database is locked [SQL: ...]"
-    assert trouble(RuntimeError(said)) == "locked"
-    assert trouble(RuntimeError("database disk image is malformed")) == "malformed"
+    assert database_problem(RuntimeError(said)) == "locked"
+    assert database_problem(RuntimeError("database disk image is malformed")) == "malformed"
 
 
 def test_what_it_was_raised_from(tmp_path: Path) -> None:
@@ -64,4 +64,4 @@ def test_what_it_was_raised_from(tmp_path: Path) -> None:
         held.execute("BEGIN IMMEDIATE")
         outer = RuntimeError("it failed")
         outer.__cause__ = error_of(path)
-    assert trouble(outer) == "locked"
+    assert database_problem(outer) == "locked"

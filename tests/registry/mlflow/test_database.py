@@ -15,7 +15,7 @@ from sqlalchemy import create_engine
 
 from gate.errors import RegistryError, RegistryUnavailable, StorageError
 from gate.mlflow_client import connection as database
-from gate.mlflow_client.connection import translate_errors, usable
+from gate.mlflow_client.connection import check_database, translate_errors
 from gate.mlflow_client.registry import MlflowRegistry
 from tests.registry.servers import make_run
 from tests.service.postgres import MISSING, postgres, program
@@ -28,33 +28,33 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_database_that_is_one(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    usable(uri)
+    check_database(uri)
     assert not (tmp_path / "mlflow.db").exists()
     make_run(uri, artifacts=tmp_path / "artifacts")
-    usable(uri)
-    usable("sqlite:///mlflow.db")
+    check_database(uri)
+    check_database("sqlite:///mlflow.db")
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"this is not a database, it is a text\n" * 100)
     with pytest.raises(RegistryUnavailable, match="not a database"):
-        usable(f"sqlite:///{tmp_path}/mlflow.db")
+        check_database(f"sqlite:///{tmp_path}/mlflow.db")
 
 
 def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(RegistryUnavailable, match="does not exist"):
-        usable(f"sqlite:///{tmp_path}/nowhere/mlflow.db")
+        check_database(f"sqlite:///{tmp_path}/nowhere/mlflow.db")
 
 
 def test_a_folder_in_place_of_the_database(tmp_path: Path) -> None:
     with pytest.raises(RegistryUnavailable, match="is a folder"):
-        usable(f"sqlite:///{tmp_path}")
+        check_database(f"sqlite:///{tmp_path}")
 
 
 def test_a_folder_that_can_not_be_written(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(database.os, "access", lambda *_: False)
     with pytest.raises(StorageError, match="can't be written"):
-        usable(f"sqlite:///{tmp_path}/mlflow.db")
+        check_database(f"sqlite:///{tmp_path}/mlflow.db")
 
 
 _HOLDS = """
@@ -94,20 +94,20 @@ class TestLocked:
         path = plain_database(tmp_path / "mlflow.db")
         before = path.read_bytes()
         with locked(path), pytest.raises(RegistryUnavailable) as caught:
-            usable(f"sqlite:///{path}")
+            check_database(f"sqlite:///{path}")
         said = str(caught.value)
         assert "database is locked" in said
         assert "nothing is damaged. Leave the file" in said
         assert not [word for word in self.DANGEROUS if word in said]
         assert caplog.messages == [f"waiting for the lock of {path}"]
         assert path.read_bytes() == before
-        usable(f"sqlite:///{path}")
+        check_database(f"sqlite:///{path}")
 
     def test_a_short_lock_is_waited_for(self, tmp_path: Path) -> None:
         path = plain_database(tmp_path / "mlflow.db")
         with locked(path):
             pass
-        usable(f"sqlite:///{path}")
+        check_database(f"sqlite:///{path}")
 
     def test_in_the_midst_of_work_neither(self, tmp_path: Path) -> None:
         """As MLflow does it, by SQLAlchemy."""
@@ -139,7 +139,7 @@ def test_what_a_killed_writer_left_is_undone(tmp_path: Path) -> None:
     died = subprocess.run([sys.executable, "-c", _DIES, str(path)], check=False)
     assert died.returncode == -signal.SIGKILL
     assert (tmp_path / "mlflow.db-journal").stat().st_size > 0
-    usable(f"sqlite:///{path}")
+    check_database(f"sqlite:///{path}")
     with sqlite3.connect(path) as opened:
         assert opened.execute("SELECT count(*) FROM t").fetchone() == (0,)
     opened.close()
@@ -151,14 +151,14 @@ class TestServers:
             pytest.skip(MISSING)
         with postgres() as server:
             url = server.url
-            usable(url.replace("postgresql:", "postgresql+psycopg:"))
+            check_database(url.replace("postgresql:", "postgresql+psycopg:"))
             with pytest.raises(RegistryError, match="does not exist"):
-                usable(url.replace("postgresql:", "postgresql+psycopg:") + "_of_nobody")
+                check_database(url.replace("postgresql:", "postgresql+psycopg:") + "_of_nobody")
 
     def test_nobody_listens(self) -> None:
         """It is said before MLflow, which would try for 100 s."""
         with pytest.raises(RegistryUnavailable, match=r"no answer from .*127\.0\.0\.1:9/x"):
-            usable("postgresql+psycopg://gate:hunter2@127.0.0.1:9/x")
+            check_database("postgresql+psycopg://gate:hunter2@127.0.0.1:9/x")
         with pytest.raises(RegistryUnavailable, match=r"no answer from .*127\.0\.0\.1:9/x"):
             MlflowRegistry("postgresql+psycopg://gate@127.0.0.1:9/x").has_model("digits")
 
@@ -173,15 +173,15 @@ class TestServers:
                 caplog.at_level(logging.WARNING),
                 pytest.raises(RegistryUnavailable, match="timeout expired") as caught,
             ):
-                usable(f"postgresql+psycopg://gate:hunter2@{place}")
+                check_database(f"postgresql+psycopg://gate:hunter2@{place}")
         (said,) = caplog.messages
         assert said == f"waiting for the database at postgresql+psycopg://{place}"
         assert "hunter2" not in str(caught.value)
 
     def test_a_driver_that_is_not_here(self) -> None:
         with pytest.raises(RegistryError, match="needs the driver"):
-            usable("mssql+pymssql://h/x")
+            check_database("mssql+pymssql://h/x")
 
     @pytest.mark.parametrize("uri", ["databricks", "databricks-uc://x", "uc:http://x"])
     def test_what_is_no_database_is_left_alone(self, uri: str) -> None:
-        usable(uri)
+        check_database(uri)

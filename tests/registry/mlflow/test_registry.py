@@ -28,7 +28,7 @@ from gate.errors import (
     StorageError,
 )
 from gate.ledger.ledger import Ledger
-from gate.mlflow_client.connection import lent
+from gate.mlflow_client.connection import using_tracking_uri
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.onnx_file.sandboxed_reading import digest_of_model
 from gate.registry import alias
@@ -145,7 +145,7 @@ def test_the_run_stays_finished_and_knows_its_model(
     place: Place, ledger: Ledger, first: Release
 ) -> None:
     place.promote(first, ledger)
-    with lent(place.uri):
+    with using_tracking_uri(place.uri):
         client = place.client()
         run = client.get_run(place.run_id)
         source = client.get_model_version(place.name, "1").source
@@ -165,7 +165,7 @@ def test_an_active_run_and_its_environment_are_left_alone(
     other = f"sqlite:///{tmp_path}/other.db"
     run_id = make_run(other, artifacts=tmp_path / "other")
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-    with lent(other), mlflow.start_run(run_id=run_id) as active:
+    with using_tracking_uri(other), mlflow.start_run(run_id=run_id) as active:
         assert local.promote(first, ledger).outcome == "promoted"
         assert mlflow.active_run() is active
         assert mlflow.get_tracking_uri() == other
@@ -193,7 +193,7 @@ def test_mlflow_loads_what_was_promoted(
     names = of.evidence.subject.external_data
     assert digest_of_model(path, external_data=names) == sha256
     inputs = {"input": np.ones((2, 3), np.float32)}
-    with lent(place.uri):
+    with using_tracking_uri(place.uri):
         loaded = mlflow.onnx.load_model(f"models:/{place.name}/1")
         served = mlflow.pyfunc.load_model(f"models:/{place.name}@{CHAMPION}")
         logits = served.predict(inputs)["logits"]
@@ -219,13 +219,13 @@ Spoil = Callable[[Place, Path], None]
 
 def _log(place: Place, file: Path) -> None:
     """As anyone may who may write the run: through MLflow itself."""
-    with lent(place.uri):
+    with using_tracking_uri(place.uri):
         client = place.client()
         client.log_model_artifact(_model_id(place), str(file))
 
 
 def _model_id(place: Place) -> str:
-    with lent(place.uri):
+    with using_tracking_uri(place.uri):
         source: str = place.client().get_model_version(place.name, "1").source
         return source.removeprefix("models:/")
 

@@ -26,7 +26,7 @@ from gate.deploy.store import EXACT, ModelStore
 from gate.errors import MismatchUnconfirmed, RegistryError, StorageError
 from gate.ledger.ledger import Ledger
 from gate.ledger.maintenance import declare_addresses, same
-from gate.mlflow_client.connection import check_server, lent
+from gate.mlflow_client.connection import check_server, using_tracking_uri
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.mlflow_client.webhooks import WebhookSubscription
 from gate.registry.interface import CHAMPION, Tag
@@ -325,7 +325,7 @@ def enabled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "MLFLOW_WEBHOOK_CACHE_TTL": "0",
     }
     with serving(tmp_path_factory.mktemp("workspaces"), environment=environment) as server:
-        with lent(server.uri):
+        with using_tracking_uri(server.uri):
             from mlflow import MlflowClient
 
             MlflowClient(server.uri).create_workspace(TEAM)
@@ -338,7 +338,7 @@ def sides(enabled: Server) -> tuple[Side, Side]:
     for workspace in ("default", TEAM):
         with working_in(None if workspace == "default" else workspace):
             run = make_run(enabled.uri)
-            with lent(enabled.uri):
+            with using_tracking_uri(enabled.uri):
                 from mlflow import MlflowClient
                 from mlflow.exceptions import MlflowException
 

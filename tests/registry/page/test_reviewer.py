@@ -64,7 +64,7 @@ def test_the_configured_tag(tags, expected):
     yes, no = reviews.approves(tags, CUSTOM), reviews.rejects(tags, CUSTOM)
     words = {(True, False): "yes", (False, True): "no"}
     assert words.get((yes, no), reviews.correction(tags, CUSTOM) or "nothing") == expected
-    assert reviews.speaks(tags, CUSTOM) == (yes or no)
+    assert reviews.has_review(tags, CUSTOM) == (yes or no)
 
 
 SAID = [(Tag.REVIEW, word, TAG) for word in NOES]
