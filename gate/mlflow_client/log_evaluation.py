@@ -60,7 +60,7 @@ _BANDS = ("below_1", "from_1_to_5", "from_5_to_10", "over_10")
 
 
 def named_outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
-    """Each measured output with the place of its numbers: `runtime`, or `runtime/output`."""
+    """Yield each measured output with the prefix of its metrics: `runtime` or `runtime/output`."""
     for runtime in evidence.runtimes:
         several = len(runtime.outputs) > 1
         for output in runtime.outputs:
@@ -68,12 +68,13 @@ def named_outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
 
 
 def metrics_from_evidence(evidence: Evidence) -> Iterator[tuple[str, float]]:
-    """`runtime/metric` and its value, NaN and infinity included; latencies in milliseconds."""
+    """Yield `runtime/metric` and its value, including NaN and infinity; latencies in
+    milliseconds."""
     for place, output in named_outputs(evidence):
-        for name, value in _of_output(output):
+        for name, value in _output_metrics(output):
             yield f"{place}/{name}", value
     for runtime in evidence.runtimes:
-        for name, value in _of_probes(runtime):
+        for name, value in _probe_metrics(runtime):
             yield f"{runtime.runtime}/{name}", value
     latencies = [("reference", evidence.reference_latency)]
     latencies += [(runtime.runtime, runtime.latency) for runtime in evidence.runtimes]
@@ -84,26 +85,28 @@ def metrics_from_evidence(evidence: Evidence) -> Iterator[tuple[str, float]]:
     costs = [("reference", evidence.reference_cost)]
     costs += [(runtime.runtime, runtime.cost) for runtime in evidence.runtimes]
     for name, cost in costs:
-        for number, value in _of_cost(cost):
+        for number, value in _cost_metrics(cost):
             yield f"{name}/{number}", value
-    yield from _by_costs(evidence)
+    yield from _compared_costs(evidence)
 
 
-def compared(evidence: Evidence) -> dict[str, float]:
-    """`runtime/metric` for the metrics of `COMPARED`, the worst over its outputs (NaN is worse than
-    any number), and the latencies: the same names for every model, so that runs can be compared."""
+def comparable_metrics(evidence: Evidence) -> dict[str, float]:
+    """Return the metrics that have the same names for every model, so that runs can be compared.
+
+    `runtime/metric`: the metrics of `COMPARED`, of the worst output (NaN is worse than any number),
+    and the latencies."""
     numbers = {"export/size_bytes": float(evidence.subject.size_bytes)}
     numbers["dataset/samples"] = float(evidence.dataset.samples)
     if evidence.reference_latency is not None:
         numbers["reference/latency_median_ms"] = evidence.reference_latency.median_ms
     for runtime in evidence.runtimes:
-        for name, value in _compared_of(runtime):
+        for name, value in _compared_metrics(runtime):
             numbers[f"{runtime.runtime}/{name}"] = value
-    return numbers | dict(_by_costs(evidence)) | dict(_task_metrics(evidence))
+    return numbers | dict(_compared_costs(evidence)) | dict(_task_metrics(evidence))
 
 
 def _task_metrics(evidence: Evidence) -> Iterator[tuple[str, float]]:
-    """The metrics of the policy on all samples: `metric/NAME` of each side, and the bound of its
+    """Yield the policy's metrics on all samples: `metric/NAME` of each side, and the bound of its
     drop."""
     for metric in evidence.metrics:
         for group in metric.groups[:1]:
@@ -113,10 +116,10 @@ def _task_metrics(evidence: Evidence) -> Iterator[tuple[str, float]]:
                 yield f"{runtime}/metric/{metric.name}/drop_bound", side.change.bounds[0]
 
 
-def _compared_of(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
+def _compared_metrics(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
     found: dict[str, list[float]] = defaultdict(list)
     for output in runtime.outputs:
-        for name, value in _of_output(output):
+        for name, value in _output_metrics(output):
             found[name].append(value)
         for crossing in output.classification.crossings if output.classification else ():
             found["crossed_share"].append(crossing.crossed / max(crossing.samples, 1))
@@ -129,9 +132,9 @@ def _compared_of(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
         yield "latency_median_ms", runtime.latency.median_ms
 
 
-def table(evidence: Evidence) -> list[dict[str, object]]:
-    """All numbers as rows: where, which, its value; to six digits, because the page cuts a long one
-    off before its exponent. In full they are in the evidence."""
+def metrics_table(evidence: Evidence) -> list[dict[str, object]]:
+    """Return all metrics as rows. Values have six digits, because the page truncates longer ones
+    before the exponent; the evidence has all digits."""
     rows: list[dict[str, object]] = []
     for name, value in metrics_from_evidence(evidence):
         where, _, number = name.partition("/")
@@ -140,7 +143,7 @@ def table(evidence: Evidence) -> list[dict[str, object]]:
 
 
 def classes_table(evidence: Evidence) -> list[dict[str, object]]:
-    """How far the confidence moves, by runtime and class of the reference."""
+    """Return the difference of the confidence as rows, by runtime and class of the reference."""
     return [
         {"runtime": place, **entry.model_dump()}
         for place, output in named_outputs(evidence)
@@ -155,7 +158,7 @@ def _worst(values: list[float], sense: str) -> float:
     return max(values) if sense == LARGEST else min(values)
 
 
-def _of_output(output: OutputParity) -> Iterator[tuple[str, float]]:
+def _output_metrics(output: OutputParity) -> Iterator[tuple[str, float]]:
     for name in _ELEMENTWISE:
         yield name, getattr(output, name)
     yield "nonfinite_mismatched", float(output.nonfinite_mismatched)
@@ -167,11 +170,11 @@ def _of_output(output: OutputParity) -> Iterator[tuple[str, float]]:
         if output.stability.batch_invariance is not None:
             yield "batch_invariance", output.stability.batch_invariance
     if output.classification is not None:
-        yield from _of_classes(output.classification)
+        yield from _class_metrics(output.classification)
 
 
-def _of_cost(cost: Cost | None) -> Iterator[tuple[str, float]]:
-    """Milliseconds and megabytes."""
+def _cost_metrics(cost: Cost | None) -> Iterator[tuple[str, float]]:
+    """Yield the costs in milliseconds and megabytes."""
     if cost is None:
         return
     for name, time in (("open_ms", cost.open_ms), ("first_ms", cost.first_ms)):
@@ -185,7 +188,7 @@ def _of_cost(cost: Cost | None) -> Iterator[tuple[str, float]]:
             yield name, size / _MB
 
 
-def _by_costs(evidence: Evidence) -> Iterator[tuple[str, float]]:
+def _compared_costs(evidence: Evidence) -> Iterator[tuple[str, float]]:
     """Yield the costs that users compare between runs: latency relative to PyTorch, memory."""
     for row in costs_of(evidence):
         if row.latency_ratio is not None:
@@ -194,7 +197,7 @@ def _by_costs(evidence: Evidence) -> Iterator[tuple[str, float]]:
             yield f"{row.runtime}/memory_mb", row.memory_bytes / _MB
 
 
-def _of_probes(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
+def _probe_metrics(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
     """Yield the metrics of the probes, by name; a probe that failed has no number."""
     for probe in runtime.probes:
         if probe.noise_ratio is not None:
@@ -203,7 +206,7 @@ def _of_probes(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
             yield f"probes/{probe.name}/relative_diff", probe.relative_diff
 
 
-def _of_classes(logits: ClassParity) -> Iterator[tuple[str, float]]:
+def _class_metrics(logits: ClassParity) -> Iterator[tuple[str, float]]:
     for name in _CLASSES:
         yield name, getattr(logits, name)
     yield "top1_disagreements", float(logits.top1_disagreements)
@@ -256,7 +259,7 @@ def log_numbers(page: RunLogger, judgment: SummaryInputs, *, inputs: Path | str 
 
 
 def log_files(page: RunLogger, judgment: SummaryInputs, *, folder: Path) -> None:
-    """Write the artifacts, a request each, and last the tag that says that the page is whole."""
+    """Write the artifacts, a request each, and last the tag of a complete run."""
     with page.batched():
         _write_tables(page, judgment.evidence)
         write_report(page, folder)
@@ -267,7 +270,7 @@ def log_files(page: RunLogger, judgment: SummaryInputs, *, folder: Path) -> None
 def write_export(
     page: RunLogger, subject: Subject, *, source: Source, export: ExportRecord | None
 ) -> None:
-    """Log the file, its model, and the settings of its export, as far as known."""
+    """Log the file, its model, and the settings of its export, if recorded."""
     if export is not None:
         settings = {f"export.{key}": value for key, value in export.settings.items()}
         page.params({"export.strategy": export.strategy, **settings})
@@ -285,7 +288,7 @@ def write_export(
 def write_evidence(
     page: RunLogger, evidence: Evidence, policy: Policy, *, inputs: Path | str | None
 ) -> None:
-    """The numbers of the evidence, the switches, the machine, and the data set."""
+    """Log the metrics of the evidence, the settings, the machine, and the data set."""
     with page.batched():
         _write_numbers(page, evidence, policy)
     _write_tables(page, evidence)
@@ -304,11 +307,11 @@ def _write_numbers(page: RunLogger, evidence: Evidence, policy: Policy) -> None:
     )
     page.tags({f"runtime.{runtime.runtime}": runtime_state(evidence, runtime.runtime)
                for runtime in evidence.runtimes})  # fmt: skip
-    page.metrics(compared(evidence))
+    page.metrics(comparable_metrics(evidence))
 
 
 def _write_tables(page: RunLogger, evidence: Evidence) -> None:
-    page.table(table(evidence), "numbers.json")
+    page.table(metrics_table(evidence), "numbers.json")
     by_class = classes_table(evidence)
     if by_class:
         page.table(by_class, "confidence_by_class.json")
@@ -324,8 +327,9 @@ def _write_dataset(page: RunLogger, evidence: Evidence, *, inputs: Path | str | 
 
 
 def write_report(page: RunLogger, folder: Path, *, without: Collection[str] = ()) -> None:
-    """The records, their statements, the page, and the figures that are in the folder of a report.
-    `without`: what is on the run already."""
+    """Write the files of a report's folder: records, statements, page and figures.
+
+    `without`: names of files that the run already has."""
     for name in _FILES:
         if name not in without and (folder / name).is_file():
             page.file(folder / name)
@@ -335,7 +339,7 @@ def write_report(page: RunLogger, folder: Path, *, without: Collection[str] = ()
 
 
 def write_decision(page: RunLogger, judgment: SummaryInputs) -> None:
-    """The verdict as name, status and tags, the table of checks, the policy, and the note."""
+    """Write the verdict as name, status and tags, the table of checks, the policy, and the note."""
     with page.batched():
         _write_verdict(page, judgment)
     _write_checks(page, judgment)
@@ -378,8 +382,8 @@ def _write_name(page: RunLogger, judgment: SummaryInputs) -> None:
 
 
 def write_twin(page: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None:
-    """The verdict on the quantized twin and the table of its checks. Where it alone is rejected,
-    so is the release, and the list of runs says that of the twin."""
+    """Write the verdict on the quantized twin and the table of its checks. If only the twin is
+    rejected, the run gets its verdict, because the release is rejected too."""
     decision = twin.decision
     page.tags(
         {
@@ -388,10 +392,10 @@ def write_twin(page: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None
             "gate.twin_failed_checks": _titles(decision.problems),
         }
     )
-    metrics = compared(twin.evidence)
+    metrics = comparable_metrics(twin.evidence)
     page.metrics({f"twin/{name.removeprefix('export/')}": v for name, v in metrics.items()})
     page.table(_rows(twin), "twin_checks.json")
-    page.table(table(twin.evidence), "twin_numbers.json")
+    page.table(metrics_table(twin.evidence), "twin_numbers.json")
     if exact.passed and not decision.passed:
         its = twin.summary.headline
         headline = its.model_copy(
@@ -405,9 +409,9 @@ def write_twin(page: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None
 def write_promotion(
     page: RunLogger, promotion: PromotionResult, *, model_name: str, note: str | None
 ) -> None:
-    """Write the outcome of the promotion to the run, and the link to the version into its note.
+    """Write the outcome of the promotion and the note, with a link to the version, to the run.
 
-    `note`: None leaves the note alone, because somebody else wrote it.
+    `note`: None for a note that was not written by the gate and stays unchanged.
     """
     page.tags(
         {
@@ -421,8 +425,9 @@ def write_promotion(
 
 
 def links(page: RunLogger, *, version: tuple[str, str] | None = None) -> dict[str, str]:
-    """Links that work on any host and port, because they stay within the page's server: to the run,
-    its report, and the registered model's `version` (name and number)."""
+    """Return links to the run, its report, and the registered model's `version` (name and number).
+
+    They are relative to the server, so that they work on any host and port."""
     addresses = {
         "MLflow run": page.address,
         "report with figures": page.report_address,
@@ -434,7 +439,7 @@ def links(page: RunLogger, *, version: tuple[str, str] | None = None) -> dict[st
 
 
 def switches(policy: Policy) -> Mapping[str, object]:
-    """The settings of the policy that decide how is measured, flat."""
+    """Return the settings of the policy that affect the measurement, flat."""
     sections: dict[str, Record] = {
         "determinism": policy.determinism,
         "cuda_provider": policy.cuda_provider,
@@ -455,7 +460,7 @@ def switches(policy: Policy) -> Mapping[str, object]:
 
 
 def runtime_state(evidence: Evidence, name: str) -> str:
-    """`measured`, or why not."""
+    """Return `measured`, or why the runtime was not measured."""
     runtime = next(r for r in evidence.runtimes if r.runtime == name)
     return (runtime.failure or runtime.absent_reason or "measured")[:_LONG]
 

@@ -47,8 +47,7 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 @dataclass
 class RunLogger:
-    """One run. What is written twice with the same value stays the same; what is None is written
-    as `none`.
+    """Writes to one MLflow run. A value of None is written as `none`.
 
     All methods raise RegistryUnavailable, RegistryDenied, StorageError or RegistryError.
     """
@@ -58,9 +57,9 @@ class RunLogger:
     run_id: str
     experiment_id: str
     ends: RunStatus = "FINISHED"
-    """The status of a run whose writer did all its work: FAILED where that ended in a rejection."""
+    """Status of the run after its writer is done: FAILED if the file was rejected."""
     _waiting: dict[str, list[Any]] | None = None
-    """Within `batched`: what is not sent yet, by the name of the parameter of `log_batch`."""
+    """Within `batched`: the entries to send, by the name of the parameter of `log_batch`."""
     _tables: list[dict[str, str]] | None = None
     """Artifacts that the page shows as tables. None: not read from the server."""
 
@@ -80,20 +79,20 @@ class RunLogger:
 
     @property
     def location(self) -> str:
-        """The whole address where a server shows the page, else how to show it."""
+        """Return the URL of the run's page; without a server, its path and how to show it."""
         shown = redacted(self.uri).rstrip("/")
         if shown.startswith(("http://", "https://")):
             return f"{shown}/{self.address}"
         return f"{self.address} of: mlflow ui --backend-store-uri {shown}"
 
     def named(self, name: str) -> None:
-        """Name the run: what the list of runs shows."""
+        """Set the name of the run, which the list of runs shows."""
         with self._client() as client:
             client.update_run(self.run_id, name=encodable(name)[:_NAME_LIMIT].rstrip())
 
     @contextmanager
     def batched(self) -> Iterator[None]:
-        """Send the params, tags and metrics that are logged meanwhile at the end, together."""
+        """Collect the params, tags and metrics of the block, and send them together at its end."""
         self._waiting = {}
         try:
             yield
@@ -128,7 +127,7 @@ class RunLogger:
         self.tags({f"nonfinite.{key}": values[key] for key in values.keys() - finite.keys()})
 
     def note(self, markdown: str) -> None:
-        """The description at the top of the page."""
+        """Set the description at the top of the run's page."""
         self.tags({"mlflow.note.content": cut(markdown, _NOTE_LIMIT)})
 
     def file(self, path: Path, folder: str | None = None) -> None:
@@ -137,12 +136,12 @@ class RunLogger:
             client.log_artifact(self.run_id, str(path.resolve()), folder)
 
     def text(self, text: str, name: str) -> None:
-        """An artifact with this text."""
+        """Write a text as an artifact."""
         with self._client() as client:
             client.log_text(self.run_id, text, name)
 
     def bytes(self, data: bytes, name: str) -> None:
-        """An artifact with these bytes."""
+        """Write bytes as an artifact."""
         with temporary_folder() as folder:
             path = Path(folder) / Path(name).name
             path.write_bytes(data)
@@ -154,9 +153,9 @@ class RunLogger:
             client.log_artifacts(self.run_id, str(folder.resolve()), name)
 
     def table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
-        """An artifact that the page shows as a table; unlike `log_table` it replaces an old one.
+        """Write an artifact that the page shows as a table. Unlike `log_table` this replaces it.
 
-        A cell without a value is empty; NaN and infinity are words, which JSON can hold.
+        A cell with None is empty. NaN and infinity are written as text, because JSON lacks them.
         """
         columns = list(rows[0]) if rows else []
         data = [[_cell(row[key]) for key in columns] for row in rows]
@@ -171,7 +170,7 @@ class RunLogger:
             self.tags({_TABLES_TAG: json.dumps(self._tables)})
 
     def dataset(self, name: str, *, digest: str, source: str, context: str) -> None:
-        """The data set as an input of the run: its name and digest, not its content."""
+        """Log the data set as an input of the run: its name and digest, not its content."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         dataset = Dataset(
@@ -211,8 +210,8 @@ class RunLogger:
 
 
 def cut(markdown: str, limit: int) -> str:
-    """`markdown` with at most `limit` characters: whole lines are left out, first the last rows of
-    its table, then what is at the end."""
+    """Truncate Markdown to at most `limit` characters, by whole lines: first the last rows of its
+    table, then the end."""
     if len(markdown) <= limit:
         return markdown
     closing = "\n\n(The rest is in the artifact report.html.)\n"
@@ -229,7 +228,7 @@ def cut(markdown: str, limit: int) -> str:
 
 
 def written(value: object) -> str:
-    """The text of a value in a param or a tag: never Python's `None`."""
+    """Return the text of a value for a param or a tag."""
     return "none" if value is None else encodable(str(value))
 
 
@@ -240,7 +239,7 @@ def _cell(value: object) -> object:
 
 
 def _name(text: str) -> str:
-    """MLflow allows word characters, dashes, dots, spaces, colons and slashes in names."""
+    """Replace the characters that MLflow does not allow in names."""
     return re.sub(r"[^\w\-. :/]", "_", text)[:250]
 
 
@@ -266,7 +265,7 @@ def run_name(verdict: Verdict, sha256: Digest, headline: Headline) -> str:
 
 
 def status_of(verdict: Verdict) -> RunStatus:
-    """FINISHED only for a PASS: a green tick says that the file is good."""
+    """Return the run's status: FINISHED, which MLflow shows as success, only for a PASS."""
     return "FINISHED" if verdict is Verdict.PASS else "FAILED"
 
 
@@ -281,12 +280,12 @@ def headline_tags(headline: Headline) -> dict[str, object]:
 
 
 DECIDED_TAG = "gate.decision_sha256"
-"""Written last of the record: a page that has it is whole."""
+"""The tag that is written last: a run that has it is complete."""
 
 
 # The pipeline has its own way (`pipelines/run.py`): its stages share one run.
 EXPERIMENT = "parity-gate"
-"""Where the runs go by default."""
+"""The default experiment."""
 
 _PROMOTED_TAG = "gate.promotion"
 
@@ -316,10 +315,10 @@ class Runs:
 
     @contextmanager
     def new(self, name: str, *, ends_process: bool = False) -> Iterator[RunLogger]:
-        """Open a run and end it: as its page says, FAILED after an error, KILLED after Ctrl-C.
+        """Open a new run and end it with its `ends`, FAILED after an error, KILLED after Ctrl-C.
 
-        `ends_process`: KILLED within seconds of SIGINT and SIGTERM, whatever computes meanwhile, as
-        `killed_by_signals`. Raises the RegistryErrors.
+        `ends_process`: end run and process within seconds of SIGINT and SIGTERM
+        (`killed_by_signals`). Raises the RegistryErrors.
         """
         from mlflow.tracking.context.registry import resolve_tags
 
@@ -333,7 +332,7 @@ class Runs:
 
     @contextmanager
     def again(self, page: RunLogger) -> Iterator[RunLogger]:
-        """Write to the page of a run that had ended, and end it again if its status changes."""
+        """Write to a run that had ended, and end it again if its status changes."""
         before = page.ends
         yield page
         if page.ends != before:
@@ -348,9 +347,8 @@ class Runs:
         return page
 
     def recorded(self, report: Path, decision: Decision) -> RunLogger | None:
-        """The page that holds the whole record of this decision already, as the folder of the
-        report says and the page confirms. None where there is none, and where a promotion has been
-        written on it: that page is complete. Raises RegistryUnavailable, RegistryDenied.
+        """Return the run that the folder of a report names, if it has the complete record of this
+        decision and no promotion yet; else None. Raises RegistryUnavailable, RegistryDenied.
         """
         try:
             reference = RunReference.load(report / RUN)
@@ -396,15 +394,15 @@ class Runs:
 
 
 _GRACE_S = 2.0
-"""For the main thread to notice a signal, and to clean up."""
+"""Seconds for the main thread to handle a signal and clean up."""
 
 
 _WATCHED: dict[int, Mapping[signal.Signals, Any]] = {}
-"""The handlers from before, by the pipe that signals are written to."""
+"""The previous handlers, by the pipe that signals are written to."""
 
 
 def _forget_in_child() -> None:
-    """Handle signals as before in a process that was forked: its signals are not the check's."""
+    """Restore the signal handlers in a forked process."""
     for writer, before in _WATCHED.items():
         with suppress(ValueError, OSError):
             signal.set_wakeup_fd(-1)
@@ -420,9 +418,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def killed_by_signals(kill: Callable[[], None]) -> Iterator[None]:
-    """Raise KeyboardInterrupt once on SIGINT or SIGTERM. Where the block does not end in time,
-    because a library computes or a pool waits for its workers, call `kill` from another thread and
-    end the process with exit code 130. Does nothing outside of the main thread."""
+    """Raise KeyboardInterrupt once on SIGINT or SIGTERM. If the block does not end in time, because
+    a library computes or a pool waits for its workers, call `kill` from another thread and end the
+    process with exit code 130. Does nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

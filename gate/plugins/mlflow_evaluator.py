@@ -151,10 +151,12 @@ def _with_targets(samples: Any, dataset: Any) -> EvaluationData:
 
 def _metrics(result: api.EvaluationResult) -> dict[str, float]:
     """Return the finite numbers: MLflow reads NaN back as 0 from SQL stores."""
-    from gate.mlflow_client.log_evaluation import compared
+    from gate.mlflow_client.log_evaluation import comparable_metrics
 
     numbers = {"parity_gate/passed": float(result.decision.passed)}
-    numbers |= {f"parity_gate/{name}": value for name, value in compared(result.evidence).items()}
+    numbers |= {
+        f"parity_gate/{name}": value for name, value in comparable_metrics(result.evidence).items()
+    }
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, Protocol, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -78,36 +79,35 @@ class ServiceMetrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        self.deliveries = Counter(
-            "parity_gate_deliveries",
-            "Requests to the webhook by outcome.",
-            ["outcome"],
-            registry=registry,
+        counter, histogram = (
+            partial(Counter, registry=registry),
+            partial(Histogram, registry=registry),
         )
-        self.accept_seconds = Histogram(
-            "parity_gate_accept_seconds", "From a request's headers to its answer.",
-            buckets=_ACCEPTING_S, registry=registry,
-        )  # fmt: skip
-        self.actions = Counter(
-            "parity_gate_actions",
-            "What was done to models.",
-            ["kind", "outcome"],
-            registry=registry,
+        self.deliveries = counter(
+            "parity_gate_deliveries", "Requests to the webhook by outcome.", ["outcome"]
         )
-        self.reconcile_seconds = Histogram(
-            "parity_gate_reconcile_seconds", "One look at a model and what followed.", ["cause"],
-            buckets=_RECONCILING_S, registry=registry,
-        )  # fmt: skip
-        self.failures = Counter(
-            "parity_gate_reconcile_failures",
-            "Looks at a model that failed.",
-            ["error"],
-            registry=registry,
+        self.accept_seconds = histogram(
+            "parity_gate_accept_seconds",
+            "From a request's headers to its answer.",
+            buckets=_ACCEPTING_S,
+        )
+        self.actions = counter(
+            "parity_gate_actions", "What was done to models.", ["kind", "outcome"]
+        )
+        self.reconcile_seconds = histogram(
+            "parity_gate_reconcile_seconds",
+            "One look at a model and what followed.",
+            ["cause"],
+            buckets=_RECONCILING_S,
+        )
+        self.failures = counter(
+            "parity_gate_reconcile_failures", "Looks at a model that failed.", ["error"]
         )
         self.registry_seen = Gauge(
-            "parity_gate_registry_seen_timestamp_seconds", "When the registry last answered.",
+            "parity_gate_registry_seen_timestamp_seconds",
+            "When the registry last answered.",
             registry=registry,
-        )  # fmt: skip
+        )
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 _WATCH_S = 0.2
-"""Seconds between two looks at the exchanges that are under way."""
+"""Interval at which running exchanges are checked."""
 
 _STREAMS = ("connect_tcp.complete", "start_tls.complete")
 
@@ -66,7 +66,7 @@ class BoundedHttp:
     def exchange(
         self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
     ) -> Iterator[Any]:
-        """Give the `httpx.Response`, whose body is read within the `with` block by `iter_raw`.
+        """Yield the `httpx.Response`, whose body is read within the `with` block by `iter_raw`.
 
         Raises TimeoutError if the block does not end within the limit, httpx.HTTPError and
         httpx.InvalidURL if there is no answer.
@@ -106,7 +106,7 @@ class BoundedHttp:
         return TimeoutError(f"no whole answer came within {self._limit_s:g} s")
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Keep each new connection: the extension `trace` of httpx."""
+        """Store each new connection. Called by the extension `trace` of httpx."""
         if event.endswith(_STREAMS):
             self._streams.add(info["return_value"])
 

@@ -149,7 +149,7 @@ def test_the_metrics_are_few_and_the_worst_output_counts() -> None:
     )  # fmt: skip
     probes = (probe_parity("zeros", noise_ratio=3.0), probe_parity("ones", noise_ratio=4.0))
     seen = evidence(runtimes=(runtime_evidence(outputs=outputs, probes=probes),))
-    found = numbers.compared(seen)
+    found = numbers.comparable_metrics(seen)
     assert found["ort-cpu/max_abs_diff"] == 2.0
     assert found["ort-cpu/top1_agreement"] == 0.5
     assert found["ort-cpu/probe_noise_ratio"] == 4.0
@@ -160,7 +160,7 @@ def test_the_metrics_are_few_and_the_worst_output_counts() -> None:
     assert everything["ort-cpu/b/crossed_at_0.9"] == 1.0
     assert everything["ort-cpu/probes/ones/noise_ratio"] == 4.0
     spoilt = (output_parity(name="b"), output_parity(max_abs_diff=float("nan")))
-    nothing = numbers.compared(evidence(runtimes=(runtime_evidence(outputs=spoilt),)))
+    nothing = numbers.comparable_metrics(evidence(runtimes=(runtime_evidence(outputs=spoilt),)))
     assert str(nothing["ort-cpu/max_abs_diff"]) == "nan"
 
 
@@ -174,7 +174,7 @@ def test_the_costs_are_logged_in_milliseconds_and_megabytes() -> None:
         reference_latency=batch,
         reference_cost=reference,
     )
-    found = numbers.compared(measured)
+    found = numbers.comparable_metrics(measured)
     assert (found["ort-cpu/latency_ratio"], found["ort-cpu/memory_mb"]) == (1.0, 30.0)
     everything = dict(numbers.metrics_from_evidence(measured))
     assert {name: everything[f"ort-cpu/{name}"] for name in (
