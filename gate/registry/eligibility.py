@@ -55,17 +55,17 @@ def check_bytes_allowed(
 
 
 def objection_to_submission(
-    model: RegisteredModel, history: ModelHistory, line: LedgerEntry
+    model: RegisteredModel, history: ModelHistory, entry: LedgerEntry
 ) -> str | None:
     """Return the objection to bytes that were submitted without access to the ledger, or None.
 
-    line: the ledger entry to be written for them.
+    entry: the ledger entry to be written for them.
     A submission can't undo a rollback, and a verdict can bring its bytes into service only once:
     earlier versions are restored by a rollback. A review of that version itself is handled
     elsewhere. Raises the RegistryErrors.
     """
-    assert line.sha256 is not None
-    for number in history.versions_with_bytes(line.sha256):
+    assert entry.sha256 is not None
+    for number in history.versions_with_bytes(entry.sha256):
         rolled_back = history.rollback_of(number)
         if rolled_back is not None:
             return (
@@ -76,19 +76,19 @@ def objection_to_submission(
         objection = _rejection(model, history, number, tags={})
         if objection is not None:
             return objection
-        if number != line.version and _is_replayed(model, history, number, line=line):
+        if number != entry.version and _is_replayed(model, history, number, entry=entry):
             return (
                 f"version {number} was promoted with the same verdict before. To return to it, run "
                 "gate rollback. Otherwise measure the file again and submit the result."
             )
-    for version in model.registry.find(model.name, line.sha256):
-        if version.number != line.version and reviews.rejects(version.tags, model.reviews.tag):
+    for version in model.registry.find(model.name, entry.sha256):
+        if version.number != entry.version and reviews.rejects(version.tags, model.reviews.tag):
             return _rejection(model, history, version.number, tags=version.tags)
     return None
 
 
 def _is_replayed(
-    model: RegisteredModel, history: ModelHistory, number: str, *, line: LedgerEntry
+    model: RegisteredModel, history: ModelHistory, number: str, *, entry: LedgerEntry
 ) -> bool:
     """Return whether the same verdict already made version `number` champion, and that version
     still exists unchanged."""
@@ -96,7 +96,7 @@ def _is_replayed(
     if vouched is None or fate is None or fate.kind not in ("champion", "replaced"):
         return False
     verdicts = [
-        (each.evidence_sha256, each.policy_sha256, each.compared_with) for each in (vouched, line)
+        (each.evidence_sha256, each.policy_sha256, each.compared_with) for each in (vouched, entry)
     ]
     if verdicts[0] != verdicts[1]:
         return False

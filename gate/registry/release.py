@@ -54,7 +54,7 @@ class VerificationRules:
     limits: SandboxLimits | None = None
     """Limits of the child process that reads the file; None: the file is trusted and read in this
     process."""
-    line: LedgerEntry | None = None
+    entry: LedgerEntry | None = None
     """The ledger entry of a registered version, with the digests of its files. A decision by
     another policy, or without the comparison in this entry, is computed again. None: a release to
     be promoted under the policy of its decision."""
@@ -95,9 +95,9 @@ class EvaluatedFile:
         except (EvidenceError, OnnxFileError, PolicyError):
             verify_files(self.onnx_path, self.evidence)  # raises DigestMismatch for other bytes
             raise
-        incumbent = decision.incumbent or (rules.line.incumbent if rules.line else None)
+        incumbent = decision.incumbent or (rules.entry.incumbent if rules.entry else None)
         basis = (decision.policy_sha256, decision.incumbent)
-        is_new = rules.line is not None and basis != (policy.digest(), incumbent)
+        is_new = rules.entry is not None and basis != (policy.digest(), incumbent)
         decision.subject_sha256.verify(subject, what="the evidence's file")
         if not is_new and policy.digest() != decision.policy_sha256:
             raise DigestMismatch(
@@ -248,8 +248,8 @@ class Release(EvaluatedFile):
                 f"the release has {twin_text}, but the policy has {section} 'gate.twin'. Provide "
                 "both or neither."
             )
-        line = rules.line and rules.line.model_copy(update={"incumbent": None})
-        twin = self.twin.verified(policy.twin, replace(rules, line=line))
+        entry = rules.entry and rules.entry.model_copy(update={"incumbent": None})
+        twin = self.twin.verified(policy.twin, replace(rules, entry=entry))
         verify_origin(self.twin, exact=self, limits=rules.limits)
         exact_model, twin_model = (_reference(each.evidence.source) for each in (self, self.twin))
         if exact_model != twin_model:

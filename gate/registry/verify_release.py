@@ -55,16 +55,14 @@ def verify_comparison(decision: Decision, expected: ComparedWith | None) -> None
         )
 
 
-def comparison_in(line: LedgerEntry | None) -> ComparedWith | None:
+def comparison_in(entry: LedgerEntry | None) -> ComparedWith | None:
     """Return the comparison with the champion in a ledger entry.
 
     It was made together with the decision, or by the service.
     """
-    if line is None:
-        return None
-    return (
-        line.compared_with if line.incumbent is None else ComparedWith.from_record(line.incumbent)
-    )
+    if entry is None or entry.incumbent is None:
+        return entry and entry.compared_with
+    return ComparedWith.from_record(entry.incumbent)
 
 
 def version_to_compare(champion: str | None, history: ModelHistory) -> str | None:
@@ -361,11 +359,11 @@ def verify_release(
     if trust is not None:
         statements = release.statements
         now = rules.at or (datetime.now(UTC) if statements is None else statements.made_at)
-        files = companion_digests(rules.line or release)
+        files = companion_digests(rules.entry or release)
         signers = verify_statements(
             release, files=files, trust=trust, registries=registries, now=now
         )
-        if rules.line is None:
+        if rules.entry is None:
             _verify_names(release, subjects_of_release(release))
             if release.twin is not None:
                 with _twin_errors():

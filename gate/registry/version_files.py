@@ -143,9 +143,9 @@ class ExpectedDigests:
     """Maximum number and size of the files."""
 
     @classmethod
-    def from_entry(cls, line: LedgerEntry) -> ExpectedDigests:
+    def from_entry(cls, entry: LedgerEntry) -> ExpectedDigests:
         """Create the digests from the ledger entry that approves a version."""
-        return replace(cls.needed(line), golden=_hex(line.golden_sha256), twin=line.twin)
+        return replace(cls.needed(entry), golden=_hex(entry.golden_sha256), twin=entry.twin)
 
     @classmethod
     def from_release(cls, release: Release, *, golden: str | None) -> ExpectedDigests:
@@ -160,16 +160,16 @@ class ExpectedDigests:
         )
 
     @classmethod
-    def needed(cls, line: LedgerEntry) -> ExpectedDigests:
+    def needed(cls, entry: LedgerEntry) -> ExpectedDigests:
         """Create the digests without golden vectors, which serving does not need."""
-        assert line.sha256 is not None
-        twin = line.twin
+        assert entry.sha256 is not None
+        twin = entry.twin
         return cls(
-            sha256=line.sha256,
+            sha256=entry.sha256,
             twin=None if twin is None else twin.model_copy(update={"golden_sha256": None}),
-            preprocessing=line.preprocess_sha256,
-            evidence=line.evidence_sha256,
-            extent=line.extent or MAX_EXTENT,
+            preprocessing=entry.preprocess_sha256,
+            evidence=entry.evidence_sha256,
+            extent=entry.extent or MAX_EXTENT,
         )
 
 

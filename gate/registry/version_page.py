@@ -88,7 +88,7 @@ class VersionStatus:
     """The status of a version and the ledger entry that set it."""
 
     kind: Kind
-    line: LedgerEntry
+    entry: LedgerEntry
     answer: str | None = None
     """Answer to the reviewer in `gate.review_result`, once the review was handled."""
 
@@ -107,34 +107,33 @@ class VersionStatus:
         other = history.change
         assert other is not None
         for entry in reversed(history.entries):
-            if entry is status.line:
+            if entry is status.entry:
                 break
             other = entry if entry.action in SERVING else other
         return VersionStatus("replaced", other, status.answer)
 
     def status_line(self, rule: ReviewSettings) -> str:
         """Return the status as one line of Markdown. rule: how the model is reviewed."""
-        line, at = self.line, _when(self.line)
-        reason = _plain(line.reason)
+        entry, at = self.entry, _when(self.entry)
+        reason = _plain(entry.reason)
         match self.kind:
             case "waits":
-                text = _waits(line, rule)
+                text = _waits(entry, rule)
             case "champion":
-                text = f"champion since {at}{_champion_reason(line)}."
+                text = f"champion since {at}{_champion_reason(entry)}."
             case "replaced":
-                by = (
-                    f"replaced by version {line.version}" if line.version else "then nothing served"
-                )
+                served = f"version {entry.version}"
+                by = f"replaced by {served}" if entry.version else "then nothing served"
                 text = f"was champion until {at}, {by}."
             case "rejected":
-                why = f'because "{_plain(line.comment)}"' if line.comment else "without a comment"
+                why = f'because "{_plain(entry.comment)}"' if entry.comment else "without a comment"
                 text = f"rejected by review on {at} {why}. That is final for these bytes."
             case "refused":
                 text = f"{reason} ({at}). {_CLAIM}"
             case "reverted":
                 text = f"reverted by the guard on {at} because {reason}."
             case "rolled_back":
-                serves = f"; version {line.version} serves again" if line.version else ""
+                serves = f"; version {entry.version} serves again" if entry.version else ""
                 text = f"rolled back on {at} because {reason}{serves}."
         return shorten(MARK + text, STATUS_LIMIT)
 
@@ -187,63 +186,63 @@ def with_status(description: str, line: str) -> str:
     return f"{line}\n\n{body}"
 
 
-def _after_entry(status: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
+def _after_entry(status: VersionStatus | None, entry: LedgerEntry) -> VersionStatus | None:
     """Return the status after an entry about the version itself."""
     kind, answer = (None, None) if status is None else (status.kind, status.answer)
-    match line.action:
+    match entry.action:
         case "passed":
-            status = VersionStatus("waits", line)
+            status = VersionStatus("waits", entry)
         case "promoted" | "unchanged" | "rolled_back" | "reverted":
-            stays = line.action == "unchanged" or line.previous_version == line.version
-            if kind == "waits" and line.action == "promoted":
-                answer = f"approved: became champion at {line.at}"
-            champion = VersionStatus("champion", line, answer)
+            stays = entry.action == "unchanged" or entry.previous_version == entry.version
+            if kind == "waits" and entry.action == "promoted":
+                answer = f"approved: became champion at {entry.at}"
+            champion = VersionStatus("champion", entry, answer)
             status = status if kind == "champion" and stays else champion
         case "rejected":
-            answer = f"rejected at {line.at}: final for these bytes"
-            status = VersionStatus("rejected", line, answer)
-        case "refused" if kind in (None, "waits") or line.made_at is not None:
-            status = VersionStatus("refused", line, line.reason)
+            answer = f"rejected at {entry.at}: final for these bytes"
+            status = VersionStatus("rejected", entry, answer)
+        case "refused" if kind in (None, "waits") or entry.made_at is not None:
+            status = VersionStatus("refused", entry, entry.reason)
     return status
 
 
-def _after_move_away(status: VersionStatus | None, line: LedgerEntry) -> VersionStatus | None:
+def _after_move_away(status: VersionStatus | None, entry: LedgerEntry) -> VersionStatus | None:
     """Return the status after an entry that moved `champion` away from the version."""
     kind, answer = (None, None) if status is None else (status.kind, status.answer)
-    match line.action:
+    match entry.action:
         case "rolled_back" if kind != "rejected":
-            status = VersionStatus("rolled_back", line, answer)
+            status = VersionStatus("rolled_back", entry, answer)
         case "promoted" if kind == "champion":
-            status = VersionStatus("replaced", line, answer)
+            status = VersionStatus("replaced", entry, answer)
         case "reverted" if kind not in (*_FINAL, "waits"):
-            status = VersionStatus("reverted", line, answer)
+            status = VersionStatus("reverted", entry, answer)
     return status
 
 
-def _waits(line: LedgerEntry, rule: ReviewSettings) -> str:
-    waits = _plain(rule.waits(shlex.quote(line.key), line.version or ""))
+def _waits(entry: LedgerEntry, rule: ReviewSettings) -> str:
+    waits = _plain(rule.waits(shlex.quote(entry.key), entry.version or ""))
     if rule.signed:
         return f"{waits}."
     return f"{waits} (and before it {Tag.REVIEW_COMMENT}), on this page under Tags."
 
 
-def _champion_reason(line: LedgerEntry) -> str:
-    if line.approvers:
-        keys = ", ".join(key[:12] for key in line.approvers)
-        why = f': "{_plain(line.comment)}"' if line.comment else ""
-        return f", approved by the key{'s'[: len(line.approvers) > 1]} {keys}{why}"
-    if line.comment:
-        return f', approved in review: "{_plain(line.comment)}"'
-    if line.action == "rolled_back":
-        return f", again: version {line.previous_version} was rolled back"
-    if line.action == "reverted":
+def _champion_reason(entry: LedgerEntry) -> str:
+    if entry.approvers:
+        keys = ", ".join(key[:12] for key in entry.approvers)
+        why = f': "{_plain(entry.comment)}"' if entry.comment else ""
+        return f", approved by the key{'s'[: len(entry.approvers) > 1]} {keys}{why}"
+    if entry.comment:
+        return f', approved in review: "{_plain(entry.comment)}"'
+    if entry.action == "rolled_back":
+        return f", again: version {entry.previous_version} was rolled back"
+    if entry.action == "reverted":
         return ", again: the guard restored it"
     return ""
 
 
-def _when(line: LedgerEntry) -> str:
-    at = time_of(line.at)
-    return _plain(line.at) if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+def _when(entry: LedgerEntry) -> str:
+    at = time_of(entry.at)
+    return _plain(entry.at) if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _plain(text: str) -> str:
@@ -363,7 +362,7 @@ class Pages:
         history, followed = model.history(), self._lines.get(model.key)
         number = len(history.entries)
         if followed is None or thoroughly or followed > number:
-            waiting = (line.version for line in history.waiting)
+            waiting = (entry.version for entry in history.waiting)
             versions: Iterable[str | None] = (
                 history.serving,
                 *waiting,
@@ -376,7 +375,7 @@ class Pages:
         self._lines[model.key] = number
 
 
-def _named(lines: Iterable[LedgerEntry]) -> Iterator[str]:
-    for line in lines:
-        if line.action not in _NOT_SHOWN:
-            yield from filter(None, (line.version, line.previous_version))
+def _named(entries: Iterable[LedgerEntry]) -> Iterator[str]:
+    for entry in entries:
+        if entry.action not in _NOT_SHOWN:
+            yield from filter(None, (entry.version, entry.previous_version))

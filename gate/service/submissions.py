@@ -159,92 +159,91 @@ class _Submission:
     def act(self) -> StepResult | None:
         """Judge the candidate. None if another version became the candidate meanwhile."""
         model, number = self.model, self.version.number
-        line = self._line()
+        entry = self._new_entry()
         try:
             with temporary_folder() as folder:
                 expected = SignedExpectation(
                     lambda path: ExpectedDigests.from_entry(self._claimed_entry(path))
                 )
-                line, problem = model.read(number, expected, self._evaluate, into=folder)
+                entry, problem = model.read(number, expected, self._evaluate, into=folder)
         except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
             problem = str(error)
-        if line.sha256 is not None and problem is None:
-            problem = objection_to_submission(model, self.history, line)
+        if entry.sha256 is not None and problem is None:
+            problem = objection_to_submission(model, self.history, entry)
             if problem is None and self.terms.policy.incumbent is not None:
-                problem = outdated(comparison_in(line), model.alias(CHAMPION), self.history)
+                problem = outdated(comparison_in(entry), model.alias(CHAMPION), self.history)
         if model.alias(CANDIDATE) != number:
             return None
-        return self._take(line) if problem is None else self._refuse(line, problem)
+        return self._take(entry) if problem is None else self._refuse(entry, problem)
 
-    def _line(self) -> LedgerEntry:
+    def _new_entry(self) -> LedgerEntry:
         """Return a ledger entry about the version, without digests."""
         version = self.version
-        line = self.model.entry("passed", "handed in", version=version.number)
-        return line.model_copy(update={"made_at": version.made_at, "run_id": version.run_id})
+        entry = self.model.entry("passed", "handed in", version=version.number)
+        return entry.model_copy(update={"made_at": version.made_at, "run_id": version.run_id})
 
     def _claimed_entry(self, path: Path) -> LedgerEntry:
         """Return a ledger entry with the claims that trusted keys signed for the file at `path`.
 
         Raises EvidenceError, StorageError.
         """
-        line, at = self._line(), self.terms.at
+        entry, at = self._new_entry(), self.terms.at
         with as_mismatch(f"the submitted version {self.version.number}"):
-            return claimed_entry(path, self.model, line, trust=self.trust, now=at)
+            return claimed_entry(path, self.model, entry, trust=self.trust, now=at)
 
     def _evaluate(self, path: Path) -> tuple[LedgerEntry, str | None]:
         """Return the ledger entry for verified files, and the objection of the terms or None."""
-        line = self._compared(self._claimed_entry(path), path)
-        problem = judge_version(path, self.model, vouched=line, terms=self.terms)
+        entry = self._compared(self._claimed_entry(path), path)
+        problem = judge_version(path, self.model, vouched=entry, terms=self.terms)
         if problem is not None:
-            return line, problem
-        records = load_records(path, evidence=line.evidence_sha256)
-        release = release_from_version(records, name=self.model.name, twin=line.twin)
-        if line.golden_sha256 is not None:
-            golden = GoldenFolder.open(path.parent / GOLDEN, sha256=line.golden_sha256)
+            return entry, problem
+        records = load_records(path, evidence=entry.evidence_sha256)
+        release = release_from_version(records, name=self.model.name, twin=entry.twin)
+        if entry.golden_sha256 is not None:
+            golden = GoldenFolder.open(path.parent / GOLDEN, sha256=entry.golden_sha256)
             release = replace(release, golden=golden)
-        return line.model_copy(update={"extent": release.extent}), None
+        return entry.model_copy(update={"extent": release.extent}), None
 
-    def _compared(self, line: LedgerEntry, path: Path) -> LedgerEntry:
+    def _compared(self, entry: LedgerEntry, path: Path) -> LedgerEntry:
         """Return the entry with the service's comparison, if the submission has none.
 
         Raises MismatchUnconfirmed if the champion can't be downloaded now, which is not evidence
         against this version.
         """
-        if self.terms.policy.incumbent is None or line.compared_with is not None:
-            return line
+        if self.terms.policy.incumbent is None or entry.compared_with is not None:
+            return entry
         with as_mismatch(f"the submitted version {self.version.number}"):
-            evidence = load_evidence(path, sha256=line.evidence_sha256)
+            evidence = load_evidence(path, sha256=entry.evidence_sha256)
         comparison = compare_records(champion_recorded(self.model), evidence)
-        return line.model_copy(update={"incumbent": comparison})
+        return entry.model_copy(update={"incumbent": comparison})
 
-    def _take(self, line: LedgerEntry) -> StepResult:
+    def _take(self, entry: LedgerEntry) -> StepResult:
         model, number, champion = self.model, self.version.number, self.model.alias(CHAMPION)
-        keys = ", ".join(key.label for key in self.trust.measurers if key.key_id in line.signers)
+        keys = ", ".join(key.label for key in self.trust.measurers if key.key_id in entry.signers)
         reason = f"handed in, signed by {keys}; it passes by the policy in force"
-        if line.incumbent is not None:
-            reason += (
-                f", compared by the records of both with version {line.incumbent.version or 'none'}"
-            )
+        if entry.incumbent is not None:
+            compared = entry.incumbent.version or "none"
+            reason += f", compared by the records of both with version {compared}"
         # The review step comes next, and makes a rejection final with its ledger entry.
         if self.terms.policy.review != "automatic" or reviews.rejects(
             self.version.tags, model.reviews.tag
         ):
             reason += ", and waits for review"
-            model.write("passed", reason, version=number, previous=champion, about=line)
+            model.write("passed", reason, version=number, previous=champion, about=entry)
             write_status(model, (number,))
             return StepResult("hand_in", "passed", number, reason)
         move_alias(
-            model, model.entry("promoted", reason, version=number, previous=champion, about=line)
+            model, model.entry("promoted", reason, version=number, previous=champion, about=entry)
         )
         return StepResult("hand_in", "promoted", number, reason)
 
-    def _refuse(self, line: LedgerEntry, problem: str) -> StepResult:
+    def _refuse(self, entry: LedgerEntry, problem: str) -> StepResult:
         model, number = self.model, self.version.number
         # The tag comes before the entry: a crash in between repeats the refusal instead of losing
         # it. It also makes a resubmission a new version.
         model.note(self.version, Tag.REFUSED, problem)
         reason = f"handed in, and refused: {problem}"
-        model.write("refused", reason, version=number, about=line)
+        model.write("refused", reason, version=number, about=entry)
         write_status(model, (number,))
         return StepResult("hand_in", "refused", number, reason)
 
