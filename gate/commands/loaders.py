@@ -155,8 +155,8 @@ class ReleaseVerifier:
         """Verify that the statements are about these decisions; their resource may differ."""
         from datetime import UTC, datetime
 
-        for judged in (release, release.twin):
-            if judged is not None and judged.statements is not None:
+        for judged in release.evaluated_files:
+            if judged.statements is not None:
                 judged.statements.verify(
                     judged.evidence, judged.decision, trust=self.trust, now=datetime.now(UTC)
                 )

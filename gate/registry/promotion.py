@@ -67,8 +67,7 @@ def submit(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult
     """
     release = verified.release
     refusal = verified.refusal or release.outdated() or verified.age_problem(datetime.now(UTC))
-    judged = [release] if release.twin is None else [release, release.twin]
-    if refusal is None and any(each.statements is None for each in judged):
+    if refusal is None and any(each.statements is None for each in release.evaluated_files):
         refusal = (
             "it has no signed statements, which the service requires. Measure and sign it: "
             "gate check --report --key"

@@ -266,6 +266,11 @@ class Release(EvaluatedFile):
         return replace(verified, twin=twin)
 
     @property
+    def evaluated_files(self) -> tuple[EvaluatedFile, ...]:
+        """Return the exact file, and its twin if there is one."""
+        return (self,) if self.twin is None else (self, self.twin)
+
+    @property
     def refusal(self) -> str | None:
         """Return why the release must not be promoted; None if every decision is a PASS."""
         if self.refusal_reason is not None:
@@ -312,9 +317,8 @@ class Release(EvaluatedFile):
     @property
     def extent(self) -> VersionSize:
         """Return size and number of the files, including twin and golden vectors."""
-        parts = [self] if self.twin is None else [self, self.twin]
-        golden = [part.golden.golden for part in parts if part.golden is not None]
-        subjects = [part.evidence.subject for part in parts]
+        golden = [each.golden.golden for each in self.evaluated_files if each.golden is not None]
+        subjects = [each.evidence.subject for each in self.evaluated_files]
         return VersionSize(
             size_bytes=sum(each.size_bytes for each in subjects)
             + sum(each.size_bytes for each in golden),

@@ -60,9 +60,10 @@ def comparison_in(entry: LedgerEntry | None) -> ComparedWith | None:
 
     It was made together with the decision, or by the service.
     """
-    if entry is None or entry.incumbent is None:
-        return entry and entry.compared_with
-    return ComparedWith.from_record(entry.incumbent)
+    if entry is None:
+        return None
+    record = entry.incumbent
+    return entry.compared_with if record is None else ComparedWith.from_record(record)
 
 
 def version_to_compare(champion: str | None, history: ModelHistory) -> str | None:
@@ -320,8 +321,8 @@ class VerifiedRelease:
         if problem is not None or self.trust is None:
             return problem
         try:
-            for each in (self.release, self.release.twin):
-                if each is not None and each.statements is not None:
+            for each in self.release.evaluated_files:
+                if each.statements is not None:
                     with _twin_errors() if each is self.release.twin else nullcontext():
                         each.statements.check_age(self.trust, at=at)
         except Untrusted as error:
@@ -369,7 +370,7 @@ def verify_release(
                 with _twin_errors():
                     _verify_names(release.twin, _subjects(release.twin))
         ids = tuple(key.key_id for key in signers)
-        pairs = [each.statements for each in (release, release.twin) if each is not None]
+        pairs = [each.statements for each in release.evaluated_files]
         others = _further_measurers(pairs, trust=trust, exclude=ids)
         release = replace(release, signers=ids, measured_by=others)
     return VerifiedRelease(release.verified(policy, rules), policy, signers, trust, _MADE_HERE)
@@ -655,16 +656,14 @@ def release_from_version(records: EvaluatedFile, *, name: str, twin: TwinDigests
     )
 
 
-def twin_in(folder: Path, digests: TwinDigests | None = None) -> EvaluatedFile:
+def twin_in(folder: Path, digests: TwinDigests) -> EvaluatedFile:
     """Return the twin that `write_twin` wrote into a folder.
 
-    digests: the expected digests; None: any.
     Raises EvidenceError if the twin is incomplete, DigestMismatch if evidence or golden vectors
     differ; StorageError.
     """
-    evidence = None if digests is None else digests.evidence_sha256
-    twin, golden = load_records(twin_file(folder), evidence=evidence), folder / GOLDEN_FOLDER
+    twin = load_records(twin_file(folder), evidence=digests.evidence_sha256)
+    golden = folder / GOLDEN_FOLDER
     if not (golden / GOLDEN_JSON).exists():
         return twin
-    sha256 = None if digests is None else digests.golden_sha256
-    return replace(twin, golden=GoldenFolder.open(golden, sha256=sha256))
+    return replace(twin, golden=GoldenFolder.open(golden, sha256=digests.golden_sha256))

@@ -51,10 +51,10 @@ def write_records(file: EvaluatedFile, folder: Path) -> None:
         file.statements.write(folder)
 
 
-def load_records(onnx_path: Path, *, evidence: Digest | None = None) -> EvaluatedFile:
+def load_records(onnx_path: Path, *, evidence: Digest | None) -> EvaluatedFile:
     """Load evidence, decision and statements next to a downloaded file.
 
-    evidence: the expected digest of the evidence.
+    evidence: the expected digest of the evidence; None: any.
     Raises EvidenceError if evidence or decision is missing, DigestMismatch, Untrusted for malformed
     statements, StorageError.
     """

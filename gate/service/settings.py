@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -170,7 +171,7 @@ class ServiceSettings(BaseModel):
     secret_file: Path | None = None
     """A file with one secret per line; None: use `secret_variable`."""
     secret_variable: str = SECRETS_VARIABLE
-    state: str = DEFAULT
+    state: Annotated[str, AfterValidator(state_url)] = DEFAULT
     """The database of the ledger."""
     store: Path = Path(".gate/store")
     cors_origins: tuple[Name, ...] = ()
@@ -227,11 +228,6 @@ class ServiceSettings(BaseModel):
         if not re.fullmatch(r"https?://[^/?#@\s]+([/?#]\S*)?", url):
             raise ValueError("expected https://HOST/PATH, without a user, a password and spaces")
         return url
-
-    @field_validator("state")
-    @classmethod
-    def _can_be_a_state(cls, text: str) -> str:
-        return state_url(text)
 
     @classmethod
     def from_options(cls, **given: Any) -> Self:

@@ -301,7 +301,7 @@ def test_a_folder_keeps_a_twin_whole(tmp_path: Path) -> None:
     of = made(tmp_path).twin
     assert of is not None
     write_twin(of, tmp_path / "laid")
-    again = twin_in(tmp_path / "laid")
+    again = twin_in(tmp_path / "laid", digests_of(of))
     assert again.evidence == of.evidence
     assert again.decision == of.decision
     assert again.verified(TWIN, VerificationRules()) == again
@@ -315,7 +315,7 @@ def test_a_folder_with_no_single_file_is_no_twin(tmp_path: Path, files: list[str
     for name in files:
         onnx_file(tmp_path / name)
     with pytest.raises(EvidenceError, match="expected only"):
-        twin_in(tmp_path)
+        twin_in(tmp_path, digests_of(made(tmp_path / "made").twin))
 
 
 def test_a_release_file_goes_before_its_parts(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_a_link_is_no_twin(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "model.onnx").symlink_to(onnx_file(tmp_path / "out.onnx"))
     with pytest.raises(EvidenceError, match="expected only"):
-        twin_in(tmp_path / "in")
+        twin_in(tmp_path / "in", digests_of(made(tmp_path / "made").twin))
 
 
 def several(folder: Path, *, exact: tuple[str, ...] = ()) -> Release:
