@@ -134,7 +134,7 @@ def deployed_command(name: str | None, store: Path) -> CommandResult:
       gate deployed --store /srv/models
       gate deployed digits --store /srv/models --json
     """
-    from gate.deploy.deploy import prove
+    from gate.deploy.deploy import verify_slot
     from gate.deploy.store import ModelStore
 
     models = ModelStore(store)
@@ -150,7 +150,7 @@ def deployed_command(name: str | None, store: Path) -> CommandResult:
             )
         manifests.append(live)
         for label, slot in live.slots.items():
-            problem = prove(models, slot)
+            problem = verify_slot(models, slot)
             if problem is not None:
                 problems[f"{each}/{label}"] = problem
     return CommandResult(

@@ -230,11 +230,11 @@ def exported(ledger: Ledger) -> Iterator[bytes]:
 
     Raises the exceptions of `Ledger.verify`.
     """
-    from gate.ledger.ledger import proven
+    from gate.ledger.ledger import verify_rows
 
     ledger.verify()
     rows = ledger.rows()
-    proven(rows, place=ledger.location)
+    verify_rows(rows, place=ledger.location)
     return (row.line + b"\n" for row in rows)
 
 

@@ -313,7 +313,7 @@ def existing_ledger(state: str) -> Ledger:
     from gate.ledger.ledger import Ledger
 
     ledger = Ledger(named_state(state))
-    if not ledger.state.is_there:
+    if not ledger.state.exists:
         raise StorageError(
             f"there is no ledger at {ledger.location}: nothing was promoted or refused from this "
             "folder. Run make repro, or name another database with --state."

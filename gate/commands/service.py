@@ -442,7 +442,7 @@ def secret_for(path: Path | None, *, variable: str) -> tuple[str, bool]:
     if path.exists():
         return WebhookSecrets.from_file(path).secrets[0], False
     made = secrets.token_hex(_SECRET_BYTES)
-    settings.write(path, [made])
+    settings.write_secrets(path, [made])
     return made, True
 
 
@@ -466,7 +466,7 @@ def rotate(
 
     old = WebhookSecrets.from_file(path).secrets
     new = secrets.token_hex(_SECRET_BYTES)
-    settings.write(path, [new, *old])
+    settings.write_secrets(path, [new, *old])
     subscriptions.set_secret(webhook, new)
     trials = subscriptions.test(webhook)
     refused = [trial for trial in trials if not trial.success]
@@ -477,5 +477,5 @@ def rotate(
             "repeat the rotation."
         )
     sleep(overlap_s)
-    settings.write(path, [new])
+    settings.write_secrets(path, [new])
     return trials

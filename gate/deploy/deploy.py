@@ -220,7 +220,7 @@ def store_staged(store: ModelStore, staged: StagedSlot) -> None:
     _put(store, staged.model, staged.slot.sha256)
 
 
-def prove(store: ModelStore, slot: Slot) -> str | None:
+def verify_slot(store: ModelStore, slot: Slot) -> str | None:
     """Verify the digests of a slot's files in the store; return the problem, or None.
 
     No file may be a link. No file is run.
@@ -236,7 +236,7 @@ def prove(store: ModelStore, slot: Slot) -> str | None:
     return None
 
 
-def compute(store: ModelStore, slot: Slot, limits: SandboxLimits | None = None) -> str | None:
+def recompute_slot(store: ModelStore, slot: Slot, limits: SandboxLimits | None) -> str | None:
     """Run a slot of the store on this machine; return the problem, or None."""
     path = store.file(slot.sha256, slot.model)
     golden = None if slot.golden_sha256 is None else store.content(slot.golden_sha256)
@@ -396,13 +396,13 @@ def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Dep
             f"a release of {name} needs the slot '{EXACT}', but has only {sorted(slots)}. "
             "Add the exact model."
         )
-    with storage_errors(store.root), store.alone():
+    with storage_errors(store.root), store.locked():
         store.prune(name)  # Releases of a process that died.
         try:
             live = store.live(name)
         except ReleaseDamaged:
             live = None
-        if live is not None and serves(store, name, slots):
+        if live is not None and is_serving(store, name, slots):
             return Deployment("unchanged", name, live, f"release {live.release} serves it already")
         try:
             staged = {
@@ -433,7 +433,7 @@ def rollback_deployment(
     runs the files; None: run them in this process. Raises StorageError.
     """
     check_deployed_name(name)
-    with storage_errors(store.root), store.alone():
+    with storage_errors(store.root), store.locked():
         store.prune(name)  # Releases of a process that died.
         live = store.live(name)
         if live is None or not live.previous:
@@ -442,7 +442,7 @@ def rollback_deployment(
         target = live.previous[0]
         slots = store.release(name, target.release).slots
         for label, slot in slots.items():
-            problem = prove(store, slot) or compute(store, slot, limits)
+            problem = verify_slot(store, slot) or recompute_slot(store, slot, limits)
             if problem is not None:
                 reason = f"release {target.release} can't serve again: {label}: {problem}"
                 return Deployment("refused", name, live, reason)
@@ -450,7 +450,7 @@ def rollback_deployment(
     return Deployment("rolled_back", name, manifest, _describe(manifest))
 
 
-def serves(
+def is_serving(
     store: ModelStore, name: str, slots: Mapping[str, SlotSource], *, thoroughly: bool = True
 ) -> bool:
     """Return whether exactly these slots serve as `name`; False if the manifest is damaged.
@@ -465,7 +465,7 @@ def serves(
         return False
     if not all(_matches_source(live.slots[slot], source) for slot, source in slots.items()):
         return False
-    return not thoroughly or all(prove(store, slot) is None for slot in live.slots.values())
+    return not thoroughly or all(verify_slot(store, slot) is None for slot in live.slots.values())
 
 
 def _earlier_releases(store: ModelStore, name: str) -> tuple[Earlier, ...]:

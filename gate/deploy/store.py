@@ -290,7 +290,7 @@ class ModelStore:
         return self.root / "tmp"
 
     @contextlib.contextmanager
-    def alone(self, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    def locked(self, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
         """Hold the store's lock. The operating system releases it if this process dies.
 
         Removes files left by a process that died. Raises StorageError if another process holds the

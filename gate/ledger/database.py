@@ -357,7 +357,7 @@ class StateDatabase:
         return version
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Return False for a file that does not exist yet or was removed."""
         return self.file is None or self.file.exists()
 

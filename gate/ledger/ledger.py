@@ -273,7 +273,7 @@ class Ledger:
 
     def rows(self, first: int = 1) -> Sequence[Row]:
         """Return the current rows from a number on, unverified. Raises StateUnavailable."""
-        if not self.state.is_there:
+        if not self.state.exists:
             return ()
         with self.state.reading() as connection:
             return rows_in(connection, first) if self.state.has_tables(connection) else ()
@@ -364,7 +364,7 @@ def rows_in(connection: sa.Connection, first: int = 1) -> Sequence[Row]:
     return [Row(n, line.encode(), signature) for n, line, signature in connection.execute(query)]
 
 
-def proven(rows: Sequence[Row], *, place: str) -> tuple[HashChain, list[LedgerEntry]]:
+def verify_rows(rows: Sequence[Row], *, place: str) -> tuple[HashChain, list[LedgerEntry]]:
     """Return the chain of these rows and their entries. Raises EvidenceError if they are not one.
 
     place: the ledger's name in messages.

@@ -179,7 +179,7 @@ class FencingToken:
 
     def _current_owner(self) -> LockOwner | None:
         """Return the current owner. Reads only, so that other processes need not wait."""
-        if not self._state.is_there:
+        if not self._state.exists:
             return None
         with self._state.reading() as connection:
             return _holder(connection) if self._state.has_tables(connection) else None

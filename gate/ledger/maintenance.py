@@ -18,8 +18,8 @@ from gate.ledger.ledger import (
     StoredHead,
     check_writer,
     promotion_lock,
-    proven,
     verify,
+    verify_rows,
 )
 from gate.ledger.lock import PATIENCE_S
 from gate.signing.keys import PublicKey, SigningKey
@@ -36,7 +36,7 @@ from gate.storage.workspace import in_workspace, split_identity
 _Group = frozenset[str]
 
 
-def same(ledger: Ledger, identity: str) -> frozenset[str]:
+def registry_identities(ledger: Ledger, identity: str) -> frozenset[str]:
     """Return all identities of this registry, as `plain` writes them. Raises the exceptions of
     `Ledger.entries`."""
     name, workspace = split_identity(plain(identity))
@@ -111,7 +111,7 @@ def audit_ledger(ledger: Ledger) -> Audit:
     """
     ledger.verify()
     rows = ledger.rows()
-    chain, entries = proven(rows, place=ledger.location)
+    chain, entries = verify_rows(rows, place=ledger.location)
     by_key: Counter[str] = Counter()
     accepted: list[int] = []
     unapproved: dict[int, Untrusted] = {}

@@ -30,7 +30,7 @@ from gate.ledger.database import DEFAULT, state_url
 from gate.ledger.entry import plain
 from gate.ledger.history import HistoryCache, ModelHistory
 from gate.ledger.ledger import Ledger, verify_writer
-from gate.ledger.maintenance import same
+from gate.ledger.maintenance import registry_identities
 from gate.registry.interface import CHAMPION
 from gate.signing.local_keys import LocalKeys
 from gate.storage.safe_text import make_printable, redacted
@@ -187,7 +187,7 @@ class AliasGuard:
                 ledger = Ledger(state_url(text or DEFAULT))
             except ValueError as error:
                 raise ServiceError(f"GATE_STATE: {error}") from error
-        if not ledger.state.is_there:
+        if not ledger.state.exists:
             raise ServiceError(
                 f"there is no ledger at {ledger.location}. Set GATE_STATE of this server to the "
                 "database that gate promote writes (--state)."
@@ -195,7 +195,7 @@ class AliasGuard:
         if self._ledger is None or trust:  # the file may have other keys by now
             keys = LocalKeys(Path(".gate"), _log.warning)
             self._ledger = verify_writer(ledger, keys, Path(trust) if trust else None)
-        return ledger, same(ledger, in_workspace(address, workspace))
+        return ledger, registry_identities(ledger, in_workspace(address, workspace))
 
     def refuse(self, target: _Target, doing: str, *, remedy: str) -> None:
         """Raise the exception that MLflow answers with status 403."""

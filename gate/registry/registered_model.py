@@ -23,7 +23,7 @@ from gate.errors import (
 from gate.ledger.entry import Action, LedgerEntry, now
 from gate.ledger.history import SERVING, HistoryCache, ModelHistory
 from gate.ledger.ledger import Ledger
-from gate.ledger.maintenance import same
+from gate.ledger.maintenance import registry_identities
 from gate.registry.interface import Alias, Registry, Version
 from gate.registry.release import Release
 from gate.registry.reviews import ReviewSettings
@@ -162,7 +162,7 @@ class RegisteredModel:
 
     def identities(self) -> frozenset[str]:
         """Return all addresses of this registry. Raises EvidenceError, StorageError."""
-        return same(self.ledger, self.registry.identity)
+        return registry_identities(self.ledger, self.registry.identity)
 
     def write(self, action: Action, reason: str, **details: Unpack[Details]) -> LedgerEntry:
         """Append a ledger entry and return it. Raises EvidenceError, StorageError."""

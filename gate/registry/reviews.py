@@ -16,7 +16,7 @@ from gate.records.layout import DECISION, DECISION_STATEMENT, EVIDENCE_STATEMENT
 from gate.registry.interface import Registry, Tag, Version
 from gate.registry.version_files import load_decision, load_statements
 from gate.signing.keys import PublicKey, SigningKey
-from gate.signing.predicates import Approval, Reviewable, Word, signers_of
+from gate.signing.predicates import Approval, Reviewable, Word, trusted_reviewers
 from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
 from gate.signing.trust import Trust, time_of
 from gate.signing.verification import StatementPair, summary_in
@@ -334,7 +334,7 @@ class ReviewCounter:
             raise Untrusted(f"it has {len(text)} characters, at most {STATEMENT_LIMIT} are allowed")
         signed = SignedStatement.from_bytes(text.encode("utf-8", "replace"), what="it")
         approval = of.verify(signed, registries=self.registries)
-        return approval, signers_of(signed, approval, trust=self.trust, now=self.now)
+        return approval, trusted_reviewers(signed, approval, trust=self.trust, now=self.now)
 
     def _refusal(self, key: PublicKey, approval: Approval) -> str | None:
         if key.key_id in self.measurers and not self.trust.measurer_may_approve:

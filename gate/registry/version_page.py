@@ -335,8 +335,8 @@ def _set(model: RegisteredModel, version: Version, key: str, value: str) -> None
         model.registry.set_tag(model.name, version.number, key=key, value=value)
 
 
-# The writer of an entry updates the pages itself. `Pages` makes the updates that a crash or an
-# unreachable registry prevented. Without new entries it sends no request to the registry.
+# The writer of an entry updates the pages itself. `PageUpdater` makes the updates that a crash or
+# an unreachable registry prevented. Without new entries it sends no request to the registry.
 _RECENT = 20
 """Number of recent ledger entries that a first or a thorough update includes."""
 
@@ -344,7 +344,7 @@ _NOT_SHOWN: tuple[Action, ...] = ("deployed", "not_deployed", "replay_failed", "
 """Actions that do not change a page."""
 
 
-class Pages:
+class PageUpdater:
     """The progress of a service in updating each model's version pages."""
 
     def __init__(self) -> None:

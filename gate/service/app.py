@@ -224,7 +224,7 @@ class Envelope:
         """
         fits, tried = False, 0
         for secret in secrets:
-            expected = sign(
+            expected = sign_delivery(
                 secret, delivery_id=self.delivery_id, timestamp=self.timestamp, body=body
             )
             fits |= hmac.compare_digest(expected.encode(), self.signature.encode())
@@ -234,7 +234,7 @@ class Envelope:
             raise DeliveryRefused("forged", 401, reason)
 
 
-def sign(secret: str, *, delivery_id: str, timestamp: str, body: bytes) -> str:
+def sign_delivery(secret: str, *, delivery_id: str, timestamp: str, body: bytes) -> str:
     """Return the signature header that MLflow sends."""
     signed = f"{delivery_id}.{timestamp}.".encode() + body
     digest = hmac.new(secret.encode(), signed, hashlib.sha256).digest()

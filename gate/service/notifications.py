@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from gate.errors import EvidenceError, GateError
 from gate.ledger.entry import Action, LedgerEntry, plain
 from gate.ledger.ledger import Ledger
-from gate.ledger.maintenance import same
+from gate.ledger.maintenance import registry_identities
 from gate.registry.eligibility import TrustFile
-from gate.service.app import sign
+from gate.service.app import sign_delivery
 from gate.service.settings import ServiceSettings, WebhookSecrets
 from gate.storage.bounded_http import BoundedHttp
 from gate.storage.digest import Digest
@@ -118,7 +118,7 @@ class Notifier:
         self._trust.follow(self._ledger)
         entries = self._ledger.entries()
         registries = {
-            key: same(
+            key: registry_identities(
                 self._ledger,
                 in_workspace(self._settings.tracking_uri, ModelKey.parse(key).workspace),
             )
@@ -204,7 +204,7 @@ class Notifier:
         delivery = f"{number}-{Digest.from_json(entry.to_plain()).hex[:16]}"
         timestamp = str(int(time.time()))
         signatures = [
-            sign(secret, delivery_id=delivery, timestamp=timestamp, body=body)
+            sign_delivery(secret, delivery_id=delivery, timestamp=timestamp, body=body)
             for secret in self._secrets.secrets
         ]
         headers = {

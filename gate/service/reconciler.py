@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from gate.deploy.deploy import SlotSource, deploy, serves
+from gate.deploy.deploy import SlotSource, deploy, is_serving
 from gate.deploy.store import EXACT, QUANTIZED, ModelStore
 from gate.errors import EvidenceError, GateError, ResourceGone, Untrusted
 from gate.ledger.entry import Action, LedgerEntry
@@ -28,7 +28,7 @@ from gate.registry.registered_model import MismatchMemory, Reading, RegisteredMo
 from gate.registry.reviews import ReviewSettings
 from gate.registry.verify_release import ReadTrust, Terms, judge_version, no_trust
 from gate.registry.version_files import ExpectedDigests, twin_file
-from gate.registry.version_page import Pages
+from gate.registry.version_page import PageUpdater
 from gate.sandbox.limits import SandboxLimits
 from gate.service.champion_guard import guard_champion
 from gate.service.monitoring import Failed, Kind, StepResult
@@ -64,7 +64,7 @@ def deploy_champion(
     failed = last is not None and last.action == "replay_failed"  # until the next promotion
     if failed or (refused and not thoroughly):
         return []
-    if last and not refused and serves(store, model.key, slots, thoroughly=thoroughly):
+    if last and not refused and is_serving(store, model.key, slots, thoroughly=thoroughly):
         return []
     reason = _unsigned(vouched, history, terms)
     if reason is None:
@@ -250,7 +250,7 @@ class Reconciler:
         self._proven: dict[str, tuple[str | None, float]] = {}
         """By model: the champion with verified bytes, and the time of the verification."""
         self._workspaces: dict[str, Registry] = {}
-        self._pages = Pages()
+        self._pages = PageUpdater()
         self._replays: dict[str, ReplayState] = {}
         """By model: the state of replaying the golden vectors of the last release."""
         self._damages: Counter[str] = Counter()

@@ -99,7 +99,7 @@ class WebhookSecrets:
         _log.info("secrets were read again", extra={"fields": {"secrets": len(secrets)}})
 
 
-def write(path: Path, secrets: Sequence[str]) -> None:
+def write_secrets(path: Path, secrets: Sequence[str]) -> None:
     """Write a secret file atomically, readable only by its owner. Raises StorageError.
 
     Links and the owner are preserved, because the service may run as another user.

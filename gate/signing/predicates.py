@@ -20,7 +20,7 @@ from gate.records.evidence import Evidence
 from gate.records.layout import DECISION, EVIDENCE
 from gate.signing.keys import PublicKey, SigningKey
 from gate.signing.statement import CamelCaseRecord, Predicate, Resource, SignedStatement
-from gate.signing.subjects import registered, resource_uri
+from gate.signing.subjects import parse_resource_uri, resource_uri
 from gate.signing.trust import Trust, time_of
 from gate.storage.digest import Digest
 from gate.storage.record import Sha256, added_field
@@ -80,7 +80,7 @@ class Reviewable:
         Untrusted.
         """
         approval = Approval.from_statement(signed, what="it")
-        resource = registered(approval.resource_uri)
+        resource = parse_resource_uri(approval.resource_uri)
         subjects = signed.statement.subject
         for what, actual, expected in (
             ("registry", resource and resource[0], registries | {self.registry}),
@@ -97,7 +97,7 @@ class Reviewable:
         return approval
 
 
-def signers_of(
+def trusted_reviewers(
     signed: SignedStatement, approval: Approval, *, trust: Trust, now: datetime
 ) -> tuple[PublicKey, ...]:
     """Return the trusted reviewers who signed a statement, at least one.

@@ -30,7 +30,7 @@ def file_resource(sha256: Digest) -> str:
     return f"urn:sha256:{sha256.hex}"
 
 
-def registered(resource: str) -> tuple[str, str] | None:
+def parse_resource_uri(resource: str) -> tuple[str, str] | None:
     """Split the URI of a registered model into the registry's identity and the model's name.
 
     None for another resource.

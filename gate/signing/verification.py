@@ -26,7 +26,7 @@ from gate.signing.subjects import (
     GOLDEN,
     PREPROCESSING,
     model_files,
-    registered,
+    parse_resource_uri,
     verify_golden_files,
     verify_model,
 )
@@ -161,7 +161,7 @@ def verify_resource(
 ) -> None:
     """Verify that a verdict is for this model in the registry with these addresses. Raises
     Untrusted."""
-    resource = registered(summary.resource_uri)
+    resource = parse_resource_uri(summary.resource_uri)
     if resource is None or resource[0] not in registries or resource[1] != model:
         remedy = ""
         if resource is not None and resource[1] == model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gate.deploy.deploy import SlotSource, prove
+from gate.deploy.deploy import SlotSource, verify_slot
 from gate.deploy.store import Manifest, ModelStore
 from gate.golden.folder import ExpectedOutput, read_golden
 from gate.onnx_file.reading import read_subject
@@ -65,13 +65,13 @@ def check_whole(store: ModelStore, name: str = NAME) -> Manifest:
     live = store.live(name)
     assert live is not None
     for label, slot in live.slots.items():
-        assert prove(store, slot) is None
+        assert verify_slot(store, slot) is None
         seen = store.live_link(name) / label / slot.model.name
         assert Digest.from_file(seen) == slot.model.sha256
     for earlier in live.previous:
         old = store.release(name, earlier.release)
         assert {label: slot.sha256 for label, slot in old.slots.items()} == earlier.slots
-        assert all(prove(store, slot) is None for slot in old.slots.values())
+        assert all(verify_slot(store, slot) is None for slot in old.slots.values())
     return live
 
 

@@ -19,8 +19,8 @@ from gate.deploy.deploy import (
     copy_at_most,
     deploy,
     fetch_files,
+    is_serving,
     rollback_deployment,
-    serves,
 )
 from gate.deploy.store import EXACT, Manifest, ModelStore
 from gate.errors import DigestMismatch, OnnxFileError, RegistryUnavailable, StorageError, TooLarge
@@ -252,10 +252,10 @@ def test_what_serves_is_every_slot(store: ModelStore, tmp_path: Path, wanted, an
             label: models.source(tmp_path, seed) for label, seed in zip(labels, seeds, strict=False)
         }
 
-    assert not serves(store, NAME, slots(*wanted))
+    assert not is_serving(store, NAME, slots(*wanted))
     deploy(store, NAME, slots(1, 2))
-    assert serves(store, NAME, slots(*wanted)) is answer
-    assert serves(store, NAME, slots(*wanted), thoroughly=False) is answer
+    assert is_serving(store, NAME, slots(*wanted)) is answer
+    assert is_serving(store, NAME, slots(*wanted), thoroughly=False) is answer
     done = deploy(store, NAME, slots(*wanted))
     assert done.outcome == ("unchanged" if answer else "deployed")
 
@@ -266,8 +266,8 @@ def test_damaged_bytes_are_seen_only_by_a_thorough_look(store: ModelStore, tmp_p
     path = store.live_link(NAME) / EXACT / "model.onnx"
     path.chmod(0o644)
     path.write_bytes(b"other")
-    assert serves(store, NAME, slots, thoroughly=False)
-    assert not serves(store, NAME, slots)
+    assert is_serving(store, NAME, slots, thoroughly=False)
+    assert not is_serving(store, NAME, slots)
 
 
 def test_without_vectors_a_model_must_load(store: ModelStore, tmp_path: Path) -> None:
@@ -457,12 +457,12 @@ def test_two_at_once_wait_for_each_other(store: ModelStore, tmp_path: Path) -> N
 
 def test_whoever_waits_too_long_is_told(store: ModelStore, tmp_path: Path) -> None:
     with (
-        store.alone(),
+        store.locked(),
         pytest.raises(StorageError, match="another deployment"),
-        store.alone(patience_s=0.1),
+        store.locked(patience_s=0.1),
     ):
         pass
-    with store.alone():
+    with store.locked():
         pass
 
 

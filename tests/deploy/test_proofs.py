@@ -21,7 +21,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from gate.deploy.deploy import deploy, prove, rollback_deployment, serves
+from gate.deploy.deploy import deploy, is_serving, rollback_deployment, verify_slot
 from gate.deploy.serving import store_app
 from gate.deploy.store import ModelStore
 from gate.storage.digest import Digest
@@ -159,7 +159,7 @@ def test_what_changed_is_not_served_and_told_once(
     assert len(errors) == 1
     assert "not served" in errors[0].getMessage()
     # What every ten minutes looks thoroughly sees it too, and puts it right.
-    assert prove(served.store, served.store.live(NAME).slots["exact"]) is not None
+    assert verify_slot(served.store, served.store.live(NAME).slots["exact"]) is not None
     assert deploy(served.store, NAME, {"exact": served.source}).outcome == "deployed"
     assert served.is_served_rightly()
     assert not any(part.is_symlink() for part in (served.path, served.path.parent))
@@ -214,7 +214,7 @@ def test_what_is_gone_is_unavailable_and_comes_back(
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == served.damaged[NAME]
     assert served.store.damage(NAME) is not None
-    assert not serves(served.store, NAME, {"exact": served.source})
+    assert not is_serving(served.store, NAME, {"exact": served.source})
     assert deploy(served.store, NAME, {"exact": served.source}).outcome == "deployed"
     assert served.is_served_rightly()
     assert served.store.damage(NAME) is None
@@ -358,4 +358,4 @@ def test_a_proof_that_fails_without_a_message_is_no_proof() -> None:
 
     store: Any = SimpleNamespace(file=lambda *_: None, open=without_memory)
     slot: Any = SimpleNamespace(files=[SimpleNamespace()], sha256=None, golden_sha256=None)
-    assert prove(store, slot)
+    assert verify_slot(store, slot)

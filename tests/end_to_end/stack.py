@@ -205,7 +205,7 @@ def stack(
     Stack."""
     made = Stack(folder, server, model, **given)
     YAML(typ="safe").dump({"gate": policy.to_plain()}, folder / "policy.yaml")
-    settings.write(folder / "secrets", ["s" * 40])
+    settings.write_secrets(folder / "secrets", ["s" * 40])
     made.registry.ensure_model(model)
     made.launch()
     try:

@@ -4,7 +4,7 @@ import pytest
 
 from gate.ledger.entry import plain
 from gate.ledger.ledger import Ledger
-from gate.ledger.maintenance import declare_addresses, same
+from gate.ledger.maintenance import declare_addresses, registry_identities
 from tests.ledger.rows import put
 
 
@@ -25,7 +25,7 @@ def test_what_makes_no_difference_is_left_out(address, seen):
 
 
 def test_without_a_word_every_registry_is_its_own(ledger):
-    assert same(ledger, "http://a/") == {"http://a"}
+    assert registry_identities(ledger, "http://a/") == {"http://a"}
 
 
 def test_the_same_is_the_same_from_both_sides_and_across(ledger):
@@ -33,8 +33,8 @@ def test_the_same_is_the_same_from_both_sides_and_across(ledger):
     declare_addresses(ledger, "http://c", ["http://d"])
     declare_addresses(ledger, "http://b/", ["sqlite:///x.db"])
     for one in ("http://a", "http://b", "sqlite:///x.db"):
-        assert same(ledger, one) == {"http://a", "http://b", "sqlite:///x.db"}
-    assert same(ledger, "http://d") == {"http://c", "http://d"}
+        assert registry_identities(ledger, one) == {"http://a", "http://b", "sqlite:///x.db"}
+    assert registry_identities(ledger, "http://d") == {"http://c", "http://d"}
 
 
 def test_it_is_said_by_a_line_once(ledger):
@@ -44,11 +44,11 @@ def test_it_is_said_by_a_line_once(ledger):
     (line,) = ledger.entries()
     assert (line.action, line.registry, line.model) == ("same_registry", "http://a", "")
     assert line.addresses == ("http://a", "http://b")
-    assert same(Ledger(ledger.state), "http://b") == {"http://a", "http://b"}
+    assert registry_identities(Ledger(ledger.state), "http://b") == {"http://a", "http://b"}
 
 
 def test_a_ledger_that_becomes_another_says_something_else(ledger):
     declare_addresses(ledger, "http://a", ["http://b"])
-    assert len(same(ledger, "http://a")) == 2
+    assert len(registry_identities(ledger, "http://a")) == 2
     put(ledger.state, [])
-    assert same(ledger, "http://a") == {"http://a"}
+    assert registry_identities(ledger, "http://a") == {"http://a"}

@@ -68,7 +68,7 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_ledger_is_an_empty_one(ledger: Ledger) -> None:
     assert ledger.entries() == ()
-    assert not ledger.state.is_there
+    assert not ledger.state.exists
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.records.evidence import Evidence
 from gate.signing.local_keys import LocalKeys
 from gate.signing.predicates import CodeVersion
-from gate.signing.subjects import registered
+from gate.signing.subjects import parse_resource_uri
 from gate.signing.trust import Trust
 from gate.signing.verification import StatementPair, summary_in
 from gate.storage.digest import Digest
@@ -250,7 +250,7 @@ def test_both_statements_are_signed_by_the_projects_key(measured: Path, capsys) 
     assert (
         both.verify(evidence, decision, trust=trust, now=datetime.now(UTC))[0].key_id == key.key_id
     )
-    assert registered(summary_in(both.decision).resource_uri) == (tracking_uri(), "tiny")
+    assert parse_resource_uri(summary_in(both.decision).resource_uri) == (tracking_uri(), "tiny")
     measured_then, signed_now = (s.statement for s in (both.evidence, both.decision))
     golden = "golden/golden.json"
     assert measured_then.digest_of(golden) == Digest.from_file(paths.GOLDEN / "golden.json").hex

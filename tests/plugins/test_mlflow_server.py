@@ -220,7 +220,7 @@ def service(place: Site) -> Iterator[Stack]:
     """`gate serve` for the server's model; it looks every second, without a webhook."""
     made = Stack(place.folder, place.server)
     (place.folder / "policy.yaml").write_text(json.dumps({"gate": POLICY.to_plain()}))
-    settings.write(place.folder / "secrets", ["s" * 40])
+    settings.write_secrets(place.folder / "secrets", ["s" * 40])
     try:
         made.launch("--key", str(place.folder / "writer.pem"), interval=1)
         yield made

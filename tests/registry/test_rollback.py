@@ -13,7 +13,7 @@ from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
-from gate.registry.version_page import Pages
+from gate.registry.version_page import PageUpdater
 from gate.service.champion_guard import guard_champion
 from tests import builders
 from tests.registry.promoting import promote
@@ -110,7 +110,7 @@ def test_a_crash_at_any_call_is_finished_by_the_next_rollback(
         with pytest.raises(RegistryError, match="was itself rolled back"):  # nothing is left to do
             back(simulator, ledger)
         assert ledger.entries()[-2].action == "rolled_back"
-        Pages().follow(RegisteredModel(simulator, ledger, NAME), thoroughly=False)
+        PageUpdater().follow(RegisteredModel(simulator, ledger, NAME), thoroughly=False)
         assert_pages(simulator)
         return
     assert back(simulator, ledger).version == "1"

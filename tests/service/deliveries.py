@@ -25,7 +25,7 @@ from gate.service.app import (
     create_service,
     listening,
     server,
-    sign,
+    sign_delivery,
 )
 from gate.service.monitoring import StepResult
 from gate.service.settings import ServiceSettings
@@ -63,7 +63,9 @@ def headers(
         "Content-Type": "application/json",
         DELIVERY_HEADER: delivery,
         TIMESTAMP_HEADER: timestamp,
-        SIGNATURE_HEADER: sign(secret, delivery_id=delivery, timestamp=timestamp, body=raw),
+        SIGNATURE_HEADER: sign_delivery(
+            secret, delivery_id=delivery, timestamp=timestamp, body=raw
+        ),
     }
 
 

@@ -66,7 +66,7 @@ def process(
     """
     secrets = folder / "secrets"
     if not secrets.exists():
-        settings.write(secrets, [SECRET])
+        settings.write_secrets(secrets, [SECRET])
     record = folder / "record"
     before = record.read_text().count("ready ") if record.exists() else 0
     command = [sys.executable, "-m", "tests.service.fake_service", str(record), "--slow", str(slow)]

@@ -16,7 +16,7 @@ FIRST, SECOND = "the first of two secrets", "the second of two secrets"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "secrets"
-    settings.write(path, [FIRST, SECOND])
+    settings.write_secrets(path, [FIRST, SECOND])
     return path
 
 
@@ -28,7 +28,7 @@ def test_what_is_written_is_read(path: Path) -> None:
 def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        settings.write(tmp_path / "open", [FIRST])
+        settings.write_secrets(tmp_path / "open", [FIRST])
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o600
@@ -83,7 +83,7 @@ def test_files_that_will_not_do(path: Path, spoil, said: str) -> None:
 
 def test_a_changed_file_is_read_again(path: Path) -> None:
     ring = WebhookSecrets.from_file(path)
-    settings.write(path, ["a third secret that is new"])
+    settings.write_secrets(path, ["a third secret that is new"])
     assert ring.secrets == ("a third secret that is new",)
     assert ring.all_secrets == {FIRST, SECOND, "a third secret that is new"}
 
@@ -96,7 +96,7 @@ def test_a_file_that_became_unusable_leaves_the_secrets_in_force(path: Path, cap
     assert ring.secrets == (FIRST, SECOND)
     assert ring.secrets == (FIRST, SECOND)
     assert caplog.text.count("stay valid") == 2
-    settings.write(path, [SECOND])
+    settings.write_secrets(path, [SECOND])
     assert ring.secrets == (SECOND,)
 
 
@@ -114,7 +114,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(path.name)
-    settings.write(link, [SECOND])
+    settings.write_secrets(link, [SECOND])
     assert link.is_symlink()
     assert WebhookSecrets.from_file(path).secrets == (SECOND,)
 
@@ -122,7 +122,7 @@ def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 def test_the_owner_stays_the_same(path: Path) -> None:
     os.chown(path, 12345, 54321)
-    settings.write(path, [SECOND])
+    settings.write_secrets(path, [SECOND])
     assert (path.stat().st_uid, path.stat().st_gid) == (12345, 54321)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -130,4 +130,4 @@ def test_the_owner_stays_the_same(path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):
-        settings.write(tmp_path / "file" / "secrets", [FIRST])
+        settings.write_secrets(tmp_path / "file" / "secrets", [FIRST])

@@ -93,7 +93,7 @@ class TestInTheCommandLine:
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
         (tmp_path / "mlflow.db").touch()
-        settings.write(tmp_path / "secrets", [SECRET])
+        settings.write_secrets(tmp_path / "secrets", [SECRET])
         arguments = ["serve", "--model", "digits", "--secret-file", "secrets", "--port", "0"]
         assert cli.main([*arguments, option, value, "--debug", "--json"]) == 2
         said = capsys.readouterr()

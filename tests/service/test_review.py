@@ -16,7 +16,7 @@ from gate.errors import (
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.registered_model import MismatchMemory, Reading
 from gate.registry.reviews import COMMENT_LIMIT
-from gate.registry.version_page import STATUS_LIMIT, Pages
+from gate.registry.version_page import STATUS_LIMIT, PageUpdater
 from gate.service.monitoring import Failed
 from gate.service.submissions import process_reviews
 from tests import builders
@@ -158,7 +158,7 @@ def test_a_page_that_can_not_be_written_undoes_nothing(place, call, word):
     assert look(place) == [("promoted" if word == "approved" else "rejected", "2")]
     assert place.champion == ("2" if word == "approved" else "1")
     delattr(place.registry, call)
-    Pages().follow(place.model(), thoroughly=False)
+    PageUpdater().follow(place.model(), thoroughly=False)
     assert (CANDIDATE in place.registry.aliases) is (word == "approved")
     assert place.stored("2").tags[Tag.REVIEW_RESULT].startswith(word)
     assert status(place, "2").startswith(

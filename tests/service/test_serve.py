@@ -114,7 +114,7 @@ def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, 
     monkeypatch.setattr(app, "serve", lambda given, *_a, **_o: seen.append(given))
     monkeypatch.setenv(variable, value)
     monkeypatch.setenv("STATE_OF_THE_TEST", "postgresql://gate:hunter2@db/gate")
-    settings.write(tmp_path / "secrets", [SECRET])
+    settings.write_secrets(tmp_path / "secrets", [SECRET])
     arguments = ["serve", "--model", "digits", "--secret-file", str(tmp_path / "secrets")]
     uri = [] if field == "tracking_uri" else ["--tracking-uri", "http://x"]
     assert cli.main([*arguments, "--store", str(tmp_path / "store"), *uri]) == 0
@@ -124,7 +124,7 @@ def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, 
 class TestRefusesToStart:
     def arguments(self, folder: Path, *more: str) -> list[str]:
         secrets = folder / "secrets"
-        settings.write(secrets, [SECRET])
+        settings.write_secrets(secrets, [SECRET])
         given = ["--model", "digits", "--secret-file", str(secrets), "--port", "0"]
         return ["serve", *given, "--state", f"sqlite:///{folder}/state.db", *more]
 

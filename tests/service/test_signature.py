@@ -12,7 +12,7 @@ from gate.service.app import (
     TIMESTAMP_HEADER,
     DeliveryRefused,
     Envelope,
-    sign,
+    sign_delivery,
 )
 
 SECRET = "a secret with an umlaut: ü"
@@ -21,7 +21,7 @@ GOOD = {
     DELIVERY_HEADER: ["6f1c0f3e-1c9f-4a54-8f2f-2c5f7f6c7f10"],
     TIMESTAMP_HEADER: ["1700000000"],
     SIGNATURE_HEADER: [
-        sign(
+        sign_delivery(
             SECRET,
             delivery_id="6f1c0f3e-1c9f-4a54-8f2f-2c5f7f6c7f10",
             timestamp="1700000000",
@@ -37,7 +37,10 @@ def opened(headers: dict[str, list[str]], *, now: float = 1700000000) -> Envelop
 
 def test_a_vector_computed_by_hand() -> None:
     # printf 'abc.1700000000.{}' | openssl dgst -sha256 -hmac 0123456789abcdef -binary | base64
-    assert sign("0123456789abcdef", delivery_id="abc", timestamp="1700000000", body=b"{}") == VECTOR
+    assert (
+        sign_delivery("0123456789abcdef", delivery_id="abc", timestamp="1700000000", body=b"{}")
+        == VECTOR
+    )
 
 
 VECTOR = "v1,TcNOyRQKR5QfSu1UtSwUkII6CA1X+alfBVrlXa0A+h0="
@@ -52,7 +55,7 @@ VECTOR = "v1,TcNOyRQKR5QfSu1UtSwUkII6CA1X+alfBVrlXa0A+h0="
 def test_mlflow_signs_the_same(secret: str, delivery: str, timestamp: str, body: str) -> None:
     from mlflow.webhooks.delivery import _generate_hmac_signature
 
-    assert sign(
+    assert sign_delivery(
         secret, delivery_id=delivery, timestamp=timestamp, body=body.encode()
     ) == _generate_hmac_signature(secret, delivery, timestamp, body)
 

@@ -22,7 +22,7 @@ from gate.signing.subjects import (
     GOLDEN,
     PREPROCESSING,
     file_resource,
-    registered,
+    parse_resource_uri,
     resource_uri,
     statement_subjects,
 )
@@ -96,24 +96,24 @@ def test_a_subject_of_another_algorithm_has_no_sha256() -> None:
 @given(st.text(min_size=1).filter(lambda name: name.isprintable()))
 def test_a_name_comes_back_whatever_is_in_it(name: str) -> None:
     registry = "https://mlflow.example.org/x#/models/y"
-    assert registered(resource_uri(registry, name)) == (registry, name)
+    assert parse_resource_uri(resource_uri(registry, name)) == (registry, name)
 
 
 def test_no_name_makes_it_anothers() -> None:
     one = resource_uri("https://a", "b#/models/c")
-    assert registered(one) == ("https://a", "b#/models/c")
+    assert parse_resource_uri(one) == ("https://a", "b#/models/c")
     assert one != resource_uri("https://a#/models/b", "c")
 
 
 @pytest.mark.parametrize("resource", ["", "urn:sha256:0", "https://mlflow.example.org"])
 def test_what_is_no_registered_model(resource: str) -> None:
-    assert registered(resource) is None
+    assert parse_resource_uri(resource) is None
 
 
 def test_a_file_is_named_by_its_digest() -> None:
     digest = builders.digest("model")
     assert file_resource(digest) == f"urn:sha256:{digest.hex}"
-    assert registered(file_resource(digest)) is None
+    assert parse_resource_uri(file_resource(digest)) is None
 
 
 VECTORS = builders.digest("golden.json")

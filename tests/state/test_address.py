@@ -29,7 +29,7 @@ def test_a_path_is_the_file_there(
     monkeypatch.chdir(tmp_path)
     state = StateDatabase(state_url(path))
     assert state.place == path
-    assert not state.is_there
+    assert not state.exists
     with state.writing():
         pass
     assert Path(path).is_file()

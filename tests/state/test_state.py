@@ -49,9 +49,9 @@ def test_what_failed_is_not_there(database: str) -> None:
 
 def test_a_file_is_made_by_the_first_write_and_whole_without_others(tmp_path: Path) -> None:
     state = StateDatabase(tmp_path / "new" / "state.db")
-    assert not state.is_there
+    assert not state.exists
     write(state)
-    assert state.is_there
+    assert state.exists
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["state.db"]
     shutil.copy(tmp_path / "new" / "state.db", tmp_path / "copy.db")
     assert read(StateDatabase(f"sqlite:///{tmp_path}/copy.db")) == [1]
@@ -143,7 +143,7 @@ def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
     for use in (read, write):
         with pytest.raises(StateUnavailable, match="unable to open"):
             use(state)
-    assert not state.is_there
+    assert not state.exists
     write(StateDatabase(tmp_path / "state.db"), 2)  # another process, or a copy that is put back
     assert read(state) == [2]
 

@@ -25,7 +25,7 @@ from gate.commands.click_types import ModelName
 from gate.deploy.store import EXACT, ModelStore
 from gate.errors import MismatchUnconfirmed, RegistryError, StorageError
 from gate.ledger.ledger import Ledger
-from gate.ledger.maintenance import declare_addresses, same
+from gate.ledger.maintenance import declare_addresses, registry_identities
 from gate.mlflow_client.connection import check_server, using_tracking_uri
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.mlflow_client.webhooks import WebhookSubscription
@@ -38,7 +38,7 @@ from gate.service.champion_guard import guard_champion
 from gate.service.monitoring import StepResult
 from gate.service.reconciler import Reconciler
 from gate.signing.keys import SigningKey
-from gate.signing.subjects import registered, resource_uri
+from gate.signing.subjects import parse_resource_uri, resource_uri
 from gate.storage.digest import Digest
 from gate.storage.workspace import VARIABLE, current_workspace, working_in
 from tests import builders
@@ -72,14 +72,14 @@ def _no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_statement_names_the_workspace(registry: str, resource: str) -> None:
     assert resource_uri(registry, "my model") == resource
-    assert registered(resource) == (registry, "my model")
+    assert parse_resource_uri(resource) == (registry, "my model")
 
 
 def test_no_model_of_the_default_workspace_is_one_of_another() -> None:
-    assert registered("https://a#/workspaces/default/models/digits") is None
-    assert registered("https://a/workspaces/team-a/models/digits") is None
+    assert parse_resource_uri("https://a#/workspaces/default/models/digits") is None
+    assert parse_resource_uri("https://a/workspaces/team-a/models/digits") is None
     name = "workspaces/team-a/models/digits"
-    assert registered(resource_uri("https://a", name)) == ("https://a", name)
+    assert parse_resource_uri(resource_uri("https://a", name)) == ("https://a", name)
 
 
 @pytest.mark.parametrize(
@@ -165,10 +165,10 @@ def test_a_server_without_workspaces_is_not_taken_for_one() -> None:
 def test_a_server_of_two_addresses_has_each_workspace_at_both(ledger: Ledger) -> None:
     declare_addresses(ledger, "http://a", ["http://b/", f"http://c#/workspaces/{TEAM}"])
     addresses = frozenset({"http://a", "http://b", "http://c"})
-    assert same(ledger, "http://a") == addresses
+    assert registry_identities(ledger, "http://a") == addresses
     team = frozenset(f"{address}#/workspaces/{TEAM}" for address in addresses)
-    assert same(ledger, f"http://B/#/workspaces/{TEAM}") == team
-    assert not team & same(ledger, "http://a#/workspaces/team-b")
+    assert registry_identities(ledger, f"http://B/#/workspaces/{TEAM}") == team
+    assert not team & registry_identities(ledger, "http://a#/workspaces/team-b")
 
 
 def test_a_move_in_one_workspace_is_none_in_another(ledger: Ledger, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from gate.deploy.store import ModelStore
 from gate.errors import RegistryError, RegistryUnavailable, ResourceGone
 from gate.registry.interface import CANDIDATE, Tag
 from gate.registry.promotion import rollback
-from gate.registry.version_page import Pages, write_status
+from gate.registry.version_page import PageUpdater, write_status
 from gate.service.champion_guard import guard_champion
 from gate.service.reconciler import Reconciler
 from tests.registry.releases import NAME
@@ -45,7 +45,7 @@ def watched(place: Place) -> Watched:
 
 def test_while_nothing_is_written_nothing_is_asked(place):
     registry = watched(place)
-    pages = Pages()
+    pages = PageUpdater()
     pages.follow(place.model(), thoroughly=False)
     assert "set_description" not in registry.calls
     registry.calls.clear()
@@ -57,7 +57,7 @@ def test_while_nothing_is_written_nothing_is_asked(place):
 
 
 def test_new_lines_bring_their_versions_pages_up_to_date(place):
-    pages = Pages()
+    pages = PageUpdater()
     pages.follow(place.model(), thoroughly=False)
     place.promote(3)
     spoil(place, "1", "2", "3")
@@ -72,7 +72,7 @@ def test_new_lines_bring_their_versions_pages_up_to_date(place):
 
 @pytest.mark.parametrize("thoroughly", [True, False])
 def test_a_first_look_and_a_thorough_one_go_further_back(place, thoroughly):
-    pages = Pages()
+    pages = PageUpdater()
     if thoroughly:
         pages.follow(place.model(), thoroughly=False)
     spoil(place, "1", "2")
@@ -102,7 +102,7 @@ def answering(place: Place, error: RegistryError | None) -> None:
 
 
 def test_while_the_registry_is_away_it_is_tried_again_at_the_next_look(place, caplog):
-    pages = Pages()
+    pages = PageUpdater()
     pages.follow(place.model(), thoroughly=False)
     answering(place, RegistryUnavailable("no answer"))
     with caplog.at_level(logging.WARNING):
@@ -119,7 +119,7 @@ def test_while_the_registry_is_away_it_is_tried_again_at_the_next_look(place, ca
 def test_what_is_refused_is_not_tried_each_time_and_stands_in_no_other_s_way(place, error):
     answering(place, error)
     place.promote(3)
-    pages = Pages()
+    pages = PageUpdater()
     pages.follow(place.model(), thoroughly=False)
     registry = watched(place)
     pages.follow(place.model(), thoroughly=False)
@@ -135,13 +135,13 @@ def test_a_rejection_that_was_interrupted_is_finished(tmp_path):
     place.tag("1", "rejected")
     (passed,) = place.ledger.entries()
     place.model().write("rejected", "no", version="1", about=passed)
-    Pages().follow(place.model(), thoroughly=False)
+    PageUpdater().follow(place.model(), thoroughly=False)
     assert place.registry.aliases == {}
     assert place.stored("1").tags[Tag.VERDICT] == "REJECTED by review"
     assert place.stored("1").tags[Tag.REVIEW_RESULT].startswith("rejected at 20")
     assert status(place, "1").startswith("rejected by review on 20")
     registry = watched(place)
-    Pages().follow(place.model(), thoroughly=False)
+    PageUpdater().follow(place.model(), thoroughly=False)
     assert registry.calls == ["version", "alias candidate"]
 
 
@@ -164,7 +164,7 @@ def test_what_a_refused_version_says_of_itself_is_shown_as_a_claim(tmp_path, cla
         assert place.stored("1").tags[Tag.VERDICT] == shown
     assert status(place, "1").startswith("handed in, and refused: it is old (20")
     place.tag("1", claim, Tag.VERDICT)  # somebody puts it back
-    Pages().follow(place.model(), thoroughly=True)
+    PageUpdater().follow(place.model(), thoroughly=True)
     assert place.stored("1").tags[Tag.VERDICT] == shown
 
 
