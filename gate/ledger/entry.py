@@ -79,6 +79,11 @@ class HashChain:
         """Return the number of entries that were read."""
         return len(self._digests) // _WIDTH
 
+    @property
+    def head(self) -> Digest | None:
+        """Return the digest of the last entry, or None for an empty chain."""
+        return self.digest(self.lines)
+
     def digest(self, number: int) -> Digest | None:
         """Return the digest of the entry with this number, or None if it was not read."""
         if not 1 <= number <= self.lines:
@@ -106,7 +111,7 @@ class HashChain:
         return is_complete, entries
 
     def _is_last(self, row: Row) -> bool:
-        return row.number == self.lines and Digest.from_bytes(row.line) == self.digest(self.lines)
+        return row.number == self.lines and Digest.from_bytes(row.line) == self.head
 
     def _holds(self, rows: Sequence[Row]) -> bool:
         """Return whether these rows begin with the entries that were read."""
@@ -117,7 +122,7 @@ class HashChain:
         return b"".join(hashlib.sha256(row.line).digest() for row in first) == self._digests
 
     def _take(self, rows: Sequence[Row]) -> list[LedgerEntry]:
-        entries, digests, before = [], bytearray(), self.digest(self.lines)
+        entries, digests, before = [], bytearray(), self.head
         for number, row in enumerate(rows, start=self.lines + 1):
             where = f"{self.place}:{number}"
             if row.number != number:

@@ -247,13 +247,12 @@ class Ledger:
         if self._entries is None:
             self._entries, self._chain = (), HashChain(self.location)
         self._read()
-        end = self._chain.lines, self._chain.digest(self._chain.lines)
-        if end != self._kept:
+        if (self._chain.lines, self._chain.head) != self._kept:
             self._compare()
             head = self.head()
             if self._stored_head is not None and head is not None:
                 self._stored_head.keep(head)
-            self._kept = self._chain.lines, self._chain.digest(self._chain.lines)
+            self._kept = self._chain.lines, self._chain.head
         return self._entries
 
     def verify(self) -> None:
@@ -267,9 +266,8 @@ class Ledger:
 
     def head(self) -> LedgerHead | None:
         """Return the head of the ledger as it was last read, or None if it is empty."""
-        lines = self._chain.lines
-        digest = self._chain.digest(lines)
-        return None if digest is None else LedgerHead(lines=lines, sha256=digest, at=now())
+        lines, sha256 = self._chain.lines, self._chain.head
+        return None if sha256 is None else LedgerHead(lines=lines, sha256=sha256, at=now())
 
     def rows(self, first: int = 1) -> Sequence[Row]:
         """Return the current rows from a number on, unverified. Raises StateUnavailable."""
@@ -296,8 +294,7 @@ class Ledger:
                 self._read(lambda first: rows_in(connection, first))
                 if self._stored_head is not None:
                     self._stored_head.compare(self._chain)
-                parent = self._chain.digest(self._chain.lines)
-                chained = entry.model_copy(update={"parent": parent})
+                chained = entry.model_copy(update={"parent": self._chain.head})
                 line = canonical_json(chained.to_plain())
                 insert(connection, [Row(self._chain.lines + 1, line, sign(line, self.key))])
                 if self.lease is not None and entry.operation is not None:

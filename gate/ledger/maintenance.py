@@ -132,7 +132,7 @@ def audit_ledger(ledger: Ledger) -> Audit:
         raise Untrusted(
             f"{ledger.location}:{number}: this entry {reason}. {UNTRUSTED_ENTRY}"
         ) from reason
-    return Audit(chain.lines, chain.digest(chain.lines), dict(by_key), tuple(accepted))
+    return Audit(chain.lines, chain.head, dict(by_key), tuple(accepted))
 
 
 def accept_rewrite(ledger: Ledger, stored: StoredHead, *, reason: str) -> tuple[str, ...]:
