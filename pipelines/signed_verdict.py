@@ -63,9 +63,7 @@ class SignedVerdict:
         assert signed.statements is not None  # by sign
         files.write_bytes(paths.DECISION_STATEMENT, signed.statements.decision.data)
         key = who.key.public
-        word = (
-            local.describe_signature(key) if local.is_local_key(key) else f"signed by {key.label}"
-        )
+        word = local.describe_signer(key)
         return cls(model, signed, policy, trust, signed_by=key.label, word=word)
 
     def promote(self, *, run_id: str, description: str) -> PromotionResult:

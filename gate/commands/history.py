@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -205,8 +205,13 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
     """
     if output is None and "--json" in click.get_current_context().obj.arguments:
         raise click.UsageError("--json requires -o FILE: the exported lines are JSON themselves.")
+    from gate.ledger.ledger import verify_rows
+
     ledger = loaders.existing_ledger(state)
-    lines = list(exported(ledger))
+    ledger.verify()
+    rows = ledger.rows()
+    verify_rows(rows, place=ledger.location)
+    lines = [row.line + b"\n" for row in rows]
     if output is not None:
         write_bytes(output, b"".join(lines))
     plain = {
@@ -223,19 +228,6 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
             click.echo(line, nl=False)
 
     return CommandResult(ExitCode.DONE, plain, show)
-
-
-def exported(ledger: Ledger) -> Iterator[bytes]:
-    """Verify the ledger and yield all lines unchanged, each with its newline.
-
-    Raises the exceptions of `Ledger.verify`.
-    """
-    from gate.ledger.ledger import verify_rows
-
-    ledger.verify()
-    rows = ledger.rows()
-    verify_rows(rows, place=ledger.location)
-    return (row.line + b"\n" for row in rows)
 
 
 Kept = tuple["Checkpoint", tuple["PublicKey", ...], int]

@@ -25,7 +25,7 @@ from gate.storage.safe_text import redacted
 from gate.storage.workspace import current_workspace, in_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from gate.commands.options import CheckRequest, _Command
     from gate.decision.champion import Champion
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import EvaluatedFile, GoldenFolder, Release
     from gate.registry.verify_release import MeasuredFile, VerdictSigning, VerifiedRelease
-    from gate.signing.keys import PublicKey, SigningKey
+    from gate.signing.keys import SigningKey
     from gate.signing.local_keys import LocalKeys
     from gate.signing.trust import Trust
     from gate.signing.verification import Signatory, StatementPair
@@ -250,15 +250,6 @@ def local_keys() -> LocalKeys:
     return LocalKeys(STATE, lambda text: click.echo(text, err=True))
 
 
-def signer_texts(signers: Iterable[PublicKey]) -> list[str]:
-    """Return a text about each signer; for the local key it states what the signature proves."""
-    local = local_keys()
-    return [
-        local.describe_signature(key) if local.is_local_key(key) else f"signed by {key.label}"
-        for key in signers
-    ]
-
-
 WHOSE_LINES = (
     "Default: .gate/trust.yaml, if it exists; else no signature is required. With the default, a "
     "ledger without any signature is accepted."
@@ -342,18 +333,6 @@ def written_ledger(place: LedgerOptions) -> Ledger:
     _refuse_environment()
     require_writable(ledger)
     return ledger
-
-
-def folder_trust() -> Path | None:
-    """Return the folder's trust file if it exists, for a service without `--trust`."""
-    path = local_keys().trust_path
-    return path if path.exists() else None
-
-
-def key_uri(given: str | None) -> str | None:
-    """Return `given`, else the path of the local key if it exists."""
-    path = local_keys().key_path
-    return given or (str(path) if path.exists() else None)
 
 
 def _with_trust(ledger: Ledger, trust: Path | None = None) -> Ledger:

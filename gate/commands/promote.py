@@ -368,7 +368,7 @@ def command(
         digest=decision.subject_sha256,
         uri=uri,
         verdict=decision.verdict.value,
-        signed_by=loaders.signer_texts(signers),
+        signed_by=list(map(loaders.local_keys().describe_signer, signers)),
     )
     return replace(outcome, record=judgment.summary)
 

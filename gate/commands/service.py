@@ -15,7 +15,7 @@ import click
 
 from gate.commands import options
 from gate.commands.click_types import POLICY_FILE, ModelName
-from gate.commands.loaders import folder_trust, key_uri, named_state
+from gate.commands.loaders import local_keys, named_state
 from gate.commands.options import tracking_uri
 from gate.commands.progress import spinner
 from gate.commands.result import (
@@ -94,8 +94,11 @@ def _settings(options: dict[str, Any]) -> ServiceSettings:
 
     given = {name: value for name, value in options.items() if value not in (None, ())}
     given["tracking_uri"] = tracking_uri(options["tracking_uri"])
-    given["state"], given["key"] = named_state(options["state"]), key_uri(options["key"])
-    return ServiceSettings.from_options(**given, writers=folder_trust())
+    given["state"], local = named_state(options["state"]), local_keys()
+    local_key = str(local.key_path) if local.key_path.exists() else None
+    given["key"] = options["key"] or local_key
+    writers = local.trust_path if local.trust_path.exists() else None
+    return ServiceSettings.from_options(**given, writers=writers)
 
 
 def _reconcile_model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -281,14 +281,10 @@ def _other_names(session: Any, vectors: Vectors | PartVectors) -> str | None:
         ("inputs", session.get_inputs(), golden.inputs),
         ("outputs", session.get_outputs(), golden.outputs),
     ):
-        actual, expected = _sorted_names(values), _sorted_names(tensors)
+        actual, expected = (sorted(str(each.name) for each in named) for named in (values, tensors))
         if actual != expected:
             return f"the file has the {side} {actual}, the golden vectors {expected}"
     return None
-
-
-def _sorted_names(values: Sequence[Any]) -> list[str]:
-    return sorted(str(value.name) for value in values)
 
 
 def read_model(path: Path, *, like: GoldenModel) -> tuple[Digest, bytes | Path]:

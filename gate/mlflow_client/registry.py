@@ -307,20 +307,15 @@ def _registered_model(client: MlflowClient, name: str) -> RegisteredModel | None
 
 
 def _version(stored: ModelVersion) -> Version:
+    made_ms = stored.creation_timestamp
+    made = None if made_ms is None else datetime.fromtimestamp(made_ms / 1000, tz=UTC)
     return Version(
         number=str(stored.version),
         run_id=stored.run_id or None,
         tags=dict(stored.tags),
         description=stored.description or "",
-        made_at=_time(stored.creation_timestamp),
+        made_at=None if made is None else made.isoformat(timespec="milliseconds"),
     )
-
-
-def _time(milliseconds: int | None) -> str | None:
-    if milliseconds is None:
-        return None
-    time = datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
-    return time.isoformat(timespec="milliseconds")
 
 
 def _onnx_file(folder: Path) -> Path | None:

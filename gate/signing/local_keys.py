@@ -96,6 +96,11 @@ class LocalKeys:
             f"gate keys show {self.key_path}"
         )
 
+    def describe_signer(self, key: PublicKey) -> str:
+        """Return who signed; for the folder's key also what its signature proves."""
+        is_local = self.is_local_key(key)
+        return self.describe_signature(key) if is_local else f"signed by {key.label}"
+
     def is_local_key(self, key: PublicKey) -> bool:
         """Return whether this is the folder's key."""
         path = self.key_path.with_suffix(".pub")
