@@ -213,13 +213,6 @@ def stage(source: SlotSource, folder: Path) -> StagedSlot:
     return StagedSlot(slot, model, golden)
 
 
-def store_staged(store: ModelStore, staged: StagedSlot) -> None:
-    """Move the verified folders into the store."""
-    if staged.golden is not None and staged.slot.golden_sha256 is not None:
-        _put(store, staged.golden, staged.slot.golden_sha256)
-    _put(store, staged.model, staged.slot.sha256)
-
-
 def verify_slot(store: ModelStore, slot: Slot) -> str | None:
     """Verify the digests of a slot's files in the store; return the problem, or None.
 
@@ -414,7 +407,9 @@ def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Dep
         if parts_problem is not None:
             return Deployment("refused", name, live, parts_problem)
         for entry in staged.values():
-            store_staged(store, entry)
+            if entry.golden is not None and entry.slot.golden_sha256 is not None:
+                _put(store, entry.golden, entry.slot.golden_sha256)
+            _put(store, entry.model, entry.slot.sha256)
         served = {slot: entry.slot for slot, entry in staged.items()}
         previous = (
             _earlier_releases(store, name) if live is None else (live.earlier(), *live.previous)

@@ -118,7 +118,10 @@ class VersionStatus:
         reason = _plain(entry.reason)
         match self.kind:
             case "waits":
-                text = _waits(entry, rule)
+                text = _plain(rule.waits(shlex.quote(entry.key), entry.version or ""))
+                if not rule.signed:
+                    text += f" (and before it {Tag.REVIEW_COMMENT}), on this page under Tags"
+                text += "."
             case "champion":
                 text = f"champion since {at}{_champion_reason(entry)}."
             case "replaced":
@@ -217,13 +220,6 @@ def _after_move_away(status: VersionStatus | None, entry: LedgerEntry) -> Versio
         case "reverted" if kind not in (*_FINAL, "waits"):
             status = VersionStatus("reverted", entry, answer)
     return status
-
-
-def _waits(entry: LedgerEntry, rule: ReviewSettings) -> str:
-    waits = _plain(rule.waits(shlex.quote(entry.key), entry.version or ""))
-    if rule.signed:
-        return f"{waits}."
-    return f"{waits} (and before it {Tag.REVIEW_COMMENT}), on this page under Tags."
 
 
 def _champion_reason(entry: LedgerEntry) -> str:
