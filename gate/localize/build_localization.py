@@ -43,10 +43,10 @@ class LocalizationFindings:
     measured: Measured
     folded: Mapping[int, int]
     """Values of layers, mapped to those of the BatchNorm that is folded into them."""
-    constants: Callable[[], Container[int]] = frozenset
+    constants: Callable[[], Container[int]]
     """Returns the numbers of the values that are equal for all samples."""
-    trials: TrialRuns | None = None
-    """Finds dependencies between values; None: they are unknown."""
+    trials: TrialRuns
+    """Finds dependencies between values."""
 
     def suspect(self, number: int) -> DivergentValue:
         """Return a value as a possible cause, without dependencies."""
@@ -64,17 +64,14 @@ class LocalizationFindings:
 
     def source(self, number: int) -> DivergentValue:
         """Return a value that is wrong although its inputs are right, with its dependencies."""
-        suspect = self.suspect(number)
-        if self.trials is None:
-            return suspect
         return replace(
-            suspect,
-            unmatched=self._unmatched_before(number, self.trials),
+            self.suspect(number),
+            unmatched=self._unmatched_before(number),
             exchanged=self.trials.exchanged(number),
-            depends_on=self._depends_on(number, self.trials),
+            depends_on=self._depends_on(number),
         )
 
-    def _depends_on(self, number: int, trials: TrialRuns) -> tuple[str, ...]:
+    def _depends_on(self, number: int) -> tuple[str, ...]:
         """Return the input tensors from which the model computes a value, without others in
         between.
 
@@ -89,7 +86,7 @@ class LocalizationFindings:
         return tuple(
             names[given]
             for given in survey.inputs
-            if given in names and number in trials.dependents(given)
+            if given in names and number in self.trials.dependents(given)
         )
 
     def _overwritten(self, number: int) -> dict[str, str]:
@@ -127,7 +124,7 @@ class LocalizationFindings:
         constant = self.constants()
         return loose_tensors(model, self.survey, {n for n in unmatched if n in constant})
 
-    def _unmatched_before(self, number: int, trials: TrialRuns) -> tuple[ComputedValue, ...]:
+    def _unmatched_before(self, number: int) -> tuple[ComputedValue, ...]:
         """Return the values of modules without a tensor on which this value directly depends, with
         no matched value in between."""
         names = self.layout.names
@@ -139,7 +136,7 @@ class LocalizationFindings:
             and (value.path, value.call) not in matched
             and self.is_comparable(value)
             and value.number not in self.constants()  # an exporter may have computed it beforehand
-            and number in trials.dependents(value.number)
+            and number in self.trials.dependents(value.number)
         )
 
 
@@ -273,6 +270,7 @@ def _layers(
         detail = _detail(suspect, layer, cause)
         ratio = layer.through.ratio
         module = value.path if cause is None else cause.module
+        verdict: LayerVerdict = "propagated" if limits.is_off(layer) else "ok"
         yield LayerRow(
             module=module,
             call=value.call,
@@ -283,7 +281,7 @@ def _layers(
             noise_ratio=ratio,
             local_ratio=layer.alone.ratio,
             amplification=ratio / before if before else None,
-            verdict=_verdict(limits, layer, cause),
+            verdict=verdict if cause is None else "source",
             code=detail.pop("code", None),
             params=detail,
         )
@@ -299,14 +297,6 @@ def _kind(
     places, _ = findings.graph.segment(suspect.tensor, findings.layout.cuts)
     operators = dict.fromkeys(findings.graph.nodes[place].op_type for place in places)
     return "code: " + ", ".join(name for name in operators if name != "Constant")
-
-
-def _verdict(
-    limits: DeviationLimits, layer: LayerDeviations, cause: LayerFault | None
-) -> LayerVerdict:
-    if cause is not None:
-        return "source"
-    return "propagated" if limits.is_off(layer) else "ok"
 
 
 def _detail(suspect: DivergentValue, layer: LayerDeviations, cause: LayerFault | None) -> Detail:

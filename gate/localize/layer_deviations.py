@@ -123,9 +123,8 @@ class Deviation:
         """Return the `noise_diff` over all samples.
 
         The unit grows with the values, if they exceed those of the float64 reference."""
-        growth = self._scale / self._scale_in_float64 if self._scale_in_float64 else 1.0
         floor = self._record().floor_peak
-        return self._measured(self.largest / growth / floor if floor else math.nan)
+        return self._measured(self.largest / self._growth / floor if floor else math.nan)
 
     @property
     def relative(self) -> float:
@@ -140,12 +139,15 @@ class Deviation:
         noise = self._record()
         if self._exact or not noise.elements:
             return 0.0, 0.0
-        growth = self._scale / self._scale_in_float64 if self._scale_in_float64 else 1.0
         ratio, peak = bounds
         return (
             ratio * noise.floor_rms * (noise.scatter or 1.0),
-            peak * (noise.floor_peak or 0.0) * growth,
+            peak * (noise.floor_peak or 0.0) * self._growth,
         )
+
+    @property
+    def _growth(self) -> float:
+        return self._scale / self._scale_in_float64 if self._scale_in_float64 else 1.0
 
     def _record(self) -> NoiseParity:
         return self._noise.result(rounding=self._rounding)
@@ -165,15 +167,10 @@ def _difference(value: OutputArray, tensor: OutputArray) -> NDArray[np.float64]:
         difference = np.asarray(np.subtract(tensor, value, dtype=np.float64))
         np.abs(difference, out=difference)
         if not np.isfinite(difference).all():
-            equal = (tensor == value) | (_is_nan(tensor) & _is_nan(value))
+            equal = (tensor == value) | (np.isnan(tensor) & np.isnan(value))
             finite = np.where(np.isfinite(difference), difference, math.inf)
             difference = np.where(equal, 0.0, finite)
     return difference
-
-
-def _is_nan(array: OutputArray) -> NDArray[np.bool_]:
-    nan: NDArray[np.bool_] = np.isnan(array)
-    return nan
 
 
 def _magnitude(value: OutputArray) -> float:
@@ -222,8 +219,8 @@ class _View:
 
     run: SubgraphSession
     pairs: Sequence[tuple[int, str, Deviation]]
-    references: ValueLayout | None = None
-    """The cuts of the file, if it is cut."""
+    is_cut: bool = False
+    """True if the layers are computed from right inputs."""
     may_fail: bool = False
     """True if a failure of the session is a result instead of an error."""
 
@@ -273,14 +270,9 @@ class Measuring:
         if not measured.marked:
             measured.marked = {name: Deviation() for name in self._returned}
             through += [(n, o, measured.marked[o]) for o, n in self._returned.items()]
-        return [
-            _View(SubgraphSession(graph.marked(tensors), self._setup), through),
-            _View(
-                SubgraphSession(graph.cut(tensors, self._layout.cuts), self._setup),
-                alone,
-                self._layout,
-            ),
-        ]
+        marked = SubgraphSession(graph.marked(tensors), self._setup)
+        cut = SubgraphSession(graph.cut(tensors, self._layout.cuts), self._setup)
+        return [_View(marked, through), _View(cut, alone, is_cut=True)]
 
     def _outputs(self, measured: Measured) -> Iterator[_View]:
         """Yield the unmodified file with the runtime's optimizations and without any.
@@ -314,19 +306,19 @@ class Measuring:
         for batch, values in self._values(needed):
             truths = None if done else self._truths(batch, values, measured)
             for view in views:
-                self._measure_view(view, (batch, values), truths, first=not done)
+                self._measure_view(view, batch, values, truths, first=not done)
             done += length(batch)
         measured.samples = done
 
     def _measure_view(
         self,
         view: _View,
-        computed: tuple[Batch, Mapping[int, OutputArray]],
+        batch: Batch,
+        values: Mapping[int, OutputArray],
         truths: Float64Values | None,
         *,
         first: bool,
     ) -> None:
-        batch, values = computed
         cuts = self._layout.references(view.run.cuts, values)
         only = list(dict.fromkeys(name for _, name, _ in view.pairs))
         try:
@@ -339,8 +331,8 @@ class Measuring:
         true: Mapping[int, OutputArray] | None = None
         rounding: Mapping[int, OutputArray] = {}
         if truths is not None:
-            alone = view.references is not None
-            true, rounding = (truths.through, truths.alone)[alone], truths.rounding[alone]
+            true = truths.alone if view.is_cut else truths.through
+            rounding = truths.rounding[view.is_cut]
         for number, name, deviation in view.pairs:
             deviation.update(values[number], arrays[name])
             if first:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -303,8 +304,8 @@ def comparison(  # noqa: PLR0913
     they may be left from an earlier call.
     """
     recurse = loose is None
-    own = _named(path, _tensors(module, recurse=recurse))
-    plain = _named(path, _attributes(module, recurse=recurse))
+    own = _floats(path, registered_tensors(module, recurse=recurse))
+    plain = _floats(path, plain_attributes(module, recurse=recurse))
     tensors = {**(loose or {}), **plain, **own}
     foreign = others - set(tensors)
     pairs = counterparts(
@@ -327,8 +328,8 @@ def comparison(  # noqa: PLR0913
 
 def tensors_of(module: nn.Module, path: str) -> dict[str, Floats]:
     """Return the module's own float parameters, buffers and plain attributes by full name."""
-    named = (_attributes(module, recurse=False), _tensors(module, recurse=False))
-    return {name: tensor for some in named for name, tensor in _named(path, some).items()}
+    tensors = (plain_attributes(module, recurse=False), registered_tensors(module, recurse=False))
+    return _floats(path, chain.from_iterable(tensors))
 
 
 def transposed(
@@ -364,31 +365,25 @@ def moved(
         yield WeightDifference(path, {"code": code, "names": names}, tensor=names[0])
 
 
-def _named(path: str, tensors: Iterable[tuple[str, Floats]]) -> dict[str, Floats]:
-    return {f"{path}.{name}" if path else name: tensor for name, tensor in tensors}
-
-
-def _tensors(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floats]]:
-    named = (module.named_parameters(recurse=recurse), module.named_buffers(recurse=recurse))
-    for name, tensor in (pair for pairs in named for pair in pairs):
+def _floats(path: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Floats]:
+    """Return the float tensors that have elements, in float64, by full name."""
+    found: dict[str, Floats] = {}
+    for name, tensor in tensors:
         numbers = numbers_of(tensor)
         if numbers is not None and numbers.size:
-            yield name, numbers
+            found[f"{path}.{name}" if path else name] = numbers
+    return found
 
 
-def _attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, Floats]]:
-    """Yield the tensors that code keeps as plain attributes (`self.table = ...`).
-
-    They are not registered as parameters or buffers, but exporters store them too.
-    """
-    for name, tensor in plain_attributes(module, recurse=recurse):
-        numbers = numbers_of(tensor)
-        if numbers is not None and numbers.size:
-            yield name, numbers
+def registered_tensors(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers, by their names in the module."""
+    yield from module.named_parameters(recurse=recurse)
+    yield from module.named_buffers(recurse=recurse)
 
 
 def plain_attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors that are neither parameters nor buffers, by their names in the module."""
+    """Yield tensors that code keeps as plain attributes (`self.table = ...`), by their names in the
+    module. They are not registered as parameters or buffers, but exporters store them too."""
     for path, part in module.named_modules() if recurse else [("", module)]:
         for name, value in vars(part).items():
             if isinstance(value, torch.Tensor):

@@ -262,21 +262,18 @@ class ValueSurvey:
         call = (event.path, event.call)
         if event.side == "in":
             self._got[call] = (*self._got.get(call, ()), number)
-        if event.path == "":
-            self.inputs, self.outputs = (
-                ((*self.inputs, number), ())
-                if event.side == "in"
-                else (self.inputs, (*self.outputs, number))
-            )
+        if event.path == "" and event.side == "in":
+            self.inputs, self.outputs = (*self.inputs, number), ()
+        elif event.path == "":
+            self.outputs = (*self.outputs, number)
 
     def _note_overwriting(self, event: HookEvent, tensor: torch.Tensor, *, same: bool) -> None:
         before, earlier = self._latest.get(id(tensor), (None, -1))
         number = len(self.values) - 1
         if before is not None and before() is tensor and not same:
             by_module = event.side == "out" and not event.composite
-            path = event.path if by_module or event.side == "out" else event.caller
-            kind = event.kind if by_module else ""
-            self.overwritten[earlier] = Overwriting(number, path, kind)
+            path = event.path if event.side == "out" else event.caller
+            self.overwritten[earlier] = Overwriting(number, path, event.kind if by_module else "")
         self._latest[id(tensor)] = (weakref.ref(tensor), number)
 
     def got(self, path: str) -> tuple[int, ...]:
@@ -322,8 +319,6 @@ def sketch(array: OutputArray) -> OutputArray:
 
 def sketch_of(tensor: torch.Tensor) -> OutputArray:
     """Return the `sketch` of a tensor."""
-    import torch
-
     flat = tensor.detach().reshape(-1)[torch.from_numpy(sampled_indices(tensor.numel()))]
     array: OutputArray = (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
     return array

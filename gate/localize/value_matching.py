@@ -307,20 +307,18 @@ class ValueMatcher:
 
         None if either is unknown.
         """
-        found = []
-        for got in value.inputs:
-            number: int | None = got
-            while number is not None and number not in paired:
-                number = self._unchanged_source(self._values[number])
-            if number is None:
-                return None
-            found.append(number)
-        return found
+        found = [self._paired_source(number, paired) for number in value.inputs]
+        paired_sources = [number for number in found if number is not None]
+        return paired_sources if len(paired_sources) == len(found) else None
 
-    def _unchanged_source(self, value: ComputedValue) -> int | None:
-        """Return the value that this one repeats, or from which it is computed before it is
-        folded."""
-        return value.inputs[0] if value.number in self.folded else value.repeats
+    def _paired_source(self, number: int, paired: Container[int]) -> int | None:
+        """Return the nearest of the `paired` values that a value repeats, or from which it is
+        computed before it is folded; None if there is none."""
+        source: int | None = number
+        while source is not None and source not in paired:
+            value = self._values[source]
+            source = value.inputs[0] if value.number in self.folded else value.repeats
+        return source
 
     def _equal(
         self, value: ComputedValue, free: UnmatchedTensors, before: str | None
@@ -368,14 +366,9 @@ class ValueMatcher:
 
     def _last_input_node(self, value: ComputedValue, free: UnmatchedTensors) -> int:
         """Return the index of the last node that computes an input of the value."""
-        earliest = -1
-        for got in value.inputs:
-            number: int | None = got
-            while number is not None and number not in free.taken:
-                number = self._unchanged_source(self._values[number])
-            if number is not None:
-                earliest = max(earliest, free.taken[number].place)
-        return earliest
+        sources = (self._paired_source(number, free.taken) for number in value.inputs)
+        places = (free.taken[number].place for number in sources if number is not None)
+        return max(places, default=-1)
 
     def _belongs_to_other(
         self, tensor: Tensor, value: ComputedValue, free: UnmatchedTensors
