@@ -12,7 +12,7 @@ from torch import nn
 from gate.errors import GateError
 from gate.export.export import export_model, self_check
 from gate.multi_file.chain_model import CallRecorder, ChainModel
-from gate.onnx_file.release_file import PartEntry, references_of, release_text
+from gate.onnx_file.release_file import PartEntry, release_text
 from gate.onnx_file.sandboxed_reading import release_within
 from gate.records.evidence import Source
 from gate.records.export import ExportSettings
@@ -42,7 +42,7 @@ def export_release(
     chain = ChainModel.from_model(
         model,
         chain=str(params.chain),
-        references=references_of(params.parts),
+        references={name: part.reference or name for name, part in params.parts.items()},
         inputs=tuple(example),
     )
     calls = CallRecorder()

@@ -20,6 +20,7 @@ from gate.export.export_warnings import captured, clipped, shorten_message
 from gate.export.torchscript_settings import overriding
 from gate.model.source_code import source_location
 from gate.records.export import Strategy
+from gate.storage.safe_text import list_first
 
 
 class FailureText(NamedTuple):
@@ -472,12 +473,14 @@ def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str
     others = [name for name in operators if name not in later and name not in custom]
     steps = []
     if others:
-        steps.append(f"replace {some(others)} in the model{_or_other(tried)}")
+        steps.append(f"replace {list_first(others)} in the model{_or_other(tried)}")
     if custom:
-        steps.append(f"register a symbolic function for {some(custom)} (docs/custom-operators.md)")
+        steps.append(
+            f"register a symbolic function for {list_first(custom)} (docs/custom-operators.md)"
+        )
     if later:
         opset = opset_for_all([operators[name] for name in later])
-        steps.append(f"set export.opset to {opset} or more for {some(later)}")
+        steps.append(f"set export.opset to {opset} or more for {list_first(later)}")
     text = "; ".join(steps)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -491,7 +494,7 @@ def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -
     opsets = [f"{opset} has {name}" for name, opset in list(since.items())[:_MOST_NAMES]]
     opsets += [f"{opset} has {name} (strategy dynamo)" for name, opset in elsewhere.items()]
     if without:
-        opsets.append(f"none that this exporter writes has {some(without)}")
+        opsets.append(f"none that this exporter writes has {list_first(without)}")
     families = [family(name, tried=tried) for name in every]
     reasons = dict.fromkeys(f"{one.why}: {one.instead}" for one in families if one)
     return (
@@ -518,12 +521,6 @@ def _or_other(tried: Collection[str]) -> str:
     """Suggest strategies that may succeed after those that failed; scripted rarely does."""
     left = [strategy for strategy in ("direct", "dynamo") if strategy not in tried]
     return f", or try export.strategy: {' or '.join(left)}" if left else ""
-
-
-def some(items: Sequence[str]) -> str:
-    """Return the first few items and the number of others."""
-    more = len(items) - _MOST_NAMES
-    return ", ".join(items[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 _LOWEST = 18
@@ -893,7 +890,7 @@ def _cause(operators: Sequence[UnsupportedOperator], opset: int | None) -> str:
     at = f" at opset {opset}" if opset is not None else ""
     every = names(operators)
     if len(every) > 1:
-        return f"{len(every)} operators can't be exported{at}: {some(every)}"
+        return f"{len(every)} operators can't be exported{at}: {list_first(every)}"
     first = operators[0]
     if is_custom(first.name):
         return f"the operator {first.name} is not torch's own and has no ONNX form"

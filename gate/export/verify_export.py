@@ -20,6 +20,7 @@ from gate.onnx_file.sessions import open_on_cpu
 from gate.records.evidence import TensorSpec
 from gate.records.export import ExportSettings
 from gate.statistics.accumulators import distances
+from gate.storage.safe_text import list_first
 
 Array = NDArray[Any]
 
@@ -227,7 +228,7 @@ def verified(path: Path, request: ExportRequest, *, opset: int) -> None:
     except OnnxFileError as error:
         raise _invalid(error, path) from error
     if request.settings.operator_export_type == "ONNX" and (foreign := foreign_in(path)):
-        raise RungFailed.because("foreign_operators", operators=_listed(foreign))
+        raise RungFailed.because("foreign_operators", operators=list_first(foreign, most=_MOST))
     _check_domains(path, request.settings.custom_opsets)
     inputs = [spec.name for spec in subject.inputs]
     wanted = list(request.input_names)
@@ -271,13 +272,8 @@ def unplain(path: Path, settings: ExportSettings) -> tuple[str, ...]:
         )
     return (
         f"the file has operators outside of ONNX, as operator_export_type {chosen} allows: "
-        f"{_listed(found)}. No runtime of the gate runs it, so it was not verified",
+        f"{list_first(found, most=_MOST)}. No runtime of the gate runs it, so it was not verified",
     )
-
-
-def _listed(found: Sequence[str]) -> str:
-    more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
-    return ", ".join(found[:_MOST]) + more
 
 
 def _check_domains(path: Path, wanted: Mapping[str, int]) -> None:

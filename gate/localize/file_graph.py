@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -281,8 +282,7 @@ class FileGraph:
     def _piece(
         self, places: Iterable[int], outputs: tuple[str, ...], cuts: Mapping[str, np.dtype[Any]]
     ) -> Piece:
-        model = onnx.ModelProto()
-        model.CopyFrom(self._skeleton)
+        model = copy.deepcopy(self._skeleton)
         del model.graph.node[:]
         del model.graph.output[:]
         del model.graph.value_info[:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from gate.localize.locate import LayerComparison
 from gate.localize.model_runner import Float64Values, ForwardPathChanged
 from gate.localize.standalone import Standalone, fewest_nodes, latest, node_count
 from gate.localize.value_matching import returned_values
-from gate.onnx_file.reading import replace_messages
+from gate.onnx_file.reading import add_outputs, replace_messages
 from gate.onnx_file.sessions import open_session, session_options
 from gate.policy.runtime_options import OrtSetup
 from gate.storage.arrays import Batch, OutputArray
@@ -442,8 +443,7 @@ class _Finder:
         """Return the piece with only the first differing output, if it still differs alone."""
         if len(piece.outputs) < 2 or not off:
             return piece
-        model = onnx.ModelProto()
-        model.CopyFrom(piece.model)
+        model = copy.deepcopy(piece.model)
         del model.graph.output[:]
         model.graph.output.append(onnx.ValueInfoProto(name=off[0]))
         alone = replace(piece, model=model, outputs=(off[0],))
@@ -629,13 +629,11 @@ def _with_shapes_folded(
     names = [n for node in folded for n in node.output if n and n not in outputs]
     if not names:
         return model
-    marked = onnx.ModelProto()
-    marked.CopyFrom(model)
-    marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    marked = copy.deepcopy(model)
+    add_outputs(marked.graph, names)
     arrays = run(marked, inputs, setup.plain)
     integers = {n for n in names if arrays[n].dtype.kind in "iu" and arrays[n].size <= _LARGE}
-    smaller = onnx.ModelProto()
-    smaller.CopyFrom(model)
+    smaller = copy.deepcopy(model)
     kept = [node for node in smaller.graph.node if not set(node.output) <= integers]
     kept = _needed(kept, outputs)
     read = {name for node in kept for name in node.input}

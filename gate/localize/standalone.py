@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,8 +111,7 @@ class Standalone:
 
         Texts and metadata are removed, because exporters write paths and source code into them.
         """
-        model = onnx.ModelProto()
-        model.CopyFrom(piece.model)
+        model = copy.deepcopy(piece.model)
         graph = model.graph
         _inline(graph, piece.weights)
         _constants_to_initializers(graph)
@@ -251,8 +251,7 @@ def _rename(nodes: Iterable[onnx.NodeProto], new: Mapping[str, str]) -> None:
 def without_names(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model without node names and with numbered tensors; inputs and outputs keep
     names."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy.deepcopy(model)
     kept = {value.name for value in (*made.graph.input, *made.graph.output)}
     numbers: dict[str, str] = {}
 

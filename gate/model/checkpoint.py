@@ -17,6 +17,7 @@ from torch import nn
 from gate.errors import CheckpointError, first_line
 from gate.storage import files
 from gate.storage.digest import Digest
+from gate.storage.safe_text import list_first
 from gate.storage.untrusted_files import detect_pointer_file
 
 State = dict[str, Any]
@@ -26,8 +27,6 @@ _TORCH_SUFFIXES = (".pt", ".pth")
 _NESTED_UNDER = ("state_dict", "model", "model_state_dict")
 
 _EXTRA_STATE = "_extra_state"
-
-_SHOWN = 3
 
 _FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
 
@@ -219,15 +218,10 @@ def _difference(state: State, model: nn.Module) -> str:
         if key in state and _shape(state[key]) != _shape(wanted[key])
     ]
     parts = (("missing", missing), ("unexpected", unexpected), ("other shapes", shapes))
-    return "; ".join(f"{len(found)} {name}: {_few(found)}" for name, found in parts if found)
+    return "; ".join(f"{len(found)} {name}: {list_first(found)}" for name, found in parts if found)
 
 
 def _shape(value: object) -> str:
     if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value):
         return "of no fixed shape"
     return "x".join(map(str, value.shape)) or "scalar"
-
-
-def _few(items: list[str]) -> str:
-    more = len(items) - _SHOWN
-    return ", ".join(items[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

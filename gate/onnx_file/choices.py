@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from gate.onnx_file.reading import attributes
+from gate.onnx_file.reading import STANDARD_DOMAINS, add_outputs, attributes, opset_of
 from gate.onnx_file.sessions import session_options
 from gate.onnx_file.tested_file import EditableFile, TestedFile
 from gate.policy.runtime_options import OrtSetup
@@ -77,7 +77,7 @@ class ChoiceSession:
         model = file.model
         nodes = {node.output[0]: node for node in model.graph.node if _has_operands(node)}
         """By the decision."""
-        operators = _expose(model.graph, loops=_version(model) >= _SEQUENCES)
+        operators = _expose(model.graph, loops=opset_of(model) >= _SEQUENCES)
         if "QuantizeLinear" in operators.values() and not quantizes():
             operators = {name: op for name, op in operators.items() if op != "QuantizeLinear"}
         self._operators = operators
@@ -104,10 +104,7 @@ class ChoiceSession:
         read = {name for node in self._nodes.values() for name in _read(node) if name}
         inputs = {value.name for value in model.graph.input}
         self._names = list(dict.fromkeys([*self._operators, *sorted(read - inputs - hidden)]))
-        stated = {value.name for value in model.graph.output}
-        model.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in self._names if name not in stated
-        )
+        add_outputs(model.graph, self._names)
         options = session_options(setup, threads=threads, deterministic=deterministic)
         self._session = file.session(model, options, setup)
 
@@ -129,7 +126,8 @@ class ChoiceSession:
             for chosen in rounds:
                 for name, one in zip(names, chosen, strict=True):
                     choice = self._choice(name, one, arrays) if one.size else None
-                    choices += [] if choice is None else [choice]
+                    if choice is not None:
+                        choices.append(choice)
         return choices
 
     def _choice(
@@ -215,7 +213,7 @@ def _makes_whole(node: onnx.NodeProto) -> bool:
         return attributes(node).get("to") in _INTEGERS
     if node.op_type == "Mod":
         return bool(attributes(node).get("fmod"))
-    return node.op_type in MAKE_WHOLE and node.domain in ("", "ai.onnx")
+    return node.op_type in MAKE_WHOLE and node.domain in STANDARD_DOMAINS
 
 
 def _has_operands(node: onnx.NodeProto) -> bool:
@@ -234,10 +232,6 @@ def _read(node: onnx.NodeProto) -> list[str]:
     return list(node.input[:1])
 
 
-def _version(model: onnx.ModelProto) -> int:
-    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
-
-
 _SEQUENCES = 13
 """Opset from which on a Loop hands on sequences."""
 
@@ -247,7 +241,7 @@ def _expose(graph: onnx.GraphProto, *, whole: bool = True, loops: bool = False) 
     decisions as outputs, but not those that make floats `whole`."""
     operators: dict[str, str] = {}
     for node in list(graph.node):
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in STANDARD_DOMAINS:
             continue
         if node.op_type in _CHOOSERS:
             operators[node.output[_CHOOSERS[node.op_type]]] = node.op_type

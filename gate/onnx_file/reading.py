@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import os
@@ -9,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -97,16 +98,15 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     does the copy.
     """
     defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions}
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for node in nodes_of(copy):
+    copied = copy.deepcopy(model)
+    for node in nodes_of(copied):
         names = {attribute.name for attribute in node.attribute}
         function_defaults = defaults.get((node.domain, node.op_type, node.overload), ())
         node.attribute.extend(each for each in function_defaults if each.name not in names)
-    versions = {each.domain: each.version for each in copy.opset_import}
-    for each in (opset for function in copy.functions for opset in function.opset_import):
+    versions = {each.domain: each.version for each in copied.opset_import}
+    for each in (opset for function in copied.functions for opset in function.opset_import):
         each.version = versions.get(each.domain, each.version)
-    return inliner.inline_local_functions(copy)
+    return inliner.inline_local_functions(copied)
 
 
 def replace_messages(field: Any, messages: Iterable[Any]) -> None:
@@ -114,6 +114,12 @@ def replace_messages(field: Any, messages: Iterable[Any]) -> None:
     copies = [type(message).FromString(message.SerializeToString()) for message in messages]
     del field[:]
     field.extend(copies)
+
+
+def add_outputs(graph: onnx.GraphProto, names: Iterable[str]) -> None:
+    """Add these tensors to the outputs of a graph, unless they are outputs already."""
+    stated = {value.name for value in graph.output}
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in stated)
 
 
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -183,7 +189,10 @@ def _checked(tensor: onnx.TensorProto, path: Path) -> str:
     location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
     name = location.as_posix()
     if wrong_name(name) or not is_inside(path.parent, location.parent.as_posix()):
-        raise _outside(tensor, path, name)
+        raise OnnxFileError(
+            f"{path}: the tensor {tensor.name} reads its data from {name[:300]!r}, expected a file "
+            "inside the model's folder. Do not trust this file: export the model again."
+        )
     file = path.parent / location
     if (pointer := detect_pointer_file(file)) is not None:
         raise OnnxFileError(f"{path}: the data of the tensor {tensor.name}: {pointer}")
@@ -192,21 +201,13 @@ def _checked(tensor: onnx.TensorProto, path: Path) -> str:
             f"{path}: the data file {name} of the tensor {tensor.name} is missing. "
             "Copy it next to the model, or export to a single file."
         )
-    end = _end(tensor, entries, path)
-    size = file.stat().st_size
+    end, size = _end(tensor, entries, path), file.stat().st_size
     if size < end:
         raise OnnxFileError(
             f"{path}: the data file {name} has {size} bytes, but the tensor {tensor.name} needs "
             f"{end}. The file is truncated. Copy or export it again."
         )
     return name
-
-
-def _outside(tensor: onnx.TensorProto, path: Path, name: str) -> OnnxFileError:
-    return OnnxFileError(
-        f"{path}: the tensor {tensor.name} reads its data from {name[:300]!r}, expected a file "
-        "inside the model's folder. Do not trust this file: export the model again."
-    )
 
 
 def _end(tensor: onnx.TensorProto, entries: dict[str, str], path: Path) -> int:
@@ -307,16 +308,11 @@ def _pieces(tensor: onnx.TensorProto, folder: Path) -> Iterator[bytes]:
     with file.open("rb") as stream:
         stream.seek(info.offset or 0)
         while left:
-            piece = _gathered_read(stream, min(left, _CHUNK), file)
+            piece = stream.read(min(left, _CHUNK))
+            if not piece:
+                raise OSError(f"{file} is shorter than the model says")
             left -= len(piece)
             yield piece
-
-
-def _gathered_read(stream: IO[bytes], size: int, file: Path) -> bytes:
-    piece = stream.read(size)
-    if not piece:
-        raise OSError(f"{file} is shorter than the model says")
-    return piece
 
 
 DOMAIN = "com.microsoft"
@@ -324,12 +320,19 @@ DOMAIN = "com.microsoft"
 
 _FUSED = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 
-_STANDARD = ("", "ai.onnx")
+STANDARD_DOMAINS = ("", "ai.onnx")
+"""Both names of the domain of ONNX's own operators."""
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Return the opset of the standard domain, or 0 if the model names none."""
+    versions = (each.version for each in model.opset_import if each.domain in STANDARD_DOMAINS)
+    return max(versions, default=0)
 
 
 def is_of_runtime(node: onnx.NodeProto, *, opset: int) -> bool:
     """Return whether ONNX Runtime has the node's operator but the standard domain lacks it."""
-    if node.op_type not in _FUSED or node.domain not in _STANDARD:
+    if node.op_type not in _FUSED or node.domain not in STANDARD_DOMAINS:
         return False
     try:
         defs.get_schema(node.op_type, opset, "")
@@ -342,20 +345,17 @@ def with_ort_domain(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with such operators in ONNX Runtime's domain, which the checker accepts.
 
     A model without such operators is returned unchanged."""
-    opset = max((o.version for o in model.opset_import if o.domain in _STANDARD), default=0)
+    opset = opset_of(model)
     if not any(is_of_runtime(node, opset=opset) for node in nodes_of(model)):
         return model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for node in nodes_of(copy):
+    copied = copy.deepcopy(model)
+    for node in nodes_of(copied):
         if is_of_runtime(node, opset=opset):
             node.domain = DOMAIN
-    if all(entry.domain != DOMAIN for entry in copy.opset_import):
-        copy.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    return copy
+    if all(entry.domain != DOMAIN for entry in copied.opset_import):
+        copied.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return copied
 
-
-_DEFAULT_DOMAINS = ("", "ai.onnx")
 
 ML_DOMAIN = "ai.onnx.ml"
 """Domain of the operators in converted scikit-learn models."""
@@ -534,14 +534,14 @@ def _check_whole(data: bytes, path: Path, files: tuple[str, ...], *, changed: bo
                 empty.parent.mkdir(parents=True, exist_ok=True)
                 empty.touch()
                 os.truncate(empty, (path.parent / name).stat().st_size)
-            copy = Path(folder, path.name)
-            copy.write_bytes(data)
-            _check(copy, path)
+            copied = Path(folder, path.name)
+            copied.write_bytes(data)
+            _check(copied, path)
 
 
 def _opset(model: onnx.ModelProto, path: Path) -> int:
     versions = {entry.domain: int(entry.version) for entry in model.opset_import}
-    for domain in _DEFAULT_DOMAINS:
+    for domain in STANDARD_DOMAINS:
         if domain in versions:
             return versions[domain]
     if ML_DOMAIN in versions:  # tree or linear models without any operator of the ONNX domain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol, Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -70,21 +70,8 @@ class ReleaseFile(Record):
 
     @property
     def references(self) -> dict[str, str]:
-        """Return `references_of` this release."""
-        return references_of(self.parts)
-
-
-class HasReference(Protocol):
-    """A part that names its reference module."""
-
-    @property
-    def reference(self) -> str | None:
-        """The path of the reference module in the whole model; None: the name of the part."""
-
-
-def references_of(parts: Mapping[str, HasReference]) -> dict[str, str]:
-    """Return the path of the reference module in the whole model, by part."""
-    return {name: part.reference or name for name, part in parts.items()}
+        """Return the path of the reference module in the whole model, by part."""
+        return {name: part.reference or name for name, part in self.parts.items()}
 
 
 def release_text(chain: str, parts: Mapping[str, PartEntry]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -262,8 +263,7 @@ class _Flattened:
 
     def model(self, model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
         """Return the flat graph with these tensors as its only outputs."""
-        flat = onnx.ModelProto()
-        flat.CopyFrom(model)
+        flat = copy.deepcopy(model)
         for field in ("node", "output", "value_info"):
             flat.graph.ClearField(field)
         flat.graph.node.extend(
@@ -281,8 +281,7 @@ class _Flattened:
         names = dict(names)
         for tensor in graph.initializer:
             names[tensor.name] = self._unique_name(tensor.name, depth)
-            renamed = TensorProto()
-            renamed.CopyFrom(tensor)
+            renamed = copy.deepcopy(tensor)
             renamed.name = names[tensor.name]
             if tensor.data_location != TensorProto.EXTERNAL:
                 self.initializers[renamed.name] = renamed
@@ -293,14 +292,13 @@ class _Flattened:
                 }
                 yield from self._loop_inputs(node, list(arguments.values()), names)
                 yield from self._flat(inner, {**names, **arguments}, depth=depth + 1)
-            copy = NodeProto()
-            copy.CopyFrom(node)
-            _rename_captured(copy, names)
-            copy.input[:] = [names.get(name, name) for name in node.input]
+            copied = copy.deepcopy(node)
+            _rename_captured(copied, names)
+            copied.input[:] = [names.get(name, name) for name in node.input]
             for name in filter(None, node.output):
                 names[name] = self._unique_name(name, depth)
-            copy.output[:] = [names.get(name, name) for name in node.output]
-            yield copy
+            copied.output[:] = [names.get(name, name) for name in node.output]
+            yield copied
 
     def _loop_inputs(
         self, node: NodeProto, arguments: Sequence[str], names: Mapping[str, str]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
-from gate.onnx_file.reading import attributes
+from gate.onnx_file.reading import add_outputs, attributes
 from gate.onnx_file.tested_file import EditableFile, TestedFile
 from gate.storage.arrays import OutputArray
 
@@ -39,17 +39,10 @@ class _Traced:
         self._session: Any = None
         if not nodes:
             return
-        edited = onnx.ModelProto()
-        edited.CopyFrom(file.model)
-        stated = {value.name for value in edited.graph.output}
-        self._names = [
-            name
-            for name in dict.fromkeys(n for node in nodes for n in (*node.input, *node.output))
-            if name in produced
-        ]
-        edited.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in self._names if name not in stated
-        )
+        edited = copy.deepcopy(file.model)
+        read = dict.fromkeys(name for node in nodes for name in (*node.input, *node.output))
+        self._names = [name for name in read if name in produced]
+        add_outputs(edited.graph, self._names)
         self._session = file.session(edited)
 
     def run(self, feed: Feed) -> dict[str, OutputArray]:
@@ -130,8 +123,7 @@ class OpenCasts:
         """Return the outputs of the file for several random results of these casts.
 
         Raises the exceptions of ONNX Runtime."""
-        edited = onnx.ModelProto()
-        edited.CopyFrom(self._file.model)
+        edited = copy.deepcopy(self._file.model)
         arrays = self._traced.run(feed)
         nodes, casts_by_name = list(edited.graph.node), {cast.node: cast for cast in casts}
         edited_nodes: list[NodeProto] = []

@@ -140,13 +140,13 @@ class OrtSetup:
             (traits.provider,),
             str(traits.optimization),
             {CUDA_PROVIDER: cuda} if traits.cuda else {},
-            OrtSettings.model_validate_json(_json(options)),
+            OrtSettings.model_validate_json(json.dumps(dict(options))),
         )
 
     @classmethod
     def from_options(cls, options: Mapping[str, JsonValue], cuda: Mapping[str, str]) -> Self:
         """Create the setup of a runtime of the kind `ort`. Raises ValidationError."""
-        wanted = OrtOptions.model_validate_json(_json(options))
+        wanted = OrtOptions.model_validate_json(json.dumps(dict(options)))
         by_provider = {name: dict(values) for name, values in wanted.provider_options.items()}
         if CUDA_PROVIDER in wanted.providers:
             by_provider[CUDA_PROVIDER] = {**cuda, **by_provider.get(CUDA_PROVIDER, {})}
@@ -213,10 +213,6 @@ def _check_compiled(
         )
 
 
-def _json(options: Mapping[str, JsonValue]) -> str:
-    return json.dumps(dict(options))
-
-
 # A recording has one answer per input. Bounds on repeated runs and on other batches can't be
 # measured on it, so such a policy is refused.
 UNREPEATED = (
@@ -238,8 +234,14 @@ class RecordedOptions(BaseModel):
 
 
 class _HasRuntimes(Protocol):
+    """The policy fields that decide how a runtime is set up."""
+
     @property
     def runtimes(self) -> Mapping[RuntimeName, RuntimePolicy]: ...
+    @property
+    def determinism(self) -> DeterminismPolicy: ...
+    @property
+    def cuda_provider(self) -> CudaProviderPolicy: ...
 
 
 def check_recorded(runtime: RuntimePolicy) -> None:
@@ -254,16 +256,19 @@ def check_recorded(runtime: RuntimePolicy) -> None:
         )
 
 
+def _has_kind(policy: _HasRuntimes, name: RuntimeName, kind: RuntimeName) -> bool:
+    wanted = policy.runtimes.get(name)
+    return wanted is not None and (wanted.kind or name) == kind
+
+
 def is_recorded(policy: _HasRuntimes, name: RuntimeName) -> bool:
     """Return whether the runtime of this name is a recording."""
-    wanted = policy.runtimes.get(name)
-    return wanted is not None and (wanted.kind or name) == RECORDED
+    return _has_kind(policy, name, RECORDED)
 
 
 def is_server(policy: _HasRuntimes, name: RuntimeName) -> bool:
     """Return whether the runtime of this name is a model server."""
-    wanted = policy.runtimes.get(name)
-    return wanted is not None and (wanted.kind or name) == SERVER
+    return _has_kind(policy, name, SERVER)
 
 
 def servers_of(policy: _HasRuntimes) -> list[RuntimeName]:
@@ -280,17 +285,6 @@ def may_lack_probes(policy: _HasRuntimes, name: RuntimeName) -> bool:
 
 _RESERVED_NAMES = ("reference", "export", "dataset", "self_check", "train")
 """Names that stand in the position of a runtime in MLflow metric names."""
-
-
-class _HasRuntimeSettings(Protocol):
-    """The policy fields that decide how a runtime is set up."""
-
-    @property
-    def runtimes(self) -> Mapping[RuntimeName, RuntimePolicy]: ...
-    @property
-    def determinism(self) -> DeterminismPolicy: ...
-    @property
-    def cuda_provider(self) -> CudaProviderPolicy: ...
 
 
 class NoOptions(BaseModel):
@@ -336,7 +330,7 @@ def check_runtime(name: RuntimeName, runtime: RuntimePolicy, *, exact: bool) -> 
         raise ValueError(f"{name}: options: {error}") from error
 
 
-def ort_setup(policy: _HasRuntimeSettings, name: RuntimeName) -> OrtSetup | None:
+def ort_setup(policy: _HasRuntimes, name: RuntimeName) -> OrtSetup | None:
     """Return the setup of an ONNX Runtime runtime of this policy; None for another engine."""
     cuda = policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)
     return _setup(name, policy.runtimes.get(name), cuda)

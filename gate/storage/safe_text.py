@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from urllib.parse import unquote
 
 from gate.errors import StorageError
@@ -130,6 +130,13 @@ def _end_of_credentials(scheme: str, rest: str) -> int:
 def shorten(text: str, limit: int) -> str:
     """Truncate a text to at most `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def list_first(items: Sequence[object], *, most: int = 3) -> str:
+    """Return the first items and the number of the others: `a, b, c and 2 more`."""
+    more = len(items) - most
+    shown = ", ".join(map(str, items[:most]))
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def make_printable(text: str) -> str:

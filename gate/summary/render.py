@@ -25,7 +25,7 @@ from gate.records.localization import (
     listed,
 )
 from gate.storage.record import Record
-from gate.storage.safe_text import make_printable
+from gate.storage.safe_text import list_first, make_printable
 
 _LONGEST = 240
 """Longest part of a sentence, in characters: messages of libraries can be very long."""
@@ -61,10 +61,6 @@ def beginning(text: str, mark: str = ": ") -> str:
 # Names of inputs and outputs come from the judged file: every text goes through `make_printable`.
 
 
-_LISTED = 3
-"""Most items of a list in a sentence."""
-
-
 _SOME = 4
 """Most names of weights, operators or versions in a sentence about the graph."""
 
@@ -91,12 +87,6 @@ class _Template(Formatter):
         return str(value) if isinstance(value, str) else format(value, spec)  # NaN is text
 
 
-def _list(items: Sequence[Any]) -> str:
-    more = len(items) - _LISTED
-    shown = ", ".join(map(str, items[:_LISTED]))
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
 def _sample_numbers(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:_SAMPLES]))
     return f", samples {shown}{', ...' if len(numbers) > _SAMPLES else ''}" if numbers else ""
@@ -110,7 +100,7 @@ def _nodes(nodes: Sequence[str]) -> str:
 
 
 FORMATS: dict[str, Callable[[Any], str]] = {
-    "list": _list,
+    "list": list_first,
     "and": lambda names: listed(names, most=_MOST_NAMES),
     "nodes": _nodes,
     "between": lambda names: listed(names) or "the inputs",
