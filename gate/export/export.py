@@ -20,8 +20,8 @@ from gate.export import strategies
 from gate.export.export_warnings import Capture, captured, hazards, tracer_warnings
 from gate.export.failures import ExportFailure, export_error, failure_texts
 from gate.export.request import Example, ExportRequest, notices
-from gate.export.strategies import ExporterOptions, RungFailed, Writer, export_copy, neutral
-from gate.export.torchscript_settings import TorchScriptSettings, registered
+from gate.export.strategies import ExporterOptions, StrategyFailed, Writer, export_copy, neutral
+from gate.export.torchscript_settings import check_exporter_settings, registered
 from gate.export.verify_export import (
     File,
     NumericalCheck,
@@ -159,7 +159,7 @@ class StrategyRunner:
         self._name = name
         self._safety = safety
         self._sanity = NumericalCheck(request)
-        self._failures: list[RungFailed] = []
+        self._failures: list[StrategyFailed] = []
         self._notes: dict[str, str] = {}
         self.log = ""
         """The output of all exporters."""
@@ -185,7 +185,7 @@ class StrategyRunner:
             _steps.debug("by strategy %s", strategy)
             try:
                 carried = self._lowest(strategy)
-            except RungFailed as failed:
+            except StrategyFailed as failed:
                 self._failures.append(failed)
                 self._notes[strategy] = failed.refusal.cause
                 continue
@@ -218,7 +218,7 @@ class StrategyRunner:
             opset = wanted.pop(0)
             try:
                 return self._attempt(strategy, opset)
-            except RungFailed as failed:
+            except StrategyFailed as failed:
                 # If the failure does not name an opset that works, a higher one rarely does.
                 wanted = [one for one in wanted if failed.since and one >= failed.since]
                 if not wanted:
@@ -242,7 +242,7 @@ class StrategyRunner:
             if settings.strategy != "ladder" or not settings.export_params:
                 return carried
             return self._sane(carried)
-        except RungFailed as failed:
+        except StrategyFailed as failed:
             shutil.rmtree(folder, ignore_errors=True)  # it may have several gigabytes
             if failed.explain is not None:
                 symbolics_spec = self._request.settings.custom_symbolics
@@ -276,7 +276,7 @@ class StrategyRunner:
     def _sane(self, carried: ExportedFile) -> ExportedFile:
         """Return the export, with its doubt if there is one.
 
-        Raises RungFailed if the file is wrong.
+        Raises StrategyFailed if the file is wrong.
         """
         with self._listening():
             objection = self._sanity.objection(carried.path)
@@ -285,7 +285,7 @@ class StrategyRunner:
         if objection.kind != "doubt":
             # In lower opsets some operators are exported wrongly: repeated indices at 13.
             since = carried.opset + 1 if objection.kind == "differs" else None
-            raise RungFailed.because("wrong_file", reason=objection.cause, since=since)
+            raise StrategyFailed.because("wrong_file", reason=objection.cause, since=since)
         return replace(carried, doubt=objection.cause)
 
     @contextlib.contextmanager
@@ -368,7 +368,7 @@ def staged(
     """
     bound = Example.bind(example, settings.input_names, settings)
     copied = export_copy(model)
-    TorchScriptSettings(settings).check(copied)
+    check_exporter_settings(settings, copied)
     with files.replacing(output) as temporary, files.scratch(output) as room:
         log_path = log_of(output)
         with neutral(copied):
@@ -404,9 +404,8 @@ def staged(
             }
         )
         yield Exported(carried.path, subject, record, ladder.log, settings)
-        for (
-            name
-        ) in subject.external_data:  # first, so that a model never exists without its weights
+        # The weights come first, so that a model never exists without them.
+        for name in subject.external_data:
             files.sync(carried.path.with_name(name))
             carried.path.with_name(name).replace(output.with_name(name))
         carried.path.replace(temporary)

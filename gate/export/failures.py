@@ -315,14 +315,8 @@ _FAMILIES = (
 
 def family(operator: str, *, tried: Collection[str] = ()) -> OperatorFamily | None:
     """Return the family of an operator such as `aten::stft`, if its remedy helps after `tried`."""
-    return next(
-        (
-            one
-            for one in _FAMILIES
-            if re.fullmatch(one.pattern, operator) and one.strategy not in tried
-        ),
-        None,
-    )
+    matching = (one for one in _FAMILIES if re.fullmatch(one.pattern, operator))
+    return next((one for one in matching if one.strategy not in tried), None)
 
 
 def is_custom(operator: str) -> bool:
@@ -457,13 +451,8 @@ def remedy(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> 
     if opset := opset_for_all(operators):
         return f"Set export.opset to {opset} or more."
     first = {operator.name: operator for operator in operators}
-    advice = {name: _advice(operator, tried) for name, operator in first.items()}
-    by_advice: dict[str, list[str]] = {}
-    for name in names(operators):
-        by_advice.setdefault(advice[name], []).append(name)
-    if len(by_advice) == 1:
-        return next(iter(by_advice))
-    return _summary(first, tried)
+    advice = {_advice(operator, tried) for operator in first.values()}
+    return advice.pop() if len(advice) == 1 else _summary(first, tried)
 
 
 def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str]) -> str:

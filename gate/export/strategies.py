@@ -18,7 +18,11 @@ from gate.errors import ExportError
 from gate.export.export_warnings import shorten_message
 from gate.export.failures import ExportFailure, opset_for_all, refused
 from gate.export.request import Axes, ExportRequest, axes_text
-from gate.export.torchscript_settings import CustomSymbolics, TorchScriptSettings
+from gate.export.torchscript_settings import (
+    CustomSymbolics,
+    exporter_keywords,
+    recorded_settings,
+)
 from gate.model.forward_signature import PositionalModel
 from gate.onnx_file.reading import subgraphs
 from gate.records.export import Strategy
@@ -27,11 +31,11 @@ ExporterOptions = dict[str, bool | int | float | str | None]
 """The settings of an exporter, as a flat dictionary for the record."""
 
 Writer = Callable[..., ExporterOptions]
-"""Writes a request to a path in the opset of `symbolics`. Raises RungFailed, and OSError if the
+"""Writes a request to a path in the opset of `symbolics`. Raises StrategyFailed, and OSError if the
 file can't be written."""
 
 
-class RungFailed(Exception):
+class StrategyFailed(Exception):
     """Raised when a strategy wrote no file or a wrong one. Another strategy may work."""
 
     def __init__(
@@ -49,7 +53,7 @@ class RungFailed(Exception):
         self.explain = explain
 
     @classmethod
-    def because(cls, code: str, *, since: int | None = None, **params: Any) -> RungFailed:
+    def because(cls, code: str, *, since: int | None = None, **params: Any) -> StrategyFailed:
         """Create a failure that the gate found itself, from a code of `FAILURES`."""
         return cls(ExportFailure.from_code(code, **params), since=since)
 
@@ -61,7 +65,7 @@ class RungFailed(Exception):
         strategy: str,
         opset: int,
         explain: Callable[[], ExportFailure] | None = None,
-    ) -> RungFailed:
+    ) -> StrategyFailed:
         """Return the failure for what an exporter raised."""
         refusal = ExportFailure.from_error(error, strategy=strategy, opset=opset)
         since = opset_for_all(refusal.operators)
@@ -191,11 +195,11 @@ def write_dynamo(
     PyTorch writes opset 18 and above and converts the file to lower opsets. If that fails, the file
     stays at 18 without an error, so the opset has to be read from the file.
 
-    Raises RungFailed, and OSError if the file can't be written.
+    Raises StrategyFailed, and OSError if the file can't be written.
     """
     if not installation.is_installed("onnxscript"):
         needs, _, install = installation.remedy("export").partition(": ")
-        raise RungFailed.because("not_installed", needs=needs, install=install)
+        raise StrategyFailed.because("not_installed", needs=needs, install=install)
     plain: ExporterOptions = {
         "dynamo": True,
         "opset_version": symbolics.opset,
@@ -219,7 +223,7 @@ def write_dynamo(
         except OSError:
             raise
         except Exception as error:
-            raise RungFailed.from_error(
+            raise StrategyFailed.from_error(
                 error,
                 strategy="dynamo",
                 opset=symbolics.opset,
@@ -247,19 +251,19 @@ def _explain(
         )
 
 
-def _uncompiled(request: ExportRequest, code: str, error: Exception) -> RungFailed:
+def _uncompiled(request: ExportRequest, code: str, error: Exception) -> StrategyFailed:
     """Explain why TorchScript refuses a model, instead of torch's messages about internals. Uses
     `code` if no reason is recognized."""
     for name in request.call.keyword_only:
-        return RungFailed.because("keyword_only", name=name)
+        return StrategyFailed.because("keyword_only", name=name)
     for name, hint in request.call.structured.items():
         if hint is None:
-            return RungFailed.because("unannotated", name=name)
+            return StrategyFailed.because("unannotated", name=name)
     with contextlib.suppress(Exception):  # then there is another reason
         mixed = _mixed(request.call(request.model, request.arguments), "what forward returns")
         if mixed is not None:
-            return RungFailed.because("mixed_values", **mixed)
-    return RungFailed.because(code, brief=shorten_message(error))
+            return StrategyFailed.because("mixed_values", **mixed)
+    return StrategyFailed.because(code, brief=shorten_message(error))
 
 
 def _mixed(value: Any, place: str) -> dict[str, Any] | None:
@@ -293,7 +297,7 @@ def write_traced(
 ) -> ExporterOptions:
     """Trace the model on the batch, export the trace to `path`; return the settings.
 
-    Raises RungFailed, and OSError where the file can't be written.
+    Raises StrategyFailed, and OSError where the file can't be written.
     """
     with request.flat() as module:
         trace = _trace(module, request)
@@ -307,9 +311,9 @@ def _trace(module: nn.Module, request: ExportRequest) -> torch.jit.ScriptModule:
             module, request.arguments, check_trace=_CHECK_TRACE, strict=_STRICT_TRACE
         )
     except torch.jit.TracingCheckError as error:  # type: ignore[attr-defined]
-        raise RungFailed.because("unequal_traces") from error
+        raise StrategyFailed.because("unequal_traces") from error
     except Exception as error:
-        raise RungFailed.because("trace_failed", brief=shorten_message(error)) from error
+        raise StrategyFailed.because("trace_failed", brief=shorten_message(error)) from error
     return trace
 
 
@@ -319,7 +323,7 @@ def write_direct(
     """Export the module to `path` by the exporter's own trace; return the settings.
 
     This resolves some fused operators (multi-head attention, `swapaxes`) that the exporter can't
-    write from a traced module. Raises RungFailed, and OSError if the file can't be written.
+    write from a traced module. Raises StrategyFailed, and OSError if the file can't be written.
     """
     with request.flat() as module:
         return _write(request, module, path, strategy="direct", opset=symbolics.opset)
@@ -331,7 +335,7 @@ def write_scripted(
     """Compile the model by `torch.jit.script` and export it to `path`; return the settings.
 
     Keeps `if`, `for` and `while` on data. A trace around the compiled model flattens structured
-    inputs and outputs and optional tensors. Raises RungFailed, and OSError if the file can't be
+    inputs and outputs and optional tensors. Raises StrategyFailed, and OSError if the file can't be
     written.
     """
     try:
@@ -353,12 +357,11 @@ def _write(
 ) -> ExporterOptions:
     """Export `module`, which takes and returns flat tensors, to `path`; return the settings.
 
-    `strategy`: the strategy that created the module. Raises RungFailed, and OSError if the file
+    `strategy`: the strategy that created the module. Raises StrategyFailed, and OSError if the file
     can't be written.
     """
     from torch.onnx import TrainingMode
 
-    switches = TorchScriptSettings(request.settings)
     plain: ExporterOptions = {
         "dynamo": False,
         "opset_version": opset,
@@ -369,7 +372,7 @@ def _write(
     }
     keywords: dict[str, Any] = plain | {
         "training": TrainingMode.EVAL,
-        **switches.keywords(request.model),
+        **exporter_keywords(request.settings, request.model),
         "input_names": accepted(request.input_names),
         "output_names": accepted(request.output_names),
         "dynamic_axes": dict(
@@ -385,7 +388,7 @@ def _write(
             _explain, error, request, strategy=strategy, keywords=keywords,
             module=None if module is request.model else module,
         )  # fmt: skip
-        raise RungFailed.from_error(
+        raise StrategyFailed.from_error(
             error, strategy=strategy, opset=opset, explain=explain
         ) from error
     if request.settings.export_modules_as_functions:
@@ -393,7 +396,7 @@ def _write(
     rename(path, (*request.input_names, *request.output_names))
     described: ExporterOptions = {
         "training": "eval",
-        **switches.described(),
+        **recorded_settings(request.settings),
         "dynamic_axes": axes_text(request.axes),
     }
     return settings_of(request, plain | described)

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -164,57 +163,51 @@ _FIELDS = (
 )
 
 
-@dataclass(frozen=True)
-class TorchScriptSettings:
-    """TorchScript settings of one export."""
+def check_exporter_settings(settings: ExportSettings, model: nn.Module) -> None:
+    """Check the settings before the export. Raises ExportError for a switch that this version of
+    PyTorch lacks, and for a class without an instance in `model`."""
+    for field in _FIELDS:
+        default = ExportSettings.model_fields[field].default
+        if getattr(settings, field) != default and field not in _parameters():
+            raise ExportError(
+                f"export.{field} is set, and the exporter of the installed PyTorch "
+                f"{torch.__version__} does not support it. Remove the setting."
+            )
+    _functions(settings, model)
 
-    settings: ExportSettings
 
-    def check(self, model: nn.Module) -> None:
-        """Check the settings before the export. Raises ExportError for a switch that this version
-        of PyTorch lacks, and for a class without an instance in `model`."""
-        for field in _FIELDS:
-            default = ExportSettings.model_fields[field].default
-            if getattr(self.settings, field) != default and field not in _parameters():
-                raise ExportError(
-                    f"export.{field} is set, and the exporter of the installed PyTorch "
-                    f"{torch.__version__} does not support it. Remove the setting."
-                )
-        self._functions(model)
+def exporter_keywords(settings: ExportSettings, model: nn.Module) -> dict[str, Any]:
+    """Return the keywords for `torch.onnx.export(dynamo=False)` that this version accepts."""
+    from torch.onnx import OperatorExportTypes
 
-    def keywords(self, model: nn.Module) -> dict[str, Any]:
-        """Return the keywords for `torch.onnx.export(dynamo=False)` that this version accepts."""
-        from torch.onnx import OperatorExportTypes
+    keywords = {
+        "custom_opsets": dict(settings.custom_opsets) or None,
+        "autograd_inlining": settings.autograd_inlining,
+        "export_modules_as_functions": _functions(settings, model),
+        "operator_export_type": getattr(OperatorExportTypes, settings.operator_export_type),
+    }
+    return {name: value for name, value in keywords.items() if name in _parameters()}
 
-        given = {
-            "custom_opsets": dict(self.settings.custom_opsets) or None,
-            "autograd_inlining": self.settings.autograd_inlining,
-            "export_modules_as_functions": self._functions(model),
-            "operator_export_type": getattr(
-                OperatorExportTypes, self.settings.operator_export_type
-            ),
-        }
-        return {name: value for name, value in given.items() if name in _parameters()}
 
-    def described(self) -> dict[str, bool | str | None]:
-        """Return the settings as a flat dictionary for the record."""
-        settings = self.settings
-        opsets = ",".join(f"{domain}={v}" for domain, v in settings.custom_opsets.items())
-        functions = settings.export_modules_as_functions
-        return {
-            "custom_opsets": opsets or None,
-            "autograd_inlining": settings.autograd_inlining,
-            "export_modules_as_functions": (
-                functions if isinstance(functions, bool) else ",".join(functions)
-            ),
-            "operator_export_type": settings.operator_export_type,
-        }
+def recorded_settings(settings: ExportSettings) -> dict[str, bool | str | None]:
+    """Return the settings as a flat dictionary for the record."""
+    opsets = ",".join(f"{domain}={v}" for domain, v in settings.custom_opsets.items())
+    functions = settings.export_modules_as_functions
+    return {
+        "custom_opsets": opsets or None,
+        "autograd_inlining": settings.autograd_inlining,
+        "export_modules_as_functions": (
+            functions if isinstance(functions, bool) else ",".join(functions)
+        ),
+        "operator_export_type": settings.operator_export_type,
+    }
 
-    def _functions(self, model: nn.Module) -> bool | set[type[nn.Module]]:
-        wanted = self.settings.export_modules_as_functions
-        if isinstance(wanted, bool):
-            return wanted
-        return {kind for name in wanted for kind in _classes(name, model)}
+
+def _functions(settings: ExportSettings, model: nn.Module) -> bool | set[type[nn.Module]]:
+    wanted = settings.export_modules_as_functions
+    if isinstance(wanted, bool):
+        return wanted
+    return {kind for name in wanted for kind in _classes(name, model)}
 
 
 def _classes(name: str, model: nn.Module) -> Iterator[type[nn.Module]]:

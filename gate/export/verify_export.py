@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gate.errors import ExportError, OnnxFileError, first_line
 from gate.export.failures import export_error, failure_texts
 from gate.export.request import Example, ExportRequest
-from gate.export.strategies import RungFailed
+from gate.export.strategies import StrategyFailed
 from gate.onnx_file.reading import nodes_within, read_subject, verify_file
 from gate.onnx_file.sessions import open_on_cpu
 from gate.records.evidence import TensorSpec
@@ -215,28 +215,28 @@ _MOST = 8
 
 
 def verified(path: Path, request: ExportRequest, *, opset: int) -> None:
-    """Check the file `path` against the request. Raises RungFailed."""
+    """Check the file `path` against the request. Raises StrategyFailed."""
     try:
         subject = read_subject(path)
     except OnnxFileError as error:
         raise _invalid(error, path) from error
     if subject.opset != opset:
         since = subject.opset if subject.opset > opset else None
-        raise RungFailed.because("other_opset", opset=subject.opset, wanted=opset, since=since)
+        raise StrategyFailed.because("other_opset", opset=subject.opset, wanted=opset, since=since)
     try:
         verify_file(path, opset=opset)
     except OnnxFileError as error:
         raise _invalid(error, path) from error
     if request.settings.operator_export_type == "ONNX" and (foreign := foreign_in(path)):
-        raise RungFailed.because("foreign_operators", operators=list_first(foreign, most=_MOST))
+        raise StrategyFailed.because("foreign_operators", operators=list_first(foreign, most=_MOST))
     _check_domains(path, request.settings.custom_opsets)
     inputs = [spec.name for spec in subject.inputs]
     wanted = list(request.input_names)
     if request.settings.export_params and inputs != wanted:
-        raise RungFailed.because("other_inputs", inputs=inputs, wanted=wanted)
+        raise StrategyFailed.because("other_inputs", inputs=inputs, wanted=wanted)
     outputs, wanted = [spec.name for spec in subject.outputs], list(request.output_names)
     if outputs != wanted:
-        raise RungFailed.because("other_outputs", outputs=outputs, wanted=wanted)
+        raise StrategyFailed.because("other_outputs", outputs=outputs, wanted=wanted)
     for spec in (*subject.inputs, *subject.outputs):
         _check_dynamic(spec, request)
 
@@ -285,19 +285,21 @@ def _check_domains(path: Path, wanted: Mapping[str, int]) -> None:
     for domain, version in wanted.items():
         if written.get(domain) != version:
             has = ", ".join(sorted(f"{name or 'ai.onnx'}: {v}" for name, v in written.items()))
-            raise RungFailed.because("other_domains", domains=has, domain=domain, version=version)
+            raise StrategyFailed.because(
+                "other_domains", domains=has, domain=domain, version=version
+            )
 
 
 def _check_dynamic(spec: TensorSpec, request: ExportRequest) -> None:
     for axis, label in request.axes.get(spec.name, {}).items():
         if axis >= len(spec.shape) or isinstance(spec.shape[axis], str):
             continue
-        raise RungFailed.because(
+        raise StrategyFailed.because(
             "static_axis", name=spec.name, shape=list(spec.shape), axis=axis, label=label
         )
 
 
-def _invalid(error: OnnxFileError, path: Path) -> RungFailed:
+def _invalid(error: OnnxFileError, path: Path) -> StrategyFailed:
     # Without the path of the temporary file.
     cause, _, remedy = str(error).replace(str(path), path.name).rstrip(".").rpartition(". ")
-    return RungFailed.because("invalid_file", reason=cause or str(error), remedy=remedy)
+    return StrategyFailed.because("invalid_file", reason=cause or str(error), remedy=remedy)

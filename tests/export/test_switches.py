@@ -13,7 +13,7 @@ from torch import nn
 
 from gate.errors import ExportError
 from gate.export.export import Exported, export_model, log_of, self_check
-from gate.export.torchscript_settings import TorchScriptSettings
+from gate.export.torchscript_settings import check_exporter_settings, exporter_keywords
 from gate.onnx_file.reading import nodes_of
 from gate.records.export import ExportSettings
 from tests.exhaustive import exhaustive
@@ -201,7 +201,6 @@ def test_a_pytorch_without_the_switch(asked, monkeypatch):
     monkeypatch.setattr(torch.onnx, "export", export)
     settings = ExportSettings(strategy="direct", opset=15, **asked)
     with pytest.raises(ExportError, match=f"export.{next(iter(asked))} is set"):
-        TorchScriptSettings(settings).check(Twice())
-    plain = TorchScriptSettings(ExportSettings())
-    plain.check(Twice())
-    assert plain.keywords(Twice()) == {}
+        check_exporter_settings(settings, Twice())
+    check_exporter_settings(ExportSettings(), Twice())
+    assert exporter_keywords(ExportSettings(), Twice()) == {}
