@@ -173,15 +173,11 @@ def _lacking_probes(
 def _probe(
     policy: Policy, evidence: Evidence, runtime: RuntimeEvidence, probe: ProbeResult
 ) -> CheckResult:
-    instruments = policy.instruments
-    by_noise = _by_noise(policy, probe)
-    observed = probe.noise_ratio if by_noise else probe.relative_diff
-    bound = instruments.probe_noise_ratio if by_noise else instruments.probe_relative_diff
-    numbers = [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
+    metric, numbers = _judged_number(policy, probe), _numbers(probe)
     contradictory = (
         bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
     )
-    params: Problem = {"metric": "noise_ratio" if by_noise else "relative_diff"}
+    params: Problem = {"metric": metric.name}
     if probe.failure is not None:
         verdict, code, params = Verdict.FAIL, "failed", {"failure": probe.failure}
     elif contradictory:
@@ -189,10 +185,10 @@ def _probe(
     elif probe.inapplicable is not None:
         verdict, params = Verdict.PASS, {"reason": probe.inapplicable}
         code = "not_judged" if probe.inapplicable in REASONS else "inapplicable"
-    elif observed is None:
+    elif metric.observed is None:
         verdict, code = Verdict.ERROR, "no_numbers"
     else:
-        held = BoundedMetric("probe", observed, "<=", bound).holds()
+        held = metric.holds()
         are_numbers = not any(math.isnan(number) for number in numbers)
         passed = held and are_numbers
         verdict, code = (Verdict.PASS, "within") if passed else (Verdict.FAIL, "beyond")
@@ -202,7 +198,7 @@ def _probe(
     if breaks is not None and verdict is Verdict.FAIL and _rest_holds(policy, breaks):
         note = {"factor": breaks.factor, "elements": breaks.elements, "failure": probe.failure}
         code, params["notes"] = "beyond_range", [{"code": breaks.kind, **note}]
-        if instruments.probe_beyond_range == "warn":
+        if policy.instruments.probe_beyond_range == "warn":
             verdict = Verdict.WAIVED
     elif verdict is Verdict.FAIL and probe.kind == "value" and _trace_agrees(evidence):
         code = f"{code}_untraced"
@@ -212,8 +208,8 @@ def _probe(
     return CheckResult(
         name=f"probe_{probe.name}",
         runtime=runtime.runtime,
-        observed=observed if probe.inapplicable is None else None,
-        bound=bound,
+        observed=metric.observed if probe.inapplicable is None else None,
+        bound=metric.bound,
         relation="<=",
         samples=probe.batch_size,
         verdict=verdict,
@@ -256,13 +252,20 @@ def _rest_holds(policy: Policy, breaks: BeyondRange) -> bool:
         return False
     if breaks.relative_diff is None:
         return breaks.kind == "no_rows" and breaks.noise_ratio is None
-    by_noise = _by_noise(policy, breaks)
-    observed = breaks.noise_ratio if by_noise else breaks.relative_diff
+    held = _judged_number(policy, breaks).holds()
+    return held and not any(map(math.isnan, _numbers(breaks)))
+
+
+def _numbers(probe: ProbeResult | BeyondRange) -> list[float]:
+    return [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
+
+
+def _judged_number(policy: Policy, probe: ProbeResult | BeyondRange) -> BoundedMetric:
+    """Return the number by which a probe is judged."""
     bounds = policy.instruments
-    bound = bounds.probe_noise_ratio if by_noise else bounds.probe_relative_diff
-    numbers = [n for n in (breaks.noise_ratio, breaks.relative_diff) if n is not None]
-    held = BoundedMetric("rest", observed, "<=", bound).holds()
-    return held and not any(map(math.isnan, numbers))
+    if _by_noise(policy, probe):
+        return BoundedMetric("noise_ratio", probe.noise_ratio, "<=", bounds.probe_noise_ratio)
+    return BoundedMetric("relative_diff", probe.relative_diff, "<=", bounds.probe_relative_diff)
 
 
 def _by_noise(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:

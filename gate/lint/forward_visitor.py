@@ -110,7 +110,7 @@ class ModelLinter:
         self.unread: dict[str, str] = {}
         """Names to reasons."""
         self.read: set[Any] = set()
-        self._model = model
+        self.model = model
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._results: dict[Any, Value] = {}
         self._open: set[Any] = set()
@@ -118,7 +118,7 @@ class ModelLinter:
 
     def lint(self) -> None:
         """Visit the model's forward, then those of modules that it does not call."""
-        for module in self._model.modules():
+        for module in self.model.modules():
             if id(module) not in self._walked:
                 self.call_module(module, None, None)
 
@@ -127,10 +127,6 @@ class ModelLinter:
         any other function."""
         own = _FLAGS["traced" if self.strategy == "direct" else self.strategy]
         return name in own if any(name in names for names in _FLAGS.values()) else None
-
-    def may_reach_output(self, node: ast.If | ast.IfExp, definition: Definition) -> bool:
-        """True if a value of the code that `node` guards may reach an output."""
-        return may_reach_output(node, definition, map(type, self._model.modules()))
 
     def skip(self, thing: Any, reason: str) -> Value:
         """Record code that cannot be read, and return an unknown value."""
@@ -216,7 +212,7 @@ class ModelLinter:
             path=self._paths.get(id(owner), caller.path if caller else ""),
             names=bind(code.definition, function, arguments, from_object(owner)),
             owner=owner,
-            top=caller is None and owner is self._model,
+            top=caller is None and owner is self.model,
             depth=depth,
         )
         self._open.add(key)
@@ -460,7 +456,8 @@ class _ForwardVisitor(ast.NodeVisitor):
         changes: the result depends on it. guard: it only raises or warns.
         """
         if value.flag:
-            if changes and not guard and self.linter.may_reach_output(node, self.code.definition):
+            kinds = map(type, self.linter.model.modules())
+            if changes and not guard and may_reach_output(node, self.code.definition, kinds):
                 self.report(
                     node.test, "TRC014",
                     level="warning" if value.flag == "is_in_onnx_export" else "error",
@@ -933,8 +930,7 @@ class _ForwardVisitor(ast.NodeVisitor):
                 "x.clone() for a copy",
             )  # fmt: skip
         sizes = [leaf for leaf in leaves if leaf.sized]
-        rewrite = "use torch.as_tensor, or the size as it is"
-        self._report_sizes(node, sizes, rewrite=rewrite)
+        self._report_sizes(node, sizes, rewrite="use torch.as_tensor, or the size as it is")
 
     def _call_method(self, node: ast.Call, method: Method, arguments: Arguments) -> Value:
         owner, name = method.owner, method.name
@@ -974,15 +970,10 @@ class _ForwardVisitor(ast.NodeVisitor):
     ) -> None:
         """Report sizes of the example that become constants: an error for the batch axis, which is
         dynamic."""
-        if not sizes:
-            return
-        if common_axis(sizes) == 0:
+        if sizes and common_axis(sizes) == 0:
             self.report(node, "TRC004", rewrite=rewrite)
-        else:
-            message = (
-                "the example's size is written into the file as a constant: wrong where that axis "
-                "is dynamic"
-            )
+        elif sizes:
+            message = f"{RULES['TRC004'].message}: wrong where that axis is dynamic"
             self.report(node, "TRC004", level="warning", message=message, rewrite=rewrite)
 
     # --- Python's own functions -------------------------------------------------------------------

@@ -71,31 +71,26 @@ def compare_with_champion(
     if champion is None:
         return unasked()
     incumbent = decision.incumbent or champion.incumbent
-    trend = champion.trend.followed_by(evidence).rows
+    change = Change(
+        version=champion.version,
+        sha256=champion.sha256,
+        trend=champion.trend.followed_by(evidence).rows,
+    )
     old = champion.evidence
     if old is None:
-        return Change(
-            version=champion.version,
-            sha256=champion.sha256,
-            absent=make_printable(champion.absent or "its evidence is not there"),
-            trend=trend,
-        )
+        reason = make_printable(champion.absent or "its evidence is not there")
+        return change.model_copy(update={"absent": reason})
     if champion.sha256 == evidence.subject.sha256:
-        reason = "it is this very file"
-        return Change(version=champion.version, sha256=champion.sha256, absent=reason, trend=trend)
+        return change.model_copy(update={"absent": "it is this very file"})
     rows = [
         *_compared(incumbent),
         *_measured(old, evidence, incumbent),
         *_made(old, evidence),
         *_bounds(champion.decision, decision),
     ]
-    return Change(
-        version=champion.version,
-        sha256=champion.sha256,
-        rows=tuple(sorted(rows, key=lambda row: not row.changed)),
-        machines=machines_sentence(old.environment, evidence.environment, other="champion"),
-        trend=trend,
-    )
+    machines = machines_sentence(old.environment, evidence.environment, other="champion")
+    rows.sort(key=lambda row: not row.changed)
+    return change.model_copy(update={"rows": tuple(rows), "machines": machines})
 
 
 def change_between(
@@ -184,25 +179,20 @@ def _made(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
     """Yield the rows on how the two files were made."""
     yield _texts("opset", str(old.subject.opset), str(new.subject.opset))
     yield _texts("exporter", old.subject.producer, new.subject.producer)
-    before, now = _settings(old), _settings(new)
-    for name in dict.fromkeys((*now, *before)):
-        yield _texts(f"export {name}", before.get(name), now.get(name))
+    settings, new_settings = _settings(old), _settings(new)
+    for name in dict.fromkeys((*new_settings, *settings)):
+        yield _texts(f"export {name}", settings.get(name), new_settings.get(name))
     yield _texts("model", old.source.factory, new.source.factory)
-    yield _texts(
-        "checkpoint", _short(old.source.checkpoint_sha256), _short(new.source.checkpoint_sha256)
-    )
-    files = [each.source.onnx_sha256 for each in (old, new)]
-    if any(files):
-        yield _texts("reference file", *map(_short, files))
-    codes = [None if each.source.code is None else each.source.code.digest() for each in (old, new)]
-    yield _texts("code of the model", *map(_short, codes))
-    yield _texts(
-        "preprocessing", _short(old.source.preprocess_sha256), _short(new.source.preprocess_sha256)
-    )
-    yield _texts("data", _short(old.dataset.sha256), _short(new.dataset.sha256))
-    slices = [each.source.slices_sha256 for each in (old, new)]
-    if any(slices):
-        yield _texts("slices", *map(_short, slices))
+    before, now = old.source, new.source
+    yield _digests("checkpoint", before.checkpoint_sha256, now.checkpoint_sha256)
+    if before.is_onnx or now.is_onnx:
+        yield _digests("reference file", before.onnx_sha256, now.onnx_sha256)
+    codes = [None if each.code is None else each.code.digest() for each in (before, now)]
+    yield _digests("code of the model", *codes)
+    yield _digests("preprocessing", before.preprocess_sha256, now.preprocess_sha256)
+    yield _digests("data", old.dataset.sha256, new.dataset.sha256)
+    if before.slices_sha256 or now.slices_sha256:
+        yield _digests("slices", before.slices_sha256, now.slices_sha256)
     yield _texts("samples", str(old.dataset.samples), str(new.dataset.samples))
     yield from _machines(old.environment, new.environment)
 
@@ -220,9 +210,7 @@ def _machines(old: Environment, new: Environment) -> Iterator[ChangeRow]:
 
 def _bounds(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:
     """Yield the applied bounds of the policy that were changed, added or removed."""
-    yield _texts(
-        "policy", _short(None if old is None else old.policy_sha256), _short(new.policy_sha256)
-    )
+    yield _digests("policy", None if old is None else old.policy_sha256, new.policy_sha256)
     if old is None or old.policy_sha256 == new.policy_sha256:
         return
     before, now = _applied(old), _applied(new)
@@ -295,8 +283,8 @@ def _cell(text: str | None) -> str:
     return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
 
 
-def _short(digest: Digest | None) -> str | None:
-    return None if digest is None else digest.short
+def _digests(name: str, before: Digest | None, now: Digest | None) -> ChangeRow:
+    return _texts(name, *(None if each is None else each.short for each in (before, now)))
 
 
 def _bytes(size: int) -> str:
