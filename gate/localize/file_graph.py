@@ -120,10 +120,8 @@ class FileGraph:
         """Half-precision tensors; their references are float32."""
         try:
             inferred = onnx.shape_inference.infer_shapes(self._skeleton).graph
-        except (
-            onnx.shape_inference.InferenceError
-        ):  # a domain without an opset, which ONNX Runtime accepts
-            return {}
+        except onnx.shape_inference.InferenceError:
+            return {}  # a domain without an opset, which ONNX Runtime accepts
         values = (*inferred.input, *inferred.value_info, *inferred.output)
         kinds = {value.name: value.type.tensor_type.elem_type for value in values}
         return {name: kind for name, kind in kinds.items() if kind in _HALF_KINDS}
@@ -184,15 +182,10 @@ class FileGraph:
         Identity after shared weights.
         """
         found: dict[str, OutputArray] = {}
-        ahead = [
-            name
-            for place in places
-            for name in (
-                self._needs[place][:1]
-                if self.nodes[place].op_type in STEPPED
-                else self._needs[place]
-            )
-        ]
+        ahead: list[str] = []
+        for place in places:
+            needs = self._needs[place]
+            ahead += needs[:1] if self.nodes[place].op_type in STEPPED else needs
         while ahead:
             name = ahead.pop()
             if name in self.weights:
@@ -378,7 +371,7 @@ def _empty(tensor: onnx.TensorProto) -> None:
 
 _HALF_KINDS = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
 
-_COMPARABLE = ("float", "double", "float16", "int", "uint", "bool")
+_COMPARABLE = ("tensor(float", "tensor(double", "tensor(int", "tensor(uint", "tensor(bool")
 
 
 class SubgraphSession:
@@ -399,15 +392,11 @@ class SubgraphSession:
         options.add_external_initializers(list(self._weights), self._values)
         self.cuts = piece.cuts
         """Tensors whose references must be passed."""
-        self._halves = {
-            value.name: _HALF_KINDS[value.type.tensor_type.elem_type]
-            for value in piece.model.graph.input
-            if value.type.tensor_type.elem_type in _HALF_KINDS
-        }
+        kinds = {value.name: value.type.tensor_type.elem_type for value in piece.model.graph.input}
+        self._halves = {n: _HALF_KINDS[kind] for n, kind in kinds.items() if kind in _HALF_KINDS}
         self._session = open_session(piece.model.SerializeToString(), options, setup)
-        self.outputs = tuple(
-            value.name for value in self._session.get_outputs() if _is_comparable(value.type)
-        )
+        returned = self._session.get_outputs()
+        self.outputs = tuple(v.name for v in returned if v.type.startswith(_COMPARABLE))
         """Outputs that are numeric tensors."""
 
     def __call__(
@@ -434,7 +423,3 @@ class SubgraphSession:
                 rounded(references[name], half) if half else references[name]
             )
         return fed
-
-
-def _is_comparable(kind: str) -> bool:
-    return any(kind.startswith(f"tensor({name}") for name in _COMPARABLE)

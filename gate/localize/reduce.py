@@ -369,9 +369,14 @@ class _Finder:
             values = self._plain_values(batch, setup.plain)
             if values is None:
                 return None
-            everything = self._computing(values) if indices is None else list(indices)
+            nodes = enumerate(self._graph.nodes)
+            computing = [at for at, node in nodes if any(name in values for name in node.output)]
             reduced = self._fewest(
-                "optimizer", everything, values, setup=setup, first=self._replaced_nodes()
+                "optimizer",
+                computing if indices is None else indices,
+                values,
+                setup=setup,
+                first=self._replaced_nodes(),
             )
             if reduced is not None:
                 return reduced
@@ -383,13 +388,6 @@ class _Finder:
         session = SubgraphSession(self._graph.marked(self._graph.tensors), plain)
         values = {**session(feed), **feed}
         return values if sum(v.nbytes for v in values.values()) <= MOST_BYTES else None
-
-    def _computing(self, values: Mapping[str, OutputArray]) -> list[int]:
-        return [
-            index
-            for index, node in enumerate(self._graph.nodes)
-            if any(name in values for name in node.output)
-        ]
 
     def _replaced_nodes(self) -> tuple[int, ...]:
         """Return the indices of the file's nodes that the optimizer at fault replaces."""

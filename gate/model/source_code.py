@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -118,7 +118,8 @@ class SourceFiles:
         spec = _spec(name)
         if spec is None or not spec.has_location or spec.origin is None:
             return ()  # a built-in, a folder without code, or no module
-        owners = _distributions(name) if _INSTALLED.intersection(Path(spec.origin).parts) else {}
+        is_installed = _INSTALLED.intersection(Path(spec.origin).parts)
+        owners = _distributions(name.partition(".")[0]) if is_installed else {}
         if owners or _is_standard(spec.origin):
             self.packages.update(owners)
             return ()
@@ -261,19 +262,15 @@ def _standard_library_paths() -> tuple[str, ...]:
     return tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
 
-def _distributions(name: str) -> dict[str, str]:
-    """Distributions that install the module's top level, with their versions; often just one."""
-    return dict(_owners(name.partition(".")[0]))
-
-
 @functools.cache
-def _owners(top: str) -> tuple[tuple[str, str], ...]:
+def _distributions(top: str) -> Mapping[str, str]:
+    """Return the distributions that install a top-level module, with their versions; often one."""
     try:
         found = metadata.distribution(top)
     except (metadata.PackageNotFoundError, ValueError):
         names = sorted(set(_installed().get(top, ())))
-        return tuple((name, metadata.version(name)) for name in names)
-    return ((found.metadata["Name"], found.version),)
+        return {name: metadata.version(name) for name in names}
+    return {found.metadata["Name"]: found.version}
 
 
 @functools.cache

@@ -132,7 +132,7 @@ class SizeConditions:
             node.output[0]
             for name, _ in self._conditions
             for node in self._sources(name)
-            if not self._is_direct(node) and not self._flat.is_unbound(node.output[0])
+            if not self._is_direct(node) and node.output[0] not in self._flat.unbound
         )
         if not names:
             return {}
@@ -212,7 +212,7 @@ class _Flattened:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.initializers: dict[str, TensorProto] = {}
         self._taken = {value.name for value in model.graph.input}
-        self._unbound: set[str] = set()
+        self._loop_arguments: set[str] = set()
         """Tensors that exist only inside of a loop."""
         self.nodes = list(self._flat(model.graph, {}, depth=0))
         self._producers = {
@@ -249,17 +249,14 @@ class _Flattened:
         nodes = [self.nodes[index] for index in sorted(indices)]
         return nodes, [tensor for name, tensor in self.initializers.items() if name in visited]
 
-    def is_unbound(self, name: str) -> bool:
-        """Return whether a tensor depends on tensors that exist only inside of a loop."""
-        return name in self._inside
-
     @cached_property
-    def _inside(self) -> set[str]:
-        inside = set(self._unbound)
+    def unbound(self) -> set[str]:
+        """The tensors that depend on tensors which exist only inside of a loop."""
+        unbound = set(self._loop_arguments)
         for node in self.nodes:
-            if inside.intersection(node.input):
-                inside |= set(node.output)
-        return inside
+            if unbound.intersection(node.input):
+                unbound |= set(node.output)
+        return unbound
 
     def model(self, model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
         """Return the flat graph with these tensors as its only outputs."""
@@ -267,7 +264,7 @@ class _Flattened:
         for field in ("node", "output", "value_info"):
             flat.graph.ClearField(field)
         flat.graph.node.extend(
-            node for node in self.nodes if not self._inside.intersection(node.input)
+            node for node in self.nodes if not self.unbound.intersection(node.input)
         )
         present = {tensor.name for tensor in model.graph.initializer}
         flat.graph.initializer.extend(t for n, t in self.initializers.items() if n not in present)
@@ -311,7 +308,7 @@ class _Flattened:
         for index, argument in enumerate(arguments):
             source = sources[index] if index < len(sources) else ""
             if not source:
-                self._unbound.add(argument)
+                self._loop_arguments.add(argument)
             elif node.op_type == "Loop" and index == 0:
                 one = numpy_helper.from_array(np.asarray(1), "one of loops")
                 self.initializers[one.name] = one

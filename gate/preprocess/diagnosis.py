@@ -76,13 +76,6 @@ def candidates(
                 yield Hypothesis((*resized_by, *order, *scaled_by), values)
 
 
-def baseline_hypothesis(
-    pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False
-) -> Hypothesis:
-    """Return the unchanged spec's hypothesis, without a cause."""
-    return next(iter(candidates(pixels, spec, other_way=other_way)))
-
-
 def _resized(
     pixels: Pixels, spec: PreprocessSpec, *, other_way: bool
 ) -> Iterator[tuple[tuple[str, ...], Pixels]]:
@@ -144,14 +137,11 @@ def _geometries(
         if spec.resize.shortest_side is not None:
             side = Resize(shortest_side=max(height, width))
             yield NO_MARGIN, geometry(spec.model_copy(update={"resize": side}), *pixels.shape[:2])
-    for down, right in ((-1, -1), (-1, 0), (0, -1), (1, 1), (1, 0), (0, 1)):
-        top, left = box.top + down, box.left + right
-        inside = 0 <= top <= box.height - height and 0 <= left <= box.width - width
-        if inside:
-            yield (
-                CROP_OFF,
-                box._replace(top=top, left=left, bottom=top + height, right=left + width),
-            )
+    for down, across in ((-1, -1), (-1, 0), (0, -1), (1, 1), (1, 0), (0, 1)):
+        top, left = box.top + down, box.left + across
+        if 0 <= top <= box.height - height and 0 <= left <= box.width - width:
+            bottom, right = top + height, left + width
+            yield CROP_OFF, box._replace(top=top, left=left, bottom=bottom, right=right)
 
 
 def _scaled(values: Values, spec: PreprocessSpec) -> Iterator[tuple[tuple[str, ...], Values]]:
@@ -215,7 +205,8 @@ def diagnose(
     No causes if the difference is at most one step everywhere, or if no known cause explains half
     of it.
     """
-    ways = [baseline_hypothesis(pixels, spec, other_way=other) for other in (False, True)]
+    # The first candidate is the unchanged spec.
+    ways = [next(candidates(pixels, spec, other_way=other)) for other in (False, True)]
     first, second = _test(reference, ways, spec)
     tested = _test(tensor, candidates(pixels, spec, other_way=second.mean < first.mean), spec)
     plain = best = next(each for each in tested if not each.causes)

@@ -143,10 +143,6 @@ def _canvas_incapable(spec: PreprocessSpec) -> str | None:
     return None
 
 
-def _canvas_missing() -> str | None:
-    return chromium_missing("preprocess")
-
-
 def _canvas_version() -> str:
     import subprocess
 
@@ -155,7 +151,9 @@ def _canvas_version() -> str:
     return done.stdout.strip() or "Chromium of unknown version"
 
 
-CANVAS_IMPLEMENTATION = Implementation(_canvas_incapable, _opened, _canvas_version, _canvas_missing)
+CANVAS_IMPLEMENTATION = Implementation(
+    _canvas_incapable, _opened, _canvas_version, partial(chromium_missing, "preprocess")
+)
 
 
 def opencv_preprocess(pixels: Pixels, spec: PreprocessSpec, *, area: bool) -> Tensor:
@@ -169,7 +167,8 @@ def opencv_preprocess(pixels: Pixels, spec: PreprocessSpec, *, area: bool) -> Te
     box = geometry(spec, *pixels.shape[:2])
     picture: Any = cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2BGR)  # Like imread.
     if spec.resize is not None:
-        flag = _interpolation(spec.resize, area=area and _shrinks(pixels, box))
+        shrinks = box.height < len(pixels) or box.width < len(pixels[0])
+        flag = _interpolation(spec.resize, area=area and shrinks)
         picture = cv2.resize(picture, (box.width, box.height), interpolation=flag)
     picture = cropped(picture, box)
     if spec.channels == "rgb":
@@ -180,10 +179,6 @@ def opencv_preprocess(pixels: Pixels, spec: PreprocessSpec, *, area: bool) -> Te
         picture = picture.transpose(2, 0, 1)
     tensor: Tensor = np.ascontiguousarray(picture, dtype=spec.dtype)
     return tensor
-
-
-def _shrinks(pixels: Pixels, box: Geometry) -> bool:
-    return box.height < len(pixels) or box.width < len(pixels[0])
 
 
 def _interpolation(resize: Resize, *, area: bool) -> int:
