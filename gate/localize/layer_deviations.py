@@ -475,11 +475,14 @@ class DeviationLimits:
     def relaxed_limit(
         self, whole: Mapping[Level, Mapping[str, Deviation]], *, refused: bool
     ) -> float | None:
-        """Return the strain up to which outputs are as right as without optimizations, or None if
-        the optimizers are not suspected.
+        """Return the `bound_usage` up to which outputs are as right as without optimizations, or
+        None if the optimizers are not suspected.
 
         refused: the outputs with optimizations are refused although they are within the limits."""
-        off, on = self.strain(whole["ORT_DISABLE_ALL"]), self.strain(whole["ORT_ENABLE_ALL"])
+        off, on = (
+            self.bound_usage(whole["ORT_DISABLE_ALL"]),
+            self.bound_usage(whole["ORT_ENABLE_ALL"]),
+        )
         wrong = on > 1.0 or (refused and self.level != "ORT_DISABLE_ALL" and on > 0.0)
         if self.plain_refused or not (off <= 1.0 and wrong and on >= _MIN_GROWTH * off):
             return None
@@ -496,9 +499,9 @@ class DeviationLimits:
 
     def agrees(self, outputs: Mapping[str, Deviation]) -> bool:
         """Return whether all outputs differ only by rounding."""
-        return self.strain(outputs) <= 1.0
+        return self.bound_usage(outputs) <= 1.0
 
-    def strain(self, outputs: Mapping[str, Deviation]) -> float:
+    def bound_usage(self, outputs: Mapping[str, Deviation]) -> float:
         """The largest part of its bound that an output takes; infinite for NaN."""
         ratio, peak = self.output_bounds
         parts = [p for o in outputs.values() for p in (o.ratio / ratio, o.peak / peak)]

@@ -35,7 +35,7 @@ from gate.localize.model_runner import (
     ValueSurvey,
 )
 from gate.localize.module_paths import ModulePaths
-from gate.localize.ort_optimizers import TrialSettings, blame_apart, right_answers
+from gate.localize.ort_optimizers import TrialSettings, find_optimizer_in_sandbox, right_answers
 from gate.localize.trial_runs import TrialRuns
 from gate.localize.value_matching import IterativeMatcher, ValueLayout, ValueMatcher
 from gate.measure.context import MeasurementContext
@@ -310,7 +310,7 @@ def _blame(
         threads=torch.get_num_threads(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
-    return blame_apart(inquiry, right)
+    return find_optimizer_in_sandbox(inquiry, right)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from gate.errors import EvidenceError, GateError, LimitExceeded, ModelError, des
 from gate.localize.layer_deviations import Deviation, DeviationLimits
 from gate.localize.model_runner import ForwardPathChanged, LocalizationContext, ValueSurvey
 from gate.onnx_file.reading import nodes_of
-from gate.onnx_file.sessions import open_session, quiet_run, session_options, tell_all
+from gate.onnx_file.sessions import enable_verbose_log, open_session, quiet_run, session_options
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import OPTIMIZATIONS_OFF, OrtSetup
 from gate.records.localization import OptimizerFault
@@ -67,7 +67,7 @@ class OutputJudge:
                 if right.first:
                     truth = None if right.truths is None else right.truths[name]
                     deviation.update_noise(value, outputs[name], truth)
-            if not self._limits.strain(deviations) <= self._bound:
+            if not self._limits.bound_usage(deviations) <= self._bound:
                 return False  # more samples can't change this
         return True
 
@@ -151,33 +151,33 @@ RULES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-Heals = Callable[[frozenset[str]], bool]
+IsCorrectWithout = Callable[[frozenset[str]], bool]
 """Returns whether the outputs are correct with exactly these optimizers disabled."""
 
 
-def minimal_set(names: Sequence[str], heals: Heals) -> tuple[str, ...]:
-    """Return which of `names` must be disabled, in order; `heals` is True for all of them.
+def minimal_set(names: Sequence[str], is_correct_without: IsCorrectWithout) -> tuple[str, ...]:
+    """Return which of `names` must be disabled, in order; disabling all of them is enough.
 
-    If disabling more never breaks what disabling fewer fixes, the result is minimal. Calls `heals`
-    about 2 log2(n) times per member (QuickXplain, Junker 2004).
+    If disabling more never breaks what disabling fewer fixes, the result is minimal. Calls
+    `is_correct_without` about 2 log2(n) times per member (QuickXplain, Junker 2004).
     """
-    return _minimal_addition(frozenset(), names, heals, more=False)
+    return _minimal_addition(frozenset(), names, is_correct_without, more=False)
 
 
 def _minimal_addition(
-    off: frozenset[str], names: Sequence[str], heals: Heals, *, more: bool
+    off: frozenset[str], names: Sequence[str], is_correct_without: IsCorrectWithout, *, more: bool
 ) -> tuple[str, ...]:
     """Return which of `names` must be disabled in addition to `off`.
 
     more: whether `off` has grown since it was last tested.
     """
-    if more and heals(off):
+    if more and is_correct_without(off):
         return ()
     if len(names) <= 1:
         return tuple(names)
     front, back = names[: len(names) // 2], names[len(names) // 2 :]
-    of_back = _minimal_addition(off.union(front), back, heals, more=True)
-    of_front = _minimal_addition(off.union(of_back), front, heals, more=bool(of_back))
+    of_back = _minimal_addition(off.union(front), back, is_correct_without, more=True)
+    of_front = _minimal_addition(off.union(of_back), front, is_correct_without, more=bool(of_back))
     return (*of_front, *of_back)
 
 
@@ -231,7 +231,7 @@ class OptimizerTrials:
         self._outcomes: dict[tuple[str, frozenset[str]], TrialOutcome] = {}
         self.sessions = 0
 
-    def heals(self, off: Set[str]) -> bool:
+    def is_correct_without(self, off: Set[str]) -> bool:
         """Return whether the outputs are correct with these optimizers disabled.
 
         Raises BudgetExceeded, EvidenceError.
@@ -239,7 +239,7 @@ class OptimizerTrials:
         return self.outcome(off=off).agrees
 
     @property
-    def healing(self) -> frozenset[str] | None:
+    def smallest_correct(self) -> frozenset[str] | None:
         """Return the smallest tested set of disabled optimizers with correct outputs, or None.
 
         Only sets at the setup's own level count.
@@ -275,7 +275,7 @@ class OptimizerTrials:
     def _run_trial(self, level: str, off: frozenset[str], log: list[str] | None) -> TrialOutcome:
         setup, options = self._open(level, off)
         if log is not None:
-            tell_all(options)
+            enable_verbose_log(options)
         try:
             session = open_session(self._model, options, setup, log=log)
             return TrialOutcome(self._judge.agrees(lambda feed: _answers(session, feed)))
@@ -408,7 +408,8 @@ def find_faulty_optimizer(trials: OptimizerTrials, *, size_bytes: int) -> Optimi
 def _failure_with_all_enabled(trials: OptimizerTrials, log: list[str]) -> str | None:
     """Return the error that ONNX Runtime raises with all optimizers enabled, or None.
 
-    `log` collects the log of that session. Raises _Clear if the optimizers are not the cause.
+    `log` collects the log of that session. Raises _NotIdentified if the optimizers are not the
+    cause.
     """
     off = trials.outcome(level=OPTIMIZATIONS_OFF)
     if not off.agrees:
@@ -440,29 +441,29 @@ def _names(
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the optimizers, and the reason why there may be more than needed.
 
-    first: those that change the graph. Raises _Clear.
+    first: those that change the graph. Raises _NotIdentified.
     """
     try:
         suspects = _suspects(trials, first, level)
-        names = minimal_set(suspects, trials.heals)
+        names = minimal_set(suspects, trials.is_correct_without)
         for name in names:
             if name in RULES:
                 names = _by_rule(trials, names, name)
-        if trials.heals(frozenset(names)):
+        if trials.is_correct_without(frozenset(names)):
             return names, {}
         # With more disabled, the outputs were correct: the effects are not additive.
         return suspects, {"reason_code": "not_additive"}
     except BudgetExceeded as spent:
-        if trials.healing is None:
+        if trials.smallest_correct is None:
             raise
         code = f"{spent.fields['reason_code']}_maybe"
-        return tuple(sorted(trials.healing)), {**spent.fields, "reason_code": code}
+        return tuple(sorted(trials.smallest_correct)), {**spent.fields, "reason_code": code}
 
 
 def _suspects(trials: OptimizerTrials, first: Sequence[str], level: str) -> tuple[str, ...]:
     """Return a set of optimizers that change the graph, without which the outputs are correct.
 
-    If one is disabled, another may have the same effect. Raises _Clear, BudgetExceeded.
+    If one is disabled, another may have the same effect. Raises _NotIdentified, BudgetExceeded.
     """
     if not first:
         raise _NotIdentified("unlogged", level=level)
@@ -482,34 +483,26 @@ def _by_rule(trials: OptimizerTrials, names: Sequence[str], of: str) -> tuple[st
     """Replace sets of rules by the rules at fault, if ONNX Runtime accepts their names."""
     rest = frozenset(names) - {of}
     rules = [rule for rule in RULES[of] if rule not in rest]
-    if not trials.heals(rest.union(rules)):
+    if not trials.is_correct_without(rest.union(rules)):
         return tuple(names)
-    needed = minimal_set(rules, lambda some: trials.heals(rest | some))
+    needed = minimal_set(rules, lambda some: trials.is_correct_without(rest | some))
     return tuple(name for name in names if name != of) + needed
 
 
 def _with_nodes(found: OptimizerFault, trials: OptimizerTrials, size_bytes: int) -> OptimizerFault:
     """Add the nodes that the optimizers replace, or the reason why they are unknown."""
-    before: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    unread: dict[str, Any] = {}
+    update: dict[str, Any]
     if size_bytes > MOST_BYTES:
-        unread = {"nodes_unread_code": "too_large"}
-        unread["nodes_unread_params"] = {"limit": MOST_BYTES >> 20}
+        params = {"limit": MOST_BYTES >> 20}
+        update = {"nodes_unread_code": "too_large", "nodes_unread_params": params}
     else:
         try:
             before, after = changed_nodes(trials, frozenset(found.names))
+            update = {"before": before, "after": after}
         except Exception as error:
-            unread = {"nodes_unread_code": "stopped"}
-            unread["nodes_unread_params"] = {"failure": describe_failure(error)}
-    return found.model_copy(
-        update={
-            "before": before,
-            "after": after,
-            "sessions": trials.sessions,
-            **unread,
-        }
-    )
+            failure = {"failure": describe_failure(error)}
+            update = {"nodes_unread_code": "stopped", "nodes_unread_params": failure}
+    return found.model_copy(update={**update, "sessions": trials.sessions})
 
 
 APART_LIMIT_S = 300.0
@@ -538,7 +531,9 @@ _Places = list[dict[str, Any]]
 """Fields of each reference output, with file names for arrays."""
 
 
-def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> OptimizerFault:
+def find_optimizer_in_sandbox(
+    inquiry: TrialSettings, right: Sequence[ReferenceOutput]
+) -> OptimizerFault:
     """Run `find_faulty_optimizer` in a sandbox and return its result.
 
     The sandbox gets arrays, but neither the model nor torch. If the process dies or takes too long,
@@ -562,7 +557,7 @@ def blame_apart(inquiry: TrialSettings, right: Sequence[ReferenceOutput]) -> Opt
 
 
 def tried(inquiry: Mapping[str, Any], places: _Places, folder: str) -> dict[str, Any]:
-    """The entry point of `blame_apart` in the child process."""
+    """The entry point of `find_optimizer_in_sandbox` in the child process."""
     given = _INQUIRY.validate_json(json.dumps(inquiry))
     right = _read(places, Path(folder))
     trials = OptimizerTrials(

@@ -285,7 +285,7 @@ def quiet_options() -> Any:
     return options
 
 
-def tell_all(options: Any) -> None:
+def enable_verbose_log(options: Any) -> None:
     """Enable the verbose log of a session for `open_session`. Use `quiet_run` for its runs."""
     options.log_severity_level = _VERBOSE
 

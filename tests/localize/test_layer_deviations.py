@@ -260,8 +260,8 @@ def test_when_optimizations_are_in_doubt(off, on, refused, doubted):
     bound = limits.relaxed_limit(whole(off, on), refused=refused)
     assert (bound is not None) is doubted
     if bound is not None:
-        assert limits.strain({"y": Fixed(off)}) <= bound <= 1.0
-        assert not limits.strain({"y": Fixed(on)}) <= bound
+        assert limits.bound_usage({"y": Fixed(off)}) <= bound <= 1.0
+        assert not limits.bound_usage({"y": Fixed(on)}) <= bound
 
 
 @pytest.mark.parametrize(("off", "on"), [(7.9, 8.1), (1.0, 800.0)])

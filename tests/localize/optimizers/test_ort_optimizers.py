@@ -36,8 +36,8 @@ from gate.localize.ort_optimizers import (
     ReferenceOutput,
     TrialOutcome,
     TrialSettings,
-    blame_apart,
     find_faulty_optimizer,
+    find_optimizer_in_sandbox,
     minimal_set,
     optimizers_that_changed,
     tried,
@@ -316,8 +316,8 @@ class TestSearch:
 
 def test_an_outcome_is_remembered(candidate):
     trials = Scripted(candidate, lambda *_: True)
-    assert trials.heals({"A"})
-    assert trials.heals(frozenset({"A"}))
+    assert trials.is_correct_without({"A"})
+    assert trials.is_correct_without(frozenset({"A"}))
     assert trials.sessions == 1
     assert trials.outcome(log=[]) == TrialOutcome(agrees=True)
 
@@ -372,7 +372,7 @@ def test_it_is_found_there(faulty_file, right, monkeypatch):
         raise AssertionError("a session was opened in the process of the verdict")
 
     monkeypatch.setattr(OptimizerTrials, "outcome", never)
-    found = blame_apart(inquiry(faulty_file), right)
+    found = find_optimizer_in_sandbox(inquiry(faulty_file), right)
     assert (found.names, found.reason_code) == (VECTOR_FAULT.names, None)
 
 
@@ -389,7 +389,7 @@ def test_what_is_asked_and_the_arrays_arrive_as_they_are(faulty_file, right, mon
         ort_optimizers, "run_in_sandbox", lambda _, arguments, **__: tried(**arguments)
     )
     given = inquiry(faulty_file)
-    found = blame_apart(dataclasses.replace(given, bound=0.25), right)
+    found = find_optimizer_in_sandbox(dataclasses.replace(given, bound=0.25), right)
     assert found == OptimizerFault(reason_code="stopped", reason_params={"failure": "far enough"})
     assert (arrived["limits"], arrived["bound"]) == (given.limits, 0.25)
     for before, after in zip(right, arrived["right"], strict=True):
@@ -413,7 +413,7 @@ def test_what_breaks_there_is_a_reason_and_no_error(
 
     monkeypatch.setattr(ort_optimizers, "APART_LIMIT_S", limit_s)
     monkeypatch.setattr(ort_optimizers, "run_in_sandbox", other)
-    found = blame_apart(inquiry(faulty_file), right)
+    found = find_optimizer_in_sandbox(inquiry(faulty_file), right)
     assert found.names == ()
     assert reason in found.reason_params["failure"]
     assert "Nothing was decided" not in found.reason_params["failure"]
@@ -421,7 +421,7 @@ def test_what_breaks_there_is_a_reason_and_no_error(
 
 def test_what_no_file_can_hold_is_a_reason(faulty_file, right):
     odd = dataclasses.replace(right[0], feed={"input": np.array([{}], dtype=object)})
-    found = blame_apart(inquiry(faulty_file), [odd])
+    found = find_optimizer_in_sandbox(inquiry(faulty_file), [odd])
     assert (found.names, found.below) == ((), None)
     assert "ValueError" in found.reason_params["failure"]
 
@@ -493,9 +493,9 @@ def test_of_two_that_would_do_the_one_that_comes_first(one, other):
 def test_one_of_n_takes_about_two_questions_for_each_halving(needed):
     questions = []
 
-    def heals(off: frozenset[str]) -> bool:
+    def is_correct_without(off: frozenset[str]) -> bool:
         questions.append(off)
         return needed in off
 
-    minimal_set(NAMES, heals)
+    minimal_set(NAMES, is_correct_without)
     assert len(questions) <= 2 * math.ceil(math.log2(len(NAMES)))
