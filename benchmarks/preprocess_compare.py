@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.natural_images import write_images
-from gate.preprocess.comparison import LineUp, ModelFile, compare_consumers
+from gate.preprocess.comparison import ConsumerSelection, ModelFile, compare_consumers
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.preprocessing import IMPLEMENTATIONS, ConsumerParity, PreprocessingParity
@@ -54,8 +54,8 @@ def main() -> None:
         sections = []
         for title, spec in SPECS.items():
             asks = model if spec.size == (224, 224) else None
-            line_up = LineUp(tuple(IMPLEMENTATIONS))
-            parity = compare_consumers(spec, pictures, line_up=line_up, model=asks).parity
+            selection = ConsumerSelection(tuple(IMPLEMENTATIONS))
+            parity = compare_consumers(spec, pictures, selection=selection, model=asks).parity
             sections.append(_section(title, parity))
             print(sections[-1], flush=True)
     files.write_text(asked.output, _introduction(asked.images) + "\n".join(sections))

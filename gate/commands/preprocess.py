@@ -87,17 +87,17 @@ def _compare(
     """
     from gate.commands.progress import progress_bar
     from gate.onnx_file.reading import read_subject
-    from gate.preprocess.comparison import LineUp, ModelFile, compare_consumers
+    from gate.preprocess.comparison import ConsumerSelection, ModelFile, compare_consumers
     from gate.preprocess.pictures import pictures_in, read_dumped_tensors
     from gate.report.comparisons import print_comparison, side_by_side
 
     stated, dumped = _spec(spec), read_dumped_tensors(tensors)
-    line_up = LineUp(_consumers(implementations, dumped), dumped, reference)
+    selection = ConsumerSelection(_consumers(implementations, dumped), dumped, reference)
     with progress_bar("preprocess") as advance:
         comparison = compare_consumers(
             stated,
             pictures_in(images),
-            line_up=line_up,
+            selection=selection,
             model=None if model is None else ModelFile(model, read_subject(model).sha256),
             advance=advance,
         )
@@ -106,9 +106,9 @@ def _compare(
         picture = report / "plots" / "preprocessing.png"
         stated.save(report / "preprocessing-spec.json")
         parity.save(report / "preprocessing.json")
-        if comparison.exhibits:
-            files.write_bytes(picture, side_by_side(comparison.exhibits, stated))
-    required = (line_up.consumers if implementations else ()) + tuple(line_up.dumped)
+        if comparison.worst_pictures:
+            files.write_bytes(picture, side_by_side(comparison.worst_pictures, stated))
+    required = (selection.consumers if implementations else ()) + tuple(selection.dumped)
     plain = {
         "spec": stated.to_plain(),
         "bound": bound,

@@ -100,7 +100,7 @@ def _exceeds(observed: float, bound: float | None, *, times: float) -> bool:
     return bound is not None and not observed <= times * bound
 
 
-def not_looked_at(check: CheckResult, *, unexamined: bool, few_draws: bool) -> CheckResult:
+def mark_unexamined(check: CheckResult, *, unexamined: bool, few_draws: bool) -> CheckResult:
     """Turn a FAIL into an ERROR if examining samples again may change it, and a PASS of
     `noise_diff` if an `unexamined` sample may exceed the bound. `few_draws`: also if further runs
     under random rounding may change the FAIL."""

@@ -131,7 +131,7 @@ def _runtime_checks(
         if (runtime.unexamined or few_draws) and not refused:
             unexamined = runtime.unexamined > 0
             checks = [
-                bound_rules.not_looked_at(check, unexamined=unexamined, few_draws=few_draws)
+                bound_rules.mark_unexamined(check, unexamined=unexamined, few_draws=few_draws)
                 for check in checks
             ]
         if all(c.verdict is Verdict.WAIVED for c in checks):

@@ -152,13 +152,15 @@ class StrategyRunner:
     generated data only is kept, and used if no later strategy does better.
     """
 
-    def __init__(self, request: ExportRequest, room: Path, *, name: str, safety: LintGuard) -> None:
+    def __init__(
+        self, request: ExportRequest, room: Path, *, name: str, lint_guard: LintGuard
+    ) -> None:
         """`name`: the name of the file."""
         self._request = request
         self._room = room
         self._name = name
-        self._safety = safety
-        self._sanity = NumericalCheck(request)
+        self._lint = lint_guard
+        self._check = NumericalCheck(request)
         self._failures: list[StrategyFailed] = []
         self._notes: dict[str, str] = {}
         self.log = ""
@@ -178,23 +180,23 @@ class StrategyRunner:
         """
         doubtful: ExportedFile | None = None
         for strategy in self._request.settings.rungs:
-            unsafe = self._safety.objection(strategy)
+            unsafe = self._lint.objection(strategy)
             if unsafe is not None:
                 self._notes[strategy] = unsafe
                 continue
             _steps.debug("by strategy %s", strategy)
             try:
-                carried = self._lowest(strategy)
+                written = self._lowest(strategy)
             except StrategyFailed as failed:
                 self._failures.append(failed)
                 self._notes[strategy] = failed.refusal.cause
                 continue
-            if carried.doubt is None:
-                return carried
-            self._notes[strategy] = failure_texts("wrong_file", reason=carried.doubt)[0]
-            doubtful = doubtful or carried
+            if written.doubt is None:
+                return written
+            self._notes[strategy] = failure_texts("wrong_file", reason=written.doubt)[0]
+            doubtful = doubtful or written
         if doubtful is None:
-            raise self._no_rung() if self._failures else self._safety.refusal()
+            raise self._no_rung() if self._failures else self._lint.refusal()
         del self._notes[doubtful.strategy]
         return doubtful
 
@@ -237,11 +239,11 @@ class StrategyRunner:
         folder = self._room / f"{strategy}-{opset}"
         folder.mkdir()
         try:
-            carried = self._written(strategy, opset, folder / self._name)
+            written = self._written(strategy, opset, folder / self._name)
             settings = self._request.settings
             if settings.strategy != "ladder" or not settings.export_params:
-                return carried
-            return self._sane(carried)
+                return written
+            return self._compared(written)
         except StrategyFailed as failed:
             shutil.rmtree(folder, ignore_errors=True)  # it may have several gigabytes
             if failed.explain is not None:
@@ -273,20 +275,20 @@ class StrategyRunner:
             return None
         return failure_texts("changed_parameters", names=", ".join(changed[:_SHOWN]))[0]
 
-    def _sane(self, carried: ExportedFile) -> ExportedFile:
+    def _compared(self, written: ExportedFile) -> ExportedFile:
         """Return the export, with its doubt if there is one.
 
         Raises StrategyFailed if the file is wrong.
         """
         with self._listening():
-            objection = self._sanity.objection(carried.path)
+            objection = self._check.objection(written.path)
         if objection is None:
-            return carried
+            return written
         if objection.kind != "doubt":
             # In lower opsets some operators are exported wrongly: repeated indices at 13.
-            since = carried.opset + 1 if objection.kind == "differs" else None
+            since = written.opset + 1 if objection.kind == "differs" else None
             raise StrategyFailed.because("wrong_file", reason=objection.cause, since=since)
-        return replace(carried, doubt=objection.cause)
+        return replace(written, doubt=objection.cause)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[Capture]:
@@ -374,25 +376,25 @@ def staged(
         with neutral(copied):
             with captured():  # output of the model itself does not belong to the export
                 request = ExportRequest.from_example(copied, bound, settings, original=model)
-            safety = LintGuard(model, settings, replaced)
-            ladder = StrategyRunner(request, room, name=output.name, safety=safety)
+            lint_guard = LintGuard(model, settings, replaced)
+            ladder = StrategyRunner(request, room, name=output.name, lint_guard=lint_guard)
             try:
-                carried = ladder.run()
+                written = ladder.run()
             except AllStrategiesFailed as failed:
                 raise _with_log(failed, log_path, ladder.log) from failed.__cause__
         metadata = described(
-            strategy=carried.strategy,
+            strategy=written.strategy,
             opset_asked=settings.opset,
             rungs=ladder.rungs,
             source=source,
         )
-        stamp_file(carried.path, metadata)
+        stamp_file(written.path, metadata)
         try:
-            subject = read_subject(carried.path)
+            subject = read_subject(written.path)
         except OnnxFileError as error:
             raise ExportError(f"the exporter wrote a file that is not valid: {error}") from error
-        read = safety.report(carried.strategy)
-        record = _record(request, carried, ladder.rungs).model_copy(
+        read = lint_guard.report(written.strategy)
+        record = _record(request, written, ladder.rungs).model_copy(
             update={
                 "lint": read.findings,
                 "lint_unread": tuple(f"{code.name}: {code.reason}" for code in read.unread),
@@ -403,12 +405,12 @@ def staged(
                 ),
             }
         )
-        yield Exported(carried.path, subject, record, ladder.log, settings)
+        yield Exported(written.path, subject, record, ladder.log, settings)
         # The weights come first, so that a model never exists without them.
         for name in subject.external_data:
-            files.sync(carried.path.with_name(name))
-            carried.path.with_name(name).replace(output.with_name(name))
-        carried.path.replace(temporary)
+            files.sync(written.path.with_name(name))
+            written.path.with_name(name).replace(output.with_name(name))
+        written.path.replace(temporary)
     if settings.verbose:
         files.write_text(log_path, ladder.log)
     else:
@@ -423,14 +425,14 @@ def log_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.export.log")
 
 
-def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...]) -> ExportRecord:
+def _record(request: ExportRequest, written: ExportedFile, rungs: tuple[str, ...]) -> ExportRecord:
     settings = request.settings
-    doubts = () if carried.doubt is None else (f"the file {carried.doubt}",)
+    doubts = () if written.doubt is None else (f"the file {written.doubt}",)
     batch_axes = [
         f"{name}={'none' if axis is None else axis}" for name, axis in settings.batch_axes.items()
     ]
     return ExportRecord(
-        strategy=carried.strategy,
+        strategy=written.strategy,
         settings={
             "strategy_asked": settings.strategy,
             "ladder": ",".join(settings.rungs),
@@ -440,14 +442,14 @@ def _record(request: ExportRequest, carried: ExportedFile, rungs: tuple[str, ...
             **({"batch_axes": ";".join(batch_axes)} if batch_axes else {}),
             "custom_symbolics": settings.custom_symbolics,
             "lint": settings.lint,
-            **carried.options,
+            **written.options,
         },
-        tracer_warnings=tracer_warnings(carried.output.warnings),
+        tracer_warnings=tracer_warnings(written.output.warnings),
         hazards=(
             *request.hazards,
             *doubts,
-            *unplain(carried.path, settings),
-            *hazards(carried.output.warnings),
+            *unplain(written.path, settings),
+            *hazards(written.output.warnings),
         ),
         rungs=rungs,
     )

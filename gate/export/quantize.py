@@ -90,7 +90,7 @@ def quantize(
     subject = read_subject(exact)
     if _is_quantized(onnx.load(str(exact), load_external_data=False)):
         raise ExportError(f"{exact} is already quantized. Pass the exact file.")
-    used = _Used(calibration, settings, subject, axes)
+    used = _CalibrationReader(calibration, settings, subject, axes)
     with temporary_folder() as folder:
         prepared, made = Path(folder, "prepared.onnx"), Path(folder, "quantized.onnx")
         with _refusing(exact):
@@ -145,7 +145,7 @@ class QuantizerTrials:
     ) -> Path:
         """Write the int8 file and return its path. `only`: the nodes to quantize; empty for all but
         `settings.exclude`. Raises ExportError."""
-        used = _Used(iter(self._calibration), settings, self._subject, None)
+        used = _CalibrationReader(iter(self._calibration), settings, self._subject, None)
         ranges = self._folder / f"{settings.method}-{settings.samples}.json"
         with _refusing(self._exact):
             _quantize(self._prepared, used, output, settings, only=only, ranges=ranges)
@@ -163,7 +163,7 @@ def quantized_layers(path: Path) -> tuple[str, ...]:
     )
 
 
-class _Used:
+class _CalibrationReader:
     """The calibration data as the quantizer reads it; counts and hashes what was used."""
 
     def __init__(
@@ -259,7 +259,7 @@ def _refusing(exact: Path) -> Iterator[None]:
 
 def _quantize(
     prepared: Path,
-    used: _Used,
+    used: _CalibrationReader,
     made: Path,
     settings: QuantizeSettings,
     *,

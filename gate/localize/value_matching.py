@@ -242,7 +242,7 @@ class ValueMatcher:
         self._scopes = [paths.scope(node) for node in graph.nodes]
         operators = [node.op_type for node in graph.nodes]
         got = {path: survey.got(path) for path in paths.norms}
-        self._clues = NameHints(
+        self._hints = NameHints(
             survey.values,
             list(zip(operators, self._scopes, strict=True)),
             norms={path: numbers[0] for path, numbers in got.items() if numbers},
@@ -251,11 +251,11 @@ class ValueMatcher:
     @property
     def folded(self) -> Mapping[int, int]:
         """Values of layers, with the values of the BatchNorm folded into them."""
-        return self._clues.folded
+        return self._hints.folded
 
     def name(self, value: ComputedValue, tensor: Tensor) -> float:
         """Return the score of `NameHints.name` for this tensor."""
-        return self._clues.name(value, tensor.place, tensor.scope)
+        return self._hints.name(value, tensor.place, tensor.scope)
 
     def tensors(self, arrays: Mapping[str, OutputArray]) -> list[Tensor]:
         """Return the tensors that a run returned, in the order of the nodes."""
@@ -379,9 +379,9 @@ class ValueMatcher:
         After a fault, the output of a layer that hardly changes its input equals what the previous
         layer should have returned.
         """
-        clues, place, scope = self._clues, tensor.place, tensor.scope
-        return clues.name(value, place, scope) < EXACT and any(
-            clues.name(other, place, scope) >= EXACT
+        hints, place, scope = self._hints, tensor.place, tensor.scope
+        return hints.name(value, place, scope) < EXACT and any(
+            hints.name(other, place, scope) >= EXACT
             and difference(other.sketch, tensor.sketch) <= _EQUAL
             for other in self._values
             if other.shape == tensor.shape
@@ -410,11 +410,11 @@ class ValueMatcher:
         constant = value.number in self.constants()
         resized = not constant and not self._has_several_outputs(value)
         for tensor in free.like(value, any_size=resized):
-            name = self._clues.name(value, tensor.place, tensor.scope)
+            name = self._hints.name(value, tensor.place, tensor.scope)
             if (value.repeats is not None or constant) and name < EXACT:
                 continue  # unchanged values and constants mostly have no node
             own_code = value.functional and name >= EXACT  # whose operator may be any
-            score = name + (0.0 if own_code else self._clues.kind(value, tensor.op))
+            score = name + (0.0 if own_code else self._hints.kind(value, tensor.op))
             if tensor.shape != value.shape:
                 score -= _SHAPE
             if self._returned.get(value.number) == tensor.name:

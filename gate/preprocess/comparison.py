@@ -204,7 +204,7 @@ class PictureCase:
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class WorstPicture:
     """The picture with the largest mean difference, and its two tensors."""
 
     picture: str
@@ -222,7 +222,7 @@ class Consumer:
     def __init__(self, name: str, spec: PreprocessSpec) -> None:
         self.name = name
         self.version: str | None = None
-        self.exhibit: Exhibit | None = None
+        self.worst_picture: WorstPicture | None = None
         self._spec = spec
         self._make: Callable[[PictureCase], Tensor] | None = None
         self._unavailable: str | None = None
@@ -274,17 +274,15 @@ class Consumer:
             failure=self._failure,
             incapable=self._incapable,
         )
-        exhibit = self.exhibit
-        if not self._images or exhibit is None:
+        worst = self.worst_picture
+        if not self._images or worst is None:
             return record
-        diagnosis = diagnose(
-            exhibit.pixels, exhibit.tensor, self._spec, reference=exhibit.reference
-        )
+        diagnosis = diagnose(worst.pixels, worst.tensor, self._spec, reference=worst.reference)
         return record.model_copy(
             update={
                 **self._difference.compute(),
                 "values": self._range.compute(),
-                "worst": exhibit.picture,
+                "worst": worst.picture,
                 "causes": diagnosis.causes,
                 "explained": diagnosis.explained,
                 "decisions": self._answers.compute(),
@@ -302,7 +300,7 @@ class Consumer:
         self._images += 1
         if off > self._worst:
             self._worst = off
-            self.exhibit = Exhibit(case.name, case.pixels, case.reference, tensor)
+            self.worst_picture = WorstPicture(case.name, case.pixels, case.reference, tensor)
         if classifier is not None and case.wanted is not None:
             self._answers.update(case.name, classifier(tensor), case.wanted)
 
@@ -319,7 +317,7 @@ Advance = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class LineUp:
+class ConsumerSelection:
     """The consumers to compare, and the reference. Raises DataError for unknown names."""
 
     consumers: tuple[str, ...]
@@ -349,14 +347,14 @@ class PreprocessingComparison:
     """The measurements, and for each consumer the picture that a report shows."""
 
     parity: PreprocessingParity
-    exhibits: Mapping[str, Exhibit]
+    worst_pictures: Mapping[str, WorstPicture]
 
 
 def compare_consumers(
     spec: PreprocessSpec,
     pictures: Sequence[Picture],
     *,
-    line_up: LineUp,
+    selection: ConsumerSelection,
     model: ModelFile | None = None,
     advance: Advance | None = None,
 ) -> PreprocessingComparison:
@@ -369,14 +367,14 @@ def compare_consumers(
     """
     if not pictures:
         raise EvidenceError("there are no pictures, so nothing was compared. Name some pictures.")
-    reference = _reference(spec, line_up)
+    reference = _reference(spec, selection)
     classifier = Classifier(model.path) if model is not None else None
     values, digests = Range(), {}
     with ExitStack() as stack:
         make = stack.enter_context(implementation(reference).opened(spec))
-        consumers = [Consumer(name, spec) for name in line_up.consumers if name != reference]
+        consumers = [Consumer(name, spec) for name in selection.consumers if name != reference]
         for consumer in consumers:
-            _start(consumer, line_up, stack, pictures=len(pictures))
+            _start(consumer, selection, stack, pictures=len(pictures))
         for index, picture in enumerate(pictures):
             pixels = picture.read()
             digests[picture.name] = str(_digest(pixels))
@@ -402,13 +400,13 @@ def compare_consumers(
         consumers=tuple(consumer.compute() for consumer in consumers),
     )
     return PreprocessingComparison(
-        parity, {c.name: c.exhibit for c in consumers if c.exhibit is not None}
+        parity, {c.name: c.worst_picture for c in consumers if c.worst_picture is not None}
     )
 
 
-def _reference(spec: PreprocessSpec, line_up: LineUp) -> str:
+def _reference(spec: PreprocessSpec, selection: ConsumerSelection) -> str:
     reasons = []
-    for name in (line_up.reference,) if line_up.reference else _REFERENCES:
+    for name in (selection.reference,) if selection.reference else _REFERENCES:
         lacking = implementation(name).lacking(spec)
         if lacking is None:
             return name
@@ -418,8 +416,10 @@ def _reference(spec: PreprocessSpec, line_up: LineUp) -> str:
     )
 
 
-def _start(consumer: Consumer, line_up: LineUp, stack: ExitStack, *, pictures: int) -> None:
-    tensors = line_up.dumped.get(consumer.name)
+def _start(
+    consumer: Consumer, selection: ConsumerSelection, stack: ExitStack, *, pictures: int
+) -> None:
+    tensors = selection.dumped.get(consumer.name)
     if tensors is None:
         consumer.open(implementation(consumer.name), stack)
         return
@@ -446,9 +446,9 @@ def measure_preprocessing(
 ) -> PreprocessingParity:
     """Compare the policy's consumers with the training side on the pictures.
 
-    dumped: tensors of the user's consumers, as in `LineUp`. Raises DataError for unknown consumers,
-    and for tensors of a consumer that the policy does not name; EvidenceError if the policy bounds
-    predictions but there is no model; and the exceptions of `compare_consumers`.
+    dumped: tensors of the user's consumers, as in `ConsumerSelection`. Raises DataError for unknown
+    consumers, and for tensors of a consumer that the policy does not name; EvidenceError if the
+    policy bounds predictions but there is no model; and the exceptions of `compare_consumers`.
     """
     if policy.max_flips is not None and model is None:
         raise EvidenceError(
@@ -461,6 +461,6 @@ def measure_preprocessing(
             f"the tensors of {unknown[0]} are not in the policy, whose consumers are "
             f"{', '.join(policy.consumers)}. Name it in preprocessing.consumers, or remove them."
         )
-    line_up = LineUp(policy.consumers, dumped or {}, policy.training_side)
+    selection = ConsumerSelection(policy.consumers, dumped or {}, policy.training_side)
     compared_model = model if policy.max_flips is not None else None
-    return compare_consumers(spec, pictures, line_up=line_up, model=compared_model).parity
+    return compare_consumers(spec, pictures, selection=selection, model=compared_model).parity

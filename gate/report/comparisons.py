@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.preprocess.comparison import Exhibit
+from gate.preprocess.comparison import WorstPicture
 from gate.preprocess.spec import PreprocessSpec, to_pixels
 from gate.records.export import ExportTrialRecord, TrialParity, Trials
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity, TensorSummary
@@ -66,16 +66,16 @@ def preprocessing_sentences(parity: PreprocessingParity) -> Iterator[str]:
         yield make_printable(f"{consumer.consumer}: {reason}")
 
 
-def side_by_side(exhibits: Mapping[str, Exhibit], spec: PreprocessSpec) -> bytes:
+def side_by_side(worst_pictures: Mapping[str, WorstPicture], spec: PreprocessSpec) -> bytes:
     """Return a PNG: for each consumer its worst picture by the reference and by the consumer, their
     amplified difference, and details of both around the largest difference."""
     from matplotlib.figure import Figure
 
-    shown = list(exhibits.items())[:_ROWS]
+    shown = list(worst_pictures.items())[:_ROWS]
     drawn = Figure(figsize=(13, 2.9 * len(shown) + 0.3), dpi=90, layout="constrained")
     grid: NDArray[Any] = np.atleast_2d(drawn.subplots(len(shown), 5))
-    for axes, (name, exhibit) in zip(grid, shown, strict=True):
-        _row(axes, _literal(make_printable(name)), exhibit, spec)
+    for axes, (name, worst_picture) in zip(grid, shown, strict=True):
+        _row(axes, _literal(make_printable(name)), worst_picture, spec)
     return _png(drawn)
 
 
@@ -103,8 +103,8 @@ def _png(drawn: Figure) -> bytes:
     return stream.getvalue()
 
 
-def _row(axes: NDArray[Any], name: str, exhibit: Exhibit, spec: PreprocessSpec) -> None:
-    reference, got = to_pixels(exhibit.reference, spec), to_pixels(exhibit.tensor, spec)
+def _row(axes: NDArray[Any], name: str, worst: WorstPicture, spec: PreprocessSpec) -> None:
+    reference, got = to_pixels(worst.reference, spec), to_pixels(worst.tensor, spec)
     off = np.nan_to_num(np.abs(got - reference), nan=255.0, posinf=255.0)
     enlarged = 255.0 / max(float(np.quantile(off, 0.999)), 1.0)
     row, column = np.unravel_index(int(off.max(axis=2).argmax()), off.shape[:2])
@@ -118,7 +118,7 @@ def _row(axes: NDArray[Any], name: str, exhibit: Exhibit, spec: PreprocessSpec) 
         place.set_title(title, fontsize=9)
         place.set_xticks([])
         place.set_yticks([])
-    axes[0].set_ylabel(_literal(make_printable(exhibit.picture.rpartition("/")[2])), fontsize=8)
+    axes[0].set_ylabel(_literal(make_printable(worst.picture.rpartition("/")[2])), fontsize=8)
     axes[2].set_xlabel(f"largest {format_number(float(off.max()))} of 255", fontsize=8)
 
 

@@ -18,7 +18,12 @@ from PIL import Image
 
 from gate.errors import DataError, EvidenceError, InputMismatch, OnnxFileError
 from gate.preprocess import comparison
-from gate.preprocess.comparison import LineUp, ModelFile, TensorDifference, compare_consumers
+from gate.preprocess.comparison import (
+    ConsumerSelection,
+    ModelFile,
+    TensorDifference,
+    compare_consumers,
+)
 from gate.preprocess.implementations import Implementation, pillow_preprocess
 from gate.preprocess.pictures import Picture, pictures_in, read_picture
 from gate.preprocess.spec import PreprocessSpec, Resize
@@ -46,14 +51,16 @@ def file(path: Path) -> ModelFile:
 
 
 def of_own(photos: tuple[Picture, ...], dumped: Any, **options: Any) -> ConsumerParity:
-    found = compare_consumers(SMALL, photos, line_up=LineUp(("own",), {"own": dumped}), **options)
+    found = compare_consumers(
+        SMALL, photos, selection=ConsumerSelection(("own",), {"own": dumped}), **options
+    )
     (consumer,) = found.parity.consumers
     return consumer
 
 
 def test_the_record_says_who_what_and_how_far(photos: tuple[Picture, ...]) -> None:
     found = compare_consumers(
-        SMALL, photos, line_up=LineUp(("torchvision", "torchvision-no-antialias"))
+        SMALL, photos, selection=ConsumerSelection(("torchvision", "torchvision-no-antialias"))
     )
     parity = found.parity
     near, far = parity.consumers
@@ -66,7 +73,7 @@ def test_the_record_says_who_what_and_how_far(photos: tuple[Picture, ...]) -> No
     assert far.worst in [photo.name for photo in photos]
     assert far.shape == (3, 32, 36)
     assert set(parity.versions) == {"pillow", "torchvision", "torchvision-no-antialias"}
-    assert set(found.exhibits) == {"torchvision", "torchvision-no-antialias"}
+    assert set(found.worst_pictures) == {"torchvision", "torchvision-no-antialias"}
     assert PreprocessingParity.from_json(parity.to_json()) == parity
 
 
@@ -134,8 +141,8 @@ def test_a_consumer_that_breaks_ends_no_other(
         "opencv": Implementation(lambda _: None, unopened, lambda: "1", lambda: "not installed"),
     }
     monkeypatch.setattr(comparison, "implementation", lambda name: broken.get(name) or real(name))
-    line_up = LineUp(("onnx", "canvas", "opencv", "rust-image"))
-    found = compare_consumers(SMALL, photos, line_up=line_up).parity
+    selection = ConsumerSelection(("onnx", "canvas", "opencv", "rust-image"))
+    found = compare_consumers(SMALL, photos, selection=selection).parity
     assert "ZeroDivisionError" in str(found.consumers[0].failure)
     assert found.consumers[1].failure == "RuntimeError: no browser"
     assert found.consumers[2].unavailable == "not installed"
@@ -144,25 +151,27 @@ def test_a_consumer_that_breaks_ends_no_other(
 
 def test_torchvision_is_the_reference_where_pillow_cannot(photos: tuple[Picture, ...]) -> None:
     spec = PreprocessSpec(resize=Resize(size=(20, 20), antialias=False))
-    found = compare_consumers(spec, photos, line_up=LineUp(("onnx",))).parity
+    found = compare_consumers(spec, photos, selection=ConsumerSelection(("onnx",))).parity
     assert found.reference == "torchvision"
     with pytest.raises(EvidenceError, match="no reference can compute the spec"):
-        compare_consumers(spec, photos, line_up=LineUp(("onnx",), reference="pillow"))
+        compare_consumers(spec, photos, selection=ConsumerSelection(("onnx",), reference="pillow"))
 
 
 def test_copies_of_a_picture_count_once(photos: tuple[Picture, ...]) -> None:
     copies = tuple(replace(photos[0], name=f"copy {place}") for place in range(4))
-    parity = compare_consumers(SMALL, (*photos, *copies), line_up=LineUp(("rust-image",))).parity
+    parity = compare_consumers(
+        SMALL, (*photos, *copies), selection=ConsumerSelection(("rust-image",))
+    ).parity
     assert (parity.images, parity.distinct) == (7, 3)
 
 
 def test_the_digest_of_the_pictures_follows_names_and_pixels(photos: tuple[Picture, ...]) -> None:
-    line_up = LineUp(("rust-image",))
-    first = compare_consumers(SMALL, photos, line_up=line_up).parity.images_sha256
-    assert compare_consumers(SMALL, photos, line_up=line_up).parity.images_sha256 == first
-    assert compare_consumers(SMALL, photos[:2], line_up=line_up).parity.images_sha256 != first
+    selection = ConsumerSelection(("rust-image",))
+    first = compare_consumers(SMALL, photos, selection=selection).parity.images_sha256
+    assert compare_consumers(SMALL, photos, selection=selection).parity.images_sha256 == first
+    assert compare_consumers(SMALL, photos[:2], selection=selection).parity.images_sha256 != first
     Image.fromarray(picture(90, 71)).save(photos[0].name)
-    assert compare_consumers(SMALL, photos, line_up=line_up).parity.images_sha256 != first
+    assert compare_consumers(SMALL, photos, selection=selection).parity.images_sha256 != first
 
 
 @pytest.mark.parametrize(
@@ -176,12 +185,12 @@ def test_the_digest_of_the_pictures_follows_names_and_pixels(photos: tuple[Pictu
 )
 def test_wrong_names_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(DataError, match=says):
-        LineUp(**fields)
+        ConsumerSelection(**fields)
 
 
 def test_nothing_is_compared_with_nothing(photos: tuple[Picture, ...], tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="there are no pictures"):
-        compare_consumers(SMALL, (), line_up=LineUp(("onnx",)))
+        compare_consumers(SMALL, (), selection=ConsumerSelection(("onnx",)))
     with pytest.raises(DataError, match="2 tensors for 3 pictures"):
         of_own(photos, tensors(photos)[:2])
     with pytest.raises(OnnxFileError, match="can't open"):

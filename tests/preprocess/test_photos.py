@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.natural_images import SIZES, natural_image, write_images
-from gate.preprocess.comparison import LineUp, compare_consumers
+from gate.preprocess.comparison import ConsumerSelection, compare_consumers
 from gate.preprocess.diagnosis import AREA, HALF_PIXEL, NO_ANTIALIAS
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec
@@ -18,11 +18,11 @@ COUNT = 50 if EXHAUSTIVE else 16
 @pytest.fixture(scope="module")
 def parity(tmp_path_factory: pytest.TempPathFactory) -> PreprocessingParity:
     photos = pictures_in(write_images(tmp_path_factory.mktemp("photos"), COUNT))
-    line_up = LineUp(
+    selection = ConsumerSelection(
         ("torchvision", "torchvision-no-antialias", "opencv", "opencv-area", "onnx",
          "onnx-asymmetric", "rust-image")
     )  # fmt: skip
-    return compare_consumers(PreprocessSpec.imagenet(), photos, line_up=line_up).parity
+    return compare_consumers(PreprocessSpec.imagenet(), photos, selection=selection).parity
 
 
 @pytest.mark.further
