@@ -201,12 +201,11 @@ def _metric_drop(
         "{label} is at most {observed:.6g}, allowed {allowed} (drop {drop:.6g}, n = {samples}, "
         "changed: {changed}, by {method})."
     )
-    value = "{label} is {observed:.6g}, allowed {allowed} (n = {samples})."
     notes = "{notes}" if problems else ""
     codes: dict[str, Code] = {
         "proven": text + notes,
-        "no_worse": value + notes,
-        "worse": CodeSpec(value + notes, headline="The metric fell: {label} is {usage}"),
+        "no_worse": _NUMBER_TEXT + notes,
+        "worse": CodeSpec(_NUMBER_TEXT + notes, headline="The metric fell: {label} is {usage}"),
         "dropped": CodeSpec(
             "{label}: the drop is {drop:.6g}, allowed {allowed} (n = {samples})." + notes,
             headline="The metric fell by {drop:.6g}: {label}, allowed {allowed}",
@@ -250,9 +249,12 @@ _NO_FLOOR = CodeSpec("{label} was not measured: {problems}.", cause="evidence")
 _NOISE_TEXT = "{label} is {observed:.6g} × rounding, allowed {allowed} (n = {samples}).{notes}"
 
 _NOISE: Any = {
+    "unit": ROUNDING,
     **dict.fromkeys(("within", "beyond"), _NOISE_TEXT),
     **dict.fromkeys(("no_floor", "no_floor_waived"), _NO_FLOOR),
 }
+
+_OF_DIFFERENCES: Any = {"unit": _DIFFERENCE, "why": _BY_POLICY}
 
 _OF_ANSWERS: Any = {"unit": _SHARE, "why": _ANSWERS, "unsure": _UNSURE}
 
@@ -500,12 +502,14 @@ _ONE_MOMENT = "The policy sets it. Times are from one machine at one moment."
 
 def _cost(text: str, headline: str) -> Any:
     beyond = CodeSpec(text, headline=headline)
-    return {"within": text, "beyond": beyond, "unmeasured": _COST_UNMEASURED}
+    codes = {"within": text, "beyond": beyond, "unmeasured": _COST_UNMEASURED}
+    return {"cause": "cost", **codes}
 
 
-def _champion(headline: str) -> dict[str, Code]:
+def _champion(field: str, headline: str) -> Any:
     beyond = CodeSpec(_NUMBER_TEXT, headline=headline)
-    return {"beyond": beyond, "unmeasured": COMMON["unmeasured"].text}
+    codes = {"beyond": beyond, "unmeasured": COMMON["unmeasured"].text}
+    return {"cause": "champion", "why": f"The policy's incumbent.{field}.", **codes}
 
 
 def _no_numbers(name: str, element: str, wanted: str) -> CheckSpec:
@@ -911,16 +915,14 @@ CHECKS: dict[str, CheckSpec] = {
         "How large is the largest error of an element?",
         "max|c - r|",
         _EXPORT_AGAIN_OR_PRECISION,
-        unit=_DIFFERENCE,
-        why=_BY_POLICY,
+        **_OF_DIFFERENCES,
     ),
     "mean_abs_diff": _number(
         "How large is the mean error?",
         "mean|c - r|",
         "A drift of all outputs points at precision (TF32, float16, bfloat16) or at other "
         "normalization statistics: export in eval mode from the same checkpoint.",
-        unit=_DIFFERENCE,
-        why=_BY_POLICY,
+        **_OF_DIFFERENCES,
     ),
     "scaled_diff": _number(
         "How large is the largest error, relative to the standard deviation of the output?",
@@ -931,8 +933,7 @@ CHECKS: dict[str, CheckSpec] = {
         "How large is the error of the worst sample as a vector?",
         "max ‖c - r‖₂",
         _EXPORT_AGAIN_OR_PRECISION,
-        unit=_DIFFERENCE,
-        why=_BY_POLICY,
+        **_OF_DIFFERENCES,
     ),
     "l2_probabilities": _number(
         "How far do the probabilities of the worst sample move?",
@@ -1000,7 +1001,6 @@ CHECKS: dict[str, CheckSpec] = {
         "rms(c - r64) / floor",
         "Run gate locate to see the first layer that diverges. Check that file and model have the "
         "same weights, that the export ran in eval mode, and that TF32 and float16 are off.",
-        unit=ROUNDING,
         why=_AS_ROUNDING,
         **_NOISE,
     ),
@@ -1008,7 +1008,6 @@ CHECKS: dict[str, CheckSpec] = {
         "Is the worst element off by more than rounding explains?",
         "max|c - r64| / floor",
         "Run gate locate on the sample of max_abs_diff: a single weight or class may be wrong.",
-        unit=ROUNDING,
         why="Correct files reach 2.6. A single element may be further off than the whole output.",
         **_NOISE,
     ),
@@ -1017,7 +1016,6 @@ CHECKS: dict[str, CheckSpec] = {
         "max|c - r| / floor",
         "Run gate locate on the sample of max_abs_diff: tracing may have fixed a branch of the "
         "model.",
-        unit=ROUNDING,
         why="Correct files reach 7. It judges a single element.",
         **_NOISE,
     ),
@@ -1025,8 +1023,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Does the runtime return the same output twice?",
         "max|a - b|",
         _NOT_REPEATABLE,
-        unit=_DIFFERENCE,
-        why=_BY_POLICY,
+        **_OF_DIFFERENCES,
         cause="unstable",
     ),
     "repeatability_ratio": _number(
@@ -1041,8 +1038,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Does the output of a sample stay the same in another batch?",
         "max|a - b|",
         _DEPENDS_ON_BATCH,
-        unit=_DIFFERENCE,
-        why=_BY_POLICY,
+        **_OF_DIFFERENCES,
         cause="batch",
         left_to_probes=_LEFT_TO_PROBES,
     ),
@@ -1306,9 +1302,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Train longer or on more data, and look at the labels; or allow more "
         "(incumbent.max_accuracy_drop).",
         unit="share of labels",
-        cause="champion",
-        why="The policy's incumbent.max_accuracy_drop.",
-        **_champion("Less accurate than the champion by {usage}"),
+        **_champion("max_accuracy_drop", "Less accurate than the champion by {usage}"),
     ),
     "incumbent_agreement": _number(
         "How often does the file give the champion's answer?",
@@ -1316,9 +1310,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Look at the order of the classes and at the preprocessing first. A better model changes "
         "answers too: then allow fewer equal ones (incumbent.min_agreement).",
         unit=_SHARE,
-        cause="champion",
-        why="The policy's incumbent.min_agreement.",
-        **_champion("The answers differ from the champion's: the same on {usage}"),
+        **_champion("min_agreement", "The answers differ from the champion's: the same on {usage}"),
     ),
     "incumbent_latency_ratio": _number(
         "Is the file slower than the champion?",
@@ -1326,9 +1318,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Compare the operators and the opset of the two files, export with constant folding, "
         "measure on a quiet machine; or allow more (incumbent.max_latency_ratio).",
         unit="times",
-        cause="champion",
-        why="The policy's incumbent.max_latency_ratio.",
-        **_champion("Slower than the champion by a factor of {usage}"),
+        **_champion("max_latency_ratio", "Slower than the champion by a factor of {usage}"),
     ),
     "metric": CheckSpec(
         "Was the metric of the task measured as the policy defines it?",
@@ -1346,10 +1336,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Is the metric of the file as good as the policy demands?",
         "metric",
         "Train longer or on more data, and look at the labels; or change min or max of the metric.",
-        {
-            "within": "{label} is {observed:.6g}, allowed {allowed} (n = {samples}).",
-            "beyond": "{label} is {observed:.6g}, allowed {allowed} (n = {samples}).",
-        },
+        dict.fromkeys(("within", "beyond"), _NUMBER_TEXT),
         formula="metric(file)",
         unit="the unit of the metric",
         why="The policy's min or max of the metric.",
@@ -1367,7 +1354,6 @@ CHECKS: dict[str, CheckSpec] = {
         "Measure on a quiet machine, give the runtime its optimizations (ort-cpu-optimized) and as "
         "many threads as PyTorch; or allow more (latency_ratio).",
         unit="times",
-        cause="cost",
         why=_ONE_MOMENT,
         **_cost(f"{_COST} By batch: {{ratios:list}}.{{notes}}", _SLOWER),
     ),
@@ -1377,7 +1363,6 @@ CHECKS: dict[str, CheckSpec] = {
         "Use a smaller batch size or a smaller model, and look at the peak in the table of costs; "
         "or allow more (memory_mb).",
         unit="MB",
-        cause="cost",
         **_cost(
             f"{_COST} The memory of its process grew by this much while it opened and ran the file "
             "(at its peak; of a browser at the end).",
@@ -1390,7 +1375,6 @@ CHECKS: dict[str, CheckSpec] = {
         "Give the server more workers or smaller batches, look at its queue; or allow more "
         "(p95_ms).",
         unit="ms",
-        cause="cost",
         why=_ONE_MOMENT,
         **_cost(_COST, _SLOWER),
     ),
@@ -1399,7 +1383,6 @@ CHECKS: dict[str, CheckSpec] = {
         "requests / second of the load with the most connections",
         "Give the server more workers or dynamic batching; or allow less (throughput_min).",
         unit="requests/s",
-        cause="cost",
         why=_ONE_MOMENT,
         **_cost(
             _COST, "{runtime} answers fewer requests than the policy asks for: {label} {usage}"

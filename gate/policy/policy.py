@@ -22,7 +22,7 @@ from gate.policy.defaults import (
     with_default_sections,
 )
 from gate.policy.metrics import MetricPolicy, check_metrics
-from gate.policy.runtime_options import check_runtime, servers_of
+from gate.policy.runtime_options import UNREPEATED, check_runtime, servers_of
 from gate.policy.sections import (
     Bounds,
     ChampionPolicy,
@@ -62,13 +62,6 @@ _NOISE_BOUNDS = ("noise_ratio", "noise_peak", "noise_diff")
 
 _ROUNDING_BOUNDS = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", *_NOISE_BOUNDS)
 
-_STABILITY_BOUNDS = (
-    "repeatability",
-    "repeatability_ratio",
-    "batch_invariance",
-    "batch_invariance_ratio",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
@@ -93,7 +86,7 @@ class Scope:
         self._check_quantized(runtime, bounds)
         if self.instruments.noise_samples == 0 and bounds.configured(_NOISE_BOUNDS):
             raise ValueError(f"{runtime}: a bound on noise needs instruments.noise_samples above 0")
-        if self.instruments.stability_samples == 0 and bounds.configured(_STABILITY_BOUNDS):
+        if self.instruments.stability_samples == 0 and bounds.configured(UNREPEATED):
             raise ValueError(
                 f"{runtime}: a bound on repeatability or batch invariance needs "
                 "instruments.stability_samples above 1"

@@ -248,7 +248,7 @@ def check_recorded(runtime: RuntimePolicy) -> None:
     """Raise ValueError for unknown options, and for bounds that can't be measured on a
     recording."""
     RecordedOptions.model_validate(runtime.options)
-    bounded = [name for name in UNREPEATED if getattr(runtime.bounds, name) is not None]
+    bounded = runtime.bounds.configured(UNREPEATED)
     if bounded and runtime.required != "never":
         raise ValueError(
             f"{', '.join(bounded)} can't be measured on a recording, which has one answer "
