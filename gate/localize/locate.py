@@ -238,7 +238,8 @@ def _measured(
     If its optimizations fail on the parts of the file, measure without them; if other batch sizes
     do not fit the tensors, measure only the first batch."""
     setups = [setup] if setup.plain == setup else [setup, setup.plain]
-    benches = [bench] if len(bench.batches) == 1 else [bench, bench.first]
+    first = replace(bench, batches=bench.batches[:1])
+    benches = [bench] if len(bench.batches) == 1 else [bench, first]
     attempts = [(some, each) for some in benches for each in setups]
     for some, each in attempts[:-1]:
         try:

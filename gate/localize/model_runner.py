@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar
 
@@ -585,11 +585,6 @@ class LocalizationContext:
     binding: InputBinding
     policy: Policy
     budget: int = BUDGET
-
-    @property
-    def first(self) -> LocalizationContext:
-        """Return the context with the first batch only."""
-        return replace(self, batches=self.batches[:1])
 
     @property
     def tensor_inputs(self) -> list[str]:
