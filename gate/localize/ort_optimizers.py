@@ -575,9 +575,8 @@ def _written(right: Sequence[ReferenceOutput], folder: Path) -> _Places:
     numbers = itertools.count()
 
     def written(arrays: Mapping[str, OutputArray]) -> dict[str, str]:
-        names = {
-            name: f"{next(numbers)}.npy" for name in arrays
-        }  # their names may be invalid as file names
+        # The names of tensors may be invalid as file names.
+        names = {name: f"{next(numbers)}.npy" for name in arrays}
         for name, array in arrays.items():
             np.save(folder / names[name], array, allow_pickle=False)
         return names

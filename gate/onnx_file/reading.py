@@ -163,12 +163,8 @@ def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             try:
                 names.add(_checked(tensor, path))
-            except (
-                OSError,
-                ValueError,
-                TypeError,
-                RuntimeError,
-            ) as error:  # a cycle of links, invalid bytes
+            # Links may form a cycle, and names may have invalid bytes.
+            except (OSError, ValueError, TypeError, RuntimeError) as error:
                 raise OnnxFileError(
                     f"{path}: the external data of the tensor {tensor.name!r} can't be found: "
                     f"{error}. Export the model again."
