@@ -258,7 +258,7 @@ def _incomparable(row: ChangeRow) -> ChangeRow:
 
 
 def _sense(before: float, now: float, more_is: Sense) -> Sense | None:
-    """Return a sort key in which NaN is worse than every number."""
+    """Return the side of the change; NaN is worse than every number."""
     if math.isnan(before) and math.isnan(now):
         return None
     if math.isnan(before) or math.isnan(now):
