@@ -19,7 +19,7 @@ from gate.decision.check_result import CheckResult
 from gate.decision.decide import Decision, decide
 from gate.errors import DataError, GateError, PolicyError
 from gate.installation import require_module
-from gate.measure.champion import measure_incumbent
+from gate.measure.champion import Compared, measure_incumbent
 from gate.measure.concurrency import ConcurrencyInstrument
 from gate.measure.context import Instrument
 from gate.measure.job import EvaluationData, MeasurementJob, Reference
@@ -225,8 +225,17 @@ def _measure_champion(
     an error is only recorded, unless the policy requires the comparison."""
     if champion is None:
         return None
+    compared = Compared(
+        case.candidate,
+        case.samples,
+        case.labels,
+        case.batch_size,
+        case.policy,
+        case.chained,
+        case.annotations,
+    )
     try:
-        incumbent = measure_incumbent(champion, job=case, evidence=evidence)
+        incumbent = measure_incumbent(champion, beside=compared, evidence=evidence)
     except GateError as error:
         if case.policy.incumbent is not None:
             raise

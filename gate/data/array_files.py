@@ -174,7 +174,10 @@ def open_npz(path: Path) -> dict[str, RowsArray]:
     _check_content(path)
     arrays: dict[str, RowsArray] = {}
     try:
-        with zipfile.ZipFile(path) as archive, temporary_folder() as folder:
+        with (
+            zipfile.ZipFile(path) as archive,
+            temporary_folder() as folder,
+        ):
             for number, member in enumerate(archive.infolist()):
                 name = _member_name(path, member, taken=arrays)
                 unpacked = Path(folder) / f"{number}.npy"

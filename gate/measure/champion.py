@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,15 +13,18 @@ from numpy.typing import NDArray
 
 from gate.data.batch_axes import bind_samples
 from gate.data.input_binding import InputBinding
+from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import GateError, InputMismatch, LimitExceeded, OutputMismatch, first_line
 from gate.measure.cost_meter import Stopwatch
-from gate.measure.job import MeasurementJob
+from gate.measure.job import Opener
 from gate.metrics.intervals import holm_levels, unpaired_bounds
 from gate.metrics.process import MetricRun
+from gate.metrics.slices import Annotations
 from gate.onnx_file.sessions import open_session, quiet_options, refuse_out_of_memory
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.metrics import MetricPolicy
+from gate.policy.policy import Policy
 from gate.policy.runtime_options import plain_setup
 from gate.records.champion_comparison import ChampionAnswers, ChampionComparison
 from gate.records.evidence import Evidence, Latency
@@ -45,35 +49,55 @@ _TIMED = 16
 """Minimum number of timed batches; with few samples the first batch is repeated."""
 
 
+@dataclass(frozen=True)
+class Compared:
+    """The new file and the data of the comparison."""
+
+    candidate: TestedFile
+    samples: SampleSet
+    labels: NDArray[np.int64] | None
+    """Class indices, shape (samples,)."""
+    batch_size: int
+    policy: Policy
+    chained: Opener | None = None
+    """For a release: opens the new and the serving version."""
+    annotations: Annotations = field(default_factory=Annotations)
+    """Labels and columns for the metrics of the policy."""
+
+    @property
+    def metrics(self) -> tuple[MetricPolicy, ...]:
+        """The metrics with a bound against the champion."""
+        return tuple(m for m in self.policy.metrics if m.max_drop_from_champion is not None)
+
+
 def measure_incumbent(
-    champion: Champion, *, job: MeasurementJob, evidence: Evidence
+    champion: Champion, *, beside: Compared, evidence: Evidence
 ) -> ChampionComparison:
     """Compare the new file with the serving version, or return why that is not possible.
 
-    `job`, `evidence`: of the new file. Raises LimitExceeded if memory runs out, StorageError and
+    `evidence`: of the new file. Raises LimitExceeded if memory runs out, StorageError and
     DigestMismatch if a file has changed, DataError for samples that can't be read.
     """
     fields = champion.record_fields(evidence)
     if champion.onnx_path is None or champion.evidence is None:
         return ChampionComparison(state=champion.incomparable, absent=champion.absent, **fields)
     if champion.sha256 == evidence.subject.sha256:
-        return ChampionComparison(state="compared", samples=len(job.samples), **fields)
+        return ChampionComparison(state="compared", samples=len(beside.samples), **fields)
     old = TestedFile(champion.onnx_path, champion.evidence.subject)
-    bounded = tuple(m for m in job.policy.metrics if m.max_drop_from_champion is not None)
     try:
         _check_preprocessing(champion.evidence, evidence)
-        _check_outputs(old, job.candidate)
-        both = _Pair(old, job)
-        metrics = both.run(bounded)
+        _check_outputs(old, beside.candidate)
+        both = _Pair(old, beside)
+        metrics = both.run()
     except (InputMismatch, OutputMismatch) as error:
-        unpaired = tuple(_unpaired(bounded, champion.evidence, evidence))
+        unpaired = tuple(_unpaired(beside.metrics, champion.evidence, evidence))
         if unpaired:
-            count = len(job.samples)
+            count = len(beside.samples)
             return ChampionComparison(state="compared", samples=count, metrics=unpaired, **fields)
         return ChampionComparison(state="incomparable", absent=str(error).rstrip("."), **fields)
     return ChampionComparison(
         state="compared",
-        samples=len(job.samples),
+        samples=len(beside.samples),
         outputs=both.answers(),
         metrics=metrics,
         champion_latency=both.latency(0),
@@ -131,30 +155,30 @@ class _Side(NamedTuple):
 class _Pair:
     """Both files, the serving one first."""
 
-    def __init__(self, old: TestedFile, job: MeasurementJob) -> None:
-        self._job = job
-        self._sides = [self._open(old), self._open(job.candidate)]
+    def __init__(self, old: TestedFile, beside: Compared) -> None:
+        self._beside = beside
+        self._sides = [self._open(old), self._open(beside.candidate)]
         sizes = {side.binding.batch_size for side in self._sides if side.binding.fixed}
         if len(sizes) > 1:
             raise InputMismatch(f"the two files have different fixed batch sizes: {sorted(sizes)}")
         self._batch_size = min(sizes, default=self._sides[0].binding.batch_size)
-        self._names = [spec.name for spec in job.candidate.subject.outputs]
+        self._names = [spec.name for spec in beside.candidate.subject.outputs]
         self._classes: dict[str, ClassStatistics] = {}
 
-    def run(self, bounded: Sequence[MetricPolicy]) -> tuple[ChampionMetric, ...]:
-        """Run all samples in both, then enough batches for timing. Return the bounded metrics."""
-        job = self._job
+    def run(self) -> tuple[ChampionMetric, ...]:
+        """Run all samples in both, then enough batches for timing. Return the metrics."""
+        beside = self._beside
         with closing(
-            MetricRun(bounded, outputs=self._names, annotations=job.annotations)
+            MetricRun(beside.metrics, outputs=self._names, annotations=beside.annotations)
         ) as metrics:
             self._run(metrics)
-            return tuple(_paired(metrics, bounded, samples=len(job.samples)))
+            return tuple(_paired(metrics, beside.metrics, samples=len(beside.samples)))
 
     def _run(self, metrics: MetricRun) -> None:
-        labels, start, turns = self._job.labels, 0, 0
+        labels, start, turns = self._beside.labels, 0, 0
         first: Batch | None = None
         # NaN is allowed, because both files get the same samples.
-        for batch in self._job.samples.allow_nan().batches(self._batch_size):
+        for batch in self._beside.samples.allow_nan().batches(self._batch_size):
             first = batch if first is None else first
             outputs = self._turn(batch, turns)
             rows = len(next(iter(batch.values())))
@@ -175,8 +199,9 @@ class _Pair:
         return self._sides[side].stopwatch.result()
 
     def _open(self, file: TestedFile) -> _Side:
+        beside = self._beside
         inputs = file.subject.inputs
-        binding = bind_samples(inputs, self._job.samples, batch_size=self._job.batch_size)
+        binding = bind_samples(inputs, beside.samples, batch_size=beside.batch_size)
         try:
             session = self._session(file)
         except GateError:
@@ -186,7 +211,7 @@ class _Pair:
         return _Side(session, binding, Stopwatch())
 
     def _session(self, file: TestedFile) -> Any:
-        chained = self._job.chained
+        chained = self._beside.chained
         if (chained is None) == bool(file.subject.parts):
             raise OutputMismatch("one is a release of several files, the other a single file")
         if chained is not None:
@@ -203,7 +228,7 @@ class _Pair:
         self, outputs: list[list[Any]], start: int, labels: NDArray[np.int64] | None
     ) -> None:
         for name, old, new in zip(self._names, *outputs, strict=True):
-            if not (self._job.policy.counts_classes(name) and _is_classes(old, new)):
+            if not (self._beside.policy.counts_classes(name) and _is_classes(old, new)):
                 continue
             if name not in self._classes:
                 self._classes[name] = ClassStatistics(new.shape[1])

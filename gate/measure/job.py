@@ -179,12 +179,15 @@ class NamedRun(Protocol):
         """Return the outputs with these names. Raises any exception."""
 
 
-class Chained(Protocol):
-    """Several files that are run as one model."""
+class Opener(Protocol):
+    """Opens the files of a release as a consumer does."""
 
     def open_release(self, file: TestedFile) -> NamedRun:
-        """Open this or another release with the same parts, as a consumer does. Raises any
-        exception."""
+        """Open this or another release with the same parts. Raises any exception."""
+
+
+class Chained(Opener, Protocol):
+    """Several files that are run as one model."""
 
     def session(
         self, chosen: SelectedRuntime, policy: Policy, *, conditions: Conditions

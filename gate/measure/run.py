@@ -36,7 +36,13 @@ from gate.measure.work_units import (
 )
 from gate.metrics.process import REFERENCE, MetricRun
 from gate.policy.policy import Policy
-from gate.records.evidence import Dataset, Determinism, Environment, Evidence, differences
+from gate.records.evidence import (
+    Dataset,
+    Determinism,
+    Environment,
+    Evidence,
+    differences,
+)
 from gate.reference.environment import describe_environment, deterministic
 from gate.reference.float64 import Truth
 from gate.reference.validity import Validity

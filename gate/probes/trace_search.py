@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gate.data.reader import length
 from gate.errors import GateError, ModelError
@@ -17,7 +18,6 @@ from gate.probes.probe import Probe, SampleProfile
 from gate.probes.size_probes import DynamicAxes, inputs_beyond_edges
 from gate.probes.value_probes import within
 from gate.records.instruments import TraceSearch
-from gate.statistics.error_groups import Floats
 from gate.storage.arrays import Batch, OutputArray
 
 _MIXES = 4
@@ -103,6 +103,8 @@ def _around(low: float, high: float, span: float) -> tuple[float, ...]:
     inside = [low + span * k / 8 for k in range(1, 8)]
     return (low - 100 * span, low - 10 * span, *inside, high + 10 * span, high + 100 * span)
 
+
+Floats = NDArray[np.float64]
 
 Change = Callable[[Floats, float], Floats]
 

@@ -21,7 +21,6 @@ from gate.reference.discretization import STEPS, Discretization, bare_shape, dis
 from gate.reference.error_models import bare, named_arguments
 from gate.reference.random_rounding import EXACT
 from gate.reference.torch_session import DispatchMode
-from gate.statistics.error_groups import Floats
 from gate.storage.arrays import OutputArray
 
 # A runtime may order equal scores differently than PyTorch. It then keeps different boxes, and its
@@ -29,6 +28,8 @@ from gate.storage.arrays import OutputArray
 # choices (topk, sort, argmax, nms, comparisons, rounding to whole numbers, conversions of floats to
 # integers) in place of its own. Each choice must be possible within the rounding of the model's
 # operands; otherwise no difference is excused. The outputs are then compared as usual.
+
+Floats = NDArray[np.float64]
 
 Run = Callable[[], list[OutputArray]]
 

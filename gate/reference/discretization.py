@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from gate.reference.error_models import bare
 from gate.reference.torch_session import DispatchMode
-from gate.statistics.error_groups import Floats
+
+Floats = NDArray[np.float64]
 
 _WHOLE: Mapping[str, Callable[[Floats], Floats]] = {
     "floor": np.floor,

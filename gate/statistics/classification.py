@@ -23,7 +23,8 @@ from gate.records.outputs import (
     WorstSample,
 )
 from gate.statistics.accumulators import KEPT, distances, worse
-from gate.statistics.error_groups import Floats
+
+Floats = NDArray[np.float64]
 
 Bools = NDArray[np.bool_]
 

@@ -25,7 +25,6 @@ from gate.statistics.classification import (
     ClassStatistics,
     WorstSamples,
 )
-from gate.statistics.error_groups import Floats
 from gate.statistics.sample_table import LARGEST, RowStatistics, SampleRows
 
 if TYPE_CHECKING:
@@ -143,6 +142,9 @@ class IntegerMismatches:
 
 
 # Formulas: docs/metrics.md and `gate.records.outputs.OutputParity`.
+
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

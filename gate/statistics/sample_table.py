@@ -20,7 +20,6 @@ from gate.errors import EvidenceError
 from gate.records.outputs import RowParity
 from gate.statistics.accumulators import distances, worse
 from gate.statistics.classification import ClassAnswers, count_by_band
-from gate.statistics.error_groups import Floats
 from gate.storage import files
 
 _HELD_BYTES = 1 << 20
@@ -95,6 +94,9 @@ class RowSpool:
         self._runs = {output: [] for output in self._runs}
         with contextlib.suppress(OSError):  # closing writes the buffer again, which fails again
             self._file.close()  # free the disk space for others
+
+
+Floats = NDArray[np.float64]
 
 
 LARGEST = 2**16

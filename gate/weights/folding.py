@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gate.records.instruments import ULP
-from gate.statistics.error_groups import Floats
 from gate.weights.model_tensors import (
+    Floats,
     Leeway,
     Norm,
     Values,

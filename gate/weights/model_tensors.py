@@ -19,7 +19,6 @@ from gate.reference.discretization import FAKE_QUANTIZERS
 from gate.reference.error_models import bare
 from gate.reference.onnx_reference import OnnxNode
 from gate.reference.torch_session import DispatchMode
-from gate.statistics.error_groups import Floats
 from gate.storage.arrays import Batch, OutputArray
 
 # Tensors are looked up by the sum of their bits, which transposition, reshape and flip do not
@@ -342,6 +341,9 @@ _LEEWAYS: Mapping[str | None, Leeway] = {
 # `(bias[k] - mean[k]) * scale[k] + beta[k]`, with `scale = gamma / sqrt(var + eps)` (Ioffe and
 # Szegedy 2015, section 3.1). If the model was converted to half before the export, each of these
 # steps rounds to 16 bits, in this order: the weights of both PyTorch exporters are bit-identical.
+Floats = NDArray[np.float64]
+
+
 def rounding(arithmetic: str | None) -> Callable[[Values], Values]:
     """Return the rounding of a step's float32 result in the arithmetic of a format.
 

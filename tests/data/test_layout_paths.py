@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from gate.decision.champion import Champion
 from gate.decision.check_result import Verdict
 from gate.distributed.external_runtime import Packing, Sending
 from gate.distributed.worker_pool import CheckedFile
-from gate.measure.champion import measure_incumbent
+from gate.measure.champion import Compared, measure_incumbent
 from gate.measure.job import EvaluationData, Reference
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import TestedFile
@@ -48,10 +47,10 @@ def test_champion_answers_beside(tmp_path: Path, name: str) -> None:
                    data=EvaluationData(SampleSet.from_arrays(arrays(name))))  # fmt: skip
     job, evidence = result.job, result.evidence
     before = evidence.model_copy(update={"subject": read_subject(old)})
-    job = replace(job, policy=Policy.default(), batch_size=8)
+    beside = Compared(TestedFile(new, read_subject(new)), job.samples, None, 8, Policy.default())
     champion = Champion(state="proven", version="7", sha256=before.subject.sha256, onnx_path=old,
                         evidence=before)  # fmt: skip
-    found = measure_incumbent(champion, job=job, evidence=evidence)
+    found = measure_incumbent(champion, beside=beside, evidence=evidence)
     assert found.state == "compared", found
     assert found.samples == 12
     assert found.latency is not None

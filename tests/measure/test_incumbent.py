@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from torch import nn
 
 from gate import Evidence, Policy, SampleSet, TestedFile
 from gate.decision.champion import Champion
 from gate.errors import DigestMismatch
-from gate.measure.champion import measure_incumbent
+from gate.measure.champion import Compared, measure_incumbent
 from gate.measure.cost_meter import Stopwatch
-from gate.measure.job import MeasurementJob
 from gate.onnx_file.reading import read_subject
 from gate.records.champion_comparison import ChampionComparison
 from tests import builders
@@ -65,9 +63,9 @@ def champion(path: Path, **overrides: Any) -> Champion:
 def compared(new: Path, old: Champion, **overrides: Any) -> ChampionComparison:
     samples = SampleSet.from_arrays({"input": overrides.pop("x", inputs())})
     evidence: Evidence = overrides.pop("evidence", None) or releases.evidence(new)
-    fields = {"batch_size": 8, "policy": Policy.default()} | overrides
-    job = MeasurementJob(nn.Identity(), TestedFile(new, read_subject(new)), samples, **fields)
-    return measure_incumbent(old, job=job, evidence=evidence)
+    fields = {"labels": None, "batch_size": 8, "policy": Policy.default()} | overrides
+    beside = Compared(TestedFile(new, read_subject(new)), samples, **fields)
+    return measure_incumbent(old, beside=beside, evidence=evidence)
 
 
 @pytest.fixture
