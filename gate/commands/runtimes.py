@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +52,7 @@ def command(policy: Path | None) -> CommandResult:
     broken = any(row.state == "broken" for row in rows)
     return CommandResult(
         ExitCode.NOT_JUDGED if broken else ExitCode.DONE,
-        {"runtimes": [asdict(row) for row in rows]},
+        {"runtimes": [row.to_plain() for row in rows]},
         lambda console: _show(rows, console),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -301,6 +301,10 @@ class Listed:
     reason: str | None = None
     """The reason for a state other than `ok`."""
 
+    def to_plain(self) -> dict[str, Any]:
+        """JSON-compatible dict."""
+        return asdict(self)
+
 
 def listed(policy: Policy | None = None) -> tuple[Listed, ...]:
     """Return all installed runtimes, or those of a policy with its options."""
@@ -344,19 +348,20 @@ def _row(name: RuntimeName, wanted: RuntimePolicy) -> Listed:
         chosen = SelectedRuntime(name, wanted)
     except Exception as error:
         return Listed(name, kind, "broken", reason=_text(error))
+    found = Listed(name, kind, "ok", package=chosen.package)
     try:
         absent = chosen.absent_reason()
         versions = {} if absent else chosen.versions()
     except PolicyError as error:
         state: State = "broken" if wanted.options else "by options"
-        return Listed(name, kind, state, package=chosen.package, reason=_text(error))
+        return Listed(name, kind, state, package=found.package, reason=_text(error))
     except Exception as error:
-        return Listed(name, kind, "broken", package=chosen.package, reason=_text(error))
+        return Listed(name, kind, "broken", package=found.package, reason=_text(error))
     finally:
         chosen.close()
     return Listed(
         name, kind, "absent" if absent else "ok", provider=chosen.promises.provider,
-        package=chosen.package, versions=versions, reason=absent,
+        package=found.package, versions=versions, reason=absent,
     )  # fmt: skip
 
 

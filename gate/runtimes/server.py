@@ -18,12 +18,13 @@ import numpy as np
 from gate.errors import DigestMismatch, EvidenceError, PolicyError, RuntimeUnusable
 from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
-from gate.records.evidence import BatchAxes, Subject
+from gate.records.evidence import BatchAxes, TensorSpec
 from gate.records.runtime import SERVER, RuntimeName
 from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
 from gate.runtimes.v2_http import HttpClient
 from gate.runtimes.v2_protocol import DATATYPES, Client, InferenceResponse, ServerOptions
 from gate.storage.arrays import Batch, RuntimeArray
+from gate.storage.digest import Digest
 from gate.storage.safe_text import make_printable
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
@@ -39,7 +40,9 @@ _LONGEST_NAME = 200
 class ServedFile:
     """The file that a server must have."""
 
-    subject: Subject
+    sha256: Digest
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
     batch_axes: BatchAxes | None = None
     """None: axis 0 of all inputs and outputs."""
 
@@ -50,7 +53,7 @@ class ServedFile:
         if any(axis is not None and batch[name].ndim <= axis for name, axis in axes.items()):
             return [batch]
         sizes = {batch[name].shape[axis] for name, axis in axes.items() if axis is not None}
-        whole = any(self._axis("outputs", spec.name) is None for spec in self.subject.outputs)
+        whole = any(self._axis("outputs", spec.name) is None for spec in self.outputs)
         if whole or len(sizes) != 1:
             return [batch]
         return [
@@ -63,7 +66,7 @@ class ServedFile:
 
     def joined(self, parts: Sequence[Sequence[RuntimeArray]]) -> list[RuntimeArray]:
         """Join the outputs of the parts of a batch."""
-        axes = [self._axis("outputs", spec.name) for spec in self.subject.outputs]
+        axes = [self._axis("outputs", spec.name) for spec in self.outputs]
         return [
             np.concatenate(arrays, axis=axis or 0)
             for axis, arrays in zip(axes, zip(*parts, strict=True), strict=True)
@@ -83,11 +86,11 @@ class ServerSession(Session):
     def __init__(self, file: ServedFile, options: ServerOptions, example: Batch) -> None:
         """Raises DigestMismatch if the server has another file, RuntimeUnusable if it does not
         answer or does not prove which file it has."""
-        self._options, self._file, self._subject = options, file, file.subject
+        self._options, self._file = options, file
         self.connections = options.connections
         self.rate = options.rate
         _, self._model, self._version = options.parts
-        self._client = _connected(options, [spec.name for spec in self._subject.outputs])
+        self._client = _connected(options, [spec.name for spec in file.outputs])
         self._numbers = itertools.count()
         try:
             self._server = self._client.server()
@@ -163,7 +166,7 @@ class ServerSession(Session):
         self._client.close()
 
     def _check_datatypes(self) -> None:
-        for spec in (*self._subject.inputs, *self._subject.outputs):
+        for spec in (*self._file.inputs, *self._file.outputs):
             if spec.dtype not in DATATYPES:
                 raise RuntimeUnusable(
                     f"'{spec.name}' is {spec.dtype} in the file, which can't be exchanged with a "
@@ -172,8 +175,7 @@ class ServerSession(Session):
 
     def _check_inputs(self) -> None:
         """Compare names and datatypes in the server's metadata with those of the file."""
-        subject = self._subject
-        for kind, wanted in (("inputs", subject.inputs), ("outputs", subject.outputs)):
+        for kind, wanted in (("inputs", self._file.inputs), ("outputs", self._file.outputs)):
             stated = self._metadata.get(kind) or []
             try:
                 found = {each["name"]: each["datatype"] for each in stated}
@@ -191,7 +193,7 @@ class ServerSession(Session):
 
     def _verify_digest(self) -> str:
         """Return the proof that the server has this file; empty if unproven files are allowed."""
-        wanted = self._subject.sha256.hex
+        wanted = self._file.sha256.hex
         sources: list[str] = []
         for source, stated in self._reported_digests():
             sources.append(source)
@@ -220,7 +222,7 @@ class ServerSession(Session):
         if self._options.digest_url is not None:
             with closing(HttpClient(self._options)) as client:
                 found = set(_digests_in(client.get(self._options.digest_url)))
-            wanted = self._subject.sha256.hex
+            wanted = self._file.sha256.hex
             for digest in [wanted] if wanted in found else sorted(found):
                 yield "the digest URL", digest
 
@@ -244,7 +246,7 @@ class ServerSession(Session):
         answer = self._client.infer(batch, identity)
         self._check_answer(answer, identity)
         arrays = []
-        for spec in self._subject.outputs:
+        for spec in self._file.outputs:
             array = answer.outputs.get(spec.name)
             if array is None or array.dtype != spec.dtype:
                 what = "without it" if array is None else f"with {array.dtype}"
@@ -331,7 +333,9 @@ class ServerRuntime(Runtime):
         example: Batch,
     ) -> Session:
         """Open a session. Raises DigestMismatch, EvidenceError, RuntimeUnusable."""
-        return ServerSession(ServedFile(file.subject, conditions.batch_axes), options, example)
+        subject = file.subject
+        served = ServedFile(subject.sha256, subject.inputs, subject.outputs, conditions.batch_axes)
+        return ServerSession(served, options, example)
 
 
 def with_server(policy: Policy, url: str) -> Policy:
