@@ -46,7 +46,7 @@ from gate.runtimes.runtime import Proof, RunnableFile, Session
 from gate.runtimes.selection import SelectedRuntime
 from gate.statistics.accumulators import distances, finite_distances, interleaved
 from gate.statistics.classification import LOGITS, ClassReading
-from gate.statistics.output import OutputStatistics, Span
+from gate.statistics.output import Floats, OutputStatistics, Span
 from gate.statistics.sample_table import ROW, OutputRows, RowSpool
 from gate.statistics.serialization import PairwiseMerge, from_plain, to_plain
 from gate.storage.arrays import Batch, OutputArray
@@ -229,7 +229,7 @@ class OutputComparison:
                     late.record(look.sample, **self._settled(output.name, c, truth, floor))
 
     def _settled(
-        self, name: str, candidate: OutputArray, truth: OutputArray, floor: OutputArray
+        self, name: str, candidate: OutputArray, truth: OutputArray, floor: Floats
     ) -> dict[str, float]:
         """Return the largest error of a sample in units of its floor (`by_own`), and in units of
         the larger of this and the first samples' floor (`by_first`)."""

@@ -165,7 +165,7 @@ def _restore_removed(
     if target is None:
         return []
     removed = "removed" if change.version is None else "deleted by hand"
-    reason = f"'{CHAMPION}' had been {removed}, and is version {target.version} now: it was verified"
+    reason = f"'{CHAMPION}' had been {removed}; version {target.version}, now verified, has it"
     move_alias(model, model.entry("reverted", reason, version=target.version, about=target))
     return [StepResult("guard", "restored", target.version, reason)]
 
