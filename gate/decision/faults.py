@@ -122,6 +122,12 @@ FAULTS: dict[str, FaultSpec] = {
     "not_returned_places": FaultSpec(
         "the file lacks output {places:and} of the model, counted from 1", _OUTPUTS
     ),
+    "constant_output": FaultSpec(
+        "output {name} is a constant in the file, with other values than the model returns",
+        "Export again from the code and the settings of the reference. If the values depend on an "
+        "input, compute them in forward from tensors: tracing stores what Python computes as a "
+        "constant.",
+    ),
     "unread_input": FaultSpec(
         "the model computes it from the input {inputs:and}, which the file does not read there",
         "Export again with this input in use. If an optimizer dropped it, switch that fusion off, "

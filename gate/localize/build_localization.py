@@ -337,7 +337,7 @@ def _outputs(
 def _exchanged(
     findings: LocalizationFindings, limits: DeviationLimits, diagnoser: Diagnoser
 ) -> Iterator[tuple[str, LayerFault]]:
-    """Yield the outputs that are the wrong tensors although all layers are right."""
+    """Yield the outputs that are the wrong tensors or constants although all layers are right."""
     names, outputs = findings.layout.names, findings.graph.outputs
     returned = returned_values(outputs, findings.survey, names)
     wanted = findings.survey.outputs
@@ -345,10 +345,14 @@ def _exchanged(
         missing = [str(i) for i, n in enumerate(wanted, start=1) if n not in returned.values()]
         yield "", diagnoser.left_out(missing if len(returned) == len(outputs) else [])
         return
-    for name, number in returned.items():
-        right = findings.layout.names.get(number, name)
-        if right != name and not limits.agrees({name: findings.measured.marked[name]}):
+    for name, output in findings.measured.marked.items():
+        right = names.get(returned[name], name) if name in returned else name
+        if limits.agrees({name: output}):
+            continue
+        if right != name:
             yield name, diagnoser.output(name, right)
+        elif (constant := diagnoser.constant_output(name)) is not None:
+            yield name, constant
 
 
 def _sources(causes: list[LayerFault]) -> Iterator[Detail]:

@@ -430,6 +430,10 @@ class Diagnoser:
         variant = "followed" if nodes else "tensor"
         return _fault("", "output_order", variant=variant, name=name, right=right, nodes=nodes)
 
+    def constant_output(self, name: str) -> LayerFault | None:
+        """Return the fault if an output that the inputs do not change has wrong values."""
+        return _fault("", "constant_output", name=name) if self._graph.is_constant(name) else None
+
     def exchanged_inputs(self, moved: Mapping[str, str]) -> LayerFault:
         """Return the fault if the file exchanges inputs."""
         inputs = sorted({*moved, *moved.values()})

@@ -24,6 +24,7 @@ FaultCode = Literal[
     "input_order",
     "output_order",
     "not_returned",
+    "constant_output",
     "unread_input",
     "missing_value",
     "operators",

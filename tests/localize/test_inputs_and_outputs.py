@@ -207,3 +207,22 @@ def test_a_deformable_convolution_needs_another_exporter_and_opset():
         assert "19" in remedy(operators, tried)
         assert "19 has torchvision::deform_conv2d" in ways_out(operators, tried)[0]
     assert opset_for_all(operators) is None  # no opset is enough for this exporter
+
+
+class Grid(nn.Module):
+    """Returns a layer's result and a constant."""
+
+    def __init__(self, offset: float = 0.5) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.offset = nn.Linear(6, 4), offset
+
+    def forward(self, x):
+        return self.layer(x), torch.arange(7) + self.offset
+
+
+def test_a_constant_output_with_other_values_is_named(tmp_path):
+    right = nets.export(Grid().eval(), tmp_path / "right.onnx", A)
+    assert not found(Grid().eval(), right, A).diverges
+    wrong = nets.export(Grid(0.0).eval(), tmp_path / "wrong.onnx", A)
+    assert found(Grid().eval(), wrong, A).fault_code == "constant_output"
