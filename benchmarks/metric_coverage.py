@@ -41,6 +41,10 @@ def _rare(share: float, size: float = 1.0) -> Draw:
     return lambda rng, n: np.where(rng.random(n) < share, size, 0.0)
 
 
+def _rounded(draw: Draw) -> Draw:
+    return lambda rng, n: draw(rng, n) + rng.normal(0.0, 1e-7, n)
+
+
 def _mixed(worse: float, better: float) -> Draw:
     def draw(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         chance = rng.random(n)
@@ -61,6 +65,7 @@ CASES: dict[str, tuple[Draw, float, bool]] = {
     "one in ten changes, exponential": (
         lambda rng, n: np.where(rng.random(n) < 0.1, rng.exponential(0.2, n), 0.0), 0.02, False,
     ),
+    "half a point, p = 0.002, and rounding": (_rounded(_rare(0.002, 0.5)), 0.001, False),
 }  # fmt: skip
 """Drops, their true mean, and whether the metric is 0 or 1 per sample."""
 

@@ -219,12 +219,7 @@ def _drop(
         from gate.metrics.intervals import samples_needed
 
         needed = samples_needed(
-            check.samples or 0,
-            drop=change.drop,
-            bound=upper,
-            limit=limit,
-            alpha=alpha / (level + 1),
-            scale=change.scale,
+            check.samples or 0, change, bound=upper, limit=limit, alpha=alpha / (level + 1)
         )
         code = "too_few" if needed is not None else "at_limit"
         params |= {"needed": needed} if needed is not None else {}

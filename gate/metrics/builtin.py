@@ -174,6 +174,7 @@ class _F1(Metric):
     """
 
     resamples = 1_999
+    columns = slice(2)
 
     def __init__(
         self, average: str = "macro", positive: int = 1, threshold: float | None = None
@@ -202,10 +203,6 @@ class _F1(Metric):
         """Raise DataError for probabilities without a threshold, which would all be positive."""
         if self._threshold is None:
             _require_logits(state.rows[:, 2:])
-
-    def differing(self, one: State, other: State) -> NDArray[np.bool_]:
-        """Return a mask of samples with another class. The range of the scores is not a value."""
-        return State(one.rows[:, :2]).differs(State(other.rows[:, :2]))
 
     def statistic(self, state: State) -> Statistic:
         """Return the metric as a function of block weights, from counts by block and class."""
@@ -331,6 +328,8 @@ class _Iou(OfSums):
     `threshold`: for float masks, whose pixels are positive above it. None: 0, for logits.
     """
 
+    columns = slice(-3)
+
     def __init__(
         self, ignore: int | None = None, positive: int = 1, threshold: float | None = None
     ) -> None:
@@ -380,10 +379,6 @@ class _Iou(OfSums):
             )
         if self._threshold is None:
             _require_logits(state.rows[:, -2:])
-
-    def differing(self, one: State, other: State) -> NDArray[np.bool_]:
-        """Return a mask of samples with other masks. The range of the outputs is not a value."""
-        return State(one.rows[:, :-3]).differs(State(other.rows[:, :-3]))
 
 
 def _perplexity(ignore: int = -100) -> Metric:

@@ -1,4 +1,4 @@
-"""Confidence bounds of metrics and of their drops. Imports numpy and scipy only."""
+"""Confidence bounds of metrics and of their drops."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr, ndtri, stdtrit
+
+from gate.records.metrics import MetricDrop
 
 Array = NDArray[np.float64]
 
@@ -130,13 +132,16 @@ def resample(statistic: Statistic, blocks: int, *, resamples: int = RESAMPLES) -
     )
 
 
-def bca_limits(found: Distribution, levels: Sequence[float]) -> tuple[Array, Array] | None:
+def bca_limits(
+    found: Distribution, levels: Sequence[float], *, rounding: float = 0.0
+) -> tuple[Array, Array] | None:
     """Return one-sided lower and upper limits by the BCa bootstrap, shape (levels,) each.
 
     Efron, Journal of the American Statistical Association 82 (1987); equal to
     `scipy.stats.bootstrap` but for the resamples, without its n x n jackknife per level. None: the
-    statistic is the same in all resamples or without any one block, so there is no interval. NaN
-    where the statistic has no finite value on one of them.
+    statistic is the same in all resamples, or leaving out any one block changes it by at most
+    `rounding` divided by their number, so there is no interval. NaN where the statistic has no
+    finite value on one of them.
     """
     observed, drawn, jackknife = found.observed, np.sort(found.drawn), found.jackknife
     resamples = len(drawn)
@@ -145,7 +150,8 @@ def bca_limits(found: Distribution, levels: Sequence[float]) -> tuple[Array, Arr
     apart = jackknife.mean() - jackknife
     spread = float((apart**2).sum())
     tiny = _ROUNDING * max(abs(observed), float(np.abs(drawn).max()))
-    if drawn[-1] - drawn[0] <= tiny or spread <= tiny**2:
+    effect = len(apart) * float(np.abs(apart).max())
+    if drawn[-1] - drawn[0] <= tiny or spread <= tiny**2 or effect <= rounding:
         return None
     acceleration = float((apart**3).sum()) / (6.0 * spread**1.5)
     below = np.searchsorted(drawn, observed) + np.searchsorted(drawn, observed, side="right")
@@ -216,19 +222,19 @@ def unpaired_bounds(
 
 
 def samples_needed(
-    samples: int, *, drop: float, bound: float, limit: float, alpha: float, scale: float
+    samples: int, change: MetricDrop, *, bound: float, limit: float, alpha: float
 ) -> int | None:
     """Return the number of similar samples that would prove that the drop is at most `limit`.
 
-    bound: the upper bound from the present samples. alpha: 1 - confidence level. scale: the largest
-    drop of a sample.
+    bound: the upper bound from the present samples. alpha: 1 - confidence level.
 
-    If no sample changed, the rule of three is solved for the number of samples; otherwise the
-    interval's width is proportional to its inverse square root. None if the drop itself reaches the
-    limit, so that no number is enough.
+    The rule of three is solved for the number of samples; the width of other intervals is
+    proportional to its inverse square root. None if the drop itself reaches the limit, so that no
+    number is enough.
     """
+    drop, scale = change.drop, change.scale
     if not (math.isfinite(bound) and drop < limit):
         return None
-    if drop == 0.0 and bound <= scale and limit < scale:
-        return math.ceil(math.log(alpha) / math.log1p(-limit / scale))
+    if change.method == "rule_of_three" and limit < scale:
+        return math.ceil(math.log(alpha) / math.log1p((drop - limit) / (scale - drop)))
     return max(samples + 1, math.ceil(samples * ((bound - drop) / (limit - drop)) ** 2))

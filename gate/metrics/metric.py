@@ -43,16 +43,21 @@ class State(NamedTuple):
             return State(self.rows[mask])
         return State(self.rows[np.repeat(mask, self.lengths)], self.lengths[mask])
 
-    def differs(self, other: State) -> NDArray[np.bool_]:
-        """Return a mask of samples whose state differs in `other`, shape (samples,)."""
+    def differs(self, other: State, *, rounding: float = 0.0) -> NDArray[np.bool_]:
+        """Return a mask of samples whose state differs in `other`, shape (samples,).
+
+        `rounding`: share of the largest value of a column up to which values count as equal.
+        """
+        allowed = rounding * np.abs(self.rows).max(axis=0, initial=0.0)
         if self.lengths is None or other.lengths is None:
-            return np.asarray((self.rows != other.rows).any(axis=1))
+            return np.asarray((np.abs(self.rows - other.rows) > allowed).any(axis=1))
         changed = self.lengths != other.lengths
         starts, others = (np.cumsum(n) - n for n in (self.lengths, other.lengths))
         for place in np.flatnonzero(~changed):
             size = self.lengths[place]
             one = self.rows[starts[place] : starts[place] + size]
-            changed[place] = bool((one != other.rows[others[place] : others[place] + size]).any())
+            two = other.rows[others[place] : others[place] + size]
+            changed[place] = bool((np.abs(one - two) > allowed).any())
         return np.asarray(changed)
 
     @classmethod
@@ -71,6 +76,8 @@ class Metric(Protocol):
 
     resamples: int
     """Number of bootstrap resamples."""
+    columns = slice(None)
+    """Columns of the state that determine the value."""
 
     def update(self, outputs: Any, labels: Any) -> State:
         """Return the state of each sample of a batch."""
@@ -84,9 +91,10 @@ class Metric(Protocol):
         labels have the wrong kind, so that no drop would be visible."""
         del state  # the default accepts any states
 
-    def differing(self, one: State, other: State) -> NDArray[np.bool_]:
-        """Return which samples have different values: shape (samples,)."""
-        return one.differs(other)
+    def differing(self, one: State, other: State, *, rounding: float = 0.0) -> NDArray[np.bool_]:
+        """Return a mask of samples with different states (`State.differs`), shape (samples,)."""
+        first, second = (State(s.rows[:, self.columns], s.lengths) for s in (one, other))
+        return first.differs(second, rounding=rounding)
 
 
 class PerSample(Metric):
@@ -326,6 +334,10 @@ class Side:
         return self.distribution.observed
 
 
+_ROUNDING = 1e-5
+"""Share of the largest value up to which a change is the rounding of float32 outputs."""
+
+
 def _sides(metric: Metric, states: Mapping[str, State]) -> dict[str, Side]:
     """Return the side of each state. States without a differing sample share one bootstrap."""
     sides: dict[str, Side] = {}
@@ -342,24 +354,25 @@ def drop_between(
 
     `sign`: 1.0 if higher is better, else -1.0. `levels`: confidence levels of the bounds.
     """
-    return _drop(Side(metric, reference), Side(metric, state), sign=sign, levels=levels)
+    before, after = _sides(metric, {"reference": reference, "candidate": state}).values()
+    return _drop(before, after, sign=sign, levels=levels)
 
 
 def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) -> MetricDrop:
     samples = side.state.samples
     drop = sign * (reference.value - side.value)
-    changed = int(side.metric.differing(reference.state, side.state).sum())
-    scale = _scale(reference, side)
+    differing = side.metric.differing(reference.state, side.state, rounding=_ROUNDING)
+    changed, scale = int(differing.sum()), _scale(reference, side)
     if reference.is_binary_mean and side.is_binary_mean:
         moved = sign * (reference.state.rows[:, 0] - side.state.rows[:, 0])
         worse, better = int((moved > 0).sum()), int((moved < 0).sum())
         found: DropBounds = intervals.binary_bounds(worse, better, samples, levels)
-    elif not changed:
-        found = intervals.rare_change_bounds(0.0, samples, levels, scale=scale)
     else:
-        expanded = [intervals.expanded_level(level, changed) for level in levels]
-        difference = reference.distribution.minus(side.distribution, sign=sign)
-        limits = intervals.bca_limits(difference, expanded)
+        limits = None
+        if side is not reference:
+            expanded = [intervals.expanded_level(level, changed) for level in levels]
+            difference = reference.distribution.minus(side.distribution, sign=sign)
+            limits = intervals.bca_limits(difference, expanded, rounding=_ROUNDING * scale)
         found = (
             intervals.rare_change_bounds(drop, samples, levels, scale=scale)
             if limits is None

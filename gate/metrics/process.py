@@ -184,9 +184,10 @@ def _state_of(metric: Metric, outputs: Any, labels: Labels | None, side: str, st
         bad = place = int(finite.all(axis=1).argmin())
         if state.lengths is not None:
             place = int(np.searchsorted(np.cumsum(state.lengths), place, side="right"))
+        values = state.rows[bad].tolist()
         raise DataError(
             f"sample {start + place} of {side} has the value "
-            f"{state.rows[bad].tolist()}, expected finite numbers"
+            f"{values[0] if len(values) == 1 else values}, expected finite numbers"
         )
     return state
 

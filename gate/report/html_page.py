@@ -107,8 +107,10 @@ def reproduce_commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     if source.checkpoint_sha256 is not None:
         parts.append("--checkpoint CHECKPOINT")
     parts.append("--inputs SAMPLES")
-    if evidence.dataset.labelled:
-        parts.append("--labels LABELS.npy")
+    if evidence.dataset.labelled or source.labels_sha256 is not None:
+        parts.append("--labels LABELS")
+    if source.slices_sha256 not in (None, source.labels_sha256):
+        parts.append("--slices SLICES")
     if source.preprocess_sha256 is not None:
         parts.append("--preprocessing SPEC.json")
     parts.append("--policy POLICY.yaml --report report")

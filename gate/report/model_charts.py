@@ -309,7 +309,7 @@ def _metric_chart(metric: MetricEvidence, champion: dict[str | None, MetricValue
                 axes.errorbar([v.value for v in values], places, xerr=apart, fmt=marker,
                               color=color, markersize=5, linewidth=1.2, label=name)  # fmt: skip
         axes.set_yticks(range(len(rows)), [literal(label, 30) for label, _ in rows])
-        axes.invert_yaxis()
+        axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.grid(visible=True, axis="x")
         axes.locator_params(axis="x", nbins=4)
         drawn.legend(loc="outside upper center", ncols=3, fontsize=SMALL)

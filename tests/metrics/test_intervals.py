@@ -18,6 +18,8 @@ from gate.metrics.intervals import (
     share_limits,
     unpaired_bounds,
 )
+from gate.metrics.metric import PerSample, State, drop_between
+from gate.records.metrics import MetricDrop
 
 
 def linear(values: np.ndarray):
@@ -105,20 +107,47 @@ def test_bounds_grow_with_drop_and_level(worse: int, better: int, samples: int):
     assert binary_bounds(worse + 1, better, samples, levels).upper[0] > bounds[0]
 
 
+def needed(worse: int, better: int, samples: int, *, limit: float) -> int | None:
+    bounds = binary_bounds(worse, better, samples, [0.95])
+    change = MetricDrop(drop=(worse - better) / samples, changed=worse + better,
+                        method=bounds.method, bounds=bounds.upper, scale=1.0)  # fmt: skip
+    return samples_needed(samples, change, bound=bounds.upper[0], limit=limit, alpha=0.05)
+
+
 def test_the_needed_number_of_samples_is_enough():
-    bound = binary_bounds(0, 0, 100, [0.95]).upper[0]
-    needed = samples_needed(100, drop=0.0, bound=bound, limit=0.01, alpha=0.05, scale=1.0)
-    assert needed == 299
-    assert binary_bounds(0, 0, needed, [0.95]).upper[0] <= 0.01
-    assert binary_bounds(0, 0, needed - 1, [0.95]).upper[0] > 0.01
-    bound = binary_bounds(4, 2, 400, [0.95]).upper[0]
-    needed = samples_needed(400, drop=0.005, bound=bound, limit=0.01, alpha=0.05, scale=1.0)
-    assert needed is not None
-    times = needed / 400
-    assert binary_bounds(int(4 * times), int(2 * times), needed, [0.95]).upper[0] <= 0.0101
-    for drop, high in ((0.01, 0.02), (0.02, 0.03), (0.0, math.nan), (0.0, math.inf)):
-        found = samples_needed(400, drop=drop, bound=high, limit=0.01, alpha=0.05, scale=1.0)
-        assert found is None
+    count = needed(0, 0, 100, limit=0.01)
+    assert count == 299
+    assert binary_bounds(0, 0, count, [0.95]).upper[0] <= 0.01
+    assert binary_bounds(0, 0, count - 1, [0.95]).upper[0] > 0.01
+    for worse, better, limit in ((4, 2, 0.01), (5, 5, 0.012)):
+        count = needed(worse, better, 400, limit=limit)
+        assert count is not None
+        assert count > 400
+        times = count / 400
+        bounds = binary_bounds(int(worse * times), int(better * times), count, [0.95])
+        assert bounds.upper[0] <= 1.01 * limit
+    assert needed(4, 0, 400, limit=0.01) is None
+    assert needed(8, 0, 400, limit=0.01) is None
+    alike = rare_change_bounds(0.25, 1000, [0.95], scale=1.0)
+    change = MetricDrop(drop=0.25, changed=1000, method=alike.method, bounds=alike.upper, scale=1.0)
+    count = samples_needed(1000, change, bound=alike.upper[0], limit=0.251, alpha=0.05)
+    assert rare_change_bounds(0.25, count or 1, [0.95], scale=1.0).upper[0] <= 0.251 + 1e-12
+    for bound in (math.nan, math.inf):
+        assert samples_needed(400, change, bound=bound, limit=0.3, alpha=0.05) is None
+
+
+def test_rounding_is_no_change():
+    """A file that rounds differently proves as little about rare drops as an equal one."""
+    values = np.random.default_rng(8).normal(size=500)
+    drops = [
+        drop_between(PerSample(abs), State(values[:, None]), State((values - change)[:, None]),
+                     sign=1.0, levels=[0.95])
+        for change in (0.0, 1e-8 * values, 0.25 + 1e-8 * values, 0.25 * (np.arange(500) < 9))
+    ]  # fmt: skip
+    assert [(each.method, each.changed) for each in drops] == [
+        ("rule_of_three", 0), ("rule_of_three", 0), ("rule_of_three", 500), ("bca", 9),
+    ]  # fmt: skip
+    assert drops[1].bounds == pytest.approx(drops[0].bounds)
 
 
 def test_unpaired_bounds_widen_with_both_sides():
