@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,14 @@ class Annotations:
         given: Labels | None = None
         columns: dict[str, Sequence[Any]] = {}
         if labels is not None:
-            given, columns = _read(labels)
+            given, columns = _read(labels, () if slices else names)
             if given is None:
                 raise DataError(
                     f"{labels} has no column '{LABEL}'; it has: {', '.join(columns) or 'none'}."
                 )
             _check_length(len(given), samples, labels)
         if slices is not None:
-            _, columns = _read(slices)
+            _, columns = _read(slices, names)
         origin = slices or labels
         found = {}
         for name in names:
@@ -122,9 +123,10 @@ def _text(value: Any) -> str:
     raise DataError(f"a slice is {str(value)[:60]!r}, expected a text, a number or true or false.")
 
 
-def _read(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
-    """Return labels and columns. Raises DataError."""
-    reader = {_NPY: _read_npy, _JSONL: _read_lines, _PARQUET: _read_parquet}.get(path.suffix)
+def _read(path: Path, names: Sequence[str]) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
+    """Return labels and columns; of Parquet only those of `names` have values. Raises DataError."""
+    readers = {_NPY: _read_npy, _JSONL: _read_lines, _PARQUET: partial(_read_parquet, names=names)}
+    reader = readers.get(path.suffix)
     if reader is None:
         raise DataError(
             f"{path.name} is not a .npy, .jsonl or .parquet file. Save the labels as one."
@@ -177,17 +179,20 @@ def _read_lines(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
     return labels, columns
 
 
-def _read_parquet(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
+def _read_parquet(
+    path: Path, *, names: Sequence[str]
+) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise DataError(f"{path} needs pyarrow: pip install 'parity-gate[data]'") from error
     try:
-        table = pq.read_table(path)
+        columns: dict[str, Sequence[Any]] = dict.fromkeys(pq.read_schema(path).names, ())
+        # The file may have the inputs too.
+        table = pq.read_table(path, columns=[n for n in (LABEL, *names) if n in columns])
     except pa.ArrowInvalid as error:
         raise DataError(f"{path} is not a complete Parquet file: {error}.") from error
-    columns: dict[str, Sequence[Any]] = {}
     for name in table.column_names:
         try:
             # The same values as in JSON lines, which the process of the metrics receives.
@@ -198,6 +203,7 @@ def _read_parquet(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
                     f"{path}: the column '{LABEL}' is of {table.schema.field(name).type}: "
                     f"{error}. Save numbers, texts, dates, or lists and structs of them."
                 ) from error
+            del columns[name]
     return columns.get(LABEL), columns
 
 

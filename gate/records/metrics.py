@@ -26,7 +26,7 @@ class MetricDrop(Record):
     drop: Measured
     """Drop in units of the metric; positive means worse."""
     changed: Count | None
-    """Number of samples whose value or state differs; None for different samples."""
+    """Number of samples whose state differs beyond rounding; None for different samples."""
     method: Literal["exact", "bca", "rule_of_three", "unpaired"]
     bounds: tuple[Measured, ...]
     """One-sided upper bounds of the drop at 1 - alpha / r for Holm's correction, r = 1, 2, ... up

@@ -350,7 +350,8 @@ def test_parquet_of_dates_and_decimals_is_as_json_lines_have_them(folder: Path):
     for table, words in (
         ({"label": [b"a", b"b"]}, "the column 'label' is of binary"),
         ({"day": [day] * 2}, "has no column 'label'; it has: day"),
+        ({"label": [1, 2], "raw": [b"a", b"b"]}, "has no column 'raw'"),
     ):
         pq.write_table(pa.table(table), "t.parquet")
         with pytest.raises(DataError, match=words):
-            Annotations.open(labels=Path("t.parquet"), slices=None, names=[], samples=2)
+            Annotations.open(labels=Path("t.parquet"), slices=None, names=["raw"], samples=2)
