@@ -287,13 +287,17 @@ def _unpaired(
             continue
         same = ("definition_sha256", "source")
         if all(getattr(before, name) == getattr(now, name) for name in same):
-            groups = tuple(_unpaired_groups(metric, before, now))
+            groups, failure = tuple(_unpaired_groups(metric, before, now)), None
+            if metric.aggregation == "sum":
+                groups, failure = (), "sums over different samples can't be compared; use a mean"
+            elif not groups:
+                failure = "the champion was not measured on these slices"
             yield ChampionMetric(
                 name=metric.name,
                 definition_sha256=now.definition_sha256,
                 source=now.source,
                 paired=False,
-                failure=None if groups else "the champion was not measured on these slices",
+                failure=failure,
                 groups=groups,
             )
 

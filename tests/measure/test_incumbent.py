@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gate import Evidence, Policy, SampleSet, TestedFile
 from gate.decision.champion import Champion
+from gate.decision.metric_rules import champion_metric_checks
 from gate.errors import DigestMismatch
 from gate.measure.champion import Compared, measure_incumbent
 from gate.measure.cost_meter import Stopwatch
 from gate.onnx_file.reading import read_subject
+from gate.policy.metrics import MetricPolicy
 from gate.records.champion_comparison import ChampionComparison
+from gate.records.metrics import MetricDrop, MetricEvidence, MetricGroup, MetricSide, MetricValue
 from tests import builders
 from tests.registry import releases
 
@@ -174,3 +178,45 @@ def test_a_file_that_is_exchanged_meanwhile_is_not_compared(old, new):
     releases.onnx_file(old, seed=3)
     with pytest.raises(DigestMismatch):
         compared(new, there)
+
+
+def with_metric(evidence: Evidence, metric: MetricPolicy, low: float, high: float) -> Evidence:
+    """Evidence of a metric whose value is in the middle of the interval."""
+    value = MetricValue(value=(low + high) / 2, low=low, high=high)
+    change = MetricDrop(drop=0.0, changed=0, method="exact", bounds=(0.01,), scale=1.0)
+    group = MetricGroup(
+        samples=evidence.dataset.samples,
+        reference=value,
+        runtimes={"ort-cpu": MetricSide(**value.model_dump(), change=change)},
+    )
+    record = MetricEvidence(
+        name=metric.name, definition_sha256=metric.definition(), higher_is_better=True,
+        groups=(group,), values_sha256=evidence.dataset.sha256,
+        source={"mymetrics": evidence.dataset.sha256},
+    )  # fmt: skip
+    return evidence.model_copy(update={"metrics": (record,)})
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "limit", "code"),
+    [("mean", 0.08, "proven"), ("mean", 0.05, "too_few"), ("mean", 0.01, "dropped"),
+     ("sum", 0.08, "violated")],
+)  # fmt: skip
+def test_metrics_of_a_champion_that_takes_other_samples_are_not_paired(
+    tmp_path: Path, new: Path, aggregate: str, limit: float, code: str
+):
+    metric = MetricPolicy(
+        name="m", function="mymetrics:m", aggregate=aggregate, max_drop_from_champion=limit
+    )
+    policy = Policy.default().model_copy(update={"metrics": (metric,)})
+    other = champion(linear(tmp_path / "other.onnx", features=4))
+    other = replace(other, evidence=with_metric(other.evidence, metric, 0.86, 0.94))
+    evidence = with_metric(releases.evidence(new), metric, 0.85, 0.91)
+    result = compared(new, other, policy=policy, evidence=evidence)
+    assert [each.paired for each in result.metrics] == [False]
+    (check,) = champion_metric_checks(policy, evidence, result)
+    assert check.code == code
+    if aggregate == "mean":
+        assert check.params["notes"] == [{"code": "metric_unpaired"}]
+        assert check.params["drop"] == pytest.approx(0.02)
+        assert result.metrics[0].groups[0].change.bounds == pytest.approx([0.07])
