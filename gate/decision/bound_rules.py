@@ -241,17 +241,11 @@ def check(comparison: BoundedMetric, runtime: RuntimeEvidence, output: OutputPar
 
 
 def agreement_lower_bound(disagreements: int, samples: int, *, confidence: float) -> float:
-    """Return the one-sided Clopper-Pearson lower bound of the agreement, in [0, 1].
+    """Return the one-sided Clopper-Pearson lower bound of the agreement, in [0, 1]; 0.0 without
+    agreements."""
+    from gate.metrics.intervals import share_limits  # scipy, which reports need not load
 
-    The exact binomial bound (Clopper and Pearson, Biometrika 26, 1934): the
-    `1 - confidence` quantile of Beta(agreements, disagreements + 1); 0.0 without agreements.
-    """
-    agreements = samples - disagreements
-    if agreements <= 0:
-        return 0.0
-    from scipy.special import betaincinv
-
-    return float(betaincinv(agreements, disagreements + 1, 1.0 - confidence))
+    return share_limits(max(samples - disagreements, 0), samples, confidence)[0]
 
 
 def samples_needed(bound: float, *, confidence: float) -> int | None:
@@ -514,16 +508,11 @@ def crossings(
 
 
 def crossing_upper_bound(crossed: int, samples: int, *, confidence: float) -> float:
-    """Return the one-sided Clopper-Pearson upper bound of the share that crosses, in [0, 1].
+    """Return the one-sided Clopper-Pearson upper bound of the share that crosses, in [0, 1]; 1.0 if
+    all cross, and without samples."""
+    from gate.metrics.intervals import share_limits
 
-    The `confidence` quantile of Beta(crossed + 1, samples - crossed); 1.0 if all cross, and without
-    samples.
-    """
-    if crossed >= samples:
-        return 1.0
-    from scipy.special import betaincinv
-
-    return float(betaincinv(crossed + 1, samples - crossed, confidence))
+    return share_limits(crossed, samples, confidence)[1]
 
 
 def _class_counts(policy: Policy, runtime: RuntimeEvidence) -> Iterator[int]:

@@ -68,7 +68,11 @@ def holds_by_holm(bounds: Sequence[Sequence[float]], limit: float) -> list[bool]
 
 
 def share_limits(count: int, samples: int, level: float) -> tuple[float, float]:
-    """Return the one-sided lower and upper limit of a share, each at `level` (Clopper-Pearson)."""
+    """Return the one-sided lower and upper limit of a share, each at `level`.
+
+    The exact binomial limits (Clopper and Pearson, Biometrika 26, 1934): quantiles of Beta
+    distributions.
+    """
     alpha = 1.0 - level
     lower = float(betaincinv(count, samples - count + 1, alpha)) if count else 0.0
     upper = float(betaincinv(count + 1, samples - count, level)) if count < samples else 1.0

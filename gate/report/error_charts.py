@@ -7,11 +7,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scipy.special import betaincinv
-
-from gate.decision.bound_rules import agreement_lower_bound
 from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision
+from gate.metrics.intervals import share_limits
 from gate.records.evidence import Evidence
 from gate.records.outputs import PER_OCTAVE, ConfidenceOfClass, Histogram, OutputParity
 from gate.records.runtime import RuntimeName
@@ -124,22 +122,16 @@ def _rows(evidence: Evidence, decision: Decision | None) -> Iterator[_Row]:
         ]
         bounds = [check.bound for check in checks if isinstance(check.bound, float)]
         same = max(answered - parity.top1_disagreements, 0)
+        low, high = share_limits(same, answered, _LEVEL)
         yield _Row(
             name=name,
             agreement=same / answered,
-            low=agreement_lower_bound(parity.top1_disagreements, answered, confidence=_LEVEL),
-            high=_upper_bound(answered - same, answered),
+            low=low,
+            high=high,
             bound=max(bounds, default=None),
             failed=any(check.verdict is Verdict.FAIL for check in checks),
             counted=f"{same} of {answered}",
         )
-
-
-def _upper_bound(disagreements: int, samples: int) -> float:
-    """Return the upper bound that corresponds to `top1_lower_bound`: 1.0 without a disagreement."""
-    if disagreements <= 0:
-        return 1.0
-    return float(betaincinv(samples - disagreements + 1, disagreements, _LEVEL))
 
 
 MOST_CLASSES = 20
