@@ -65,7 +65,7 @@ TITLES: dict[Cause, str] = {
     "cost": "Slower or larger than the policy allows",
     "threshold": "Decisions at an operating point change",
     "labels": "Less accurate on the labels",
-    "metric": "A metric of the task is too low",
+    "metric": "A metric of the task is outside its bound",
     "samples": "The samples cannot prove anything",
     "model": "The model's own output is not determined",
     "policy": "The policy does not fit the file",
@@ -208,7 +208,7 @@ def _metric_drop(
         "worse": CodeSpec(_NUMBER_TEXT + notes, headline="The metric fell: {label} is {usage}"),
         "dropped": CodeSpec(
             "{label}: the drop is {drop:.6g}, allowed {allowed} (n = {samples})." + notes,
-            headline="The metric fell by {drop:.6g}: {label}, allowed {allowed}",
+            headline="The metric is worse by {drop:.6g}: {label}, allowed {allowed}",
         ),
         "too_few": CodeSpec(
             "{label} may be {observed:.6g}, allowed {allowed}: the drop is {drop:.6g} on {samples} "
