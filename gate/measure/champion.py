@@ -39,7 +39,6 @@ from gate.records.metrics import (
 )
 from gate.statistics.classification import ClassAnswers, ClassStatistics
 from gate.storage.arrays import Batch
-from gate.storage.digest import Digest
 
 # Both files run in ONNX Runtime on the CPU, optimized, as consumers do. Batches alternate between
 # the two, so that other load on the machine affects both.
@@ -247,7 +246,7 @@ def _paired(
         yield ChampionMetric(
             name=metric.name,
             definition_sha256=metric.definition(),
-            source={n: Digest.parse(d) for n, d in metrics.sources.get(metric.name, {}).items()},
+            source=metrics.source_of(metric),
             paired=True,
             failure=metrics.failures.get(metric.name),
             groups=tuple(

@@ -21,6 +21,8 @@ _RECALLS = np.linspace(0.0, 1.0, 101)
 
 _COCO_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))
 
+_INTEGERS = {"blank", "ignore", "k", "positive"}
+
 _MOST_DETECTIONS = 100
 """Most detections of an image, by score, as in COCO."""
 
@@ -29,6 +31,9 @@ def built_in(name: str, options: Mapping[str, Any]) -> Metric:
     """Return the metric of this name (`gate.policy.metrics.BUILTIN`). Raises PolicyError for wrong
     options."""
     try:
+        for option in _INTEGERS & options.keys():
+            if type(options[option]) not in (int, type(None)):
+                raise ValueError(f"{option} is {options[option]!r}, expected an integer")
         return _MAKERS[name](**options)
     except (TypeError, ValueError) as error:
         raise PolicyError(f"options of {name}: {error}") from error
@@ -60,6 +65,8 @@ def _labels(labels: Any, like: tuple[int, ...]) -> NDArray[Any]:
         array = np.asarray(labels)
     except ValueError as error:  # lists of different lengths
         raise DataError(f"labels have different shapes, expected {like} together") from error
+    if like[1:] == (1,) and array.shape == like[:1]:
+        array = array[:, None]
     if array.shape != like:
         raise DataError(f"labels have shape {array.shape}, expected {like}")
     return array
@@ -104,7 +111,7 @@ def _numbers(outputs: Any, labels: Any) -> tuple[Array, Array]:
 
 
 def _accuracy(k: int = 1) -> Metric:
-    if not isinstance(k, int) or k < 1:
+    if k < 1:
         raise ValueError(f"k is {k!r}, expected 1 or more")
 
     def hits(outputs: Any, labels: Any) -> Any:
@@ -406,57 +413,77 @@ def _perplexity(ignore: int = -100) -> Metric:
     return OfSums(losses, value, vectorized=True)
 
 
-def _wer(blank: int | None = None, vocabulary: Sequence[str] | None = None) -> Metric:
+class _Wer(OfSums):
     """Word error rate: edits divided by words of the labels.
 
     Outputs are token IDs (samples, tokens), or scores (samples, tokens, words), of which the
     largest counts. `blank`: the blank of CTC, which also merges repeated IDs. IDs are words, or
     pieces of text from `vocabulary`. Labels are texts or lists of IDs.
     """
-    try:
-        import jiwer
-    except ImportError as error:
-        raise PackageMissing("wer needs jiwer: pip install 'parity-gate[metrics]'") from error
 
-    def text_of(ids: NDArray[np.int64]) -> str:
-        if blank is not None:
-            kept = np.ones(len(ids), dtype=bool)
-            kept[1:] = ids[1:] != ids[:-1]
-            ids = ids[kept & (ids != blank)]
-        if vocabulary is None:
-            return " ".join(map(str, ids))
-        return "".join(vocabulary[place] for place in ids)
+    def __init__(self, blank: int | None = None, vocabulary: Sequence[str] | None = None) -> None:
+        try:
+            import jiwer
+        except ImportError as error:
+            raise PackageMissing("wer needs jiwer: pip install 'parity-gate[metrics]'") from error
+        self._jiwer, self._blank, self._vocabulary = jiwer, blank, vocabulary
+        super().__init__(self._edits, self._value, vectorized=True)
 
-    def edits(outputs: Any, labels: Any) -> Any:
+    def _edits(self, outputs: Any, labels: Any) -> Any:
+        """Return edits, words of the label, and words that match."""
         array = np.asarray(outputs)
         ids = _scores(array).argmax(axis=-1) if array.dtype.kind == "f" else array
         if labels is None or len(labels) != len(ids):
             raise DataError("there are no labels for these samples. Pass --labels")
         rows = []
-        for one, label in zip(ids, labels, strict=True):
-            wanted = _as_text(label)
-            if not wanted.split():  # jiwer rejects an empty reference: all words are insertions
-                rows.append([len(text_of(one).split()), 0])
+        for sequence, label in zip(ids, labels, strict=True):
+            expected = self._label_text(label)
+            text = self._text(_without_blanks(sequence, self._blank))
+            if not expected.split():  # jiwer rejects an empty reference: all words are insertions
+                rows.append([len(text.split()), 0, 0])
                 continue
-            found = jiwer.process_words(wanted, text_of(one))
-            wrong = found.substitutions + found.deletions + found.insertions
-            rows.append([wrong, found.hits + found.substitutions + found.deletions])
+            edits = self._jiwer.process_words(expected, text)
+            missed = edits.substitutions + edits.deletions
+            rows.append([missed + edits.insertions, missed + edits.hits, edits.hits])
         return np.array(rows, dtype=np.float64)
 
-    def value(sums: Array) -> Array:
+    def _value(self, sums: Array) -> Array:
         with np.errstate(invalid="ignore", divide="ignore"):
-            return sums[:, 0] / sums[:, 1]
+            return np.asarray(sums[:, 0] / sums[:, 1])
 
-    return OfSums(edits, value, vectorized=True)
+    def check_reference(self, state: State) -> None:
+        """Raise DataError if no word matches: the value can't drop."""
+        if not state.rows[:, 2].any():
+            raise DataError(
+                "no word of the reference's outputs is in its label. Texts need options: vocabulary"
+            )
+
+    def _text(self, ids: NDArray[np.int64]) -> str:
+        if self._vocabulary is None:
+            return " ".join(map(str, ids))
+        wrong = ids[(ids < 0) | (ids >= len(self._vocabulary))]
+        if len(wrong):
+            count = len(self._vocabulary)
+            raise DataError(f"a token id is {wrong[0]}, the vocabulary has {count} entries")
+        return "".join(self._vocabulary[place] for place in ids)
+
+    def _label_text(self, label: Any) -> str:
+        """Return a label as a text. Raises DataError unless it is a text or a list of token ids."""
+        if isinstance(label, str):
+            return label
+        array = np.asarray(label)
+        if array.ndim != 1:
+            raise DataError(f"a label is {label!r}, expected a text or a list of token ids")
+        return self._text(array) if array.dtype.kind in "iu" else " ".join(map(str, array))
 
 
-def _as_text(label: Any) -> str:
-    """Return a label as a text. Raises DataError unless it is a text or a list of token ids."""
-    if isinstance(label, str):
-        return label
-    if np.ndim(label) != 1:
-        raise DataError(f"a label is {label!r}, expected a text or a list of token ids")
-    return " ".join(map(str, np.asarray(label)))
+def _without_blanks(ids: NDArray[np.int64], blank: int | None) -> NDArray[np.int64]:
+    """Return IDs by CTC: repeated ones merged, then without blanks."""
+    if blank is None:
+        return ids
+    kept = np.ones(len(ids), dtype=bool)
+    kept[1:] = ids[1:] != ids[:-1]
+    return ids[kept & (ids != blank)]
 
 
 # Detection. A row is [0, class, score, matched at each threshold ...] for a detection, or
@@ -619,5 +646,5 @@ _MAKERS: dict[str, Callable[..., Metric]] = {
     "mse": _error(2),
     "perplexity": _perplexity,
     "psnr": _psnr,
-    "wer": _wer,
+    "wer": _Wer,
 }

@@ -30,10 +30,13 @@ the acceleration of BCa stay those of single samples."""
 
 RESAMPLES = 4_999
 
+OUTPUT_ROUNDING = 1e-5
+"""Share of a value up to which a change is the rounding of float32 outputs."""
+
 _MOST_EXPANDED = 10.0
 """By how much an expanded alpha may be smaller: of a handful of samples t tails have no end."""
 
-_ROUNDING = 1e-12
+_SUM_ROUNDING = 1e-12
 """Share of the largest value below which a difference is rounding of a sum."""
 
 
@@ -152,12 +155,11 @@ def bca_limits(
     if not (np.isfinite(drawn).all() and np.isfinite(jackknife).all() and math.isfinite(observed)):
         return np.full(len(levels), np.nan), np.full(len(levels), np.nan)
     apart = jackknife.mean() - jackknife
-    spread = float((apart**2).sum())
-    tiny = _ROUNDING * max(abs(observed), float(np.abs(drawn).max()))
+    tiny = _SUM_ROUNDING * max(abs(observed), float(np.abs(drawn).max()))
     effect = len(apart) * float(np.abs(apart).max())
-    if drawn[-1] - drawn[0] <= tiny or spread <= tiny**2 or effect <= rounding:
+    if drawn[-1] - drawn[0] <= tiny or effect <= max(rounding, tiny):
         return None
-    acceleration = float((apart**3).sum()) / (6.0 * spread**1.5)
+    acceleration = float((apart**3).sum()) / (6.0 * float((apart**2).sum()) ** 1.5)
     below = np.searchsorted(drawn, observed) + np.searchsorted(drawn, observed, side="right")
     bias = float(ndtri(np.clip(below / 2.0 / resamples, 0.5 / resamples, 1 - 0.5 / resamples)))
 
@@ -204,9 +206,9 @@ def block_of(samples: int) -> NDArray[np.int64]:
 
 def block_sums(values: Array) -> Array:
     """Return sums over the blocks of samples: shape (samples, k) to (blocks, k)."""
-    blocks = block_of(len(values))
     if len(values) <= MOST_BLOCKS:
         return values
+    blocks = block_of(len(values))
     return np.stack([np.bincount(blocks, weights=column) for column in values.T], axis=1)
 
 

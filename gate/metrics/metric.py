@@ -46,18 +46,20 @@ class State(NamedTuple):
     def differs(self, other: State, *, rounding: float = 0.0) -> NDArray[np.bool_]:
         """Return a mask of samples whose state differs in `other`, shape (samples,).
 
-        `rounding`: share of the largest value of a column up to which values count as equal.
+        `rounding`: share of a value, or of the mean of its column if that is larger, up to which
+        changes are ignored.
         """
-        allowed = rounding * np.abs(self.rows).max(axis=0, initial=0.0)
+        sizes = np.abs(self.rows)
+        allowed = rounding * np.maximum(sizes, sizes.sum(axis=0) / max(len(sizes), 1))
         if self.lengths is None or other.lengths is None:
             return np.asarray((np.abs(self.rows - other.rows) > allowed).any(axis=1))
         changed = self.lengths != other.lengths
         starts, others = (np.cumsum(n) - n for n in (self.lengths, other.lengths))
         for place in np.flatnonzero(~changed):
-            size = self.lengths[place]
-            one = self.rows[starts[place] : starts[place] + size]
+            start, size = starts[place], self.lengths[place]
+            one = self.rows[start : start + size]
             two = other.rows[others[place] : others[place] + size]
-            changed[place] = bool((np.abs(one - two) > allowed).any())
+            changed[place] = bool((np.abs(one - two) > allowed[start : start + size]).any())
         return np.asarray(changed)
 
     @classmethod
@@ -76,7 +78,7 @@ class Metric(Protocol):
 
     resamples: int
     """Number of bootstrap resamples."""
-    columns = slice(None)
+    columns: slice = slice(None)
     """Columns of the state that determine the value."""
 
     def update(self, outputs: Any, labels: Any) -> State:
@@ -261,16 +263,20 @@ def _of_torchmetric(metric: Any, *, dataset: bool, total: bool) -> Metric:
             return [float(one.compute()) for one in each(outputs, labels)]
 
         return PerSample(values, total=total)
-    names = [name for name, reduce in metric._reductions.items() if reduce is not None]
-    other = [n for n, reduce in metric._reductions.items() if reduce is not torch.sum
-             and getattr(reduce, "__name__", "") != "dim_zero_sum"]  # fmt: skip
+    names = [
+        name
+        for name, reduce in metric._reductions.items()
+        if getattr(reduce, "__name__", "") in ("sum", "dim_zero_sum")
+    ]
+    other = [name for name in metric._reductions if name not in names]
     if other:
         raise PolicyError(
             f"the state {other[0]!r} of {type(metric).__name__} is not a sum over samples, so it "
             "has no interval without computing the whole metric again and again. Use thresholds= "
             "(binned states), a built-in metric, or aggregate: mean"
         )
-    shapes = {name: tuple(metric._defaults[name].shape) for name in names}
+    defaults = [metric._defaults[name] for name in names]
+    ends = np.cumsum([default.numel() for default in defaults])
 
     def update(outputs: Any, labels: Any) -> Any:
         rows = []
@@ -281,13 +287,9 @@ def _of_torchmetric(metric: Any, *, dataset: bool, total: bool) -> Metric:
 
     def compute(sums: Array) -> float:
         metric.reset()
-        start = 0
-        for name in names:
-            size = int(np.prod(shapes[name], dtype=int))
-            kind = metric._defaults[name].dtype
-            state = torch.as_tensor(sums[start : start + size].reshape(shapes[name])).to(kind)
-            setattr(metric, name, state)
-            start += size
+        for name, default, values in zip(names, defaults, np.split(sums, ends[:-1]), strict=True):
+            state = torch.as_tensor(values.reshape(tuple(default.shape)))
+            setattr(metric, name, state.to(default.dtype))
         metric._update_count = 1
         return float(metric.compute())
 
@@ -334,10 +336,6 @@ class Side:
         return self.distribution.observed
 
 
-_ROUNDING = 1e-5
-"""Share of the largest value up to which a change is the rounding of float32 outputs."""
-
-
 def _sides(metric: Metric, states: Mapping[str, State]) -> dict[str, Side]:
     """Return the side of each state. States without a differing sample share one bootstrap."""
     sides: dict[str, Side] = {}
@@ -361,7 +359,9 @@ def drop_between(
 def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) -> MetricDrop:
     samples = side.state.samples
     drop = sign * (reference.value - side.value)
-    differing = side.metric.differing(reference.state, side.state, rounding=_ROUNDING)
+    differing = side.metric.differing(
+        reference.state, side.state, rounding=intervals.OUTPUT_ROUNDING
+    )
     changed, scale = int(differing.sum()), _scale(reference, side)
     if reference.is_binary_mean and side.is_binary_mean:
         moved = sign * (reference.state.rows[:, 0] - side.state.rows[:, 0])
@@ -372,7 +372,9 @@ def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) 
         if side is not reference:
             expanded = [intervals.expanded_level(level, changed) for level in levels]
             difference = reference.distribution.minus(side.distribution, sign=sign)
-            limits = intervals.bca_limits(difference, expanded, rounding=_ROUNDING * scale)
+            limits = intervals.bca_limits(
+                difference, expanded, rounding=intervals.OUTPUT_ROUNDING * scale
+            )
         found = (
             intervals.rare_change_bounds(drop, samples, levels, scale=scale)
             if limits is None
@@ -427,7 +429,7 @@ def groups_of(
 ) -> tuple[MetricGroup, ...]:
     """Return the group of all samples, then those of the slices, with values and drops.
 
-    Raises DataError if the metric has no finite value on a group.
+    Raises DataError if the metric has no finite value on a group, or can't drop.
     """
     sign = 1.0 if policy.is_higher_better else -1.0
     whole = Slice(None, None, np.ones(states[reference].samples, dtype=bool))
@@ -439,14 +441,8 @@ def groups_of(
         levels = family if part.column is not None else (policy.confidence,)
         sides = {}
         values = {name: _value(side, level=policy.confidence) for name, side in taken.items()}
+        _check_values(policy, values, part, reference=reference)
         for side, value in values.items():
-            if not np.isfinite(value.value):
-                where = "all samples" if part.column is None else f"{part.column}={part.label}"
-                raise DataError(
-                    f"the value of {side} on {where} ({part.mask.sum()}) is {value.value}, "
-                    "expected a number. Each group needs samples that the metric counts, for auroc "
-                    "of both classes"
-                )
             if side == reference:
                 continue
             change = _drop(taken[reference], taken[side], sign=sign, levels=levels)
@@ -461,3 +457,20 @@ def groups_of(
             )
         )
     return tuple(groups)
+
+
+def _check_values(
+    policy: MetricPolicy, values: Mapping[str, MetricValue], part: Slice, *, reference: str
+) -> None:
+    where = "all samples" if part.column is None else f"{part.column}={part.label}"
+    for side, value in values.items():
+        if not np.isfinite(value.value):
+            raise DataError(
+                f"the value of {side} on {where} ({part.mask.sum()}) is {value.value}, expected a "
+                "number. Each group needs samples that the metric counts, for auroc of both classes"
+            )
+    worst = policy.is_builtin and policy.is_higher_better and values[reference].value == 0.0
+    if worst and part.column is None:
+        raise DataError(
+            f"the value of {reference} is 0, so that no drop is possible. Check the labels"
+        )

@@ -70,8 +70,7 @@ def serve_metrics(descriptor: int) -> None:
         try:
             value, numbers = server.answer(header, arrays)
         except BaseException as error:  # a function may call sys.exit
-            text = str(error) if isinstance(error, GateError) else described(error)
-            send(connection, {"error": text})
+            send(connection, {"error": _text(error)})
             continue
         send(connection, {"value": value}, numbers)
 
@@ -221,7 +220,7 @@ def _at_sample(
     return f"samples {start} to {start + count_of(outputs) - 1}: {_text(error)}"
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     return str(error) if isinstance(error, GateError) else described(error)
 
 
@@ -346,9 +345,8 @@ class MetricRun:
             "verb": "batches",
             "sides": first.sides,
             "labels": None,
-            "names": [
-                metric.name for metric in builtin
-            ],  # in one message: they can't end the process
+            # In one message: they can't end the process.
+            "names": [metric.name for metric in builtin],
             "start": first.start,
             "counts": counts,
         }
@@ -471,10 +469,7 @@ class MetricRun:
                 MetricEvidence(
                     name=metric.name,
                     definition_sha256=metric.definition(),
-                    source={
-                        name: Digest.parse(text)
-                        for name, text in self.sources.get(metric.name, {}).items()
-                    },
+                    source=self.source_of(metric),
                     higher_is_better=metric.is_higher_better,
                     failure=self.failures.get(metric.name),
                     groups=groups,
@@ -482,6 +477,10 @@ class MetricRun:
                 )
             )
         return tuple(records), save(tensors) if tensors else b""
+
+    def source_of(self, metric: MetricPolicy) -> dict[str, Digest]:
+        """Return the digests of the metric's source files by module."""
+        return {n: Digest.parse(text) for n, text in self.sources.get(metric.name, {}).items()}
 
     def close(self) -> None:
         """End the process."""

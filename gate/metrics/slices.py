@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -28,6 +28,9 @@ _NPY, _JSONL, _PARQUET = ".npy", ".jsonl", ".parquet"
 
 Labels = NDArray[Any] | Sequence[Any]
 """One entry for each sample: rows of an array, or values of JSON."""
+
+_Table = tuple[Labels | None, dict[str, Sequence[Any]]]
+"""Labels and columns of a file."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,11 @@ def _text(value: Any) -> str:
     raise DataError(f"a slice is {str(value)[:60]!r}, expected a text, a number or true or false.")
 
 
-def _read(path: Path, names: Sequence[str]) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
+def _read(path: Path, names: Sequence[str]) -> _Table:
     """Return labels and columns; of Parquet only those of `names` have values. Raises DataError."""
-    readers = {_NPY: _read_npy, _JSONL: _read_lines, _PARQUET: partial(_read_parquet, names=names)}
+    readers: dict[str, Callable[[Path], _Table]] = {
+        _NPY: _read_npy, _JSONL: _read_lines, _PARQUET: partial(_read_parquet, names=names),
+    }  # fmt: skip
     reader = readers.get(path.suffix)
     if reader is None:
         raise DataError(
@@ -137,7 +142,7 @@ def _read(path: Path, names: Sequence[str]) -> tuple[Labels | None, dict[str, Se
         raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
 
 
-def _read_npy(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
+def _read_npy(path: Path) -> _Table:
     try:
         array = np.load(path, allow_pickle=False)
     except ValueError as error:
@@ -148,7 +153,7 @@ def _read_npy(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
     return (array.tolist() if array.dtype.kind == "U" else array), {}
 
 
-def _read_lines(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
+def _read_lines(path: Path) -> _Table:
     rows = []
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -179,9 +184,7 @@ def _read_lines(path: Path) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
     return labels, columns
 
 
-def _read_parquet(
-    path: Path, *, names: Sequence[str]
-) -> tuple[Labels | None, dict[str, Sequence[Any]]]:
+def _read_parquet(path: Path, *, names: Sequence[str]) -> _Table:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -270,6 +270,19 @@ def test_nan_is_no_class(name: str, options: dict[str, Any]):
         built_in(name, options).update(outputs, CLASSES)
 
 
+@pytest.mark.parametrize(
+    ("name", "option"), [("accuracy", "k"), ("f1", "positive"), ("iou", "ignore"), ("wer", "blank")]
+)
+def test_options_that_are_no_integers_are_refused(name: str, option: str):
+    for wrong in ("1", 1.0, True):
+        with pytest.raises(PolicyError, match=f"{option} is {wrong!r}, expected an integer"):
+            built_in(name, {option: wrong})
+
+
+def test_one_number_per_sample_is_compared_with_one_label():
+    assert value("mae", LOGIT[:, None], LOGIT + 0.5) == pytest.approx(0.5)
+
+
 BOXES = {"boxes": np.zeros((2, 1, 4)), "scores": np.ones((2, 1)), "classes": np.zeros((2, 1))}
 
 
@@ -286,6 +299,23 @@ BOXES = {"boxes": np.zeros((2, 1, 4)), "scores": np.ones((2, 1)), "classes": np.
 def test_labels_of_another_kind_are_named(name: str, outputs: Any, labels: Any, words: str):
     with pytest.raises(DataError, match=words):
         built_in(name, {}).update(outputs, labels)
+
+
+def test_labels_of_ids_are_texts_of_the_vocabulary():
+    options = {"vocabulary": ["a ", "b "]}
+    ids = np.array([[0, 1], [1, 1]])
+    metric = built_in("wer", options)
+    by_ids, by_text = (metric.update(ids, labels) for labels in (ids.tolist(), ["a b", "b b"]))
+    assert not by_ids.differs(by_text).any()
+    assert not refused("wer", ids, ["a b", "a a"], **options)
+    assert refused("wer", ids, ["a b", "a a"])
+
+
+def test_token_ids_beyond_the_vocabulary_are_refused():
+    metric = built_in("wer", {"vocabulary": ["a ", "b "]})
+    for wrong in (-1, 2):
+        with pytest.raises(DataError, match=f"{wrong}, the vocabulary has 2 entries"):
+            metric.update(np.array([[0, wrong]]), ["a b"])
 
 
 def test_words_beyond_the_vocabulary_and_boxes_of_width_and_height_are_refused():

@@ -231,6 +231,14 @@ def test_a_slice_of_one_class_has_no_auroc_and_is_named():
     assert found[1] == ""
 
 
+def test_a_reference_that_is_never_right_proves_no_drop():
+    wrong = Annotations(OUTPUTS.argmin(axis=1))
+    texts = ("function: accuracy", "function: f1, options: {average: micro}", "function: auroc")
+    for failure in failures(*texts, annotations=wrong):
+        assert "the value of reference is 0" in failure
+    assert failures("function: 'mymetrics:hit'", annotations=wrong) == [""]
+
+
 def test_without_labels_nothing_is_measured():
     (found,) = failures("function: accuracy", annotations=Annotations())
     assert "Pass --labels" in found
