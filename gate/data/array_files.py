@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.data.location import Stamp
+from gate.data.location import Stamp, check_kinds, is_shard, strange_file
 from gate.data.reader import Block, SampleReader, rows_within, spec_of
 from gate.errors import DataError, StorageError, first_line
 from gate.storage.arrays import RowsArray, dtype_name
@@ -117,33 +117,6 @@ def shard_files(folder: Path, *, kinds: Sequence[str] = SUFFIXES) -> list[Path]:
         raise strange_file(folder, folders[0].name)
     check_kinds([file.name for file in files], origin=str(folder), kinds=kinds)
     return files
-
-
-def is_shard(name: str, *, kinds: Sequence[str]) -> bool:
-    """Return whether a file is a shard: not hidden, `_SUCCESS` or `_metadata`."""
-    is_metadata = name.startswith("_") and Path(name).suffix.lower() not in kinds
-    return not name.startswith(".") and not is_metadata
-
-
-def check_kinds(names: Sequence[str], *, origin: str, kinds: Sequence[str]) -> str:
-    """Return the common suffix of all files, which is one of `kinds`. Raises DataError."""
-    suffixes = {Path(name).suffix.lower() for name in names}
-    for name in names:
-        if Path(name).suffix.lower() not in kinds:
-            raise strange_file(origin, name)
-    if not suffixes:
-        raise DataError(f"{origin} is empty. Add shards: {', '.join(kinds)}.")
-    if len(suffixes) > 1:
-        raise DataError(f"{origin} mixes {' and '.join(sorted(suffixes))} shards. Keep one kind.")
-    return suffixes.pop()
-
-
-def strange_file(origin: Path | str, name: str) -> DataError:
-    """Return the error for a folder with a file that is not a shard."""
-    return DataError(
-        f"{origin} contains {name}, which is not a shard of samples. "
-        "Keep only shards in the folder, and labels in a separate file."
-    )
 
 
 def open_shard(path: Path) -> Shard:

@@ -297,7 +297,6 @@ class ColumnReader(SampleReader):
         )
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return self._ends[-1]
 
     def read(self, indices: Sequence[int]) -> Block:

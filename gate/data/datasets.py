@@ -442,7 +442,6 @@ class DatasetReader(SampleReader):
         self.specs, self.labelled = self._items.specs, self._items.labelled
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return self._count
 
     def read(self, indices: Sequence[int]) -> Block:

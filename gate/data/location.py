@@ -199,14 +199,39 @@ def copy_files(files: Sequence[RemoteFile], folder: Path) -> list[Path]:
     return copies
 
 
+def is_shard(name: str, *, kinds: Sequence[str]) -> bool:
+    """Return whether a file is a shard: not hidden, `_SUCCESS` or `_metadata`."""
+    is_metadata = name.startswith("_") and Path(name).suffix.lower() not in kinds
+    return not name.startswith(".") and not is_metadata
+
+
+def check_kinds(names: Sequence[str], *, origin: str, kinds: Sequence[str]) -> str:
+    """Return the common suffix of all files, which is one of `kinds`. Raises DataError."""
+    suffixes = {Path(name).suffix.lower() for name in names}
+    for name in names:
+        if Path(name).suffix.lower() not in kinds:
+            raise strange_file(origin, name)
+    if not suffixes:
+        raise DataError(f"{origin} is empty. Add shards: {', '.join(kinds)}.")
+    if len(suffixes) > 1:
+        raise DataError(f"{origin} mixes {' and '.join(sorted(suffixes))} shards. Keep one kind.")
+    return suffixes.pop()
+
+
+def strange_file(origin: Path | str, name: str) -> DataError:
+    """Return the error for a folder with a file that is not a shard."""
+    return DataError(
+        f"{origin} contains {name}, which is not a shard of samples. "
+        "Keep only shards in the folder, and labels in a separate file."
+    )
+
+
 def remote_files(url: str, *, kinds: Sequence[str]) -> list[SourceFile]:
     """Return the file at this URL, or all files of a folder in the order of their names.
 
     Raises DataError if there is none, or if the suffixes in a folder are not all the same one of
     `kinds`.
     """
-    from gate.data.array_files import check_kinds, is_shard
-
     name = redacted(url)
     try:
         import fsspec

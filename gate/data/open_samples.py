@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from gate.data.array_files import (
     SUFFIXES,
     MappedRows,
-    check_kinds,
     forget_pages,
     open_shard,
     open_shards,
@@ -31,6 +30,7 @@ from gate.data.location import (
     SampleLocation,
     SourceFile,
     changed,
+    check_kinds,
     copy_files,
     remote_files,
 )
@@ -128,7 +128,6 @@ class RepeatedReadCheck(SampleReader):
             ) from error
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self._rows)
 
     def read(self, indices: Sequence[int]) -> Block:
@@ -212,7 +211,6 @@ class AheadRows(SampleReader):
         self._busy = False
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self._rows)
 
     def read(self, indices: Sequence[int]) -> Block:

@@ -155,7 +155,6 @@ class TarReader(SampleReader):
         self.specs, self.labelled = self._items.specs, self._items.labelled
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return self._ends[-1]
 
     def read(self, indices: Sequence[int]) -> Block:

@@ -388,7 +388,6 @@ class FetchedRows(SampleReader):
         self.origin, self.specs, self._count, self.labelled = self._answer(self._task(None))
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return self._count
 
     def read(self, places: Sequence[int]) -> Block:
