@@ -16,7 +16,7 @@ from gate.ledger.database import DEFAULT
 from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.interface import CHAMPION
-from gate.service.settings import write
+from gate.service.settings import write_secrets
 from gate.signing.keys import SigningKey, read_public
 from gate.signing.local_keys import LocalKeys
 from gate.storage.digest import Digest
@@ -60,7 +60,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     Writers(tmp_path).key("key")
-    write(tmp_path / "secrets", [SECRET])
+    write_secrets(tmp_path / "secrets", [SECRET])
     (tmp_path / "policy.yaml").write_text(json.dumps({"gate": AUTOMATIC.to_plain()}))
     (tmp_path / "mlflow.db").touch()
     return tmp_path

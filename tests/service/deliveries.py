@@ -109,7 +109,7 @@ class Service:
 def settings(folder: Path, **given: Any) -> ServiceSettings:
     secrets = folder / "secrets"
     if not secrets.exists():
-        keyring.write(secrets, [SECRET, OLD_SECRET])
+        keyring.write_secrets(secrets, [SECRET, OLD_SECRET])
     defaults = {
         "models": (MODEL, "letters"),
         "port": 0,

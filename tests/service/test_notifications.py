@@ -29,7 +29,7 @@ from gate.service.notifications import (
     Notifier,
     notifying,
 )
-from gate.service.settings import ServiceSettings, write
+from gate.service.settings import ServiceSettings, write_secrets
 from gate.signing.keys import SigningKey
 from tests.registry.signed import save, trust_in
 from tests.service.deliveries import MODEL, OLD_SECRET, SECRET, settings, until
@@ -106,7 +106,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def notified(receiver: Receiver, folder: Path, **changes: Any) -> ServiceSettings:
-    write(folder / "notify", [SECRET, OLD_SECRET])
+    write_secrets(folder / "notify", [SECRET, OLD_SECRET])
     where = {"notify_url": receiver.url, "notify_secret_file": folder / "notify"}
     fixed = {"models": (MODEL,), "tracking_uri": "http://r"}
     return settings(folder, **where, **fixed, **changes)
