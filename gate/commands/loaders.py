@@ -196,7 +196,13 @@ class Signing:
         UsageError, KeyUnusable, StorageError.
         """
         if report is not None:
-            resource = _resource(registry, model) if model else None
+            resource = None
+            if model:
+                from gate.ledger.entry import plain  # slow: it imports the ledger's database
+                from gate.signing.subjects import resource_uri
+
+                identity = plain(in_workspace(registry, current_workspace()))
+                resource = resource_uri(identity, model)
             return cls(signatory(local_keys().signing_key(key)), resource)
         if key is not None or model is not None:
             raise click.UsageError("--key and --name apply to a report: add --report DIR.")
@@ -226,13 +232,6 @@ class Signing:
                 decision, subjects, precision=policy.precision, resource=resource
             ),
         )
-
-
-def _resource(registry: str, model: str) -> str:
-    from gate.ledger.entry import plain  # slow: it imports the ledger's database
-    from gate.signing.subjects import resource_uri
-
-    return resource_uri(plain(in_workspace(registry, current_workspace())), model)
 
 
 def signatory(key: SigningKey) -> Signatory:

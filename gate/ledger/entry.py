@@ -99,7 +99,8 @@ class HashChain:
         """
         if self.lines and time.monotonic() - self._hashed_at <= _REHASH_S:
             recent = rows(self.lines)
-            if recent and self._is_last(recent[0]):
+            end = self.lines, self.head
+            if recent and (recent[0].number, Digest.from_bytes(recent[0].line)) == end:
                 self.last = recent[0]
                 return False, self._take(recent[1:])
         everything = rows(1)
@@ -109,9 +110,6 @@ class HashChain:
         entries = self._take(everything[self.lines :])
         self._hashed_at = time.monotonic()
         return is_complete, entries
-
-    def _is_last(self, row: Row) -> bool:
-        return row.number == self.lines and Digest.from_bytes(row.line) == self.head
 
     def _holds(self, rows: Sequence[Row]) -> bool:
         """Return whether these rows begin with the entries that were read."""

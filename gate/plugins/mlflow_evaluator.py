@@ -50,6 +50,7 @@ class ParityEvaluator(ModelEvaluator):
         policy = config.get("policy") or Policy.default()
         policy = Policy.from_file(Path(policy)) if isinstance(policy, str | Path) else policy
         samples = config["samples"] if config.get("samples") is not None else _features(dataset)
+        client = MlflowClient()
         with TemporaryDirectory() as folder:
             result = check(
                 _file(config["file"], Path(folder)),
@@ -57,9 +58,11 @@ class ParityEvaluator(ModelEvaluator):
                 _with_targets(samples, dataset) if policy.metrics else samples,
                 policy,
             )
-            _log_report(result, run_id, Path(folder, "report"))
+            report = Path(folder, "report")
+            result.write_report(report)
+            client.log_artifacts(run_id, str(report), artifact_path="parity-gate")
+        client.set_tag(run_id, "parity_gate.verdict", result.decision.verdict.value)
         metrics = _metrics(result)
-        client = MlflowClient()
         for name, value in metrics.items():
             client.log_metric(run_id, name, value)
         return EvaluationResult(metrics=metrics, artifacts={}, run_id=run_id)
@@ -158,10 +161,3 @@ def _metrics(result: api.EvaluationResult) -> dict[str, float]:
         f"parity_gate/{name}": value for name, value in comparable_metrics(result.evidence).items()
     }
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
-
-
-def _log_report(result: api.EvaluationResult, run_id: str, folder: Path) -> None:
-    result.write_report(folder)
-    client = MlflowClient()
-    client.log_artifacts(run_id, str(folder), artifact_path="parity-gate")
-    client.set_tag(run_id, "parity_gate.verdict", result.decision.verdict.value)
