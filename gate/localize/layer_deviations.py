@@ -244,7 +244,9 @@ class Measuring:
         self._layout = layout
         self._setup = setup
         producer = bench.graph.producer
-        self._names = {n: name for n, name in layout.names.items() if name in producer}
+        self._names = {
+            n: name for n, name in layout.names.items() if name in producer or n in layout.missing
+        }
         self._returned = returned_values(bench.graph.outputs, survey, layout.names)
 
     def run(self) -> Measured:
@@ -263,7 +265,7 @@ class Measuring:
         """Return both runs of some layers; the first call also measures the marked outputs."""
         graph = self._bench.graph
         names = {number: self._names[number] for number in part}
-        tensors = list(dict.fromkeys(names.values()))
+        tensors = [name for name in dict.fromkeys(names.values()) if name in graph.producer]
         layers = measured.layers
         through = [(n, name, layers[n].through) for n, name in names.items()]
         alone = [(n, name, layers[n].alone) for n, name in names.items()]
@@ -320,9 +322,12 @@ class Measuring:
         first: bool,
     ) -> None:
         cuts = self._layout.references(view.run.cuts, values)
-        only = list(dict.fromkeys(name for _, name, _ in view.pairs))
+        feed = self._bench.feed(batch)
+        # A missing layer may have an input of the file in its place.
+        names = dict.fromkeys(name for _, name, _ in view.pairs)
+        only = [name for name in names if name not in feed]
         try:
-            arrays = view.run(self._bench.feed(batch), cuts, only=only)
+            arrays = {**feed, **view.run(feed, cuts, only=only)}
         except Exception as error:  # of ONNX Runtime, without a common base
             if not view.may_fail:
                 raise

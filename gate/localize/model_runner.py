@@ -23,12 +23,13 @@ from gate.localize.file_graph import FileGraph
 from gate.measure.context import ReferencePass
 from gate.policy.policy import Policy
 from gate.reference.float64 import double_copy, in_double
+from gate.reference.onnx_operators import is_text
 from gate.reference.onnx_reference import OnnxNode
 from gate.reference.random_rounding import RandomRounding
 from gate.reference.torch_reference import TorchReference
 from gate.reference.torch_session import TorchSession
 from gate.reference.validity import difference, is_near, is_valid
-from gate.storage.arrays import Batch, OutputArray
+from gate.storage.arrays import Batch, OutputArray, text_digests
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ class Hook:
         call = self._open[-1]
         caller = self._open[-2].path if len(self._open) > 1 else call.path
         exchanged = False
-        for place, leaf in enumerate(leaves):
+        for place, value in enumerate(leaves):
+            is_digest = side == "out" and isinstance(module, OnnxNode) and is_text(value)
+            leaf = torch.from_numpy(text_digests(value)) if is_digest else value
             if not _is_plain(leaf):
                 continue
             event = HookEvent(
@@ -130,7 +133,7 @@ class Hook:
             )
             other = self._callback(event, leaf)
             self._events += 1
-            if other is not None:
+            if other is not None and not is_digest:
                 leaves[place], exchanged = other, True
         return pytree.tree_unflatten(leaves, structure) if exchanged else None
 

@@ -79,8 +79,11 @@ class ValueLayout:
 
     @property
     def cuts(self) -> dict[str, np.dtype[np.generic]]:
-        """The tensors at which the file is cut, with their dtypes."""
-        return {tensor.name: tensor.sketch.dtype for tensor in self.matching.tensors.values()}
+        """The tensors at which the file is cut, with their dtypes.
+
+        Those of text are compared by digests (uint64), so no reference could be passed there."""
+        found = {tensor.name: tensor.sketch.dtype for tensor in self.matching.tensors.values()}
+        return {name: dtype for name, dtype in found.items() if dtype != np.uint64}
 
     def only(self, numbers: Container[int]) -> ValueLayout:
         """Return the layout restricted to these values."""

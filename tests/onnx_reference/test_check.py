@@ -538,6 +538,56 @@ def test_outputs_of_text_are_compared(
     assert found.decision.verdict.value == verdict, found.decision.problems
     assert {problem.output for problem in found.decision.problems} <= {"label", None}
     assert found.explanation.failure is None
+    located = found.explanation.localisation
+    assert (located and located.first_divergence) == (None if verdict == "PASS" else "linear")
+
+
+FILL = "[fill] full = ai.onnx.ml.Imputer <imputed_value_floats = [1.0], replaced_value_float = nan> (x)"
+ENCODED = f"""
+    <ir_version: 8, opset_import: ["" : 13, "ai.onnx.ml" : 3]>
+    g (float[n,8] x) => (float[n,8] y, string[n] shown)
+    <float[8] weights = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{
+        {FILL}
+        [first] at = ArgMax <axis = 1, keepdims = 0> (full)
+        [name] named = ai.onnx.ml.LabelEncoder <keys_int64s = [0, 1, 2, 3, 4, 5, 6, 7],
+            values_strings = ["a", "b", "c", "d", "e", "f", "g", "h"]> (at)
+        [group] shown = ai.onnx.ml.LabelEncoder <keys_strings = ["a", "b", "c", "d", "e"],
+            values_strings = ["low", "low", "low", "mid", "mid"], default_string = "top"> (named)
+        [hot] h = ai.onnx.ml.OneHotEncoder <cats_strings = ["low", "mid", "top"]> (shown)
+        [cost] c = ReduceMax <axes = [1]> (h)
+        [scale] s = Mul (full, weights)
+        [sum] y = Add (s, c)
+    }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "nodes"),
+    [
+        ("", "", {None}),
+        ('"g", "h"]', '"a", "h"]', {"name"}),
+        ('"mid", "mid"]', '"mid", "low"]', {"group"}),
+        ('["low", "mid", "top"]', '["low", "mid", "end"]', {"hot"}),
+        ("[1.0]", "[1.5]", {"fill"}),
+        (FILL, "", {"fill"}),
+    ],
+)
+def test_text_and_missing_numbers_are_traced_to_their_node(
+    tmp_path: Path, text: str, other: str, nodes: set[str | None]
+) -> None:
+    samples = np.random.default_rng(4).standard_normal((32, 8)).astype(np.float32)
+    samples[::5, 3] = np.nan
+    changed = ENCODED.replace(text, other)
+    changed = changed if "[fill]" in changed else changed.replace("full", "x")
+    for name, model in (("old", ENCODED), ("new", changed)):
+        made = parser.parse_model(model)
+        made.producer_name = name
+        onnx.save(made, tmp_path / f"{name}.onnx")
+    policy = Policy.default().model_copy(update={"nonfinite": "same_places"})
+    found = gate.check(tmp_path / "new.onnx", tmp_path / "old.onnx", samples, policy)
+    assert found.decision.verdict.value == ("PASS" if None in nodes else "FAIL")
+    located = found.explanation.localisation
+    assert (located and located.first_divergence) in nodes, found.explanation
 
 
 def zipped(path: Path, labels: tuple[str, ...] | tuple[int, ...], *, weight: float = 0.0) -> Path:
