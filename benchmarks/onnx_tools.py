@@ -224,18 +224,35 @@ def table() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def pipeline() -> tuple[onnx.ModelProto, Arrays]:
-    """scikit-learn, with labels of text."""
+    """scikit-learn, with missing numbers, a column of text and labels of text."""
+    import pandas
     from skl2onnx import to_onnx
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+    from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+    from sklearn.preprocessing import OneHotEncoder, PolynomialFeatures, StandardScaler
 
     x, y = table()
-    names = np.array([f"kind {i}" for i in range(CLASSES)])[y]
-    net = make_pipeline(StandardScaler(), PolynomialFeatures(2), LogisticRegression(max_iter=50))
-    net.fit(x, names)
-    made = to_onnx(net, x[:1], options={"zipmap": False}, target_opset={"": 14, "ai.onnx.ml": 3})
-    return made, {"X": x[:COUNT]}
+    random = np.random.default_rng(1)
+    x[:, 2:][random.random((len(x), 8)) < 0.05] = np.nan
+    colors = np.array(["red", "green", "blue"], object)[(y + (random.random(len(y)) < 0.2)) % 3]
+    rows = pandas.DataFrame(x).assign(color=colors)
+    rows.columns = rows.columns.astype(str)
+    columns = make_column_transformer(
+        (make_pipeline(SimpleImputer(), StandardScaler()), slice(0, 10)),
+        (PolynomialFeatures(2, include_bias=False), [0]),
+        (OneHotEncoder(), [10]),
+    )
+    net = make_pipeline(columns, LogisticRegression(max_iter=50))
+    net.fit(rows, np.array([f"kind {i}" for i in range(CLASSES)])[y])
+    made = to_onnx(
+        net, initial_types=[("x", FloatTensorType([None, 10])),
+                            ("color", StringTensorType([None, 1]))],
+        options={"zipmap": False}, target_opset={"": 14, "ai.onnx.ml": 3},
+    )  # fmt: skip
+    return made, {"x": x[:COUNT], "color": colors[:COUNT, None]}
 
 
 def forest() -> tuple[onnx.ModelProto, Arrays]:
@@ -408,8 +425,11 @@ def judged(
     start = time.process_time()
     if precision != "quantized":  # whose answers are counted
         samples = {name: rows[:few] for name, rows in samples.items()}
+    policy = Policy.built_in(precision)  # type: ignore[arg-type]
+    if any(np.isnan(rows).any() for rows in samples.values() if rows.dtype.kind == "f"):
+        policy = policy.model_copy(update={"nonfinite": "same_places"})
     try:
-        found = gate.check(new, old, samples, Policy.built_in(precision))  # type: ignore[arg-type]
+        found = gate.check(new, old, samples, policy)  # type: ignore[arg-type]
     except GateError as error:
         return {"verdict": "ERROR", "why": f"{type(error).__name__}: {error}"}
     except Exception:
@@ -461,22 +481,38 @@ def rewritten(net: str, tools: Sequence[str]) -> Iterator[tuple[str, dict[str, A
 # Faults.
 
 FAULTS = {
-    "resnet": 4, "mobilenet": 4, "vit": 5, "bert": 5, "lstm": 3, "pipeline": 4, "forest": 2,
-    "integers": 3,
+    "resnet": 4, "mobilenet": 4, "vit": 5, "bert": 5, "lstm": 3, "pipeline": 8, "forest": 4,
+    "boosted": 4, "integers": 3,
 }  # fmt: skip
-"""How many a net, 30 together."""
+"""How many a net, 40 together."""
 
 
 def is_other(one: list[Any], two: list[Any]) -> bool:
-    """Whether outputs differ by far more than rounding."""
+    """Whether outputs differ by far more than rounding, or in text or integers."""
     for a, b in zip(one, two, strict=True):
         if a.shape != b.shape:
             return False  # which any comparison sees
         if a.dtype.kind != "f":
+            if not np.array_equal(a, b):
+                return True
             continue
         if not np.linalg.norm(a - b) <= 1e-3 * np.linalg.norm(a):
             return True
     return False
+
+
+def changes(model: onnx.ModelProto, place: int) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """Yield changed models: those of `mutations`, and one number of a list of an attribute changed,
+    such as a tree's first threshold, a leaf or an offset."""
+    yield from mutations(model, place, by=0.2)
+    for index, attribute in enumerate(model.graph.node[place].attribute):
+        numbers = np.array(attribute.floats)
+        for at in dict.fromkeys((0, int(np.abs(numbers).argmax()))) if numbers.size > 1 else ():
+            made = onnx.ModelProto()
+            made.CopyFrom(model)
+            floats = made.graph.node[place].attribute[index].floats
+            floats[at] += 0.5 * floats[at] or 1.0
+            yield f"element {at} of {attribute.name}", made
 
 
 def faulty(net: str, model: onnx.ModelProto, samples: Arrays) -> Iterator[dict[str, Any]]:
@@ -484,20 +520,23 @@ def faulty(net: str, model: onnx.ModelProto, samples: Arrays) -> Iterator[dict[s
     changed one; of one that was left out also those that read it."""
     few = {name: rows[:FEW] for name, rows in samples.items()}
     typed = onnx.shape_inference.infer_shapes(model).graph
-    floats = {
-        each.name
-        for each in (*typed.value_info, *typed.output)
-        if each.type.tensor_type.elem_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8)
+    types = {
+        each.name: each.type.tensor_type.elem_type for each in (*typed.value_info, *typed.output)
     }
+    judged = {onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8, None}  # None: not inferred
     right = plain_outputs(model, few, FEW)
     used: dict[str, int] = {}
+    tried: set[tuple[int, str]] = set()
     left = FAULTS[net]
-    for place in np.random.default_rng(1).permutation(len(model.graph.node)).tolist():
+    order = np.random.default_rng(1).permutation(len(model.graph.node)).tolist()
+    for place in order * FAULTS[net]:  # a net may have fewer nodes than faults
         node = model.graph.node[place]
-        if not floats & set(node.output):
+        if not judged & {types.get(name) for name in node.output}:
             continue
-        found = sorted(mutations(model, place, by=0.2), key=lambda each: used.get(kind(each[0]), 0))
-        for what, new in found:
+        for what, new in sorted(changes(model, place), key=lambda each: used.get(kind(each[0]), 0)):
+            if (place, what) in tried:
+                continue
+            tried.add((place, what))
             if not left or not runs(new, few, FEW):
                 continue
             if not is_other(right, plain_outputs(new, few, FEW)):
