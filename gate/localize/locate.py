@@ -390,8 +390,8 @@ def locate_failure(case: MeasurementJob, evidence: Evidence, decision: Decision)
 def compare_failure(
     case: MeasurementJob, evidence: Evidence, decision: Decision
 ) -> LayerComparison | None:
-    """Compare layers if outputs differ, optimizations break the file, or only a value probe fails;
-    else return None.
+    """Compare layers if outputs differ in values or shape, optimizations break the file, or only a
+    value probe fails; else return None.
 
     The layers are compared on the worst and the first samples, or on the worst sample of the probe.
     The caller's model does not change. Raises the exceptions of `compare_layers`.
@@ -406,19 +406,30 @@ def compare_failure(
 
 
 def _of_broken(case: MeasurementJob, evidence: Evidence) -> LayerComparison | None:
-    """Compare layers in the first runtime that fails only with optimizations.
+    """Compare layers in the first runtime that returns another shape, or that fails only with
+    optimizations.
 
-    Return None if the optimizations are not the cause, because then the error of the runtime is
-    more informative.
+    Return None if neither a layer nor an optimization is the cause, because then the error of the
+    runtime is more informative.
     """
-    runtime = next((r for r in evidence.runtimes if _breaks_optimized(case, evidence, r)), None)
+    runtime = next((r for r in evidence.runtimes if _shows_cause(case, evidence, r)), None)
     if runtime is None:
         return None
     try:
         compared = _compared(case, runtime, refused=[runtime.runtime])
     except Exception:
         return None
-    return compared if compared.localization.optimiser else None
+    found = compared.localization
+    reshaped = runtime.failure_code == "wrong_outputs" and found.first_divergence is not None
+    return compared if reshaped or found.optimiser else None
+
+
+def _shows_cause(case: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
+    """Return whether comparing layers may explain why a runtime fails."""
+    if ort_setup(case.policy, runtime.runtime) is None:
+        return False
+    reshaped = runtime.failure_params.get("mismatch") in ("shape", "first_axis")
+    return reshaped or _breaks_optimized(case, evidence, runtime)
 
 
 def _of_probe(

@@ -183,6 +183,11 @@ FAULTS: dict[str, Fault] = {
         tensors={"start": i(1), "end": i(4), "axis": i(1)},
         change=lambda _: {"start": i(2), "end": i(5)},
     ),
+    "step of a slice": Fault(
+        ROWS, ["[node] z = Slice (a, start, end, axis, step)"],
+        tensors={"start": i(1), "end": i(5), "axis": i(2), "step": i(2)},
+        change=lambda _: {"step": i(1)},
+    ),
     "trip count": Fault(
         TABLE, [LOOP], tensors={"turns": np.array(3), "w": w(8, 8)},
         change=lambda _: {"turns": np.array(4)},
@@ -251,7 +256,7 @@ FAULTS: dict[str, Fault] = {
 
 CAUSES = dict.fromkeys((
     "axis of a mean", "transposed weight", "weight in float16", "row of a weight", "groups",
-    "bound of a clip", "index", "start of a slice", "trip count", "order of gates", "zero point",
+    "bound of a clip", "index", "start of a slice", "step of a slice", "trip count", "order of gates", "zero point",
 ), "weights") | dict.fromkeys(
     ("clip left out", "truncated instead of rounded"), "missing_value"
 ) | {"activation": "operators"}  # fmt: skip
