@@ -120,6 +120,19 @@ class Float16Conversion:
     def _named(self) -> frozenset[str]:
         return frozenset(self.nodes)
 
+    @property
+    def unrepresentable(self) -> tuple[str, ...]:
+        """The nodes that read a tensor of weights beyond float16, which the converter would clip.
+
+        Single numbers, such as that of a mask, may be clipped.
+        """
+        beyond = {t.name for t in self._model.graph.initializer if _is_beyond(t)}
+        return tuple(
+            node.name
+            for node in self._model.graph.node
+            if node.name in self._named and not beyond.isdisjoint(node.input)
+        )
+
     def overflowing(self, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> tuple[str, ...]:
         """Return the nodes that read or compute a value beyond float16, or whose squared inputs
         are.
@@ -186,6 +199,13 @@ def _magnitude(array: Any) -> float:
         return 0.0
     largest = float(np.abs(array).max())
     return math.inf if math.isnan(largest) else largest
+
+
+def _is_beyond(tensor: onnx.TensorProto) -> bool:
+    array = numpy_helper.to_array(tensor)
+    if array.dtype.kind != "f" or array.size < 2:
+        return False
+    return _magnitude(array[np.isfinite(array)]) > _LARGEST
 
 
 def _overflows(node: onnx.NodeProto, largest: Mapping[str, float]) -> bool:

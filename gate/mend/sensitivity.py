@@ -271,13 +271,14 @@ def smallest_float16(
     """
     onnx_runtime()
     conversion = Float16Conversion(exact)
+    always = conversion.unrepresentable
     evaluate = evaluator(search, policy, data)
     sensitivity: tuple[Sensitivity, ...] = ()
     with temporary_folder() as folder:
         path = Path(folder, "rounded.onnx")
 
         def rounded(float32: Collection[str]) -> Path:
-            return save_model(round_as_device(conversion.convert(float32)), path)
+            return save_model(round_as_device(conversion.convert({*always, *float32})), path)
 
         def ratio(float32: Collection[str]) -> float:
             return evaluate(rounded(float32))
@@ -288,11 +289,12 @@ def smallest_float16(
 
         chosen: tuple[str, ...] | None = ()
         if (plain := ratio(())) > target:
-            order = conversion.overflowing(feeds_of(exact, data))
+            overflowing = conversion.overflowing(feeds_of(exact, data))
+            order = tuple(node for node in overflowing if node not in always)
             if not order or ratio(order) > target:
                 few = data.samples.take(range(min(SENSITIVITY_SAMPLES, len(data.samples))))
                 error = OutputError(exact, feeds_of(exact, replace(data, samples=few)))
-                rest = [node for node in conversion.nodes if node not in order]
+                rest = [node for node in conversion.nodes if node not in (*always, *order)]
                 sensitivity = measure_sensitivity(rest, alone, error=math.nan, ratio=plain)
                 order = (*order, *(each.layer for each in sensitivity))
             passes = _noting(search, lambda some: ratio(some) <= target)
@@ -300,6 +302,7 @@ def smallest_float16(
             chosen = smallest_set(order, conversion.nodes, passes, cut_short=ends)
     if chosen is None:
         return None
+    chosen = tuple(node for node in conversion.nodes if node in {*always, *chosen})
     kept = conversion.float32_nodes(conversion.convert(chosen))
     layers = Float32Layers.from_layers(kept, conversion.nodes, {})
     return SmallestConversion(Float16Settings(float32_nodes=chosen), layers)

@@ -80,6 +80,15 @@ def test_float32_nodes_pass_values_in_float32(exact) -> None:
     assert made.SerializeToString() == conversion.convert(overflowing).SerializeToString()
 
 
+def test_weights_beyond_float16_stay_in_float32(exact) -> None:
+    model = onnx.load(exact)
+    for tensor in model.graph.initializer:  # but a single number may be clipped
+        array = numpy_helper.to_array(tensor) * (1e5 if tensor.name in ("first", "large") else 1.0)
+        tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float32), tensor.name))
+    onnx.save(model, exact)
+    assert Float16Conversion(exact).unrepresentable == ("matmul_1",)
+
+
 @pytest.mark.parametrize("needed", [{3}, {0, 7}, {2, 3, 4}, set(range(8)), set()])
 def test_the_set_is_the_smallest_whatever_the_ranking(needed: set[int]) -> None:
     order = [str(number) for number in range(8)]
