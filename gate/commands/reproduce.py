@@ -112,7 +112,7 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     from gate.api import case_of
     from gate.data.samples import SampleSet
     from gate.decision.decide import Decision
-    from gate.localize.locate import compare_failure
+    from gate.localize.locate import compare_rejected
     from gate.localize.reduce import NotReproduced
     from gate.localize.reproducer import Reproducer
     from gate.measure.job import EvaluationData, Reference
@@ -120,6 +120,7 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     from gate.preprocess.spec import PreprocessSpec
     from gate.records.evidence import Evidence
     from gate.records.layout import DECISION, EVIDENCE
+    from gate.summary.render import render_check
 
     folder, files = request["report"], _checked_files(request)
     evidence = Evidence.load(folder / EVIDENCE)
@@ -144,11 +145,16 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     case = case_of(Path(files.model), reference=reference, data=data, policy=policy)
     _verify(case, reference, evidence)
     with spinner("reducing the graph"):
-        compared = compare_failure(case, evidence, decision)
+        compared = compare_rejected(case, evidence, decision)
         if compared is None:
+            reasons = {
+                f"{check.label}: {render_check(check, 'headline')}."
+                for check in decision.problems
+                if check.verdict is decision.verdict
+            }
             raise NotReproduced(
-                f"the report's verdict is {decision.verdict.value}, and no output of a single file "
-                "exceeds its bound: there is no difference to reproduce."
+                f"the verdict is {decision.verdict.value}, and no output of a single file differs "
+                f"on these samples, so no graph shows a difference. {' '.join(sorted(reasons))}"
             )
         made = Reproducer.from_comparison(compared, evidence.environment.versions)
     hidden = policy.confidential and not request["include_confidential"]

@@ -105,7 +105,9 @@ class LocalizationFindings:
 
         Such a value was computed by code between two calls, and no tensor of the file has it.
         """
-        values = (self.survey.values[before] for before in self.survey.values[number].inputs)
+        layers = {norm: layer for layer, norm in self.folded.items()}
+        first = layers.get(number, number)
+        values = (self.survey.values[before] for before in self.survey.values[first].inputs)
         return next((v for v in values if v.functional and v.number not in self.layout.names), None)
 
     def is_comparable(self, value: ComputedValue) -> bool:

@@ -70,6 +70,8 @@ class LayerComparison:
     findings: LocalizationFindings
     limits: DeviationLimits
     localization: Localization
+    accepted_batches: tuple[int, ...] = ()
+    """Batch sizes that the file accepts; empty: all."""
 
     def switched(self) -> AbstractContextManager[None]:
         """Set the switches under which the model runs, and restore them afterwards."""
@@ -88,6 +90,7 @@ def compare_layers(
     limit: int = 8,
     refused: Collection[RuntimeName] = (),
     beyond: SampleSet | None = None,
+    batch_size: int = MATCHED,
 ) -> LayerComparison:
     """Compare every layer of the file in `runtime` with the modules of the model.
 
@@ -95,7 +98,8 @@ def compare_layers(
     that the policy refused. If `runtime` is among them, an optimizer may be at fault for deviations
     below the limits here; if the same runtime without optimizations is, no optimizer is. beyond:
     inputs of the samples' shapes to compare on; then the samples, on which both agree, only serve
-    to match tensors. The model and all global switches are restored.
+    to match tensors. batch_size: of the batch on which tensors are matched. The model and all
+    global switches are restored.
 
     Raises PolicyError for a runtime that the policy does not name; InputMismatch and DataError for
     samples that do not fit; ModelError and EvidenceError if the model or the file can't compute
@@ -104,7 +108,7 @@ def compare_layers(
     """
     candidate, samples, policy = case.candidate, case.inputs, case.policy
     setup = _setup(policy, runtime)
-    binding = case.bind(batch_size=MATCHED)
+    binding = case.bind(batch_size=batch_size)
     size = binding.batch_size
     wanted = -(-limit // size) * size if binding.fixed else limit
     taken = next(samples.batches(min(wanted, len(samples))))
@@ -191,17 +195,26 @@ def _matcher(bench: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
 
 
 def _still(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> ValueLayout:
-    """Return the part of the samples' layout that also holds for the values of another input.
+    """Return the samples' layout for the values of another input, at the same events.
 
-    before: the survey of the samples. Values that repeat each other in only one of the two surveys
-    are dropped, for example the input and the output of a clamp.
-    Raises ForwardPathChanged if the model makes other calls on this input.
+    before: the survey of the samples. Code between the modules may compute other values, for
+    example in a branch. Values that repeat each other in only one of the two surveys are dropped,
+    for example the input and the output of a clamp.
+    Raises ForwardPathChanged if the model makes other calls on this input than on the samples.
     """
-    if before.paths != survey.paths or before.at != survey.at:
+    if before.paths != survey.paths:
         raise ForwardPathChanged("the model makes other calls on this input than on the samples.")
-    changed = [v for v in before.values if v.repeats != survey.values[v.number].repeats]
-    unsure = {number for value in changed for number in (value.number, value.repeats)}
-    return layout.only({value.number for value in survey.values} - unsure)
+    numbers, taken = dict[int, int](), set[int]()
+    for number, now in zip(before.at, survey.at, strict=True):
+        if now not in taken:
+            numbers.setdefault(number, now)
+            taken.add(now)
+    unsure = set[int | None]()
+    for number, now in numbers.items():
+        repeats, repeats_now = before.values[number].repeats, survey.values[now].repeats
+        if repeats_now != (None if repeats is None else numbers.get(repeats)):
+            unsure |= {number, repeats}
+    return layout.renumbered({n: now for n, now in numbers.items() if n not in unsure})
 
 
 def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
@@ -403,6 +416,34 @@ def compare_failure(
     if runtime is not None:
         return _compared(case, runtime, refused=failed)
     return _of_broken(case, evidence) or _of_probe(case, evidence, decision)
+
+
+def compare_rejected(
+    case: MeasurementJob, evidence: Evidence, decision: Decision
+) -> LayerComparison | None:
+    """Return `compare_failure`, or compare the layers of a file whose outputs have another order,
+    number or shape, or that refuses some batch sizes; else return None.
+
+    Raises the exceptions of `compare_layers`."""
+    compared = compare_failure(case, evidence, decision)
+    if compared is not None or decision.verdict is not Verdict.FAIL:
+        return compared
+    for runtime in evidence.runtimes:
+        if ort_setup(case.policy, runtime.runtime) is None:
+            continue
+        if runtime.failure_code == "wrong_outputs":
+            return _compared(case, runtime, refused=())
+        if runtime.failure_code == "only_batches":
+            sizes = runtime.failure_params["batch_sizes"]
+            rows = [row % len(case.samples) for row in range(sizes[0])]
+            compared = compare_layers(
+                replace(case, samples=case.samples.take(rows)),
+                runtime=runtime.runtime,
+                limit=sizes[0],
+                batch_size=sizes[0],
+            )
+            return replace(compared, accepted_batches=tuple(sizes))
+    return None
 
 
 def _of_broken(case: MeasurementJob, evidence: Evidence) -> LayerComparison | None:

@@ -81,6 +81,8 @@ class ReducedFailure:
     """Causes that measurements exclude: codes of `gate.localize.reproducer`."""
     constant_inputs: tuple[str, ...] = ()
     """Inputs that the file computes only from its weights."""
+    accepted_batches: tuple[int, ...] = ()
+    """Batch sizes that the file accepts; the inputs have another one. Empty: all."""
     random_weights: bool = False
     random_inputs: bool = False
 
@@ -180,6 +182,8 @@ class _Finder:
     def attempts(self) -> Iterator[Callable[[], ReducedFailure | None]]:
         """Yield the attempts to reduce the graph, most specific first."""
         found, limits = self._compared.localization, self._limits
+        if self._compared.accepted_batches:
+            yield self._refused_batch
         if found.optimiser or found.blame is not None:
             yield self._optimizer
         layers = self._findings.measured.layers
@@ -260,6 +264,41 @@ class _Finder:
 
                 last = measured(latest(len(cuts) + 1, holds), batch)
                 return None if last is None else self._with_cause(last)
+        return None
+
+    def _refused_batch(self) -> ReducedFailure | None:
+        """Reduce to the nodes of the first layer that raises an error for another batch size."""
+        accepted, layout = self._compared.accepted_batches, self._layout
+        size = next(size for size in itertools.count(1) if size not in accepted)
+        first = self._bench.batches[0]
+        batch = {name: np.resize(array, (size, *array.shape[1:])) for name, array in first.items()}
+        values = self._bench.side.values(batch, self._survey, layout.names)
+        for number, tensor in layout.names.items():
+            if number in self._survey.inputs or number not in values:
+                continue
+            piece = self._graph.cut([tensor], layout.cuts)
+            if not {layout.value_at_cut[cut] for cut in piece.cuts} <= values.keys():
+                continue
+            references = layout.references(piece.cuts, values)
+            session = SubgraphSession(piece, self._limits.setup)
+            fed = {**self._bench.feed(batch), **session.fed(references)}
+            made = Standalone.from_piece(piece, fed, {tensor: values[number]})
+            try:
+                run(made.model, made.inputs, self._limits.setup)
+            except Exception as error:  # ONNX Runtime's errors have no common base
+                name = made.outputs[tensor]
+                return ReducedFailure(
+                    kind="exporter",
+                    model=made.model,
+                    inputs=made.inputs,
+                    expected={name: values[number]},
+                    tolerances={name: RoundingBound(0.0, 0.0)},
+                    setup=self._limits.setup,
+                    tensors={name: tensor},
+                    raises=_kind_of(error),
+                    constant_inputs=self.constant_inputs(made.sources),
+                    accepted_batches=accepted,
+                )
         return None
 
     def _measure(

@@ -37,6 +37,7 @@ from gate.onnx_file.reading import nodes_of, tensors_of
 from gate.records.localization import Localization
 from gate.storage import files
 from gate.storage.arrays import OutputArray
+from gate.summary.render import capital
 
 DIFFERS = "DIFFERS"
 """The last line that the script prints if it shows the failure."""
@@ -88,10 +89,11 @@ _TITLES = {
     "exporter": "Exported graph computes something else than PyTorch: {nodes}",
     "runtime": "ONNX Runtime computes something else than the ONNX reference: {nodes}",
     "optimizer": "ONNX Runtime computes something else with optimizations: {nodes}",
+    "batch": "Exported graph refuses a batch size that PyTorch accepts: {nodes}",
 }
 
 _EXPECTED = {
-    "exporter": "PyTorch, which computes the same layer from the same inputs",
+    "exporter": "PyTorch, from the same inputs",
     "runtime": "the ONNX reference evaluator (onnx.reference)",
     "optimizer": "ONNX Runtime with optimizations off (ORT_DISABLE_ALL)",
 }
@@ -263,9 +265,9 @@ class Reproducer:
             if venv
             else ("by the Python of the check in isolated mode (the environment was not empty)")
         )
-        blame = found.blame
+        blame, title = found.blame, "batch" if failure.accepted_batches else failure.kind
         lines = [
-            f"# {_TITLES[failure.kind].format(nodes=shown)}",
+            f"# {_TITLES[title].format(nodes=shown)}",
             "",
             f"`model.onnx` computes {shown}, opset "
             f"{_opsets(failure.model)}.",
@@ -290,7 +292,10 @@ class Reproducer:
             "",
         ]  # fmt: skip
         if found.fault and not failure.random_inputs:  # it names modules and nodes
-            lines.append(f"- {found.fault}.")
+            lines.append(f"- {capital(found.fault)}.")
+        if failure.accepted_batches:
+            sizes = ", ".join(map(str, failure.accepted_batches))
+            lines.append(f"- The file accepts batches of {sizes}; the inputs have another size.")
         if failure.kind == "optimizer" and blame is not None and blame.names:
             lines.append(f"- With these optimizers disabled it agrees: {', '.join(blame.names)}.")
         lines += ["", "## What was excluded", ""]

@@ -85,10 +85,10 @@ class ValueLayout:
         found = {tensor.name: tensor.sketch.dtype for tensor in self.matching.tensors.values()}
         return {name: dtype for name, dtype in found.items() if dtype != np.uint64}
 
-    def only(self, numbers: Container[int]) -> ValueLayout:
-        """Return the layout restricted to these values."""
-        kept = {n: tensor for n, tensor in self.matching.tensors.items() if n in numbers}
-        return ValueLayout(Matching(kept))
+    def renumbered(self, numbers: Mapping[int, int]) -> ValueLayout:
+        """Return the layout restricted to these values, with their numbers in another survey."""
+        tensors = self.matching.tensors.items()
+        return ValueLayout(Matching({numbers[n]: one for n, one in tensors if n in numbers}))
 
     def without(self, numbers: Set[int]) -> ValueLayout:
         """Return the layout in which these values have no tensor."""

@@ -209,6 +209,23 @@ def test_a_layer_that_only_a_probe_shows_is_found_on_its_input(
     assert fault in found.fault
 
 
+class Branching(tiny.Net):
+    """Divides large images, which no sample is."""
+
+    def forward(self, input):
+        return super().forward(input / 255.0 if bool(input.abs().max() > 50.0) else input)
+
+
+def test_code_that_only_a_probe_takes_is_found(tmp_path):
+    torch.manual_seed(0)
+    model = Branching().eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", nets.IMAGES)
+    samples = SampleSet.from_arrays({"input": nets.IMAGES})
+    case = MeasurementJob(model, candidate, samples, nets.POLICY)
+    found = locate_failure(case, *off_on("magnitudes")).localisation
+    assert (found.first_divergence, found.fault_code) == ("", "code")
+
+
 @pytest.mark.parametrize(
     "probe",
     [{"name": "search_1", "kind": "search"}, {"name": "batch_3", "kind": "batch"},

@@ -20,10 +20,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from gate import Localization, MeasurementJob, SampleSet, cli
+from gate import Localization, MeasurementJob, Policy, SampleSet, cli
+from gate.api import case_of, check
 from gate.localize.file_graph import Piece
 from gate.localize.layer_script import LayerScript
-from gate.localize.locate import compare_layers
+from gate.localize.locate import compare_layers, compare_rejected
 from gate.localize.reduce import (
     Kind,
     NotReproduced,
@@ -35,7 +36,9 @@ from gate.localize.reduce import (
 )
 from gate.localize.reproducer import Reproducer
 from gate.localize.standalone import Standalone, fewest_nodes, random_like, without_names
+from gate.measure.job import EvaluationData, Reference
 from gate.policy.runtime_options import plain_setup
+from gate.records.evidence import Source
 from tests import small_project
 from tests.localize.optimizers.faults import FAULTS
 from tests.measure import tiny
@@ -87,6 +90,56 @@ def test_optimizer_fault_is_reduced_to_the_nodes_that_it_fuses(
     assert (failure.raises is not None) == raises
     Reproducer(failure, found, {}).write(tmp_path / "bug.zip", venv=False)
     assert set(zipfile.ZipFile(tmp_path / "bug.zip").namelist()) == FILES
+
+
+class Flattened(torch.nn.Module):
+    """Returns two outputs of different shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(6, 4), torch.nn.Linear(6, 3)
+
+    def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        flat = input.reshape(-1, 6)
+        return self.first(flat), self.last(flat)
+
+
+def _in_batches_of_two(model: onnx.ModelProto) -> None:
+    """Write a constant batch size into Reshape."""
+    node = next(node for node in model.graph.node if node.op_type == "Reshape")
+    node.input[1] = "shape"
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2, 6]), "shape"))
+
+
+def _reversed(model: onnx.ModelProto) -> None:
+    model.graph.output.reverse()
+
+
+@pytest.mark.parametrize(
+    ("edit", "operators", "accepted"),
+    [(_in_batches_of_two, {"Reshape"}, (2,)), (_reversed, {"Gemm"}, ())],
+    ids=["batch size", "order of outputs"],
+)
+def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operators, accepted):
+    x = np.random.default_rng(0).normal(size=(8, 2, 3)).astype(np.float32)
+    model, example = Flattened().eval(), {"input": x[:2]}
+    right = tiny.export(model, tmp_path / "right.onnx", example=example, outputs=("a", "b"))
+    path = tiny.edit(right, tmp_path / "model.onnx", edit).path
+    policy = Policy.default()
+    reference = Reference(model, Source(factory="tests"))
+    given = {"reference": reference, "data": EvaluationData(SampleSet.from_arrays({"input": x}))}
+    result = check(path, *given.values(), policy)
+    compared = compare_rejected(
+        case_of(path, policy=policy, **given), result.evidence, result.decision
+    )
+    assert compared is not None
+    made = Reproducer.from_comparison(compared, {})
+    made.write(tmp_path / "bug.zip", venv=False)
+    failure = made.failure
+    assert (failure.kind, failure.accepted_batches) == ("exporter", accepted)
+    assert operators <= {node.op_type for node in failure.model.graph.node}
+    assert (failure.raises is not None) == bool(accepted)
 
 
 def test_strip_replaces_names_weights_and_expected_values(reduced):
@@ -410,6 +463,17 @@ def test_nothing_is_written_of_a_confidential_policy(project, tmp_path, capsys):
     assert cli.main([*REPRODUCE, "--output", str(output), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["output"] is None
     assert not output.exists()
+
+
+@pytest.mark.further
+def test_accepted_file_has_no_reproducer(project, tmp_path, capsys):
+    check = ["check", "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
+    report = str(tmp_path / "report")
+    assert cli.main([*check, "--report", report]) == 0
+    capsys.readouterr()
+    command = ["reproduce", report, "--no-venv", "--output", str(tmp_path / "bug.zip"), "--json"]
+    assert cli.main(command) == 1
+    assert "PASS" in json.loads(capsys.readouterr().out)["reason"]
 
 
 def test_other_samples_than_those_of_the_report_are_refused(project, tmp_path):
