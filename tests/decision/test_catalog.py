@@ -1,4 +1,4 @@
-"""Every check has a code, and every code has one text, which no verdict depends on."""
+"""The catalog of check texts: each code has one text, and no verdict depends on it."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ EXAMPLES: dict[str, Any] = dict.fromkeys(_TEXT, "a") | {name: ["a", "b"] for nam
 """Values of parameters; any other one is the number 3."""
 
 
-def fields(template: str) -> Iterator[tuple[str, str]]:
+def template_fields(template: str) -> Iterator[tuple[str, str]]:
     """Name and format of each field of a text."""
     for _, name, form, _ in string.Formatter().parse(template):
         if name:
             yield name, form or ""
 
 
-def examples(template: str) -> dict[str, Any]:
+def example_params(template: str) -> dict[str, Any]:
     own = {"label", "allowed", "usage", "problems", "problem", "notes", *CheckResult.model_fields}
-    named = {name: form for name, form in fields(template) if name not in own}
+    named = {name: form for name, form in template_fields(template) if name not in own}
     return {
         name: EXAMPLES[name] if name in EXAMPLES and (form or name in _TEXT) else 3
         for name, form in named.items()
@@ -58,7 +58,7 @@ def examples(template: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_each_code_has_a_text(name):
+def test_each_check_code_has_text_headline_and_remedy(name):
     for code in {**catalog.COMMON, **CHECKS[name].codes}:
         for part in ("text", "headline", "remedy"):
             _require_text(name, code, CHECKS[name].code(code), part)
@@ -70,7 +70,7 @@ def _require_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
         "notes": [{"code": "by_rounding"}],
     }
     for template in (spec.text, spec.headline or "", spec.remedy or CHECKS[name].remedy):
-        params |= examples(template)
+        params |= example_params(template)
     whole = f"{name}x" if name.endswith("_") else name
     kind = {"kind": name.removeprefix("probe_")} if name.startswith("probe_") else {}
     check = CheckResult(
@@ -87,7 +87,7 @@ def _require_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
     assert "{" not in text.replace("{NAME", "").replace("{probes", "").replace("{y: t", "")
 
 
-def test_each_check_of_a_rule_has_a_row():
+def test_each_check_created_in_rules_is_in_the_catalog():
     """A check without one would read 'The result is violated.'"""
     for file in sorted((GATE / "decision").glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -103,8 +103,8 @@ def test_each_check_of_a_rule_has_a_row():
 def test_each_problem_and_note_has_a_text(table):
     for code, template in table.items():
         param = "problems" if table is PROBLEMS else "notes"
-        others = dict.fromkeys((name for name, _ in fields(template)), 3)
-        params = {param: [{**others, **examples(template), "code": code}]}
+        others = dict.fromkeys((name for name, _ in template_fields(template)), 3)
+        params = {param: [{**others, **example_params(template), "code": code}]}
         name, found = ("session", "violated") if table is PROBLEMS else ("noise_ratio", "within")
         check = CheckResult(
             name=name, verdict=Verdict.FAIL, observed=1.0, bound=2.0, relation="<=", samples=3,
@@ -123,13 +123,13 @@ _OF_FAULTS = {
 
 
 def _fault_params(template: str, **given: Any) -> dict[str, Any]:
-    values = {name: _OF_FAULTS.get(name, 3) for name, _ in fields(template)}
+    values = {name: _OF_FAULTS.get(name, 3) for name, _ in template_fields(template)}
     return {name: value for name, value in {**values, **given}.items() if value is not None}
 
 
-def _located(**fields: Any) -> Localization:
+def _located(**template_fields: Any) -> Localization:
     about = {"subject_sha256": digest("x"), "runtime": "ort-cpu", "samples": 3, "layers": ()}
-    return Localization(**{**about, "first_divergence": "stem", **fields})
+    return Localization(**{**about, "first_divergence": "stem", **template_fields})
 
 
 def _assert_rendered(text: str, code: str) -> None:
@@ -150,9 +150,9 @@ def test_each_fault_has_a_text(key):
     _assert_rendered(found.cause, key)
 
 
-def test_each_part_of_a_finding_has_a_text():
+def test_each_account_code_has_a_text():
     for code, template in ACCOUNTS.items():
-        params = {name: _OF_FAULTS.get(name, "x") for name, _ in fields(template)}
+        params = {name: _OF_FAULTS.get(name, "x") for name, _ in template_fields(template)}
         _assert_rendered(render_account(code, **params), code)
 
 
@@ -167,7 +167,7 @@ def test_each_detail_of_a_fault_has_a_text(code):
 
 
 @pytest.mark.parametrize("code", OUTCOMES)
-def test_each_sentence_about_layers_has_a_text(code):
+def test_each_outcome_code_has_a_text(code):
     given = {**_fault_params(OUTCOMES[code].text), "code": code}
     found = with_fault_texts(
         _located(outcome=(given,), seam_code="misfit", seam_params={"reason": "a"})
@@ -177,7 +177,7 @@ def test_each_sentence_about_layers_has_a_text(code):
 
 
 @pytest.mark.parametrize("code", SEAMS)
-def test_what_does_not_fit_between_parts_has_a_text(code):
+def test_each_seam_code_has_a_text(code):
     seam = {"seam_code": code, "seam_params": {**_fault_params(SEAMS[code].text), "reason": "a"}}
     found = with_fault_texts(_located(outcome=({"code": "seam"},), **seam))
     assert found.diverges
@@ -191,7 +191,7 @@ def test_what_does_not_fit_between_parts_has_a_text(code):
 @pytest.mark.parametrize(
     ("names", "raises"), [(("ConvActivationFusion",), None), ((), "no kernel")]
 )
-def test_an_optimizer_has_a_text(code, names, raises):
+def test_each_optimizer_reason_has_a_text(code, names, raises):
     if not names and code is None:
         return
     params = _fault_params(OPTIMIZERS[code]) if code else {}
@@ -206,10 +206,10 @@ def test_an_optimizer_has_a_text(code, names, raises):
 
 
 @pytest.mark.parametrize("code", FINDINGS)
-def test_each_finding_in_the_graph_has_a_text(code):
+def test_each_graph_finding_has_a_text(code):
     lists: dict[str, Any] = {"name": "a.weight", "more": 2}
     lists |= {key: ["a", "b"] for key in ("operators", "names", "stated", "versions")}
-    params = {name: lists.get(name, 3) for name, _ in fields(FINDINGS[code])}
+    params = {name: lists.get(name, 3) for name, _ in template_fields(FINDINGS[code])}
     found = GraphFinding(code="training_mode", place="a", detail_code=code, detail_params=params)
     judged = evidence()
     assert judged.graph is not None
@@ -224,7 +224,7 @@ def test_each_finding_in_the_graph_has_a_text(code):
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_no_remedy_for_an_onnx_reference_is_about_an_export(name):
+def test_remedies_for_onnx_references_do_not_mention_the_export(name):
     whole = f"{name}x" if name.endswith("_") else name
     for code in CHECKS[name].codes:
         params = {"problems": [], "notes": [], "advice": "a"}
@@ -247,18 +247,18 @@ def test_a_localization_of_version_1_0_keeps_its_texts():
     {"layers": (LayerRow(module="a", kind="a", verdict="ok", code="no such code"),)},
     {"seam_code": "no such code"},
 ])  # fmt: skip
-def test_an_edited_localization_is_no_failure(edited):
+def test_localization_with_invalid_codes_is_rendered(edited):
     record = _located(**{"outcome": ({"code": "source"},), "cause": "a", **edited})
     assert with_fault_texts(Localization.from_json(record.to_json())).cause
 
 
-def test_the_page_of_all_texts_is_as_the_table():
+def test_checks_page_is_up_to_date():
     text = checks_page.PAGE.read_text(encoding="utf-8")
     assert text == checks_page.page(), "run python -m handbook.checks_page"
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_the_page_has_each_check_with_its_codes_and_remedies(name):
+def test_checks_page_has_each_check_with_codes_and_remedies(name):
     text, spec = checks_page.page(), CHECKS[name]
     assert f"`{name}{'…' if name.endswith('_') else ''}`" in text
     texts = [spec.meaning, spec.remedy]
@@ -273,7 +273,7 @@ def test_the_page_has_each_check_with_its_codes_and_remedies(name):
         assert html.escape(literal, quote=False) in text
 
 
-def test_no_wording_is_part_of_a_decision(monkeypatch):
+def test_wording_does_not_change_the_decision_digest(monkeypatch):
     decision = decide(policy(), evidence(), decided_at="now")
     for name in CHECKS:
         spec = catalog.CheckSpec("?", CHECKS[name].cause, "another remedy", {})
@@ -283,7 +283,7 @@ def test_no_wording_is_part_of_a_decision(monkeypatch):
     assert again.conclusion() == decision.conclusion()
 
 
-def test_the_json_of_a_summary_has_the_texts_of_its_checks():
+def test_summary_json_has_texts_of_checks():
     judged = evidence(runtimes=(absent("ort-cpu"),))
     summary = summarize(decide(policy(), judged, decided_at="now"), judged)
     plain = with_texts(summary)
@@ -304,7 +304,7 @@ def test_the_json_of_a_summary_has_the_texts_of_its_checks():
         assert row["remedy"] == render_check(check, "remedy")
 
 
-def test_a_decision_of_before_codes_concludes_the_same():
+def test_decision_without_codes_has_the_same_conclusion():
     decision = decide(policy(), evidence(), decided_at="now")
     before = decision.model_copy(update={"checks": tuple(map(_without_code, decision.checks))})
     assert before.digest() != decision.digest()
@@ -318,7 +318,7 @@ def _without_code(check: CheckResult) -> CheckResult:
 
 
 @pytest.mark.parametrize("field", ["verdict", "observed", "bound", "samples", "output"])
-def test_a_changed_number_or_verdict_is_another_conclusion(field):
+def test_changed_number_or_verdict_changes_the_conclusion(field):
     decision = decide(Policy.default(), evidence(), decided_at="now")
     value = {"verdict": Verdict.WAIVED, "output": "other"}.get(
         field, 7.5 if field != "samples" else 7
@@ -338,7 +338,7 @@ def _names_prose(node: ast.expr) -> bool:
 
 
 @pytest.mark.parametrize("package", ["decision", "summary", "report"])
-def test_no_code_reads_a_sentence(package):
+def test_no_code_searches_in_texts(package):
     """No `in`, `startswith`, `split` or `re` on a text, except in the renderer."""
     for file in sorted({*(GATE / package).glob("*.py")} - {GATE / "summary/render.py"}):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""Answers of classifiers: agreement, confidence, crossings of operating points, the worst samples."""
+"""Statistics of classifiers: agreement, confidence, threshold crossings and worst samples."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ from tests.measure.close import assert_close
 NAN, INF = math.nan, math.inf
 
 
-def measured(r, c, labels=None, start=0):
+def class_statistics(r, c, labels=None, start=0):
     r, c = np.array(r, float), np.array(c, float)
     statistics = ClassStatistics(r.shape[1])
     statistics.update(
@@ -34,12 +34,12 @@ def measured(r, c, labels=None, start=0):
     return statistics.result()
 
 
-def test_numbers_match_a_plain_computation():
+def test_class_statistics_match_numpy():
     rng = np.random.default_rng(0)
     r = rng.normal(size=(200, 12)) * 3
     c = r + rng.normal(size=r.shape) * 0.7
     labels = rng.integers(0, 12, 200)
-    result = measured(r, c, labels)
+    result = class_statistics(r, c, labels)
 
     p_r, p_c = softmax(r, axis=1), softmax(c, axis=1)
     moved = abs(p_r.max(1) - p_c.max(1))
@@ -79,8 +79,8 @@ def test_numbers_match_a_plain_computation():
     )
 
 
-def test_a_tie_broken_differently_is_a_disagreement_without_margin():
-    result = measured([[1, 5, 5], [1, 5, 5]], [[1, 5, 5.001], [1, 5.001, 5]])
+def test_differently_broken_tie_is_a_disagreement_with_zero_margin():
+    result = class_statistics([[1, 5, 5], [1, 5, 5]], [[1, 5, 5.001], [1, 5.001, 5]])
     assert result.top1_disagreements == 1
     assert result.disagreeing[0].sample == 0
     assert result.disagreeing[0].margin == 0.0
@@ -92,8 +92,8 @@ def test_a_tie_broken_differently_is_a_disagreement_without_margin():
     ([[1, NAN, 3]], [[1, NAN, NAN]]),
     ([[NAN] * 3], [[1, 2, 3]]),
 ])  # fmt: skip
-def test_nan_on_one_side_agrees_in_nothing(r, c):
-    result = measured([*r, [3, 2, 1]], [*c, [3, 2, 1]], labels=np.array([2, 0]))
+def test_nan_on_one_side_is_a_disagreement_with_infinite_distance(r, c):
+    result = class_statistics([*r, [3, 2, 1]], [*c, [3, 2, 1]], labels=np.array([2, 0]))
     assert result.top1_disagreements == 1
     assert result.top1_agreement == result.top5_agreement == 0.5
     assert result.confidence.bands == (0.5, 0.0, 0.0, 0.5)
@@ -107,14 +107,14 @@ def test_nan_on_one_side_agrees_in_nothing(r, c):
         assert number == INF
 
 
-def test_nan_predicts_no_label():
+def test_row_with_nan_counts_as_wrong_label():
     r, c = [[NAN, 2, 3]], [[NAN, NAN, 3]]
-    accuracy = measured(r, c, labels=np.array([0])).accuracy
+    accuracy = class_statistics(r, c, labels=np.array([0])).accuracy
     assert (accuracy.reference, accuracy.candidate) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
-def test_a_row_with_nan_in_the_same_places_is_left_out_and_counted(batch):
+def test_row_with_nan_on_both_sides_is_excluded_and_counted(batch):
     r = np.array([[1, 2, 3], [1, NAN, 3], [3, 2, 1]])
     c = np.array([[1, 2, 3], [1, NAN, 9], [3, 2, 9]])
     labels = np.array([2, 0, 0])
@@ -136,8 +136,8 @@ def test_a_row_with_nan_in_the_same_places_is_left_out_and_counted(batch):
     assert math.isfinite(result.confidence.max)
 
 
-def test_rows_of_nan_alone_prove_nothing():
-    result = measured([[NAN] * 3], [[NAN] * 3])
+def test_agreement_is_zero_when_all_rows_are_nan():
+    result = class_statistics([[NAN] * 3], [[NAN] * 3])
     assert (result.nan_rows, result.predicted_classes) == (1, 0)
     assert result.top1_agreement == 0.0
 
@@ -149,27 +149,20 @@ def test_rows_of_nan_alone_prove_nothing():
     ([-INF, 1, 0], [-INF, 1, 0], 0.0),
     ([INF, INF, 0], [INF, 5, 0], 0.5),
 ])  # fmt: skip
-def test_equal_infinite_logits_share_the_probability(r, c, moved):
-    result = measured([r], [c])
+def test_equal_infinite_logits_have_equal_probability(r, c, moved):
+    result = class_statistics([r], [c])
     assert result.confidence.max == moved
     assert moved or result.top1_agreement == 1.0
 
 
-def test_top5_with_ties_at_the_border_prefers_low_indices():
+def test_top5_tie_prefers_lower_class_index():
     r = [[9, 8, 7, 6, 5, 5, 5]]
-    assert measured(r, r).top5_agreement == 1.0
-    assert measured(r, [[9, 8, 7, 6, 5.1, 5, 5]]).top5_agreement == 1.0
-    assert measured(r, [[9, 8, 7, 6, 5, 5, 5.1]]).top5_agreement == 0.0
+    assert class_statistics(r, r).top5_agreement == 1.0
+    assert class_statistics(r, [[9, 8, 7, 6, 5.1, 5, 5]]).top5_agreement == 1.0
+    assert class_statistics(r, [[9, 8, 7, 6, 5, 5, 5.1]]).top5_agreement == 0.0
 
 
-@pytest.mark.parametrize("classes", [2, 5])
-def test_few_classes_have_one_top5_set(classes):
-    rng = np.random.default_rng(0)
-    r = rng.normal(size=(8, classes))
-    assert measured(r, -r).top5_agreement == 1.0
-
-
-def test_the_list_of_disagreements_is_capped_and_the_count_is_not():
+def test_disagreement_list_is_capped_but_count_is_exact():
     r = np.tile([1.0, 0.0], (300, 1))
     statistics = ClassStatistics(2)
     for start in (150, 0):
@@ -181,7 +174,7 @@ def test_the_list_of_disagreements_is_capped_and_the_count_is_not():
     assert [d.sample for d in result.disagreeing] == list(range(LISTED))
 
 
-def test_accuracy_needs_a_label_for_every_sample():
+def test_accuracy_is_none_when_a_batch_has_no_labels():
     statistics = ClassStatistics(3)
     r = np.eye(3)
     statistics.update(
@@ -191,7 +184,7 @@ def test_accuracy_needs_a_label_for_every_sample():
     assert statistics.result().accuracy is None
 
 
-def test_without_samples_every_number_is_zero():
+def test_statistics_without_samples_are_zero():
     result = ClassStatistics(3).result()
     assert result.top1_disagreements == 0
     for number in (result.top1_agreement, result.top5_agreement, result.l2_probabilities_max,
@@ -201,7 +194,7 @@ def test_without_samples_every_number_is_zero():
 
 
 @given(seed=st.integers(0, 99), cut=st.integers(1, 19), scale=st.sampled_from([1e-9, 1.0, 1e12]))
-def test_merging_parts_equals_the_whole(seed, cut, scale):
+def test_merged_class_statistics_equal_one_pass(seed, cut, scale):
     rng = np.random.default_rng(seed)
     r = rng.normal(size=(20, 8)) * scale
     c = r + rng.normal(size=r.shape) * scale * 0.5
@@ -216,14 +209,14 @@ def test_merging_parts_equals_the_whole(seed, cut, scale):
             labels=labels[start:stop],
         )
         parts.append(part)
-    whole = measured(r, c, labels).model_dump()
+    whole = class_statistics(r, c, labels).model_dump()
     for merged in (parts[0].merge(parts[1]), parts[1].merge(parts[0])):
         assert_close(merged.result().model_dump(), whole)
     assert_close(ClassStatistics(8).merge(parts[0]).result().model_dump(),
                  parts[0].result().model_dump())  # fmt: skip
 
 
-def test_probabilities_are_taken_as_they_are():
+def test_normalized_outputs_are_not_passed_through_softmax():
     values = np.array([[0.7, 0.2, 0.1], [0.25, 0.5, 0.25]])
     answers = ClassAnswers.from_values(values, normalised=True)
     assert answers.confidence.tolist() == [0.7, 0.5]
@@ -235,19 +228,19 @@ def test_probabilities_are_taken_as_they_are():
     ("row", "top1", "margin"),
     [([1, 5, 5], 1, 0.0), ([1, NAN, 3], 1, 0.0), ([INF, 1, 0], 0, INF), ([-INF, 1, 0], 1, 1.0)],
 )
-def test_ties_nan_and_infinity(row, top1, margin):
+def test_top1_and_margin_with_ties_nan_and_infinity(row, top1, margin):
     answer = ClassAnswers.from_values(np.array([row], float)).row_answer(0)
     assert answer.top1 == top1
     assert answer.margin == pytest.approx(margin)
 
 
-def test_rows_of_a_mask():
+def test_answers_are_filtered_by_mask():
     values = np.random.default_rng(0).normal(size=(4, 3))
-    kept = ClassAnswers.from_values(values).rows(np.array([True, False, True, False]))
+    worst_samples = ClassAnswers.from_values(values).rows(np.array([True, False, True, False]))
     again = ClassAnswers.from_values(values[[0, 2]])
-    assert (kept.top1 == again.top1).all()
-    assert (kept.margin == again.margin).all()
-    assert len(kept) == 2
+    assert (worst_samples.top1 == again.top1).all()
+    assert (worst_samples.margin == again.margin).all()
+    assert len(worst_samples) == 2
 
 
 def confidences(r, c):
@@ -259,7 +252,7 @@ def confidences(r, c):
     return statistics
 
 
-def test_the_sign_says_who_is_surer():
+def test_signed_mean_is_positive_when_candidate_is_more_confident():
     r = np.array([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]])
     c = np.array([[0.8, 0.2], [0.8, 0.2], [0.1, 0.9]])
     zero, one = confidences(r, c).result().per_class
@@ -271,10 +264,10 @@ def test_the_sign_says_who_is_surer():
     assert surer.signed_mean == pytest.approx(-0.1)
 
 
-def counted(r, c, point, *, places=None):
+def count_crossings(r, c, point, *, sample_indices=None):
     statistics = CrossingStatistics(point)
     sides = [ClassAnswers.from_values(np.array(side, float), normalised=True) for side in (r, c)]
-    statistics.update(*sides, np.arange(len(r)) if places is None else places)
+    statistics.update(*sides, np.arange(len(r)) if sample_indices is None else sample_indices)
     return statistics
 
 
@@ -300,30 +293,30 @@ C = [0.1, 0.8, 0.1]
         (B, [NAN, 0.1, 0.1], None, (1, 0, 0, 1)),
     ],
 )
-def test_who_acts_by_one_side_only(r, c, label, expected):
-    got = counted([r], [c], OperatingPoint(0.7, label)).result()
+def test_crossing_counts_samples_above_threshold_on_one_side(r, c, label, expected):
+    got = count_crossings([r], [c], OperatingPoint(0.7, label)).result()
     assert (got.samples, got.reference_above, got.candidate_above, got.crossed) == expected
     assert got.crossing == ((0,) if got.crossed else ())
     assert (got.threshold, got.label) == (0.7, label)
 
 
-def test_at_the_point_is_above_it():
-    assert counted([[0.5, 0.5]], [[0.5, 0.5]], OperatingPoint(0.5)).result().crossed == 0
-    below = counted([[0.5, 0.5]], [[0.49, 0.49]], OperatingPoint(0.5)).result()
+def test_probability_equal_to_threshold_counts_as_above():
+    assert count_crossings([[0.5, 0.5]], [[0.5, 0.5]], OperatingPoint(0.5)).result().crossed == 0
+    below = count_crossings([[0.5, 0.5]], [[0.49, 0.49]], OperatingPoint(0.5)).result()
     assert (below.reference_above, below.crossed) == (1, 1)
 
 
-def test_a_near_tie_of_two_classes_is_left_out_of_every_count():
-    statistics = counted([A, A, B], [C, B, B], OperatingPoint(0.7))
+def test_near_ties_are_excluded_from_crossing_counts():
+    statistics = count_crossings([A, A, B], [C, B, B], OperatingPoint(0.7))
     assert statistics.result().crossed == 2
     got = statistics.result({0, 2})
     assert (got.samples, got.reference_above, got.candidate_above, got.crossed) == (2, 1, 0, 1)
     assert got.crossing == (1,)
 
 
-def test_the_list_is_capped_and_whole_in_spite_of_ties():
+def test_crossing_list_is_capped_and_refilled_when_ties_are_excluded():
     n = 3 * LISTED
-    statistics = counted([A] * n, [C] * n, OperatingPoint(0.7))
+    statistics = count_crossings([A] * n, [C] * n, OperatingPoint(0.7))
     assert statistics.result().crossing == tuple(range(LISTED))
     ties = set(range(LISTED))
     got = statistics.result(ties)
@@ -331,7 +324,7 @@ def test_the_list_is_capped_and_whole_in_spite_of_ties():
 
 
 @given(st.integers(0, 99), st.lists(st.integers(0, 40), max_size=3), st.data())
-def test_crossings_are_the_same_in_any_batches_and_order(seed, cuts, data):
+def test_crossings_do_not_depend_on_batches_and_order(seed, cuts, data):
     rng = np.random.default_rng(seed)
     r = rng.dirichlet(np.ones(3) * 0.5, size=40)
     c = np.clip(r + rng.normal(scale=0.1, size=r.shape), 0, 1)
@@ -341,47 +334,37 @@ def test_crossings_are_the_same_in_any_batches_and_order(seed, cuts, data):
     stream, left = CrossingStatistics(point), CrossingStatistics(point)
     parts = []
     for start, stop in data.draw(st.permutations(bounds)):
-        places = np.arange(start, stop)
-        parts.append(counted(r[start:stop], c[start:stop], point, places=places))
+        sample_indices = np.arange(start, stop)
+        parts.append(
+            count_crossings(r[start:stop], c[start:stop], point, sample_indices=sample_indices)
+        )
         left = left.merge(parts[-1])
         stream = stream.merge(CrossingStatistics(point))
         sides = [ClassAnswers.from_values(x[start:stop], normalised=True) for x in (r, c)]
-        stream.update(*sides, places)
+        stream.update(*sides, sample_indices)
     right = CrossingStatistics(point)
     for part in parts:
         right = part.merge(right)
-    whole = counted(r, c, point)
+    whole = count_crossings(r, c, point)
     ties = set(data.draw(st.lists(st.integers(0, 39), max_size=5)))
     for one in (stream, left, right):
         assert one.result() == whole.result()
         assert one.result(ties) == whole.result(ties)
 
 
-def kept(values, *, start=0, **more):
+def worst_samples(values, *, start=0, **more):
     samples = WorstSamples()
     samples.update(np.array(values, float), start=start, **more)
     return samples
 
 
-def places(samples):
+def sample_indices(samples):
     return [one.sample for one in samples.result(classes=False)]
 
 
-def test_nan_first_then_the_largest_and_of_equals_the_first():
-    assert places(kept([1, 5, NAN, 5, 0, 2, NAN])) == [2, 6, 1, 3, 5, 0]
-    assert places(kept([0.0] * 20)) == []
-    assert places(kept([7.0] * 20)) == list(range(KEPT))
-
-
-def test_an_equal_sample_that_comes_later_but_stands_before_takes_its_place():
-    late = kept([7.0] * 20, start=100)
-    late.update(np.array([7.0]), start=3)
-    assert places(late) == [3, *range(100, 107)]
-
-
-def test_what_both_sides_answer_is_kept():
+def test_worst_sample_keeps_both_answers_and_label():
     r, c = np.array([[0.0, 1.0], [2.0, 0.0]]), np.array([[0.0, 1.0], [0.0, 3.0]])
-    samples = kept([0.0, 3.0], answers=(ClassAnswers.from_values(r), ClassAnswers.from_values(c)),
+    samples = worst_samples([0.0, 3.0], answers=(ClassAnswers.from_values(r), ClassAnswers.from_values(c)),
                    labels=np.array([1, 0]))  # fmt: skip
     (worst,) = samples.result(classes=True)
     assert (worst.sample, worst.label, worst.max_abs_diff) == (1, 0, 3.0)
@@ -397,13 +380,13 @@ VALUES = hnp.arrays(
 
 
 @given(VALUES, st.data())
-def test_the_worst_are_the_same_in_any_batches_and_order(values, data):
+def test_worst_samples_do_not_depend_on_batches_and_order(values, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
     bounds = list(zip([0, *cuts], [*cuts, len(values)], strict=True))
     stream, parts = WorstSamples(), []
     for start, stop in data.draw(st.permutations(bounds)):
         stream.update(values[start:stop], start=start)
-        parts.append(kept(values[start:stop], start=start))
+        parts.append(worst_samples(values[start:stop], start=start))
     left = WorstSamples()
     for part in parts:
         left = left.merge(part)
@@ -414,4 +397,4 @@ def test_the_worst_are_the_same_in_any_batches_and_order(values, data):
         (place for place, value in enumerate(values) if value != 0),
         key=lambda p: (not math.isnan(values[p]), -np.nan_to_num(values[p]), p),
     )[:KEPT]
-    assert places(stream) == places(left) == places(right) == whole
+    assert sample_indices(stream) == sample_indices(left) == sample_indices(right) == whole

@@ -1,4 +1,4 @@
-"""Errors added up by group, and what chance alone makes of their ratio."""
+"""Sums of errors by group, and the scatter of their ratio by chance."""
 
 import numpy as np
 import pytest
@@ -6,21 +6,21 @@ import pytest
 from gate.statistics.error_groups import CANDIDATE, REFERENCE, GroupedErrors, scatter
 
 
-def tally(seed, *, samples=6, columns=3):
+def random_errors(seed, *, samples=6, columns=3):
     rng = np.random.default_rng(seed)
     values = np.abs(rng.normal(size=(4, samples, 2, columns)))
     return values, GroupedErrors.from_values(values, np.ones((samples, 2, columns), np.bool_))
 
 
-def test_by_place_is_column_by_column():
-    values, sums = tally(0)
+def test_from_values_groups_by_column():
+    values, sums = random_errors(0)
     assert sums.counts.tolist() == [12, 12, 12]
     assert sums.rms(CANDIDATE) == pytest.approx(np.sqrt(np.square(values[2]).mean(axis=(0, 1))))
     assert sums.peaks[CANDIDATE] == pytest.approx(values[2].max(axis=(0, 1)))
 
 
-def test_by_label_is_the_same_for_the_same_groups():
-    values, sums = tally(0)
+def test_by_label_equals_from_values_for_equal_groups():
+    values, sums = random_errors(0)
     labels = np.broadcast_to(np.arange(3), values[0].shape).ravel()
     other = GroupedErrors.by_label(values.reshape(4, -1), labels, 3)
     assert other.sums == pytest.approx(sums.sums)
@@ -28,8 +28,8 @@ def test_by_label_is_the_same_for_the_same_groups():
     assert other.counts == pytest.approx(sums.counts)
 
 
-def test_merging_is_adding():
-    parts = [tally(seed) for seed in (1, 2)]
+def test_merged_groups_equal_one_pass():
+    parts = [random_errors(seed) for seed in (1, 2)]
     whole = GroupedErrors.from_values(
         np.concatenate([values for values, _ in parts], axis=1), np.ones((12, 2, 3), np.bool_)
     )
@@ -38,8 +38,8 @@ def test_merging_is_adding():
         assert getattr(merged, name) == pytest.approx(getattr(whole, name))
 
 
-def test_joined_groups_are_all_before_the_stop():
-    _, sums = tally(3)
+def test_joined_sums_groups_up_to_each_stop():
+    _, sums = random_errors(3)
     joined = sums.joined(np.array([1, 3]))
     assert joined.counts.tolist() == [12, 36]
     assert joined.sums[REFERENCE] == pytest.approx(sums.sums[REFERENCE].cumsum()[[0, 2]])
@@ -47,7 +47,7 @@ def test_joined_groups_are_all_before_the_stop():
 
 
 @pytest.mark.parametrize(("heavy", "least", "most"), [(False, 20, 32), (True, 1, 4)])
-def test_an_error_that_one_sample_dominates_comes_of_few_draws(heavy, least, most):
+def test_draws_is_small_when_one_sample_dominates(heavy, least, most):
     values = np.abs(np.random.default_rng(0).normal(size=(4, 32, 1, 1)))
     if heavy:
         values[:, 7] = 100.0
@@ -55,15 +55,15 @@ def test_an_error_that_one_sample_dominates_comes_of_few_draws(heavy, least, mos
     assert least <= sums.draws(REFERENCE)[0] <= most
 
 
-def test_the_middle_is_the_median():
-    tallies = [tally(seed)[1] for seed in range(3)]
+def test_middle_is_the_median():
+    tallies = [random_errors(seed)[1] for seed in range(3)]
     middle = GroupedErrors.middle(tallies)
     assert middle.sums == pytest.approx(np.median([one.sums for one in tallies], axis=0))
 
 
 @pytest.mark.parametrize("draws", [2, 8, 32, 320])
 @pytest.mark.parametrize("groups", [1, 10, 100])
-def test_errors_of_one_size_rarely_exceed_it(draws, groups):
+def test_random_ratio_rarely_exceeds_scatter(draws, groups):
     rng = np.random.default_rng(draws + groups)
     candidate, reference, tossed = (
         np.sqrt(np.square(rng.normal(size=(2000 // groups, groups, draws))).mean(axis=2))
@@ -74,7 +74,7 @@ def test_errors_of_one_size_rarely_exceed_it(draws, groups):
     assert exceeding <= 1
 
 
-def test_more_draws_scatter_less_and_more_groups_more():
+def test_scatter_decreases_with_draws_and_increases_with_groups():
     by_draws = scatter(np.array([1.0, 2.0, 4.0, 32.0, 1e4, 1e6]), 1)
     assert (np.diff(by_draws) < 0.0).all()
     assert 1.0 < by_draws[-1] < 1.01
@@ -82,5 +82,5 @@ def test_more_draws_scatter_less_and_more_groups_more():
 
 
 @pytest.mark.parametrize("draws", [0.0, 0.1, 1.0])
-def test_it_has_an_end(draws):
+def test_scatter_is_capped(draws):
     assert scatter(np.array([draws]), 10**6) == 100.0

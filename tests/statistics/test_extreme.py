@@ -1,4 +1,4 @@
-"""Laws of all statistics over arrays without rows, with infinities, masks and huge values."""
+"""Properties of all statistics for empty arrays, infinities, masks and huge values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def nans(value: Any, place: str = "") -> list[str]:
     return [place] if isinstance(value, float) and math.isnan(value) else []
 
 
-def accumulated(reference, candidate, reading, *, batch=100):
+def accumulate(reference, candidate, reading, *, batch=100):
     """One sample a row; an array without rows is one sample without any."""
     statistics = OutputStatistics("y", reference.dtype.name, reading)
     for start in range(0, max(len(reference), 1), batch):
@@ -68,7 +68,7 @@ def accumulated(reference, candidate, reading, *, batch=100):
 
 
 def output_of(reference: np.ndarray, candidate: np.ndarray, **how: Any) -> OutputParity:
-    return accumulated(reference, candidate, how.pop("reading", READINGS[0]), **how).result()
+    return accumulate(reference, candidate, how.pop("reading", READINGS[0]), **how).result()
 
 
 def noise_of(truth: np.ndarray, reference: np.ndarray, candidate: np.ndarray) -> NoiseParity:
@@ -78,7 +78,7 @@ def noise_of(truth: np.ndarray, reference: np.ndarray, candidate: np.ndarray) ->
 
 
 @given(pair=pairs(), reading=st.sampled_from(READINGS))
-def test_no_number_of_an_output_is_nan(pair, reading):
+def test_output_statistics_are_never_nan(pair, reading):
     reference, candidate = pair
     result = output_of(reference, candidate, reading=reading)
     assert not nans(result.model_dump())
@@ -89,7 +89,7 @@ def test_no_number_of_an_output_is_nan(pair, reading):
 
 
 @given(pair=pairs(), share=st.sampled_from([0.0, 2.0**-24, 1e-3]))
-def test_no_number_of_the_noise_is_nan(pair, share):
+def test_noise_statistics_are_never_nan(pair, share):
     reference, candidate = pair
     with np.errstate(all="ignore"):
         truth = reference.astype(np.float64) * (1 + share)
@@ -101,7 +101,7 @@ def test_no_number_of_the_noise_is_nan(pair, share):
 
 
 @given(pair=pairs())
-def test_no_change_is_nan(pair):
+def test_column_differences_are_never_nan(pair):
     one, other = pair
     moved = by_column(one, other)
     assert not np.isnan(moved).any()
@@ -111,7 +111,7 @@ def test_no_change_is_nan(pair):
 
 
 @given(pair=pairs(), small=st.floats(0.0, 1.0), times=st.floats(1.0, 1e6))
-def test_a_larger_error_has_no_smaller_number(pair, small, times):
+def test_statistics_do_not_decrease_with_larger_error(pair, small, times):
     reference, other = pair
     base = reference.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -127,7 +127,7 @@ def test_a_larger_error_has_no_smaller_number(pair, small, times):
     truth=hnp.arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(2, 4)), elements=FINITE),
     times=st.floats(1.0, 1e9),
 )
-def test_a_larger_error_has_no_smaller_noise(truth, times):
+def test_noise_does_not_decrease_with_larger_error(truth, times):
     reference = truth.astype(np.float32)
     error = np.maximum(np.abs(truth) * 2.0**-20, 1e-30)
     one, two = (noise_of(truth, reference, truth + k * error) for k in (1.0, times))
@@ -136,7 +136,7 @@ def test_a_larger_error_has_no_smaller_noise(truth, times):
 
 
 @given(pair=pairs(), spoiled=st.sampled_from([NAN, INF, -INF]))
-def test_what_is_not_finite_on_one_side_fails_every_bound(pair, spoiled):
+def test_nonfinite_value_on_one_side_makes_every_statistic_infinite(pair, spoiled):
     reference, _ = pair
     finite = np.isfinite(reference)
     if not finite.any():
@@ -150,11 +150,11 @@ def test_what_is_not_finite_on_one_side_fails_every_bound(pair, spoiled):
 
 
 @given(pair=pairs(), size=st.integers(1, 3), empty=st.booleans())
-def test_units_are_one_pass(pair, size, empty):
+def test_merged_units_equal_one_pass(pair, size, empty):
     reference, candidate = (np.clip(side, -3e38, 3e38).astype(np.float32) for side in pair)
     rows = np.zeros((0, reference.shape[1]), np.float32)
-    whole = accumulated(reference, candidate, READINGS[2])
-    merged = accumulated(rows, rows, READINGS[2]) if empty else OutputStatistics("y", "float32")
+    whole = accumulate(reference, candidate, READINGS[2])
+    merged = accumulate(rows, rows, READINGS[2]) if empty else OutputStatistics("y", "float32")
     for start in range(0, max(len(reference), 1), size):
         part = slice(start, start + size)
         unit = OutputStatistics("y", "float32", READINGS[2])
@@ -172,14 +172,14 @@ def test_units_are_one_pass(pair, size, empty):
     assert_close(got.model_dump(exclude=left_out), want.model_dump(exclude=left_out))
 
 
-def test_where_float32_can_not_hold_the_truth_the_reference_stands():
+def test_value_beyond_float32_is_replaced_by_the_reference():
     lowest = float(np.finfo(np.float64).min)
     truth = np.array([[lowest, 1.0, INF]])
     reference = np.array([[LOWEST, 2.0, INF]], np.float32)
     assert representable(truth, reference).tolist() == [[LOWEST, 1.0, INF]]
 
 
-def test_wide_values_keep_their_relative_error():
+def test_large_values_keep_their_relative_error():
     truth = np.random.default_rng(0).normal(size=(8, 4)) * 1e300
     reference = truth * (1 + 2.0**-24)
     assert noise_of(truth, reference, reference).ratio == pytest.approx(1.0, rel=0.6)

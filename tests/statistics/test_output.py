@@ -1,6 +1,5 @@
 """Statistics of one output, and integers that differ."""
 
-import itertools
 import math
 
 import numpy as np
@@ -9,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gate.statistics.accumulators import Moments, WorstValue
+from gate.statistics.accumulators import Moments
 from gate.statistics.output import MOST, IntegerMismatches, OutputStatistics, Span
 from tests.measure.close import assert_close
 
 NAN, INF = math.nan, math.inf
 
 
-def measured(r, c, *, labels=None, batch=None):
+def output_statistics(r, c, *, labels=None, batch=None):
     """One output, in batches of `batch` samples."""
     statistics = OutputStatistics("y", r.dtype.name)
     size = batch or len(r)
@@ -31,11 +30,11 @@ def floats(rows, dtype=np.float32):
     return np.array(rows, dtype)
 
 
-def test_numbers_match_a_plain_computation():
+def test_output_statistics_match_numpy():
     rng = np.random.default_rng(0)
     r = rng.normal(2.0, 3.0, size=(50, 4, 5)).astype(np.float32)
     c = (r + rng.normal(0, 1e-3, size=r.shape)).astype(np.float32)
-    result = measured(r, c, batch=8)
+    result = output_statistics(r, c, batch=8)
 
     diff = np.abs(c.astype(float) - r.astype(float))
     norms = np.linalg.norm(diff.reshape(50, -1), axis=1)
@@ -61,10 +60,10 @@ def test_numbers_match_a_plain_computation():
      (INF, NAN), (NAN, -INF)],
 )  # fmt: skip
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_nan_and_one_sided_infinity_are_counted_and_never_hidden(r, c, batch):
+def test_nonfinite_value_on_one_side_gives_infinite_difference(r, c, batch):
     left = floats([[1, 2], [3, 4], [5, r], [7, 8]])
     right = floats([[1, 2], [3, 4], [5, c], [7, 8]])
-    result = measured(left, right, batch=batch)
+    result = output_statistics(left, right, batch=batch)
     assert result.nonfinite_mismatched == 1
     assert result.nonfinite_reference == (not math.isfinite(r))
     assert result.max_abs_diff_sample == 2
@@ -74,10 +73,10 @@ def test_nan_and_one_sided_infinity_are_counted_and_never_hidden(r, c, batch):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_nan_on_both_sides_is_counted_apart_and_differs_by_nothing(batch):
+def test_nan_on_both_sides_is_counted_separately_without_difference(batch):
     left = floats([[1, 2], [3, 4], [5, NAN], [7, 8]])
     right = floats([[1, 2], [3, 4.5], [5, NAN], [7, 8]])
-    result = measured(left, right, batch=batch)
+    result = output_statistics(left, right, batch=batch)
     assert (result.nonfinite_same, result.nonfinite_mismatched) == (1, 0)
     assert result.nonfinite_reference == 1
     assert (result.max_abs_diff, result.max_abs_diff_sample) == (0.5, 1)
@@ -85,26 +84,30 @@ def test_nan_on_both_sides_is_counted_apart_and_differs_by_nothing(batch):
     assert result.classification.nan_rows == 1
 
 
-def test_unequal_integers_are_counted():
+def test_unequal_counts_integers_and_booleans_only():
     left, right = np.arange(8).reshape(4, 2), np.array([[0, 1], [2, 9], [9, 5], [6, 7]])
-    assert measured(left, right).unequal == measured(left, right, batch=1).unequal == 2
-    assert measured(left > 3, right > 3).unequal == 1
-    assert measured(floats(left), floats(right)).unequal is None
+    assert (
+        output_statistics(left, right).unequal
+        == output_statistics(left, right, batch=1).unequal
+        == 2
+    )
+    assert output_statistics(left > 3, right > 3).unequal == 1
+    assert output_statistics(floats(left), floats(right)).unequal is None
 
 
 @pytest.mark.parametrize("value", [INF, -INF])
-def test_equal_infinities_differ_by_nothing(value):
+def test_equal_infinities_have_no_difference(value):
     left = floats([[1, value], [3, 4]])
-    result = measured(left, left)
+    result = output_statistics(left, left)
     assert (result.nonfinite_reference, result.nonfinite_mismatched) == (1, 0)
     assert result.max_abs_diff == result.l2_max == result.mean_abs_diff == 0.0
     assert result.reference_abs_max == 4.0
     assert result.reference_std == pytest.approx(np.std([1, 3, 4]))
 
 
-def test_a_reference_without_a_finite_element_has_no_scale():
+def test_reference_without_finite_elements_has_zero_scale():
     left = np.full((3, 2), np.nan, np.float32)
-    result = measured(left, np.ones((3, 2), np.float32))
+    result = output_statistics(left, np.ones((3, 2), np.float32))
     assert result.nonfinite_reference == result.elements == result.nonfinite_mismatched == 6
     assert result.reference_abs_max == result.reference_std == 0.0
     assert result.scaled_diff == INF
@@ -118,26 +121,19 @@ def test_a_reference_without_a_finite_element_has_no_scale():
     (np.int8, -128, 127, 255.0),
     (np.bool_, False, True, 1.0),
 ])  # fmt: skip
-def test_unequal_integers_differ_by_at_least_one(dtype, r, c, least):
+def test_integer_difference_is_at_least_one_without_overflow(dtype, r, c, least):
     left = np.array([[r, 0], [0, 0]], dtype)
     right = np.array([[c, 0], [0, 0]], dtype)
-    result = measured(left, right)
+    result = output_statistics(left, right)
     assert result.max_abs_diff >= least
     assert result.max_abs_diff_sample == 0
     assert result.classification is None
-    assert measured(left, left).max_abs_diff == 0.0
+    assert output_statistics(left, left).max_abs_diff == 0.0
 
 
-def test_a_wrong_token_is_not_scaled_away():
-    left = np.arange(50_000, dtype=np.int64).reshape(-1, 2)
-    result = measured(left, left + 1)
-    assert (result.max_abs_diff, result.scaled_diff) == (1.0, 1.0)
-    assert measured(left, left).scaled_diff == 0.0
-
-
-def test_a_scale_that_overflows_hides_no_difference():
+def test_overflowing_standard_deviation_keeps_scaled_diff():
     left = np.array([[1e155, -1e155], [3e155, 5e155]])
-    result = measured(left, left * 2)
+    result = output_statistics(left, left * 2)
     assert result.reference_std == INF
     assert result.scaled_diff == 1.0
 
@@ -145,9 +141,9 @@ def test_a_scale_that_overflows_hides_no_difference():
 @pytest.mark.parametrize(("r", "c", "expected"), [
     (3.0, 3.0, 0.0), (3.0, 3.0001, INF), (0.0, 1e-30, INF), (0.1, NAN, INF), (1e12, 1e12, 0.0),
 ])  # fmt: skip
-def test_scaled_diff_of_a_constant_reference_passes_only_for_equality(r, c, expected):
+def test_scaled_diff_of_constant_reference_is_zero_only_when_equal(r, c, expected):
     left, right = np.full((7, 3), r, np.float64), np.full((7, 3), c, np.float64)
-    result = measured(left, right, batch=2)
+    result = output_statistics(left, right, batch=2)
     assert result.reference_std == 0.0
     assert result.scaled_diff == pytest.approx(expected, nan_ok=True)
     assert result.reference_constant
@@ -161,21 +157,21 @@ def test_scaled_diff_of_a_constant_reference_passes_only_for_equality(r, c, expe
     ([[1, 2]], True),
 ])  # fmt: skip
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_constant_reference(rows, constant, batch):
+def test_reference_constant_compares_all_samples(rows, constant, batch):
     left = floats(rows)
-    assert measured(left, left, batch=batch).reference_constant is constant
+    assert output_statistics(left, left, batch=batch).reference_constant is constant
 
 
-def whole(batches, *, count=3):
+def statistics_without_batch_axis(batches, *, count=3):
     statistics = OutputStatistics("y", "float32")
     for number, batch in enumerate(batches):
         statistics.update(batch, batch + np.float32(number), Span(number * count, count))
     return statistics.result()
 
 
-def test_an_output_without_batch_axis_is_compared_whole_and_counts_all_samples():
+def test_output_without_batch_axis_is_compared_per_batch():
     time_major = np.arange(20, dtype=np.float32).reshape(5, 4)
-    result = whole([time_major, time_major + 1])
+    result = statistics_without_batch_axis([time_major, time_major + 1])
     assert (result.samples, result.elements) == (6, 40)
     assert result.max_abs_diff == 1.0
     assert result.max_abs_diff_sample == 3
@@ -193,12 +189,12 @@ def test_an_output_without_batch_axis_is_compared_whole_and_counts_all_samples()
     ([np.float32(1).reshape(()), np.float32(2).reshape(())], False),
     ([np.zeros(5, np.float32), np.zeros(1, np.float32)], False),
 ])  # fmt: skip
-def test_constant_output_without_batch_axis(batches, constant):
-    assert whole(batches).reference_constant is constant
+def test_reference_constant_without_batch_axis_compares_batches(batches, constant):
+    assert statistics_without_batch_axis(batches).reference_constant is constant
 
 
 @pytest.mark.parametrize("shapes", [[(3, 6), (4, 6)], [(3, 6), (3, 7)]], ids=["rows", "classes"])
-def test_logits_that_are_not_in_every_batch_are_no_logits(shapes):
+def test_classification_is_none_when_shapes_of_batches_differ(shapes):
     statistics = OutputStatistics("y", "float32")
     for number, shape in enumerate(shapes):
         array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -211,20 +207,13 @@ def test_logits_that_are_not_in_every_batch_are_no_logits(shapes):
     [((4, 2), np.float32, True), ((4, 2), np.float16, True), ((4, 1), np.float32, False),
      ((4, 2), np.int64, False), ((4, 2, 2), np.float32, False), ((4,), np.float32, False)],
 )  # fmt: skip
-def test_which_outputs_are_logits(shape, dtype, logits):
+def test_only_two_dimensional_floats_are_logits(shape, dtype, logits):
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-    assert (measured(array, array).classification is not None) is logits
-
-
-def test_labels_reach_the_logits():
-    r = np.eye(4, dtype=np.float32)
-    result = measured(r, -r, labels=np.arange(4), batch=3)
-    assert result.classification.accuracy.reference == 1.0
-    assert result.classification.accuracy.drop == 1.0
+    assert (output_statistics(array, array).classification is not None) is logits
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
-def test_empty_outputs_have_no_elements(shape):
+def test_empty_output_has_zero_elements(shape):
     statistics = OutputStatistics("y", "float32")
     statistics.update(np.zeros(shape, np.float32), np.zeros(shape, np.float32), Span(0, 4))
     result = statistics.result()
@@ -236,10 +225,10 @@ def test_empty_outputs_have_no_elements(shape):
         assert number == 0.0
 
 
-def test_global_numpy_error_state_does_not_matter():
+def test_numpy_errstate_raise_has_no_effect():
     left = floats([[1, INF, 3], [3, 4, NAN]])
     with np.errstate(all="raise"):
-        measured(left, left[::-1].copy())
+        output_statistics(left, left[::-1].copy())
 
 
 NUMBERS = st.one_of(st.floats(-1e6, 1e6, width=32), st.sampled_from([NAN, INF, -INF, 0.0, 1.0]))
@@ -255,7 +244,7 @@ def part(pair, start, stop):
 
 
 @given(pair=PAIRS, cuts=st.tuples(st.integers(0, 12), st.integers(0, 12)))
-def test_merge_is_associative_and_equals_the_whole(pair, cuts):
+def test_merge_is_associative_and_equals_one_pass(pair, cuts):
     n = pair.shape[1]
     first, second = sorted(min(cut, n) for cut in cuts)
     a, b, c = part(pair, 0, first), part(pair, first, second), part(pair, second, n)
@@ -270,7 +259,7 @@ def test_merge_is_associative_and_equals_the_whole(pair, cuts):
     cut=st.integers(1, 39),
     offset=st.sampled_from([0.0, 1e9]),
 )
-def test_moments_merge(values, cut, offset):
+def test_merged_moments_match_numpy(values, cut, offset):
     values = values + offset
     merged = Moments.from_values(values[:cut]).merge(Moments.from_values(values[cut:]))
     assert merged.count == len(values)
@@ -278,27 +267,9 @@ def test_moments_merge(values, cut, offset):
     assert merged.std == pytest.approx(values.std(), rel=1e-6, abs=1e-5 + 1e-9 * offset)
 
 
-def test_the_deviations_of_equal_values_are_exactly_zero():
+def test_deviations_of_equal_values_are_exactly_zero():
     values = np.full(7, 0.1)
     assert Moments.from_values(values).merge(Moments.from_values(values[:3])).deviations == 0.0
-
-
-def test_worst_is_nan_then_largest_then_first():
-    numbers = [
-        WorstValue(),
-        WorstValue(1.0, 4),
-        WorstValue(2.0, 9),
-        WorstValue(2.0, 5),
-        WorstValue(NAN, 8),
-        WorstValue(NAN, 7),
-    ]
-    for order in itertools.permutations(numbers):
-        worst = WorstValue()
-        for one in order:
-            worst = worst.merge(one)
-        assert worst.sample == 7
-        assert math.isnan(worst.value)
-    assert WorstValue(2.0, 9).merge(WorstValue(2.0, 5)).sample == 5
 
 
 def mismatches(reference, candidate, *, start=0):
@@ -311,20 +282,20 @@ R = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
 C = np.array([[1, 2, 3], [4, 9, 7], [7, 8, 1]])
 
 
-def test_samples_that_differ_are_doubtful():
+def test_differing_integer_samples_are_listed():
     assert mismatches(R, C, start=10).doubtful == [11, 12]
 
 
 @pytest.mark.parametrize(("alternative", "excused"), [
     ([[4, 9, 6]], 1), ([[4, 9, 7]], 2), ([[4, 5, 6]], 0), ([[3, 8, 5]], 0), ([[4]], 0),
 ])  # fmt: skip
-def test_only_what_rounding_makes_of_the_element_is_excused(alternative, excused):
+def test_only_elements_that_rounding_produces_are_accepted_as_ties(alternative, excused):
     found = mismatches(R, C)
     found.accept_ties(1, np.array(alternative))
     assert found.excused == excused
 
 
-def test_what_is_left_is_counted_without_the_excused():
+def test_remaining_mismatches_exclude_accepted_ties():
     found = mismatches(R, C)
     found.accept_ties(1, np.array([[4, 9, 6]]))
     worst, total, (norms, largest) = found.remaining()
@@ -333,7 +304,7 @@ def test_what_is_left_is_counted_without_the_excused():
     assert (norms, largest) == (9.0, 8.0)
 
 
-def test_where_too_much_differs_nothing_is_a_tie():
+def test_no_tie_is_accepted_when_too_many_elements_differ():
     many = np.zeros((1, MOST + 1), np.int64)
     found = mismatches(many, many + 1)
     found.accept_ties(0, many + 1)
@@ -341,20 +312,24 @@ def test_where_too_much_differs_nothing_is_a_tie():
     assert found.excused == 0
 
 
-def test_merging_is_one_pass():
-    whole, first, rest = mismatches(R, C), mismatches(R[:2], C[:2]), IntegerMismatches()
+def test_merged_integer_mismatches_equal_one_pass():
+    statistics_without_batch_axis, first, rest = (
+        mismatches(R, C),
+        mismatches(R[:2], C[:2]),
+        IntegerMismatches(),
+    )
     rest.update(np.abs(C - R)[2:].astype(np.float64), C[2:], start=2)
-    assert first.merge(rest).remaining() == whole.remaining()
+    assert first.merge(rest).remaining() == statistics_without_batch_axis.remaining()
 
 
-def test_alternatives_of_another_size_say_nothing():
+def test_alternatives_of_different_size_are_ignored():
     found = mismatches(R, C)
     found.accept_ties(1, np.array([[4, 9]]))
     found.accept_ties(1, np.array([[4, 9, 7, 7]]))
     assert found.excused == 0
 
 
-def test_every_run_excuses_some_until_nothing_is_left():
+def test_ties_of_several_runs_accumulate():
     found = mismatches(R, C)
     assert found.unexplained(1) == 2
     found.accept_ties(1, np.array([[4, 9, 6]]))

@@ -60,7 +60,7 @@ def read(path):
         return list(csv.DictReader(stream))
 
 
-def test_a_row_has_both_answers_and_the_sign_of_the_difference(tmp_path):
+def test_csv_row_has_both_answers_and_signed_difference(tmp_path):
     spooled(rows()).save(tmp_path / "samples.csv")
     first, second, third = read(tmp_path / "samples.csv")
     assert tuple(first) == COLUMNS
@@ -77,7 +77,7 @@ def test_a_row_has_both_answers_and_the_sign_of_the_difference(tmp_path):
 
 
 @pytest.mark.parametrize(("answers", "classes"), [(False, True), (True, False)])
-def test_cells_without_a_meaning_are_empty(tmp_path, answers, classes):
+def test_cells_without_value_are_empty(tmp_path, answers, classes):
     made = rows(answers=answers, labels=not classes)
     spooled(made, output="boxes", classes=classes).save(tmp_path / "samples.csv")
     found = read(tmp_path / "samples.csv")
@@ -87,7 +87,7 @@ def test_cells_without_a_meaning_are_empty(tmp_path, answers, classes):
         assert filled == {"runtime", "output", "index", "max_abs_diff"}
 
 
-def test_rows_are_by_sample_however_they_came():
+def test_merged_rows_are_sorted_by_sample_and_serializable():
     whole = rows()
     parts = [rows(0, 1), rows(1, 3)]
     for merged in (parts[0].merge(parts[1]), parts[1].merge(parts[0])):
@@ -98,24 +98,18 @@ def test_rows_are_by_sample_however_they_came():
     assert to_plain(SampleRows().merge(SampleRows())) == to_plain(SampleRows())
 
 
-def test_a_table_of_units_is_the_table_of_all_at_once(tmp_path):
-    spooled(rows()).save(tmp_path / "whole.csv")
-    spooled(rows(2, 3), rows(0, 2)).save(tmp_path / "units.csv")
-    assert (tmp_path / "units.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-
-
 @pytest.mark.parametrize("part", [np.zeros(3), rows().result()[["index"]], "index"])
-def test_other_rows_are_not_taken_for_rows_of_samples(part):
+def test_state_with_wrong_row_type_is_refused(part):
     with pytest.raises(EvidenceError, match="other rows"):
         SampleRows().__setstate__({"_parts": [part]})
 
 
-def test_rows_that_found_no_room_are_said_to_be_missing(tmp_path, monkeypatch):
-    def away(**_options):
+def test_csv_reports_rows_lost_on_a_full_disk(tmp_path, monkeypatch):
+    def raise_no_space(**_options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1)
-    monkeypatch.setattr("tempfile.TemporaryFile", away)
+    monkeypatch.setattr("tempfile.TemporaryFile", raise_no_space)
     spooled(rows(), output="=1").save(tmp_path / "samples.csv")
     (row,) = read(tmp_path / "samples.csv")
     assert (row["runtime"], row["output"]) == ("ort-cpu", "'=1")
@@ -123,7 +117,7 @@ def test_rows_that_found_no_room_are_said_to_be_missing(tmp_path, monkeypatch):
     assert {cell for name, cell in row.items() if name not in COLUMNS[:3]} == {""}
 
 
-def test_only_the_first_million_get_a_row():
+def test_rows_are_limited_to_the_first_million_samples():
     table = SampleRows()
     for start in (MOST - 2, MOST, 0):
         table.update(np.ones(3), start=start)
@@ -131,7 +125,7 @@ def test_only_the_first_million_get_a_row():
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "a\x1b[31m,\n\"b'"])
-def test_a_stranger_s_name_is_a_text(tmp_path, name):
+def test_output_name_is_escaped_as_csv_text(tmp_path, name):
     spooled(rows(), output=name).save(tmp_path / "samples.csv")
     seen = {row["output"] for row in read(tmp_path / "samples.csv")}
     assert len(seen) == 1
@@ -154,15 +148,15 @@ def read_spool(spool: RowSpool, output: str) -> bytes:
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small_buffers(monkeypatch):
     """A few rows are a file, and are read in several steps."""
     monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 256)
     monkeypatch.setattr("gate.statistics.sample_table._STEP", 7)
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_buffers")
 @pytest.mark.parametrize("largest", [10, 100])
-def test_the_order_of_units_and_where_they_were_cut_change_nothing(largest):
+def test_spooled_rows_do_not_depend_on_unit_order(largest):
     @given(st.lists(st.integers(0, largest), max_size=5), st.randoms(use_true_random=False))
     def law(edges, random):
         spans = list(itertools.pairwise(sorted({0, *edges, largest})))
@@ -182,7 +176,7 @@ def test_the_order_of_units_and_where_they_were_cut_change_nothing(largest):
     law()
 
 
-def test_an_output_without_rows_is_none():
+def test_output_without_rows_is_not_in_spool():
     spool = RowSpool(SPOOLED)
     spool.add("whole", spool_rows(0, 0))
     assert "whole" not in spool
@@ -191,8 +185,8 @@ def test_an_output_without_rows_is_none():
     assert "logits" in spool
 
 
-@pytest.mark.usefixtures("small")
-def test_what_comes_back_is_a_copy_of_one_s_own():
+@pytest.mark.usefixtures("small_buffers")
+def test_changing_returned_rows_does_not_change_the_spool():
     spool = RowSpool(SPOOLED)
     spool.add("logits", spool_rows(0, 5))
     for step in spool.steps("logits"):
@@ -200,7 +194,7 @@ def test_what_comes_back_is_a_copy_of_one_s_own():
     assert read_spool(spool, "logits") == spool_rows(0, 5).tobytes()
 
 
-def test_memory_does_not_grow_with_the_rows(monkeypatch):
+def test_spool_memory_does_not_grow_with_rows(monkeypatch):
     monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1 << 18)
     spool, part = RowSpool(SPOOLED), spool_rows(0, 5000)
     tracemalloc.start()
@@ -215,14 +209,14 @@ def test_memory_does_not_grow_with_the_rows(monkeypatch):
     assert count == 300_000
 
 
-def full(**_options: object) -> object:
+def open_full_device(**_options: object) -> object:
     """A device on which nothing finds room."""
-    return open("/dev/full", "r+b")  # noqa: PTH123 - as TemporaryFile
+    return open("/dev/full", "r+b")
 
 
-@pytest.mark.usefixtures("small")
-def test_without_room_no_row_is_left_and_nothing_stops(monkeypatch):
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+@pytest.mark.usefixtures("small_buffers")
+def test_full_disk_loses_all_rows_without_error(monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", open_full_device)
     spool = RowSpool(SPOOLED)
     spool.add("logits", spool_rows(0, 10))
     assert spool.lost is None
@@ -244,8 +238,8 @@ class Filling(io.FileIO):
         return super().write(data)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("small")
-def test_a_disk_that_fills_up_is_noticed_with_the_last_rows(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("small_buffers")
+def test_disk_that_fills_up_on_flush_is_detected(tmp_path, monkeypatch):
     def filling(**_options: object) -> io.BufferedRandom:
         return io.BufferedRandom(Filling(tmp_path / "rows", "w+b"))
 
@@ -278,40 +272,31 @@ def measured(r, c):
     ([1e300, 1e300], [1e300, 1e300], 0.0),
     ([1e-300, 0], [0, 1e-300], 1.0),
 ])  # fmt: skip
-def test_the_cosine_distance(r, c, distance):
+def test_cosine_distance(r, c, distance):
     assert measured([r], [c]).cosine_distance == pytest.approx(distance, abs=1e-15)
 
 
-def test_a_distance_near_zero_keeps_its_digits():
+def test_small_cosine_distance_keeps_precision():
     """1 - cos of an angle of 1e-6 is 5e-13."""
     seen = measured([[1.0, 0.0]], [[math.cos(1e-6), math.sin(1e-6)]])
     assert seen.cosine_distance == pytest.approx(5e-13, rel=1e-6)
 
 
-def test_rows_as_probabilities():
-    seen = measured([[0.7, 0.3], [0.5, 0.5]], [[0.63, 0.3], [0.5, 0.5]])
-    assert seen.confidence_diff == pytest.approx(0.07)
-    assert seen.bands == (0.5, 0.0, 0.5, 0.0)
-    assert seen.sum_diff == pytest.approx(0.07)
-    assert seen.sum_error == pytest.approx(0.0, abs=1e-15)
-    assert measured([[3.0, 1.0]], [[3.0, 1.0]]).sum_error == 3.0
-
-
 @pytest.mark.parametrize(("r", "c"), [(NAN, 1.0), (1.0, NAN), (INF, 1.0), (1.0, -INF), (INF, -INF)])
-def test_nan_and_infinity_are_never_small(r, c):
+def test_nonfinite_row_has_nonfinite_distance(r, c):
     seen = measured([[1.0, 2.0], [r, 0.0]], [[1.0, 2.0], [c, 0.0]])
     assert not math.isfinite(seen.cosine_distance)
     assert not math.isfinite(seen.confidence_diff) or not math.isfinite(seen.sum_diff)
 
 
-def test_what_is_beside_equal_infinities_is_compared():
+def test_values_next_to_equal_infinities_are_compared():
     same = measured([[INF, 1.0, 2.0]], [[INF, 1.0, 2.0]])
     assert (same.cosine_distance, same.confidence_diff, same.sum_diff) == (0.0, 0.0, 0.0)
     assert same.sum_error == INF
     assert measured([[-INF, 1.0, 2.0]], [[-INF, 2.0, 1.0]]).cosine_distance > 0.1
 
 
-def test_rows_of_nan_on_both_sides_are_left_out():
+def test_rows_with_nan_on_both_sides_are_excluded():
     seen = measured([[1.0, 2.0], [NAN, 0.0]], [[1.0, 2.0], [NAN, 5.0]])
     assert (seen.cosine_distance, seen.sum_diff) == (0.0, 0.0)
     assert measured([[NAN, 0.0]], [[NAN, 5.0]]) is None
@@ -326,7 +311,7 @@ PAIRS = hnp.arrays(
 
 
 @given(PAIRS, st.integers(0, 8))
-def test_two_streams_are_one(pair, cut):
+def test_merged_row_statistics_equal_one_pass(pair, cut):
     parts = [RowStatistics(), RowStatistics()]
     for part, rows in zip(parts, (slice(None, cut), slice(cut, None)), strict=True):
         part.update(pair[0, rows], pair[1, rows])

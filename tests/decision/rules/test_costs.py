@@ -1,4 +1,4 @@
-"""Bounds on time and memory: what is slower or larger fails, what nobody measured is an ERROR."""
+"""Bounds on latency and memory: exceeding them is a FAIL, a missing measurement is an ERROR."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def judged(runtime, bounds=None, **overrides):
     return {check.name: check for check in costs(bounds, measured(runtime, **overrides), runtime)}
 
 
-def test_what_is_as_fast_and_small_as_allowed_passes():
+def test_latency_and_memory_within_bounds_pass():
     checks = judged(timed())
     assert {name: (check.observed, check.verdict) for name, check in checks.items()} == {
         "latency_ratio": (1.0, Verdict.PASS),
@@ -80,7 +80,7 @@ def test_what_is_as_fast_and_small_as_allowed_passes():
         ({"latency": latency(1.0, cold=True), "cost": Cost(single=single(1.0, cold=True))}, Verdict.ERROR),
     ],
 )  # fmt: skip
-def test_what_is_slower_or_no_time_or_was_not_timed_never_passes(spoilt, verdict):
+def test_slow_or_invalid_or_missing_latency_never_passes(spoilt, verdict):
     check = judged(timed(**spoilt))["latency_ratio"]
     assert check.verdict is verdict
     assert render_check(check, "remedy")
@@ -97,24 +97,24 @@ def test_what_is_slower_or_no_time_or_was_not_timed_never_passes(spoilt, verdict
     ({"reference_latency": latency(math.inf)}, Verdict.FAIL),
     ({"reference_latency": latency(-3.0)}, Verdict.FAIL),
 ])  # fmt: skip
-def test_without_a_time_of_pytorch_in_the_same_run_nothing_passes(spoilt, verdict):
+def test_missing_reference_latency_never_passes(spoilt, verdict):
     assert judged(timed(), **spoilt)["latency_ratio"].verdict is verdict
 
 
-def test_batches_of_another_size_are_none_of_one_sample():
+def test_single_latency_needs_batch_size_one():
     batch = Cost(single=latency(2.0))
     check = judged(timed(cost=batch), reference_cost=batch)["latency_ratio"]
     assert check.verdict is Verdict.ERROR
 
 
-def test_a_first_batch_alone_is_no_time_and_is_not_left_out():
+def test_latency_of_only_the_first_batch_is_an_error():
     cold = latency(1000.0, batches=1, cold=True)
     check = judged(timed(latency=cold), reference_latency=cold)["latency_ratio"]
     assert (check.verdict, check.observed) == (Verdict.ERROR, None)
     assert check.params["problems"] == [{"code": "only_first", "size": 32}]
 
 
-def test_a_file_with_a_fixed_batch_is_judged_by_its_batch():
+def test_fixed_batch_file_is_checked_by_batch_latency_only():
     base = evidence().subject
     fixed = base.inputs[0].model_copy(update={"shape": (32, 3, 64, 64)})
     reason = "the file has a fixed batch axis of 32"
@@ -134,18 +134,18 @@ def test_a_file_with_a_fixed_batch_is_judged_by_its_batch():
     (60_000_001, Verdict.FAIL),
     (None, Verdict.ERROR),
 ])  # fmt: skip
-def test_memory_is_what_the_process_grew_by(size, verdict):
+def test_memory_bound(size, verdict):
     assert judged(timed(memory_bytes=size))["memory_mb"].verdict is verdict
 
 
-def test_memory_by_the_definition_of_before_is_none():
+def test_memory_of_older_evidence_is_an_error():
     check = judged(timed(cost=None, memory_bytes=1))["memory_mb"]
     assert (check.verdict, check.observed) == (Verdict.ERROR, None)
     assert check.params["problems"] == [{"code": "memory_older"}]
 
 
 @given(st.floats(0.1, 100.0), st.floats(1.0, 10.0))
-def test_slower_is_never_better(median, factor):
+def test_latency_ratio_does_not_decrease_with_latency(median, factor):
     one, other = (
         max(latency_ratios(measured(runtime), runtime)[0].values())
         for runtime in (timed(latency=latency(ms)) for ms in (median, median * factor))
@@ -153,7 +153,7 @@ def test_slower_is_never_better(median, factor):
     assert other >= one
 
 
-def test_who_does_not_run_here_is_not_blamed_and_who_is_slow_does_not_pass():
+def test_absent_runtime_is_waived_and_slow_runtime_fails():
     base = policy()
     bounds = base.runtimes["ort-cpu"].bounds.model_copy(update={"latency_ratio": 0.75})
     bounded = base.model_copy(
@@ -176,7 +176,7 @@ def test_who_does_not_run_here_is_not_blamed_and_who_is_slow_does_not_pass():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_ratio_that_is_no_number_hides_behind_no_other(order):
+def test_largest_propagates_nan(order):
     assert math.isnan(largest([math.nan, 0.4][::order]) or 0.0)
     assert largest([3.0, 2.0][::order]) == 3.0
     assert largest([]) is None

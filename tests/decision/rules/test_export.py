@@ -1,4 +1,4 @@
-"""What the export told: shown where the policy says so, refused where it says that."""
+"""Rules for export findings: tracer warnings, hazards, lint and the export record."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def finding(level: str = "error", **fields: Any) -> LintFinding:
     )
 
 
-def told(**fields: Any) -> Evidence:
+def evidence_with_export(**fields: Any) -> Evidence:
     return builders.evidence(export=ExportRecord(strategy="traced", settings={}, **fields))
 
 
@@ -71,24 +71,24 @@ def rows(decision: Decision) -> dict[str, Verdict]:
         ({"record": "required"}, {}, {}),
     ],
 )  # fmt: skip
-def test_each_kind_has_its_verdict(asked, fields, expected):
-    decision = judge(told(**fields), **asked)
+def test_export_findings_have_their_verdict(asked, fields, expected):
+    decision = judge(evidence_with_export(**fields), **asked)
     assert rows(decision) == expected
     assert decision.passed is (FAIL not in expected.values())
     assert all(render_check(check, "remedy") for check in decision.checks if check.name in expected)
 
 
 @pytest.mark.parametrize(("record", "expected"), [("optional", {}), ("required", {"export_record": ERROR})])  # fmt: skip
-def test_evidence_without_a_record(record, expected):
+def test_missing_export_record(record, expected):
     evidence = builders.evidence(export=None)
     decision = judge(evidence, record=record, tracer_warnings="refuse", hazards="refuse")
     assert rows(decision) == expected
     assert decision.passed is (not expected)
 
 
-def test_a_refusal_says_where_and_how_many():
+def test_failed_lint_check_lists_locations():
     findings = (*(finding(),) * 5, finding(suppressed=True))
-    (check,) = judge(told(lint=findings)).problems
+    (check,) = judge(evidence_with_export(lint=findings)).problems
     assert check.observed == 5.0
     assert "TRC008 error at models/net.py:7 (x.sum() > 0)" in render_check(check)
     assert "and 2 more" in render_check(check)
@@ -102,11 +102,11 @@ def test_a_refusal_says_where_and_how_many():
     suppressed=st.booleans(),
     warned=st.booleans(),
 )
-def test_adding_a_finding_never_makes_it_pass(asked, before, added, suppressed, warned):
+def test_additional_finding_never_turns_fail_into_pass(asked, before, added, suppressed, warned):
     policy = builders.policy(export_findings=asked)
     lint = tuple(map(finding, before))
-    less = told(lint=lint)
-    more = told(
+    less = evidence_with_export(lint=lint)
+    more = evidence_with_export(
         lint=(*lint, finding(added, suppressed=suppressed)),
         tracer_warnings=("x",) if warned else (),
         hazards=("y",) if warned else (),
@@ -115,12 +115,12 @@ def test_adding_a_finding_never_makes_it_pass(asked, before, added, suppressed, 
     assert one.passed or not other.passed
 
 
-def test_an_old_record_keeps_its_text():
-    assert "lint" not in told().to_json()
+def test_unset_export_fields_are_not_serialized():
+    assert "lint" not in evidence_with_export().to_json()
     assert "export_findings" not in builders.policy().to_json()
 
 
-def test_of_a_release_each_part_has_its_own_record():
+def test_each_part_needs_its_own_export_record():
     part = builders.evidence(export=None)
     named = {"head": SubjectPart(file="head.onnx", sha256=part.subject.sha256)}
     whole = part.model_copy(

@@ -1,4 +1,4 @@
-"""Against the version that serves now: what is worse, or was not compared, never passes."""
+"""Rules for the comparison with the serving version: worse or missing results never pass."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def latency(side: str, median_ms: float) -> ChampionComparison:
     return builders.incumbent(**{side: good.model_copy(update={"median_ms": median_ms})})
 
 
-def of(decision: Decision) -> dict[str, Verdict]:
+def incumbent_verdicts(decision: Decision) -> dict[str, Verdict]:
     return {c.name: c.verdict for c in decision.checks if c.name.startswith("incumbent")}
 
 
-def test_one_that_is_as_good_passes_and_is_in_the_decision():
+def test_equal_version_passes_and_is_recorded():
     decision = judge(builders.incumbent())
     assert decision.passed
-    assert of(decision) == dict.fromkeys(("incumbent", *METRICS), Verdict.PASS)
+    assert incumbent_verdicts(decision) == dict.fromkeys(("incumbent", *METRICS), Verdict.PASS)
     assert decision.incumbent == builders.incumbent()
     assert Decision.from_json(decision.to_json()) == decision
 
 
-def test_a_policy_that_does_not_ask_takes_no_notice():
+def test_comparison_is_ignored_without_policy():
     at = "2026-01-01T00:00:00+00:00"
     policy, evidence = builders.policy(), builders.evidence()
     asked, unasked = (
@@ -57,7 +57,7 @@ def test_a_policy_that_does_not_ask_takes_no_notice():
         for incumbent in (builders.incumbent(), None)
     )
     assert asked == unasked
-    assert of(asked) == {}
+    assert incumbent_verdicts(asked) == {}
     assert "incumbent" not in asked.to_plain()
 
 
@@ -94,7 +94,7 @@ def test_a_policy_that_does_not_ask_takes_no_notice():
     (builders.incumbent(latency=None), "incumbent_latency_ratio", Verdict.ERROR),
     (builders.incumbent(champion_latency=None), "incumbent_latency_ratio", Verdict.ERROR),
 ])  # fmt: skip
-def test_what_is_worse_or_was_not_compared_never_passes(incumbent, name, verdict):
+def test_worse_or_missing_comparison_never_passes(incumbent, name, verdict):
     decision = judge(incumbent)
     assert not decision.passed
     problems = {check.name: check for check in decision.problems}
@@ -106,33 +106,33 @@ def test_what_is_worse_or_was_not_compared_never_passes(incumbent, name, verdict
 @pytest.mark.parametrize(
     ("allowed", "verdict"), [("allow", Verdict.PASS), ("refuse", Verdict.FAIL)]
 )
-def test_whether_there_may_be_a_first_release_is_the_policy_s_word(allowed, verdict):
+def test_first_release_follows_the_policy(allowed, verdict):
     good = builders.incumbent()
     first = ChampionComparison(
         state="first", subject_sha256=good.subject_sha256, data_sha256=good.data_sha256
     )
     decision = judge(first, first_release=allowed)
-    assert of(decision) == {"incumbent": verdict}
+    assert incumbent_verdicts(decision) == {"incumbent": verdict}
     assert decision.verdict is verdict
 
 
-def test_the_file_that_serves_already_is_not_compared_with_itself():
-    """Two measurements of one file differ by the machine's mood."""
+def test_serving_file_is_not_compared_with_itself():
+    """Two latency measurements of one file may differ."""
     same = builders.incumbent(sha256=builders.digest("model.onnx"), outputs=(), latency=None)
-    assert of(judge(same)) == {"incumbent": Verdict.PASS}
+    assert incumbent_verdicts(judge(same)) == {"incumbent": Verdict.PASS}
     untimed = builders.incumbent(latency=None)
     decision = judge(untimed, max_latency_ratio=None, min_agreement=None)
-    assert set(of(decision)) == {"incumbent", "incumbent_accuracy_drop"}
+    assert set(incumbent_verdicts(decision)) == {"incumbent", "incumbent_accuracy_drop"}
     assert decision.passed
 
 
-def test_answers_that_no_output_has_can_not_be_judged():
+def test_agreement_without_class_output_is_an_error():
     section = ChampionPolicy(min_agreement=0.9)
     default = Policy.default(task="auto")
     fields = {"incumbent": section, "outputs": {"logits": "scores"}}
     policy = default.model_copy(update=fields)
     decision = decide(policy, builders.evidence(), incumbent=builders.incumbent(), decided_at="")
-    assert of(decision)["incumbent_agreement"] is Verdict.ERROR
+    assert incumbent_verdicts(decision)["incumbent_agreement"] is Verdict.ERROR
 
 
 shares = st.floats(0.0, 1.0) | st.just(NAN)
@@ -140,9 +140,7 @@ times = st.floats(0.0, 1e6) | st.just(NAN) | st.just(INF)
 
 
 @given(st.integers(0, 400), shares, times, st.integers(0, 400), shares, times)
-def test_what_is_worse_in_everything_never_passes_where_the_better_does_not(
-    d, accuracy, ms, more, less, slower
-):
+def test_worse_comparison_never_turns_fail_into_pass(d, accuracy, ms, more, less, slower):
     def made(disagreements: int, accuracy: float, ms: float) -> ChampionComparison:
         good = answers(disagreements=disagreements, accuracy=accuracy)
         return good.model_copy(update={"latency": latency("latency", ms).latency})
@@ -158,7 +156,7 @@ def test_what_is_worse_in_everything_never_passes_where_the_better_does_not(
     assert not judge(worse).passed
 
 
-def test_a_second_output_of_classes_is_compared_too():
+def test_second_class_output_must_be_compared():
     good = builders.incumbent()
     more = builders.output_parity(name="more")
     evidence = builders.evidence()
@@ -182,12 +180,12 @@ def test_a_second_output_of_classes_is_compared_too():
     assert decide(policy, evidence, incumbent=whole, decided_at="").passed
 
 
-def test_who_hands_in_may_leave_the_comparison_to_the_service_and_nobody_else():
+def test_comparison_is_waived_only_when_the_service_promotes():
     at = "2026-01-01T00:00:00+00:00"
     for promotion, verdict in (("by_service", Verdict.WAIVED), ("direct", Verdict.ERROR)):
         policy = builders.policy(incumbent=BOUNDS, promotion=promotion)
         decision = decide(policy, builders.evidence(), decided_at=at)
-        assert of(decision) == {"incumbent": verdict}
+        assert incumbent_verdicts(decision) == {"incumbent": verdict}
         assert decision.passed == (verdict is Verdict.WAIVED)
     # What was compared is judged, whoever is to promote it.
     policy = builders.policy(incumbent=BOUNDS, promotion="by_service")

@@ -1,4 +1,4 @@
-"""The rules over the instruments: whatever is missing, broken or worse never passes."""
+"""Rules for noise, stability, probes and graph findings: missing or invalid records never pass."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def judge(evidence: Evidence, **policy: Any) -> Decision:
     return decide(builders.policy(**policy), evidence, decided_at=AT)
 
 
-def everywhere(**fields: Any) -> Evidence:
+def with_output_fields(**fields: Any) -> Evidence:
     """Good evidence, but for these fields of the output of both runtimes."""
     return builders.with_outputs(builders.output_parity(**fields))
 
 
 def noise(**fields: Any) -> Evidence:
-    return everywhere(noise=builders.noise_parity(**fields))
+    return with_output_fields(noise=builders.noise_parity(**fields))
 
 
 def stability(**fields: Any) -> Evidence:
-    return everywhere(stability=builders.stability_parity(**fields))
+    return with_output_fields(stability=builders.stability_parity(**fields))
 
 
-def only(*probes: Any, **evidence: Any) -> Evidence:
+def with_probes(*probes: Any, **evidence: Any) -> Evidence:
     """Good evidence, but for the probes of `ort-cpu`."""
     bad = builders.runtime_evidence("ort-cpu", probes=probes)
     good = builders.evidence(**evidence)
@@ -48,10 +48,10 @@ def only(*probes: Any, **evidence: Any) -> Evidence:
     return good.model_copy(update={"runtimes": runtimes})
 
 
-def probed(*probes: Any, **evidence: Any) -> Evidence:
+def with_probes_and_batches(*probes: Any, **evidence: Any) -> Evidence:
     """The same, with the probes of the batch sizes beside them."""
     batches = [p for p in builders.runtime_evidence("ort-cpu").probes if p.kind == "batch"]
-    return only(*batches, *probes, **evidence)
+    return with_probes(*batches, *probes, **evidence)
 
 
 def graph(**fields: Any) -> Evidence:
@@ -64,7 +64,7 @@ def finding(code: str) -> dict[str, Any]:
 
 def unmeasured(**evidence: Any) -> Evidence:
     """No float64 reference ran."""
-    return everywhere(noise=None).model_copy(
+    return with_output_fields(noise=None).model_copy(
         update={"noise_unmeasured": "the model can't run in float64", **evidence}
     )
 
@@ -82,7 +82,7 @@ EMPTY = {"noise_ratio": None, "relative_diff": None}
 @pytest.mark.parametrize(
     ("evidence", "name", "verdict"),
     [
-        (everywhere(noise=None), "noise_ratio", ERROR),
+        (with_output_fields(noise=None), "noise_ratio", ERROR),
         (unmeasured(), "noise_peak", ERROR),
         (unmeasured(), "noise_diff", ERROR),
         (noise(samples=0), "noise_ratio", ERROR),
@@ -98,30 +98,30 @@ EMPTY = {"noise_ratio": None, "relative_diff": None}
         (noise(ratio=0.0, candidate_rms=1e-3, rounding_rms=1e-4), "noise_ratio", FAIL),
         (noise(ratio=0.5, candidate_rms=1e-3, rounding_rms=2e-3), "noise_ratio", PASS),
         (noise(truth_rms=NAN), "finite", FAIL),
-        (everywhere(stability=None), "repeatability_ratio", ERROR),
+        (with_output_fields(stability=None), "repeatability_ratio", ERROR),
         (stability(samples=0), "batch_invariance_ratio", ERROR),
         (stability(unit=NAN), "finite", FAIL),
         (stability(repeatability=NAN), "finite", FAIL),
-        (only(), "probes", ERROR),
-        (only(PROBE(**EMPTY, inapplicable="too small")), "probes", ERROR),
-        (only(PROBE()), "probes", ERROR),
-        (only(PROBE("b", kind="batch", batch_size=1)), "probes", ERROR),
-        (only(*(PROBE(f"b{n}", kind="batch", batch_size=n) for n in (1, 4, 7))), "probes", ERROR),
-        (probed(PROBE(**EMPTY)), "probe_zeros", ERROR),
-        (probed(PROBE(noise_ratio=None)), "probe_zeros", PASS),
-        (probed(PROBE(noise_ratio=None, relative_diff=2e-3)), "probe_zeros", FAIL),
-        (probed(PROBE(noise_ratio=33.0)), "probe_zeros", FAIL),
-        (probed(PROBE(noise_ratio=NAN)), "probe_zeros", FAIL),
-        (probed(PROBE(noise_ratio=INF)), "probe_zeros", FAIL),
-        (probed(PROBE(noise_ratio=-1.0)), "probe_zeros", FAIL),
-        (probed(PROBE(relative_diff=NAN)), "probe_zeros", FAIL),
-        (probed(PROBE(failure="other shapes")), "probe_zeros", FAIL),
-        (probed(PROBE(**EMPTY, failure="other shapes")), "probe_zeros", FAIL),
-        (probed(PROBE(**EMPTY, failure="x", inapplicable="y")), "probe_zeros", FAIL),
-        (probed(PROBE(inapplicable="too small")), "probe_zeros", ERROR),
-        (probed(PROBE(noise_ratio=None, inapplicable="too small")), "probe_zeros", ERROR),
-        (probed(PROBE(**EMPTY, inapplicable="too small")), "probe_zeros", PASS),
-        (probed(trace_search=None), "probes", ERROR),
+        (with_probes(), "probes", ERROR),
+        (with_probes(PROBE(**EMPTY, inapplicable="too small")), "probes", ERROR),
+        (with_probes(PROBE()), "probes", ERROR),
+        (with_probes(PROBE("b", kind="batch", batch_size=1)), "probes", ERROR),
+        (with_probes(*(PROBE(f"b{n}", kind="batch", batch_size=n) for n in (1, 4, 7))), "probes", ERROR),
+        (with_probes_and_batches(PROBE(**EMPTY)), "probe_zeros", ERROR),
+        (with_probes_and_batches(PROBE(noise_ratio=None)), "probe_zeros", PASS),
+        (with_probes_and_batches(PROBE(noise_ratio=None, relative_diff=2e-3)), "probe_zeros", FAIL),
+        (with_probes_and_batches(PROBE(noise_ratio=33.0)), "probe_zeros", FAIL),
+        (with_probes_and_batches(PROBE(noise_ratio=NAN)), "probe_zeros", FAIL),
+        (with_probes_and_batches(PROBE(noise_ratio=INF)), "probe_zeros", FAIL),
+        (with_probes_and_batches(PROBE(noise_ratio=-1.0)), "probe_zeros", FAIL),
+        (with_probes_and_batches(PROBE(relative_diff=NAN)), "probe_zeros", FAIL),
+        (with_probes_and_batches(PROBE(failure="other shapes")), "probe_zeros", FAIL),
+        (with_probes_and_batches(PROBE(**EMPTY, failure="other shapes")), "probe_zeros", FAIL),
+        (with_probes_and_batches(PROBE(**EMPTY, failure="x", inapplicable="y")), "probe_zeros", FAIL),
+        (with_probes_and_batches(PROBE(inapplicable="too small")), "probe_zeros", ERROR),
+        (with_probes_and_batches(PROBE(noise_ratio=None, inapplicable="too small")), "probe_zeros", ERROR),
+        (with_probes_and_batches(PROBE(**EMPTY, inapplicable="too small")), "probe_zeros", PASS),
+        (with_probes_and_batches(trace_search=None), "probes", ERROR),
         (builders.evidence(graph=None), "graph", ERROR),
         (builders.evidence(graph=None, graph_unread="no model"), "graph", ERROR),
         (builders.evidence(graph_unread="no model"), "graph", ERROR),
@@ -140,7 +140,7 @@ EMPTY = {"noise_ratio": None, "relative_diff": None}
         (graph(**finding("external_data")), "graph_external_data", FAIL),
     ],
 )  # fmt: skip
-def test_every_spoiled_instrument_has_its_verdict(evidence, name, verdict):
+def test_invalid_instrument_record_has_its_verdict(evidence, name, verdict):
     decision = judge(evidence)
     checks = [check for check in decision.checks if check.name == name]
     assert verdict in {check.verdict for check in checks}
@@ -152,13 +152,13 @@ def test_every_spoiled_instrument_has_its_verdict(evidence, name, verdict):
     (("float64", "unused_output", "domain", "opset", "fixed_batch"), "exact"),
     (("float16", "rounded_weights"), "reduced"),
 ])  # fmt: skip
-def test_other_findings_are_shown_only(codes, precision):
+def test_informative_findings_do_not_fail(codes, precision):
     for code in codes:
         assert judge(graph(**finding(code)), precision=precision).passed
     assert not judge(graph(**finding("other_weights")), precision=precision).passed
 
 
-def test_findings_are_counted_and_three_of_them_shown():
+def test_findings_are_counted_and_three_are_shown():
     found = tuple(
         GraphFinding(code="training_mode", place=f"Dropout:{i}", detail="drops") for i in range(5)
     )
@@ -168,14 +168,14 @@ def test_findings_are_counted_and_three_of_them_shown():
 
 
 @pytest.mark.parametrize(("export", "passed"), [(None, True), (False, True), (True, False)])
-def test_a_fixed_batch_is_forbidden_where_the_export_was_asked_for_a_dynamic_one(export, passed):
+def test_fixed_batch_fails_only_when_export_requested_dynamic_batch(export, passed):
     evidence = graph(**finding("fixed_batch")).model_copy(update={"export": dynamic(export)})
     assert judge(evidence).passed is passed
     without = evidence.model_copy(update={"export": None})
     assert judge(without).passed
 
 
-def test_weights_that_could_not_be_matched_are_told_and_refuse_nothing():
+def test_unmatched_weights_are_listed_and_pass():
     weights = WeightsReport(
         constants=9, matched={"folded": 5, "packed": 2}, unmatched=1, unmatched_names=("table",),
         absent=1, absent_names=("alpha",),
@@ -189,14 +189,14 @@ def test_weights_that_could_not_be_matched_are_told_and_refuse_nothing():
     )
 
 
-def test_a_file_without_weights_has_none_to_compare():
+def test_file_without_weights_passes():
     decision = judge(graph(weights=WeightsReport(constants=0, matched={}, unmatched=0, absent=0)))
     assert decision.passed
     (check,) = [check for check in decision.checks if check.name == "graph_other_weights"]
     assert render_check(check) == "The file has no weights to compare."
 
 
-def test_the_reasons_are_told():
+def test_problems_contain_the_reason_for_missing_measurements():
     decision = judge(unmeasured(graph=None, graph_unread="it is no model"))
     told = " ".join(render_check(check) for check in decision.problems)
     assert "the model can't run in float64" in told
@@ -210,29 +210,29 @@ def test_the_reasons_are_told():
 @pytest.mark.parametrize(("asked", "samples", "passed"), [
     (32, 32, True), (32, 64, True), (500, 400, True), (500, 399, False), (8, 7, False),
 ])  # fmt: skip
-def test_as_many_samples_as_asked_for_or_all(asked, samples, passed):
+def test_noise_needs_requested_samples_or_all(asked, samples, passed):
     instruments = Instruments(noise_samples=asked)
     assert judge(noise(samples=samples), instruments=instruments).passed is passed
 
 
 @pytest.mark.parametrize("waive", [(), ALL[:1], ALL])
-def test_only_what_is_waived_by_name_may_be_missing(waive):
+def test_missing_metric_passes_only_when_waived_by_name(waive):
     decision = judge(unmeasured(), waive=waive)
     assert decision.verdict is (PASS if waive == ALL else ERROR)
     assert {c.name for c in decision.problems} == set(ALL) - set(waive)
     assert {c.name for c in decision.waived if c.output} == set(waive)
-    assert not judge(everywhere(noise=None, max_abs_diff=1.0), waive=waive).passed
+    assert not judge(with_output_fields(noise=None, max_abs_diff=1.0), waive=waive).passed
 
 
 @pytest.mark.parametrize(
     "seen",
     [{"ratio": 4.0}, {"ratio": NAN}, {"peak": INF}, {"diff": 33.0}, {"samples": 8, "ratio": 4.0}],
 )
-def test_a_measured_number_is_never_waived(seen):
+def test_measured_metric_is_never_waived(seen):
     assert judge(noise(**seen), waive=ALL).verdict is FAIL
 
 
-def test_a_waived_noise_floor_does_not_stand_for_a_bound():
+def test_output_with_only_waived_bounds_is_an_error():
     """An output without any other bound is not judged at all."""
     bounds = Bounds(noise_ratio=3.0, noise_peak=6.0, noise_diff=32.0, top1_agreement=1.0)
     policy = Policy(
@@ -247,8 +247,8 @@ def test_a_waived_noise_floor_does_not_stand_for_a_bound():
     assert decision.verdict is ERROR
 
 
-def test_integers_have_no_noise_floor():
-    counts = everywhere(dtype="int64", noise=None, classification=None, scaled_diff=0.0)
+def test_integer_outputs_have_no_noise_checks():
+    counts = with_output_fields(dtype="int64", noise=None, classification=None, scaled_diff=0.0)
     names = {check.name for check in judge(counts, task="classification").checks}
     assert not names & set(ALL)
 
@@ -261,17 +261,17 @@ def test_integers_have_no_noise_floor():
     ("batch", {"relative_diff": 0.9}, FAIL),
     ("search", {"relative_diff": 0.9}, FAIL),
 ])  # fmt: skip
-def test_a_quantized_file_may_cut_values_off_and_nothing_else(kind, fields, verdict):
+def test_quantized_policy_waives_only_value_probes(kind, fields, verdict):
     probe = PROBE("zeros", kind=kind, noise_ratio=None, **fields)
     quantized = Policy.quantized()
-    checks = decide(quantized, probed(probe), decided_at=AT).checks
+    checks = decide(quantized, with_probes_and_batches(probe), decided_at=AT).checks
     (found,) = [c for c in checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
     assert found.verdict is verdict
 
 
 @pytest.mark.parametrize("samples_fail", [True, False])
-def test_a_probe_that_fails_as_the_samples_do_blames_nothing_of_its_own(samples_fail):
-    bad = probed(PROBE("zeros", noise_ratio=1e6))
+def test_probe_failing_like_the_samples_has_its_own_code(samples_fail):
+    bad = with_probes_and_batches(PROBE("zeros", noise_ratio=1e6))
     if samples_fail:
         output = builders.output_parity(noise=builders.noise_parity(ratio=1e6))
         runtimes = tuple(
@@ -288,8 +288,8 @@ def test_a_probe_that_fails_as_the_samples_do_blames_nothing_of_its_own(samples_
     ("shapes", "passed"),
     [([("batch", 3)], False), ([(4, 3)], True), ([("batch", 3), (4, 3)], True), ([()], False)],
 )
-def test_batch_probes_are_asked_for_where_the_batch_axis_is_dynamic(shapes, passed):
-    evidence = only(PROBE())
+def test_batch_probes_are_required_for_dynamic_batch(shapes, passed):
+    evidence = with_probes(PROBE())
     inputs = tuple(
         TensorSpec(name=str(i), dtype="float32", shape=shape) for i, shape in enumerate(shapes)
     )
@@ -297,14 +297,14 @@ def test_batch_probes_are_asked_for_where_the_batch_axis_is_dynamic(shapes, pass
     assert judge(evidence.model_copy(update={"subject": subject})).passed is passed
 
 
-def test_without_a_search_in_the_policy_none_is_missed():
+def test_trace_search_is_not_required_when_policy_has_none():
     evidence = builders.evidence(trace_search=None)
     assert judge(evidence, instruments=Instruments(search_inputs=0)).passed
     assert judge(builders.evidence(trace_search=TraceSearch(tried=0, reason="random"))).passed
 
 
-def test_instruments_that_are_off_are_not_judged():
-    bare = everywhere(noise=None, stability=None).model_copy(
+def test_disabled_instruments_are_not_checked():
+    bare = with_output_fields(noise=None, stability=None).model_copy(
         update={"graph": None, "trace_search": None}
     )
     bounds = (
@@ -318,51 +318,51 @@ def test_instruments_that_are_off_are_not_judged():
     assert judge(bare, instruments=Instruments.none(), runtimes=runtimes).passed
 
 
-Place = tuple[str | int, ...]
+NumberPath = tuple[str | int, ...]
 
 
-def leaves(value: Any, place: Place = ()) -> Iterator[Place]:
+def number_paths(value: Any, place: NumberPath = ()) -> Iterator[NumberPath]:
     """The places of all measured numbers of a record."""
     if isinstance(value, float):
         yield place
     elif isinstance(value, Record):
         for name, item in value:
-            yield from leaves(item, (*place, name))
+            yield from number_paths(item, (*place, name))
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
-            yield from leaves(item, (*place, index))
+            yield from number_paths(item, (*place, index))
 
 
-def replaced(value: Any, place: Place, new: float) -> Any:
+def replace_number(value: Any, place: NumberPath, new: float) -> Any:
     """The record with another number in that place."""
     if not place:
         return new
     first, rest = place[0], place[1:]
     if isinstance(value, tuple):
         assert isinstance(first, int)
-        return (*value[:first], replaced(value[first], rest, new), *value[first + 1 :])
-    return value.model_copy(update={first: replaced(getattr(value, first), rest, new)})
+        return (*value[:first], replace_number(value[first], rest, new), *value[first + 1 :])
+    return value.model_copy(update={first: replace_number(getattr(value, first), rest, new)})
 
 
-def test_any_nan_anywhere_never_passes():
+def test_nan_in_any_number_never_passes():
     good = builders.evidence(
         runtimes=tuple(map(builders.runtime_evidence, RUNTIMES)),
         reference_latency=builders.runtime_evidence().latency,
     )
     assert judge(good).passed
-    places = list(leaves(good))
+    places = list(number_paths(good))
     assert len(places) > 150
     for place in places:
         # How long it took decides nothing.
         informs = "latency" in place or "reference_latency" in place
-        assert judge(replaced(good, place, NAN)).passed is informs, place
+        assert judge(replace_number(good, place, NAN)).passed is informs, place
 
 
-def test_nan_in_classes_that_are_not_judged_is_no_matter():
+def test_nan_in_unchecked_class_statistics_passes():
     bounds = Bounds(max_abs_diff=1e-4)
     runtimes = {"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
     nan = builders.class_parity(l2_probabilities_mean=NAN)
-    evidence = everywhere(classification=nan)
+    evidence = with_output_fields(classification=nan)
     assert judge(evidence, task="tensors", runtimes=runtimes).passed
     assert not judge(evidence).passed
 
@@ -375,9 +375,11 @@ def test_nan_in_classes_that_are_not_judged_is_no_matter():
     ({"relative_diff": math.inf, "noise_ratio": math.inf}, False),
     ({"relative_diff": math.nan, "noise_ratio": 1.0}, False),
 ])  # fmt: skip
-def test_a_probe_in_16_bits_is_near_or_within_the_rounding_of_16_bits(fields, passes):
+def test_reduced_precision_probe_passes_by_relative_diff_or_noise_ratio(fields, passes):
     probe = PROBE("bright", kind="value", **fields)
-    checks = decide(Policy.built_in("reduced"), probed(probe), decided_at=AT).checks
+    checks = decide(
+        Policy.built_in("reduced"), with_probes_and_batches(probe), decided_at=AT
+    ).checks
     (found,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
     assert (found.verdict is PASS) is passes
 
@@ -386,11 +388,11 @@ def test_a_probe_in_16_bits_is_near_or_within_the_rounding_of_16_bits(fields, pa
     ("noise_ratio", "shown"),
     [(500.0, "relative_diff is 0.002"), (40.0, "noise_ratio is 40"), (math.nan, "relative_diff")],
 )
-def test_a_probe_in_16_bits_is_shown_by_the_bound_that_it_misses_least(noise_ratio, shown):
+def test_reduced_precision_probe_shows_the_closest_bound(noise_ratio, shown):
     """As of a policy of one's own that says precision: reduced, and no bounds for probes."""
     probe = PROBE("bright", kind="value", relative_diff=0.002, noise_ratio=noise_ratio)
     policy = Policy.built_in("reduced").model_copy(update={"instruments": Instruments()})
-    checks = decide(policy, probed(probe), decided_at=AT).checks
+    checks = decide(policy, with_probes_and_batches(probe), decided_at=AT).checks
     (found,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
     assert (found.verdict is PASS, shown in render_check(found)) == (False, True), render_check(
         found
@@ -405,12 +407,12 @@ def test_a_probe_in_16_bits_is_shown_by_the_bound_that_it_misses_least(noise_rat
     ("bfloat16", 48e3, 20e3, False),
     ("bfloat16", 10e3, 20e3, True),
 ])  # fmt: skip
-def test_bfloat16_rounds_more_coarsely_than_float16(dtype, ratio, own, passes):
+def test_bfloat16_has_wider_noise_bound_than_float16(dtype, ratio, own, passes):
     policy = Policy.built_in("reduced")
     if own is not None:
         policy = with_overrides(policy, {"runtimes.ort-cpu.bounds.noise_ratio": str(own)})
     noise = builders.noise_parity(ratio=ratio, peak=ratio, diff=ratio)
-    measured = everywhere(noise=noise)
+    measured = with_output_fields(noise=noise)
     (spec,) = measured.subject.outputs
     outputs = (spec.model_copy(update={"dtype": dtype}),)
     subject = measured.subject.model_copy(update={"outputs": outputs})
@@ -424,7 +426,7 @@ def test_bfloat16_rounds_more_coarsely_than_float16(dtype, ratio, own, passes):
     ("own_choices", "floor", "verdict"),
     [(True, 0.1, ERROR), (False, 0.1, FAIL), (True, 1e-6, FAIL)],
 )
-def test_what_rounding_chooses_is_not_refused(own_choices, floor, verdict):
+def test_choices_decided_by_rounding_are_an_error_instead_of_fail(own_choices, floor, verdict):
     """Where rounding changes the model's choices and hides faults, nothing is known of the file."""
     runtime = builders.runtime_evidence(
         outputs=(
@@ -451,7 +453,7 @@ def test_what_rounding_chooses_is_not_refused(own_choices, floor, verdict):
     [(0.0, Verdict.PASS), (1e-6, Verdict.PASS), (2e-4, ERROR), (1.0, ERROR),
      (math.inf, ERROR), (math.nan, ERROR), (-1.0, ERROR)],
 )  # fmt: skip
-def test_a_spread_beyond_rounding_is_an_error(spread, verdict):
+def test_reference_spread_beyond_rounding_is_an_error(spread, verdict):
     decision = judge(builders.evidence(reference_spread=spread))
     (found,) = [check for check in decision.checks if check.name == "repeats"]
     assert found.verdict is verdict

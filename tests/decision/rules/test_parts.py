@@ -1,5 +1,5 @@
-"""Parts of a release: each is judged by the policy of the whole; eight bits at a seam are no
-answers, and are judged where they come out."""
+"""Rules for multi-file releases: parts use the policy of the release; quantized intermediate outputs
+are checked in the chain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import builders
 from tests.registry.releases import twin_policy
 
 AT = "2026-01-01T00:00:00+00:00"
-TWIN = twin_policy()
+QUANTIZED = twin_policy()
 FLIPS = builders.class_parity(top1_agreement=0.4, top1_disagreements=240)
 """The argmax of 400 samples flips in 240."""
 
@@ -42,7 +42,7 @@ def release(part: Evidence, whole: Evidence | None = None) -> Evidence:
     return whole.model_copy(update={"subject": subject, "parts": {"encoder": part}, "graph": None})
 
 
-def judge(evidence: Evidence, policy: Policy = TWIN) -> Decision:
+def judge(evidence: Evidence, policy: Policy = QUANTIZED) -> Decision:
     return decide(policy, evidence, decided_at=AT)
 
 
@@ -50,7 +50,7 @@ def problems(decision: Decision) -> list[tuple[str, str, Verdict]]:
     return [(check.part or "", check.name, check.verdict) for check in decision.problems]
 
 
-def found(decision: Decision, name: str, part: str | None = "encoder") -> CheckResult:
+def part_check(decision: Decision, name: str, part: str | None = "encoder") -> CheckResult:
     (check,) = [c for c in decision.checks if c.name == name and c.part == part]
     return check
 
@@ -58,29 +58,29 @@ def found(decision: Decision, name: str, part: str | None = "encoder") -> CheckR
 FEATURES = output("features", classification=FLIPS, max_abs_diff=7.0, scaled_diff=2.0)
 
 
-def test_what_a_part_of_a_quantized_release_rounds_is_judged_in_the_chain():
+def test_quantized_part_is_checked_in_the_chain():
     decision = judge(release(measured(FEATURES)))
     assert decision.verdict is Verdict.PASS, problems(decision)
-    check = found(decision, "bounds")
+    check = part_check(decision, "bounds")
     assert (check.verdict, check.code) == (Verdict.PASS, "checked_in_chain")
     names = {c.name for c in decision.checks if c.part == "encoder"}
     assert names.isdisjoint({"top1_agreement", "confidence_over_5_percent", "agreement"})
 
 
-def test_nobody_is_asked_whether_features_are_classes():
+def test_intermediate_features_have_no_agreement_check():
     one = builders.class_parity(predicted_classes=1)
     decision = judge(release(measured(output("features", classification=one))))
     assert decision.passed, problems(decision)
     assert [c.name for c in decision.checks if c.part and c.name == "agreement"] == []
 
 
-def test_in_the_chain_all_stays_as_strict():
+def test_chain_outputs_keep_all_bounds():
     whole = measured(output("logits", classification=FLIPS))
     decision = judge(release(measured(FEATURES), whole))
     assert problems(decision) == [("", "top1_agreement", Verdict.FAIL)]
 
 
-def test_an_output_of_the_chain_without_a_bound_is_an_error():
+def test_chain_output_without_bound_is_an_error():
     policy = twin_policy(
         task="auto",
         runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=Bounds(unequal_share=0.0))},
@@ -91,14 +91,14 @@ def test_an_output_of_the_chain_without_a_bound_is_an_error():
 
 
 @pytest.mark.parametrize("named", [{"logits": ("features",)}, {"outputs": {"features": "logits"}}])
-def test_an_output_that_the_policy_names_is_judged_in_its_part(named):
+def test_output_named_in_policy_is_checked_in_its_part(named):
     whole = measured(output("features"))
     decision = judge(release(measured(FEATURES), whole), twin_policy(**named))
     assert problems(decision) == [("encoder", "top1_agreement", Verdict.FAIL)]
 
 
 @pytest.mark.parametrize("role", [None, "tensor"])
-def test_numeric_bounds_are_the_chains_too(role):
+def test_numeric_bounds_apply_to_the_chain(role):
     bounds = Bounds(scaled_diff=0.3)
     policy = twin_policy(
         task="tensors", runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
@@ -112,7 +112,7 @@ def test_numeric_bounds_are_the_chains_too(role):
     assert not judge(release(measured(output("features")), whole), policy).passed
 
 
-def test_an_exact_release_is_judged_in_every_part():
+def test_exact_release_is_checked_in_each_part():
     whole = measured(output("logits"))
     decision = judge(release(measured(FEATURES), whole), builders.policy())
     assert ("encoder", "max_abs_diff", Verdict.FAIL) in problems(decision)
@@ -123,12 +123,12 @@ def test_an_exact_release_is_judged_in_every_part():
     ({"samples": 1}, "outputs", Verdict.ERROR),
     ({"reference_abs_max": math.nan}, "reference", Verdict.ERROR),
 ])  # fmt: skip
-def test_a_part_must_fit_all_the_same(spoil, name, verdict):
+def test_invalid_part_never_passes(spoil, name, verdict):
     part = measured(FEATURES.model_copy(update=spoil))
     assert ("encoder", name, verdict) in problems(judge(release(part)))
 
 
-def test_a_part_that_breaks_or_was_exchanged_is_no_pass():
+def test_failed_replaced_or_missing_part_never_passes():
     broken = measured(FEATURES)
     failed = broken.runtimes[0].model_copy(update={"outputs": (), "failure": "it broke"})
     broken = broken.model_copy(update={"runtimes": (failed,)})
@@ -144,7 +144,7 @@ def test_a_part_that_breaks_or_was_exchanged_is_no_pass():
 
 
 @pytest.mark.parametrize("kind", ["batch", "search"])
-def test_numbers_of_probes_at_a_seam_are_shown_and_failures_refuse(kind):
+def test_probe_numbers_of_parts_are_shown_but_failures_fail(kind):
     def probed(**fields: Any) -> Evidence:
         probe = builders.probe_parity("more", kind=kind, **fields)
         seen = measured(FEATURES)
@@ -155,7 +155,7 @@ def test_numbers_of_probes_at_a_seam_are_shown_and_failures_refuse(kind):
     far = {"noise_ratio": None, "relative_diff": 0.9}
     decision = judge(release(probed(**far)))
     assert decision.passed, problems(decision)
-    assert found(decision, "probe_more").code == "checked_in_chain"
+    assert part_check(decision, "probe_more").code == "checked_in_chain"
     named = twin_policy(logits=("features",))
     whole = measured(output("features"))
     steady = FEATURES.model_copy(update={"classification": builders.class_parity()})

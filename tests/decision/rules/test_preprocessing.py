@@ -1,4 +1,4 @@
-"""Parity of preprocessing: what is missing, broken, or worse never passes."""
+"""Rules for preprocessing: missing, failed or differing consumers never pass."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def with_consumer(**fields: Any) -> PreprocessingParity:
     return parity(consumers=(consumer(**fields), consumer("phone")))
 
 
-def test_good_evidence_passes_with_a_check_each():
+def test_valid_preprocessing_passes_with_a_check_per_consumer():
     decision = judge(measured(parity()))
     assert decision.verdict is PASS
     names = [c.name for c in decision.checks if c.name.startswith("preprocessing")]
@@ -98,7 +98,7 @@ def test_good_evidence_passes_with_a_check_each():
     ]
 
 
-def test_nothing_is_asked_nothing_is_checked():
+def test_preprocessing_is_unchecked_without_policy():
     assert judge(measured(None), None).verdict is PASS
     decision = judge(measured(with_consumer(max_diff=99.0)), None)
     assert not [c for c in decision.checks if c.name.startswith("preprocessing")]
@@ -151,7 +151,7 @@ def test_nothing_is_asked_nothing_is_checked():
          "preprocessing_flips_torchvision", FAIL, "NaN"),
     ],
 )  # fmt: skip
-def test_spoiled_evidence_never_passes(seen, name, verdict, says):
+def test_invalid_preprocessing_never_passes(seen, name, verdict, says):
     decision = judge(measured(seen))
     assert decision.verdict is not PASS
     found = {check.name: check for check in decision.checks}[name]
@@ -160,12 +160,12 @@ def test_spoiled_evidence_never_passes(seen, name, verdict, says):
     assert render_check(found, "remedy")
 
 
-def test_the_model_must_say_its_preprocessing():
+def test_source_without_preprocessing_spec_is_an_error():
     decision = judge(measured(parity(), preprocess_sha256=None))
     assert decision.verdict is ERROR
 
 
-def test_what_cannot_run_here_is_waived_only_in_words():
+def test_unavailable_consumer_is_waived_only_when_present_is_stated():
     seen = parity(
         consumers=(consumer(), ConsumerParity(consumer="phone", unavailable="no browser"))
     )
@@ -191,7 +191,7 @@ def test_what_cannot_run_here_is_waived_only_in_words():
     ([(3, 64, 64)], ERROR),
     ([], ERROR),
 ])  # fmt: skip
-def test_one_input_of_the_file_takes_what_the_spec_makes(inputs, verdict):
+def test_spec_shape_must_match_an_input_of_the_file(inputs, verdict):
     evidence = measured(parity())
     specs = tuple(TensorSpec(name="x", dtype="float32", shape=shape) for shape in inputs)
     subject = evidence.subject.model_copy(update={"inputs": specs})
@@ -200,11 +200,11 @@ def test_one_input_of_the_file_takes_what_the_spec_makes(inputs, verdict):
     assert found.verdict is verdict
 
 
-def test_a_side_that_follows_the_picture_fits_a_fixed_one():
+def test_dynamic_spec_shape_fits_fixed_input():
     assert judge(measured(parity(tensor=tensor(3, None, None)))).verdict is PASS
 
 
-def test_without_a_bound_on_flips_no_model_is_needed():
+def test_decisions_are_optional_without_bound_on_flips():
     asked = PreprocessingPolicy(consumers=("torchvision",))
     seen = parity(model_sha256=None, consumers=(consumer(decisions=None),))
     assert judge(measured(seen), asked).verdict is PASS
@@ -219,7 +219,7 @@ NUMBERS = st.floats(0.0, 3.0) | st.sampled_from([NAN, INF])
     images=st.integers(0, 60),
     worse=st.sampled_from(["max_diff", "flips", "images", "nonfinite", "failure", "mismatched"]),
 )
-def test_worse_never_passes_what_was_refused(difference, flips, images, worse):
+def test_larger_difference_never_turns_fail_into_pass(difference, flips, images, worse):
     before = consumer(max_diff=difference, images=images, decisions=decisions(flips=flips))
     change: dict[str, Any] = {
         "max_diff": {"max_diff": 2 * difference + 0.1},
@@ -246,6 +246,6 @@ def test_worse_never_passes_what_was_refused(difference, flips, images, worse):
     ({"consumers": ("onnx",), "min_images": 0}, "greater than or equal to 1"),
     ({"consumers": ("onnx",), "training_side": "phone"}, "Input should be"),
 ])  # fmt: skip
-def test_what_a_policy_cannot_ask(fields, says):
+def test_invalid_preprocessing_policy_is_refused(fields, says):
     with pytest.raises(ValidationError, match=says):
         PreprocessingPolicy(**fields)

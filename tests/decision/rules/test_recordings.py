@@ -1,4 +1,4 @@
-"""The decision on a recording: shown for what it is, and nothing that only a run could show."""
+"""Rules for recorded outputs: origin, missing probes, and fields that only an execution can have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gate.summary.render import render_check
 from tests import builders
 from tests.policy.test_recorded import policy
 
-SAID = {
+RECORDED_FIELDS = {
     "recording": f"sha256:{'0' * 64}",
     "runtime": "TensorRT 10.3",
     "recorded_at": "2026-11-20T12:00:00+00:00",
@@ -29,7 +29,7 @@ def evidence(wanted: Policy, **fields) -> Evidence:
     phone = ours.model_copy(
         update={
             "runtime": "phone", "identity": identity, "providers_active": ("recorded",),
-            "nodes_per_provider": {}, "session_options": SAID, "latency": None,
+            "nodes_per_provider": {}, "session_options": RECORDED_FIELDS, "latency": None,
             "memory_bytes": None, "outputs": outputs, **fields,
         }
     )  # fmt: skip
@@ -45,19 +45,21 @@ def judged(wanted: Policy, **fields):
 REQUIRED, LENIENT = policy(), policy(options={"probes": "when_recorded"})
 
 
-def test_it_is_said_where_it_comes_from():
+def test_recording_check_names_runtime_and_device():
     decision, checks = judged(REQUIRED)
     assert decision.verdict is Verdict.PASS, decision.problems
     assert "TensorRT 10.3 computed it on Jetson Orin Nano" in render_check(checks["recording"])
 
 
-@pytest.mark.parametrize("key", SAID)
-def test_one_that_does_not_say_it_fails(key):
-    _, checks = judged(REQUIRED, session_options={k: v for k, v in SAID.items() if k != key})
+@pytest.mark.parametrize("key", RECORDED_FIELDS)
+def test_recording_without_origin_fails(key):
+    _, checks = judged(
+        REQUIRED, session_options={k: v for k, v in RECORDED_FIELDS.items() if k != key}
+    )
     assert checks["recording"].verdict is Verdict.FAIL
 
 
-def test_numbers_of_a_run_are_not_those_of_a_recording():
+def test_recording_with_cost_or_stability_fails():
     latency = Latency(batch_size=1, batches=1, median_ms=1.0, p95_ms=1.0)
     outputs = builders.evidence().runtime("ort-cpu").outputs
     costs = ({"latency": latency}, {"cost": Cost(single=latency)}, {"memory_bytes": 1})
@@ -67,7 +69,7 @@ def test_numbers_of_a_run_are_not_those_of_a_recording():
 
 
 @pytest.mark.parametrize("fields", [{"probes": ()}, {"unprobed": ("zeros",)}])
-def test_missing_probes_are_waived_where_the_policy_says_so(fields):
+def test_missing_probes_are_waived_only_when_policy_allows(fields):
     decision, checks = judged(REQUIRED, **fields)
     assert (decision.verdict, checks["probes"].verdict) == (Verdict.ERROR, Verdict.ERROR)
     assert "gate samples export" in render_check(checks["probes"], "remedy")
@@ -76,7 +78,7 @@ def test_missing_probes_are_waived_where_the_policy_says_so(fields):
     assert "The policy allows" in render_check(checks["probes"])
 
 
-def test_a_probe_that_differs_is_never_waived():
+def test_differing_probe_is_never_waived():
     wrong = builders.probe_parity("bright", noise_ratio=1e6, relative_diff=1.0)
     good = builders.evidence().runtime("ort-cpu").probes
     decision, checks = judged(LENIENT, probes=(*good, wrong))
@@ -84,7 +86,7 @@ def test_a_probe_that_differs_is_never_waived():
     assert checks["probe_bright"].verdict is Verdict.FAIL
 
 
-def test_a_runtime_that_computes_can_lack_no_probe():
+def test_executing_runtime_needs_all_probes():
     good = builders.evidence()
     ours = good.runtime("ort-cpu").model_copy(update={"unprobed": ("zeros",)})
     others = [runtime for runtime in good.runtimes if runtime.runtime != "ort-cpu"]
@@ -93,7 +95,7 @@ def test_a_runtime_that_computes_can_lack_no_probe():
     assert decision.verdict is Verdict.ERROR
 
 
-def test_bounds_on_cost_are_an_error_that_says_what_a_recording_lacks():
+def test_cost_bounds_on_a_recording_are_an_error():
     bounds = REQUIRED.runtimes["phone"].bounds
     bounded = bounds.model_copy(update={"latency_ratio": 2.0, "memory_mb": 100.0})
     phone = REQUIRED.runtimes["phone"].model_copy(update={"bounds": bounded})

@@ -1,4 +1,4 @@
-"""Roles, guesses and constants: what `decide` makes of them on records alone."""
+"""Rules for stated roles, inferred roles and constant outputs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def problems(decision: Decision) -> set[str]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_correct_output_passes_in_its_role(role):
+def test_correct_output_passes_in_its_role(role):
     decision = judge(output_for(role), outputs={"logits": role})
     assert decision.verdict is Verdict.PASS, decision.problems
     (seen, _) = [c.observed for c in decision.checks if c.name == "role"]
@@ -81,13 +81,13 @@ def test_a_correct_output_passes_in_its_role(role):
         *((role, {"nonfinite_mismatched": 1}, "finite") for role in ROLES),
     ],
 )  # fmt: skip
-def test_each_role_refuses_by_its_own_check(role, fields, name):
+def test_each_role_fails_by_its_own_check(role, fields, name):
     decision = judge(output_for(role, **fields), outputs={"logits": role})
     assert decision.verdict is Verdict.FAIL
     assert name in problems(decision)
 
 
-def test_the_bounds_of_a_role_can_be_set():
+def test_policy_bounds_apply_to_roles():
     default = Policy.default()
     bounds = {"cosine_distance": 1e-3, "unequal_share": 0.01}
     runtimes = {
@@ -115,20 +115,20 @@ def test_the_bounds_of_a_role_can_be_set():
     ("indices", {"unequal": None}),
     ("indices", {"dtype": "float32"}),
 ])  # fmt: skip
-def test_a_role_that_contradicts_the_output_is_an_error_with_a_way_out(role, fields):
+def test_role_contradicting_the_output_is_an_error_with_remedy(role, fields):
     decision = judge(output_parity(**{"rows": row_parity()} | fields), outputs={"logits": role})
     assert decision.verdict is not Verdict.PASS
     assert Verdict.ERROR in {check.verdict for check in decision.problems}
     assert all(render_check(check, "remedy") for check in decision.problems)
 
 
-def test_a_role_of_an_output_that_the_file_does_not_have():
+def test_role_of_missing_output_is_an_error():
     decision = judge(output_parity(), outputs={"other": "tensor"})
     assert decision.verdict is Verdict.ERROR
     assert "has logits" in render_check(decision.problems[0])
 
 
-def test_probabilities_are_compared_as_they_are():
+def test_confidence_bounds_of_probabilities_use_raw_values():
     """The confidence bounds hold for the numbers in the file, not for a softmax of them."""
     policy = builders.policy(outputs={"logits": "probabilities"})
     rows = row_parity(confidence_diff=0.5, bands=(0.0, 0.0, 0.0, 1.0))
@@ -140,7 +140,7 @@ def test_probabilities_are_compared_as_they_are():
     }  # fmt: skip
 
 
-def test_a_guess_never_ends_in_an_error():
+def test_inferred_role_never_causes_an_error():
     """The same record is an ERROR where the policy demands classes."""
     one = output_parity(classification=class_parity(predicted_classes=1, top1_agreement=0.5))
     assert judge(one).verdict is Verdict.PASS
@@ -150,7 +150,7 @@ def test_a_guess_never_ends_in_an_error():
     assert judge(one, task="tensors").verdict is Verdict.PASS
 
 
-def test_a_guess_claims_agreement_alone():
+def test_inferred_logits_check_agreement_only():
     """No number of a softmax is asked of what may be no logits."""
     confidence = class_parity().confidence.model_copy(update={"max": NAN, "mean": NAN})
     masked = output_parity(classification=class_parity(confidence=confidence))
@@ -184,7 +184,7 @@ CONSTANT: dict[str, Any] = {
         ({"nonfinite_reference": 4000, "nonfinite_same": 4000, "reference_abs_max": NAN}, Verdict.ERROR),
     ],
 )  # fmt: skip
-def test_a_constant_beside_what_varies(task, fields, verdict):
+def test_constant_output_passes_only_next_to_varying_output(task, fields, verdict):
     decision = judge(output_parity(), output_parity(**CONSTANT | fields), task=task)
     assert decision.verdict is verdict, decision.problems
     assert {check.output for check in decision.problems} <= {"scale", None}
@@ -194,7 +194,7 @@ def test_a_constant_beside_what_varies(task, fields, verdict):
 
 
 @pytest.mark.parametrize("task", ["auto", "classification", "tensors"])
-def test_constants_alone_prove_nothing(task):
+def test_constant_outputs_alone_are_an_error(task):
     decision = judge(output_parity(**CONSTANT | {"name": "logits"}), task=task)
     assert decision.verdict is Verdict.ERROR
     assert "No output varies over the samples" in render_check(decision.problems[-1]) or any(
@@ -222,7 +222,9 @@ SIZES = st.floats(0.0, 1e6)
 
 
 @given(ANY_POLICY, st.sampled_from(sorted(METRICS)), SIZES, SIZES, st.booleans(), st.integers(0, 3))
-def test_worse_never_turns_a_refusal_into_a_pass(policy, metric, a, b, constant, classes):
+def test_larger_error_never_turns_fail_into_pass_in_any_role(
+    policy, metric, a, b, constant, classes
+):
     """In every task, role and treatment of NaN, for constants and for guesses."""
     small, large = sorted((a, b))
     role = policy["outputs"].get("logits")
@@ -246,7 +248,7 @@ ANYTHING = st.sampled_from([0.0, 1e-7, 1.0, NAN, INF, -INF, -1.0])
 
 
 @given(ANY_POLICY, st.data())
-def test_decide_is_total_whatever_was_recorded(policy, data):
+def test_decide_never_raises(policy, data):
     draw = data.draw
     fields = {
         "dtype": draw(st.sampled_from(["float32", "int64", "bool", "float64"])),
@@ -285,7 +287,7 @@ UNSURE = {"unsure": 28, "sure": 4}
     (UNSURE | {"top1_disagreements": 3}, Verdict.ERROR, Verdict.PASS),
     ({"unsure": 1, "sure": 31, "top1_disagreements": 3}, Verdict.FAIL, Verdict.FAIL),
 ], ids=["none", "one", "many", "unsure", "unsure and other", "sure and other"])  # fmt: skip
-def test_answers_that_rounding_decides(task, fields, stated, guess):
+def test_answers_decided_by_rounding(task, fields, stated, guess):
     """A guess claims nothing where rounding decides; who says that it is a classifier is told."""
     decision = judge(output_parity(classification=class_parity(**fields)), task=task)
     assert decision.verdict is (guess if task == "auto" else stated), decision.problems
@@ -294,7 +296,7 @@ def test_answers_that_rounding_decides(task, fields, stated, guess):
 
 
 @pytest.mark.parametrize(("ties", "verdict"), [(0, "PASS"), (40, "PASS"), (41, "FAIL")])
-def test_integers_that_rounding_moves_may_be_rare(ties, verdict):
+def test_near_ties_of_integers_are_limited(ties, verdict):
     decision = judge(output_for("indices", elements=4000, near_ties=ties))
     assert decision.verdict == verdict
     assert ("near_ties" in {check.name for check in decision.checks}) is (ties > 0)
