@@ -38,7 +38,7 @@ def arrays(name: str) -> Arrays:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_champion_answers_beside(tmp_path: Path, name: str) -> None:
+def test_champion_is_compared_with_layout(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     new = case.export(tmp_path / "new.onnx")
     old = case.export(tmp_path / "old.onnx", right=False)
@@ -112,7 +112,7 @@ def recorded(model: Path, sent: Path, outputs: Path) -> None:
 @pytest.mark.rows(3)
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("right", [True, False])
-def test_recording_is_judged(tmp_path: Path, name: str, right: bool) -> None:
+def test_recording_with_layout_is_checked(tmp_path: Path, name: str, right: bool) -> None:
     case = CASES[name]
     file = case.export(tmp_path / "model.onnx")
     other = file if right else case.export(tmp_path / "other.onnx", right=False)
@@ -136,7 +136,7 @@ def test_recording_is_judged(tmp_path: Path, name: str, right: bool) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", ["recurrent", pytest.param("graph", marks=exhaustive)])
-def test_other_processes_measure_the_same(tmp_path: Path, name: str) -> None:
+def test_worker_processes_measure_the_same(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     file = case.export(tmp_path / "model.onnx")
     many = {key: np.concatenate([array] * 4, axis=1 if key == "h0" else 0)

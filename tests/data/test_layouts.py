@@ -18,7 +18,7 @@ from gate.records.export import ExportSettings
 from .layouts import CASES, Arrays, Case
 
 
-def judged(case: Case, onnx, arrays: Arrays, **axes: int | None) -> EvaluationResult:
+def check_file(case: Case, onnx, arrays: Arrays, **axes: int | None) -> EvaluationResult:
     return check(
         onnx,
         reference=Reference(case.model(), Source(factory="tests:net")),
@@ -29,7 +29,7 @@ def judged(case: Case, onnx, arrays: Arrays, **axes: int | None) -> EvaluationRe
 @pytest.mark.parametrize("name", CASES)
 def test_right_file_passes_and_its_batch_axes_are_stated(tmp_path, name):
     case = CASES[name]
-    result = judged(case, case.export(tmp_path / "model.onnx"), case.own)
+    result = check_file(case, case.export(tmp_path / "model.onnx"), case.own)
     assert result.decision.verdict is Verdict.PASS, result.decision.problems
     dataset = result.evidence.dataset
     assert dataset.samples == case.samples
@@ -41,7 +41,7 @@ def test_right_file_passes_and_its_batch_axes_are_stated(tmp_path, name):
 @pytest.mark.parametrize("name", CASES)
 def test_fault_is_found(tmp_path, name):
     case = CASES[name]
-    result = judged(case, case.export(tmp_path / "wrong.onnx", right=False), case.own)
+    result = check_file(case, case.export(tmp_path / "wrong.onnx", right=False), case.own)
     assert result.decision.verdict is Verdict.FAIL
     assert any(check.output for check in result.decision.problems)
     if name == "recurrent":  # its state, whose batch is on axis 1, is compared sample by sample
@@ -54,10 +54,10 @@ def test_fault_is_found(tmp_path, name):
 @pytest.mark.rows(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("right", [True, False])
-def test_calls(tmp_path, name, right):
+def test_model_call_with_layout(tmp_path, name, right):
     case = CASES[name]
     onnx = case.export(tmp_path / "model.onnx", right=right)
-    result = judged(case, onnx, case.as_calls())
+    result = check_file(case, onnx, case.as_calls())
     verdict = Verdict.PASS if right else Verdict.FAIL
     assert result.decision.verdict is verdict, result.decision.problems
     assert result.evidence.dataset.samples == 12
@@ -82,7 +82,7 @@ def test_exported_file_is_judged(tmp_path, name, right):
         },
     )
     export_model(case.model(right=right), case.example(), settings=settings, output=onnx)
-    result = judged(case, onnx, case.as_calls() if case.samples == 1 else case.own)
+    result = check_file(case, onnx, case.as_calls() if case.samples == 1 else case.own)
     verdict = Verdict.PASS if right else Verdict.FAIL
     assert result.decision.verdict is verdict, result.decision.problems
     axes = result.evidence.dataset.batch_axes
@@ -130,42 +130,42 @@ WRONG: dict[str, tuple[str, Arrays]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_samples_are_an_error_in_one_line(tmp_path, wrong):
+def test_invalid_samples_are_refused(tmp_path, wrong):
     name, arrays = WRONG[wrong]
     case = CASES[name]
     onnx = case.export(tmp_path / "model.onnx")
     with pytest.raises((InputMismatch, DataError)) as raised:
-        judged(case, onnx, arrays)
+        check_file(case, onnx, arrays)
     assert "\n" not in str(raised.value)
 
 
-def test_wrong_order_of_axes_is_answered_with_the_line_that_mends_it(tmp_path):
+def test_wrong_axis_order_error_contains_the_transpose(tmp_path):
     case = CASES["lists"]
     onnx = case.export(tmp_path / "model.onnx")
     arrays = {**case.own, "maps.0": np.zeros((12, 6, 6, 2), np.float32)}
     with pytest.raises(InputMismatch, match=r"x\.transpose\(0, 3, 1, 2\)"):
-        judged(case, onnx, arrays)
+        check_file(case, onnx, arrays)
 
 
 @pytest.mark.parametrize(
     ("axes", "samples"),
     [({"image": None}, 1), ({"image": 0}, 3)],
 )
-def test_stated_axis_goes_before_the_rule(tmp_path, axes, samples):
+def test_stated_axis_overrides_the_inferred_axis(tmp_path, axes, samples):
     case = CASES["picture"]
     onnx = case.export(tmp_path / "model.onnx")
-    result = judged(case, onnx, case.own, **axes)
+    result = check_file(case, onnx, case.own, **axes)
     assert result.evidence.dataset.samples == samples
 
 
 @pytest.mark.parametrize("axes", [{"picture": 0}, {"image": 3}])
-def test_stated_axis_that_is_not_there_is_an_error(tmp_path, axes):
+def test_missing_stated_axis_is_refused(tmp_path, axes):
     case = CASES["picture"]
     with pytest.raises(InputMismatch, match="--batch-axis"):
-        judged(case, case.export(tmp_path / "model.onnx"), case.own, **axes)
+        check_file(case, case.export(tmp_path / "model.onnx"), case.own, **axes)
 
 
-def test_dimensions_that_tie_are_an_error_that_lists_them(tmp_path):
+def test_ambiguous_batch_axis_is_refused(tmp_path):
     case = CASES["picture"]
     onnx = case.export(tmp_path / "model.onnx")
     model = onnx_.load(onnx)
@@ -174,4 +174,4 @@ def test_dimensions_that_tie_are_an_error_that_lists_them(tmp_path):
         dims.add().dim_param = name
     onnx_.save(model, onnx)
     with pytest.raises(InputMismatch, match="'height' or 'width'"):
-        judged(case, onnx, {"image": np.zeros((3, 10, 10), np.float32)})
+        check_file(case, onnx, {"image": np.zeros((3, 10, 10), np.float32)})

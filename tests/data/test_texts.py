@@ -47,7 +47,7 @@ class Words(nn.Module):
         return [self.of(w) for w in word] if isinstance(word, list) else self.ids.get(word, 0)  # type: ignore[misc]
 
 
-def written(path: Path, *, beside: bool, vocabulary: tuple[str, ...] = WORDS) -> Path:
+def write_model(path: Path, *, beside: bool, vocabulary: tuple[str, ...] = WORDS) -> Path:
     """One word a sample with numbers beside it, or three words."""
     weights = {n: p.detach().numpy() for n, p in Words(beside=beside).named_parameters()}
     nodes = [
@@ -79,7 +79,7 @@ def arrays(*, beside: bool) -> dict[str, np.ndarray]:
     return {"words": DRAWN[:, 0], "x": NUMBERS} if beside else {"words": DRAWN}
 
 
-def judged(
+def check_file(
     file: Path, samples: SampleSet, *, beside: bool, policy: Policy | None = None
 ) -> EvaluationResult:
     return check(
@@ -92,9 +92,9 @@ def judged(
 
 @pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize("vocabulary", [WORDS, SWAPPED])
-def test_vocabulary_decides(tmp_path, beside, vocabulary):
-    file = written(tmp_path / "words.onnx", beside=beside, vocabulary=vocabulary)
-    result = judged(file, SampleSet.from_arrays(arrays(beside=beside)), beside=beside)
+def test_verdict_depends_on_the_vocabulary(tmp_path, beside, vocabulary):
+    file = write_model(tmp_path / "words.onnx", beside=beside, vocabulary=vocabulary)
+    result = check_file(file, SampleSet.from_arrays(arrays(beside=beside)), beside=beside)
     verdict = Verdict.PASS if vocabulary == WORDS else Verdict.FAIL
     assert result.decision.verdict is verdict, result.decision.problems
     runtime = next(r for r in result.evidence.runtimes if r.runtime == "ort-cpu")
@@ -104,7 +104,7 @@ def test_vocabulary_decides(tmp_path, beside, vocabulary):
 
 
 def test_wrong_vocabulary_is_located(tmp_path):
-    file = written(tmp_path / "words.onnx", beside=True, vocabulary=SWAPPED)
+    file = write_model(tmp_path / "words.onnx", beside=True, vocabulary=SWAPPED)
     data = EvaluationData(SampleSet.from_arrays(arrays(beside=True)))
     model = Words(beside=True).eval()
     job = MeasurementJob.from_files(file, model=model, data=data, policy=Policy.default())
@@ -146,13 +146,13 @@ class Pairs(torch.utils.data.Dataset[dict[str, object]]):
 
 def test_all_sources_give_the_same_samples(tmp_path):
     whole = SampleSet.from_arrays(arrays(beside=True))
-    file = written(tmp_path / "words.onnx", beside=True)
+    file = write_model(tmp_path / "words.onnx", beside=True)
     (tmp_path / "samples").mkdir()
     for name, inputs in sources(tmp_path / "samples").items():
         samples = SampleSet.open(inputs)
         assert samples.digest() == whole.digest(), name
         assert samples.specs[0].dtype == "string"
-        assert judged(file, samples, beside=True).decision.passed, name
+        assert check_file(file, samples, beside=True).decision.passed, name
 
 
 def test_python_strings_become_texts():
@@ -164,9 +164,11 @@ def test_python_strings_become_texts():
 @pytest.mark.parametrize("kind", ["openvino", "tract"])
 def test_runtime_that_gets_numbers_only_is_not_measured(tmp_path, kind):
     pytest.importorskip(kind)
-    file = written(tmp_path / "words.onnx", beside=True)
+    file = write_model(tmp_path / "words.onnx", beside=True)
     policy = with_runtime(Policy.default(), kind)
-    result = judged(file, SampleSet.from_arrays(arrays(beside=True)), beside=True, policy=policy)
+    result = check_file(
+        file, SampleSet.from_arrays(arrays(beside=True)), beside=True, policy=policy
+    )
     assert result.decision.verdict is Verdict.ERROR
     runtime = next(each for each in result.evidence.runtimes if each.runtime == kind)
     assert runtime.unusable
@@ -184,10 +186,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_samples_are_an_error_in_one_line(tmp_path, wrong):
-    file = written(tmp_path / "words.onnx", beside=True)
+def test_invalid_text_samples_are_refused(tmp_path, wrong):
+    file = write_model(tmp_path / "words.onnx", beside=True)
     with pytest.raises((InputMismatch, DataError)) as raised:
-        judged(file, SampleSet.from_arrays(WRONG[wrong]), beside=True)
+        check_file(file, SampleSet.from_arrays(WRONG[wrong]), beside=True)
     assert "\n" not in str(raised.value)
 
 

@@ -1,5 +1,5 @@
-"""Every rule announces a real wrong export, the instruments refuse its file, and the rewrite is
-right: no finding, and its file passes."""
+"""Each lint rule reports a model that exports wrongly, its file fails, and the suggested rewrite
+has no finding and passes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def judge(model: nn.Module, case: Case, path: Path) -> EvaluationResult:
 
 @pytest.mark.rows(5)
 @pytest.mark.parametrize("case", TABLE, ids=IDS)
-def test_rule_and_instrument_both_catch_it(case: Case, tmp_path: Path) -> None:
+def test_wrong_export_is_found_by_lint_and_fails(case: Case, tmp_path: Path) -> None:
     model, path = case.wrong().eval(), tmp_path / "model.onnx"
     found = {finding.code for finding in lint_model(model, strategy=case.strategy).active}
     assert case.code in found
@@ -99,7 +99,7 @@ def test_rule_and_instrument_both_catch_it(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.rows(5)
 @pytest.mark.parametrize("case", TABLE, ids=IDS)
-def test_the_rewrite_has_no_finding_and_passes(case: Case, tmp_path: Path) -> None:
+def test_rewrite_has_no_finding_and_passes(case: Case, tmp_path: Path) -> None:
     model, path = case.right().eval(), tmp_path / "model.onnx"
     report = lint_model(model, strategy=case.strategy)
     assert (report.findings, report.unread) == ((), ())
@@ -110,7 +110,7 @@ def test_the_rewrite_has_no_finding_and_passes(case: Case, tmp_path: Path) -> No
     assert decision.verdict is Verdict.PASS, decision.problems
 
 
-def test_every_rule_has_a_case() -> None:
+def test_each_rule_has_a_case() -> None:
     assert {case.code for case in CASES} == set(RULES)
 
 
@@ -147,7 +147,7 @@ class ExpandedConstant(Net):
     ("make", "levels"),
     [(OneNegativeIndex, ["note"]), (LeadingRankTwo, ["warning"]), (ExpandedConstant, [])],
 )
-def test_what_is_no_error_is_exported_rightly(make, levels, tmp_path: Path) -> None:
+def test_model_without_lint_error_exports_correctly(make, levels, tmp_path: Path) -> None:
     model, path = make().eval(), tmp_path / "model.onnx"
     assert [finding.level for finding in lint_model(model).active] == levels
     case = Case("", make, make)
@@ -155,7 +155,7 @@ def test_what_is_no_error_is_exported_rightly(make, levels, tmp_path: Path) -> N
     assert judge(model, case, path).decision.passed
 
 
-def test_index_tensors_that_are_not_adjacent_are_refused_by_the_exporter(tmp_path: Path) -> None:
+def test_exporter_refuses_nonadjacent_index_tensors(tmp_path: Path) -> None:
     model = NotAdjacent().eval()
     assert [finding.code for finding in lint_model(model).active] == ["TRC010"]
     with pytest.raises(Exception, match="Only consecutive 1-d tensor indices"):
@@ -164,7 +164,7 @@ def test_index_tensors_that_are_not_adjacent_are_refused_by_the_exporter(tmp_pat
 
 
 @pytest.mark.parametrize(("make", "batch"), [(MaskOfRows, 6), (NegativeIndices, 4)])
-def test_the_wrong_answers_are_numbers_and_no_crash(make, batch: int, tmp_path: Path) -> None:
+def test_wrong_export_runs_with_wrong_values(make, batch: int, tmp_path: Path) -> None:
     model, path = make().eval(), tmp_path / "model.onnx"
     given = rows(batch)
     export(model, (given,), path, strategy="traced", inputs=["x"], outputs=["y"])
@@ -195,7 +195,7 @@ class NoStatistics(BatchStatistics):
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize(("make", "wrong"), [(BatchStatistics, True), (NoStatistics, False)])
-def test_statistics_of_the_batch_are_dropped(make, wrong: bool, tmp_path: Path) -> None:
+def test_dynamo_export_drops_batch_statistics(make, wrong: bool, tmp_path: Path) -> None:
     model, path, given = make().eval(), tmp_path / "model.onnx", rows(4)
     found = [finding.code for finding in lint_model(model, strategy="dynamo").active]
     assert found == (["TRC017"] if wrong else [])

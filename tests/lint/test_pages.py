@@ -1,5 +1,5 @@
-"""The code of each rule's page: the wrong one is found, the other one is not, and both compute the
-same where nothing is exported."""
+"""Code examples on the pages of the lint rules: the wrong example has the finding, the rewrite does
+not, and both compute the same in PyTorch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def found(model: nn.Module, code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", RULES)
-def test_the_wrong_code_is_found_and_the_other_is_not(code: str) -> None:
+def test_page_example_has_finding_and_rewrite_has_none(code: str) -> None:
     (wrong,) = blocks(code, "The wrong file")
     first, *more = blocks(code, "Instead")
     assert code in found(net(wrong), code)

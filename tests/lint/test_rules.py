@@ -1,4 +1,4 @@
-"""What each rule says, spelling by spelling; and what no rule says a word about."""
+"""Code with exactly one lint finding, and code without findings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REACHING = [
 ]
 """What is guarded reaches the output, on some way."""
 
-ANNOUNCED = [
+WITH_FINDING = [
     ("TRC017 error", "return F.softplus(x, 1, 2.0)"),
     ("TRC017 error", "return F.softplus(x, threshold=1)"),
     ("TRC017 error", "return F.avg_pool2d(x, 2, 2, 0, False, True, 3)"),
@@ -195,7 +195,7 @@ self.many = [torch.ones(2), torch.ones(3)]
 self.kept, self.total, self.record, self.later = torch.zeros(3), 0.0, [], lambda: self.kept
 self.usual = nn.ModuleList([nn.Softplus(2), nn.AvgPool2d(2), nn.PairwiseDistance(), nn.CosineSimilarity()])
 """
-RIGHT = [
+WITHOUT_FINDING = [
     "return F.softplus(x) + F.softplus(x, beta=2, threshold=20) + self.usual[0](x)",
     "return F.avg_pool2d(x, 2, ceil_mode=True, divisor_override=None) + self.usual[1](x)",
     "return torch.cdist(x, x) + torch.cdist(x, x, p=4) + torch.cdist(x, x, 2.0)",
@@ -296,8 +296,8 @@ RIGHT = [
 
 
 @pytest.mark.rows(5)
-@pytest.mark.parametrize(("expected", "body"), ANNOUNCED, ids=[b[:60] for _, b in ANNOUNCED])
-def test_it_is_announced_once(expected: str, body: str) -> None:
+@pytest.mark.parametrize(("expected", "body"), WITH_FINDING, ids=[b[:60] for _, b in WITH_FINDING])
+def test_code_has_exactly_one_finding(expected: str, body: str) -> None:
     report = lint(body, init=INIT)
     assert told(report) == [expected]
     (finding,) = report.active
@@ -306,8 +306,8 @@ def test_it_is_announced_once(expected: str, body: str) -> None:
     assert finding.expression in " ".join(body.split())
 
 
-@pytest.mark.parametrize("body", RIGHT, ids=[body[:60] for body in RIGHT])
-def test_nothing_is_said(body: str) -> None:
+@pytest.mark.parametrize("body", WITHOUT_FINDING, ids=[body[:60] for body in WITHOUT_FINDING])
+def test_correct_code_has_no_finding(body: str) -> None:
     assert told(lint(body, init=INIT)) == []
 
 
@@ -337,7 +337,7 @@ def test_nothing_is_said(body: str) -> None:
         ("*xs", "return torch.cat(xs) / len(xs)", []),
     ],
 )
-def test_arguments_are_what_they_are_declared_to_be(arguments, body, expected) -> None:
+def test_annotations_and_defaults_set_argument_types(arguments, body, expected) -> None:
     assert told(lint(body, arguments=arguments)) == expected
 
 
@@ -374,7 +374,7 @@ def test_arguments_are_what_they_are_declared_to_be(arguments, body, expected) -
         ("traced", "y = x\nif x.sum() > 0:\n    y = x.unsqueeze(0)\nreturn y", ["TRC008 error"]),
     ],
 )  # fmt: skip
-def test_another_strategy_has_other_hazards(strategy, body, expected) -> None:
+def test_findings_depend_on_the_export_strategy(strategy, body, expected) -> None:
     assert told(lint(body, strategy=strategy, init=INIT)) == expected
 
 
@@ -393,7 +393,7 @@ def test_another_strategy_has_other_hazards(strategy, body, expected) -> None:
         ("traced", "nn.Sequential(nn.Softplus(), nn.AvgPool2d(2))", []),
     ],
 )
-def test_settings_of_torch_s_own_modules(strategy, made, expected) -> None:
+def test_settings_of_torch_modules_are_checked(strategy, made, expected) -> None:
     report = lint("return self.one(x, x)", init=f"self.one = {made}", strategy=strategy)
     assert told(report) == expected
     assert all(finding.module.startswith("one") for finding in report.findings)

@@ -150,13 +150,13 @@ def net(text: str) -> nn.Module:
         """,
     ],
 )
-def test_the_user_s_code_is_followed(text: str) -> None:
+def test_calls_into_user_code_are_followed(text: str) -> None:
     report = lint_model(net(text))
     assert told(report) == ["TRC002 error"]
     assert report.active[0].expression.endswith("max().item()")
 
 
-def test_a_finding_says_where_it_is_the_same_everywhere() -> None:
+def test_finding_location_is_the_same_in_all_formats() -> None:
     model = net(
         """
         class Inner(nn.Module):
@@ -194,7 +194,7 @@ def test_a_finding_says_where_it_is_the_same_everywhere() -> None:
         ("# TRC002", False),
     ],
 )
-def test_a_comment_silences_one_rule_on_its_line(comment: str, suppressed: bool) -> None:
+def test_noqa_comment_suppresses_its_rule_on_its_line(comment: str, suppressed: bool) -> None:
     report = lint(f"y = x / x.max().item()  {comment}\nreturn y / x.min().item()")
     assert [finding.suppressed for finding in report.findings] == [suppressed, False]
     assert len(report.suppressed) == suppressed
@@ -211,7 +211,7 @@ def test_levels_are_ordered() -> None:
 # --- what can't be read ---------------------------------------------------------------------------
 
 
-def test_torchscript_is_said_to_be_unread() -> None:
+def test_torchscript_is_listed_as_unread() -> None:
     with pytest.warns(FutureWarning):
         scripted = torch.jit.script(nn.Linear(2, 2))
     report = lint_model(nn.Sequential(scripted))
@@ -219,14 +219,14 @@ def test_torchscript_is_said_to_be_unread() -> None:
     assert "TorchScript" in report.unread[0].reason
 
 
-def test_compiled_code_is_said_to_be_unread() -> None:
+def test_compiled_code_is_listed_as_unread() -> None:
     model = forward("return self.compiled(x)")
     model.compiled = type("Compiled", (), {"__call__": math.sqrt, "__module__": "extension"})()
     (unread,) = lint_model(model).unread
     assert unread.reason == "it is compiled code, without Python source"
 
 
-def test_generated_code_is_said_to_be_unread() -> None:
+def test_generated_code_is_listed_as_unread() -> None:
     space: dict[str, object] = {"__name__": "nowhere", "nn": nn}
     exec("class Net(nn.Module):\n    def forward(self, x):\n        return x.item()", space)
     (unread,) = lint_model(space["Net"]()).unread
@@ -234,7 +234,7 @@ def test_generated_code_is_said_to_be_unread() -> None:
     assert "is not there" in unread.reason
 
 
-def test_a_file_that_changed_since_is_said_to_be_unread() -> None:
+def test_changed_source_file_is_listed_as_unread() -> None:
     model = forward("return x.max().item()")
     path = Path(module.__globals__["sys"].modules[type(model).__module__].__file__)
     path.write_text("# nothing\n" + path.read_text())
@@ -242,7 +242,7 @@ def test_a_file_that_changed_since_is_said_to_be_unread() -> None:
     assert "was not found" in unread.reason
 
 
-def test_what_the_rules_stumble_over_is_said_to_be_unread(monkeypatch) -> None:
+def test_code_that_breaks_a_rule_is_listed_as_unread(monkeypatch) -> None:
     from gate.lint import forward_visitor
 
     def stumble(*_: object) -> None:
@@ -256,7 +256,7 @@ def test_what_the_rules_stumble_over_is_said_to_be_unread(monkeypatch) -> None:
 # --- real models ----------------------------------------------------------------------------------
 
 
-def test_nothing_is_run_and_nothing_is_changed() -> None:
+def test_lint_does_not_run_or_change_the_model() -> None:
     model = forward("self.seen = x\nraise RuntimeError('run')").train()
     before = dict(vars(model))
     assert told(lint_model(model)) == []
@@ -273,7 +273,7 @@ def test_nothing_is_run_and_nothing_is_changed() -> None:
         ("squeezenet1_0", 0), ("swin_t", 2), ("swin_v2_t", 2), ("vgg11", 0), ("vit_b_16", 0),
     ], 4),
 )  # fmt: skip
-def test_torchvision_s_architectures_have_no_errors(name: str, warnings: int) -> None:
+def test_torchvision_models_have_no_errors(name: str, warnings: int) -> None:
     options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     with torch.device("meta"):
         model = models.get_model(name, weights=None, **options)
@@ -285,7 +285,7 @@ def test_torchvision_s_architectures_have_no_errors(name: str, warnings: int) ->
 # --- the pages ------------------------------------------------------------------------------------
 
 
-def test_every_rule_has_a_page_and_every_page_a_rule() -> None:
+def test_rules_and_pages_match() -> None:
     assert {path.stem for path in DOCS.glob("TRC*.md")} == set(RULES)
     table = (DOCS / "README.md").read_text()
     for code, rule in RULES.items():
@@ -332,7 +332,7 @@ class Net(nn.Module):
          ["TRC014 error"]),
     ],
 )  # fmt: skip
-def test_an_attribute_counts_where_a_forward_may_read_it(before, after, expected) -> None:
+def test_guarded_attribute_counts_when_forward_reads_it(before, after, expected) -> None:
     factor = "\n    @property\n    def factor(self):\n        return self.scale\n"
     text = LOSS.replace(before, after) + factor if before else LOSS
     assert told(lint_model(module(text).Net().eval())) == expected

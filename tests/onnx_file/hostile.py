@@ -1,4 +1,4 @@
-"""ONNX files that never end, or take all memory, where nobody bounds them."""
+"""ONNX files that exceed limits of time or memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the evidence says of files is compared with the files; what differs is named."""
+"""Verification of files against the evidence."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def release(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_was_measured_is_what_is_there(release: Path) -> None:
+def test_unchanged_release_is_verified(release: Path) -> None:
     verify_files(release, parts.evidence(release))
     verify_description(release, parts.evidence(release), None)
 
 
-SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
+CHANGED_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights": (
         lambda path: (path.parent / "sub" / "weights.data").write_bytes(b"\0" * 120),
         r"the part head \(.*head.onnx\) has digest",
@@ -48,8 +48,8 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "wanted"), SPOILT.values(), ids=SPOILT)
-def test_what_was_exchanged_is_named(
+@pytest.mark.parametrize(("spoil", "wanted"), CHANGED_FILES.values(), ids=CHANGED_FILES)
+def test_changed_file_of_a_release_is_named(
     release: Path, spoil: Callable[[Path], object], wanted: str
 ) -> None:
     measured = parts.evidence(release)
@@ -58,12 +58,12 @@ def test_what_was_exchanged_is_named(
         verify_files(release, measured)
 
 
-def test_evidence_of_one_file_is_not_of_a_release(release: Path) -> None:
+def test_evidence_of_one_file_does_not_describe_a_release(release: Path) -> None:
     single = releases.evidence(release.parent / "encoder.onnx")
     with pytest.raises(EvidenceError, match="the evidence does not describe"):
         verify_description(release, single, None)
 
 
-def test_evidence_of_a_release_is_not_of_one_file(release: Path) -> None:
+def test_evidence_of_a_release_does_not_describe_one_file(release: Path) -> None:
     with pytest.raises(GateError):
         verify_description(release.parent / "encoder.onnx", parts.evidence(release), None)

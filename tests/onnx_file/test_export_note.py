@@ -13,7 +13,7 @@ from tests import builders
 from tests.export.graphs import adder, put
 
 
-def test_it_holds_for_its_file_and_for_no_other(tmp_path: Path) -> None:
+def test_note_is_valid_only_for_its_file(tmp_path: Path) -> None:
     path = put(adder(), tmp_path / "model.onnx")
     subject = read_subject(path)
     record = builders.evidence().export
@@ -25,5 +25,5 @@ def test_it_holds_for_its_file_and_for_no_other(tmp_path: Path) -> None:
         note.verify(other, path=path)
 
 
-def test_it_stands_beside_the_model() -> None:
+def test_note_path_is_next_to_the_model() -> None:
     assert note_path(Path("a/model.onnx")) == Path("a/model.onnx.export.json")

@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model" / "model.onnx"
 
 
-def test_the_digest_is_that_of_the_manifest(path: Path) -> None:
+def test_digest_is_the_digest_of_the_manifest(path: Path) -> None:
     external(path)
     data = path.parent / "w.bin"
     subject = read_subject(path)
@@ -32,7 +32,7 @@ def test_the_digest_is_that_of_the_manifest(path: Path) -> None:
     verify_file(path, opset=13)
 
 
-def test_other_data_is_another_subject(path: Path) -> None:
+def test_changed_data_changes_the_digest(path: Path) -> None:
     before = read_subject(external(path))
     (path.parent / "w.bin").write_bytes(b"\1" * 16)
     after = read_subject(path)
@@ -40,7 +40,7 @@ def test_other_data_is_another_subject(path: Path) -> None:
     assert before.size_bytes == after.size_bytes
 
 
-def test_data_in_a_folder_below_is_fine(path: Path) -> None:
+def test_data_in_a_subfolder_is_accepted(path: Path) -> None:
     (path.parent / "data").mkdir()
     assert read_subject(external(path, "data/w.bin")).external_data == ("data/w.bin",)
 
@@ -59,7 +59,7 @@ def test_data_in_a_folder_below_is_fine(path: Path) -> None:
         "w\0.bin",
     ],
 )
-def test_data_outside_of_the_folder_is_refused(path: Path, location: str) -> None:
+def test_data_outside_the_folder_is_refused(path: Path, location: str) -> None:
     (path.parent.parent / "w.bin").write_bytes(b"\0" * 16)
     (path.parent / "data").mkdir()
     model = adder()
@@ -73,7 +73,7 @@ def test_data_outside_of_the_folder_is_refused(path: Path, location: str) -> Non
 
 
 @pytest.mark.parametrize("link", ["symbolic", "hard", "both are symbolic"])
-def test_data_behind_a_link_is_read(path: Path, link: str) -> None:
+def test_linked_data_is_read(path: Path, link: str) -> None:
     """As in the caches of model hubs: the names are those beside the file."""
     plain = read_subject(external(path))
     blobs = path.parent.parent / "blobs"
@@ -92,7 +92,7 @@ def test_data_behind_a_link_is_read(path: Path, link: str) -> None:
         read_subject(path)
 
 
-def test_a_broken_graph_beside_linked_data_is_refused(path: Path) -> None:
+def test_invalid_graph_with_linked_data_is_refused(path: Path) -> None:
     external(path)
     model = onnx.load(path, load_external_data=False)
     model.graph.node[0].input[0] = "nowhere"
@@ -103,7 +103,7 @@ def test_a_broken_graph_beside_linked_data_is_refused(path: Path) -> None:
         read_subject(path)
 
 
-def test_a_folder_that_leads_out_is_refused(path: Path) -> None:
+def test_folder_linked_outside_is_refused(path: Path) -> None:
     elsewhere = path.parent.parent / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "w.bin").write_bytes(b"\0" * 16)
@@ -114,7 +114,7 @@ def test_a_folder_that_leads_out_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["loop", "pipe", "device", "long link", "UTF-8"])
-def test_data_that_is_no_plain_file_is_refused(path: Path, kind: str) -> None:
+def test_data_that_is_not_a_regular_file_is_refused(path: Path, kind: str) -> None:
     external(path)
     data = path.parent / "w.bin"
     data.unlink()
@@ -148,7 +148,7 @@ def test_missing_data_is_refused(path: Path) -> None:
         ({"length": "many"}, "invalid description of its external data"),
     ],
 )
-def test_data_that_is_too_short_is_refused(path: Path, entries: dict[str, str], says: str) -> None:
+def test_short_data_is_refused(path: Path, entries: dict[str, str], says: str) -> None:
     external(path, **entries)
     data = path.parent / "w.bin"
     data.write_bytes(data.read_bytes()[:15])
@@ -171,7 +171,7 @@ def branch(*nodes: Any) -> onnx.GraphProto:
     return helper.make_graph(list(nodes), "branch", [], [])
 
 
-def test_data_is_found_wherever_a_tensor_can_be(path: Path) -> None:
+def test_data_of_each_kind_of_tensor_is_found(path: Path) -> None:
     model = adder()
     model.graph.initializer.append(tensor_in("initializer"))
     model.graph.node.append(constant("attribute"))

@@ -11,7 +11,7 @@ from gate.storage.digest import Digest
 SHA = Digest.from_bytes(b"x")
 
 
-def test_what_is_known_is_said_and_nothing_else() -> None:
+def test_metadata_contains_only_known_fields() -> None:
     source = Source(factory="pkg:build", preprocess_sha256=SHA)
     told = described(
         strategy="direct", opset_asked="auto", rungs=("traced: no", "x: y"), source=source
@@ -40,11 +40,11 @@ def test_what_is_known_is_said_and_nothing_else() -> None:
         ("[2, 3] and (aten::add)", "[2, 3] and (aten::add)"),
     ],
 )
-def test_nothing_of_a_machine_is_told(text: str, clean: str) -> None:
+def test_machine_paths_are_removed(text: str, clean: str) -> None:
     assert impersonal(text) == clean
 
 
-def test_a_stamp_replaces_the_earlier_one_and_takes_paths_away() -> None:
+def test_stamp_replaces_metadata_and_removes_paths() -> None:
     node = helper.make_node("Identity", ["x"], ["y"], doc_string="/home/me/net.py")
     node.metadata_props.add(key="pkg.torch.onnx.stack_trace", value="/home/me/net.py")
     node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'fc']")

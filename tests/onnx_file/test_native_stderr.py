@@ -1,4 +1,4 @@
-"""What C++ code says is heard, and the stream is as before afterwards."""
+"""Messages of C++ code are captured, and stderr is restored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gate.onnx_file.sessions import captured_stderr
 
 
-def test_the_descriptor_is_heard(capfd: pytest.CaptureFixture[str]) -> None:
+def test_descriptor_is_captured(capfd: pytest.CaptureFixture[str]) -> None:
     with captured_stderr() as lines:
         os.write(2, "one\ntwo \N{DEGREE SIGN}\n".encode())
         os.write(2, b"\xff broken")
@@ -22,7 +22,7 @@ def test_the_descriptor_is_heard(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == "after\n"
 
 
-def test_it_is_given_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_descriptor_is_restored_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="inside"), captured_stderr() as lines:
         os.write(2, b"before it broke\n")
         raise ValueError("inside")
@@ -31,7 +31,7 @@ def test_it_is_given_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err == "after\n"
 
 
-def test_a_list_of_the_callers_has_the_lines_after_an_error_too() -> None:
+def test_lines_are_appended_to_the_given_list() -> None:
     lines = ["before"]
     with pytest.raises(ValueError, match="inside"), captured_stderr(lines):
         os.write(2, b"heard\n")
@@ -39,7 +39,7 @@ def test_a_list_of_the_callers_has_the_lines_after_an_error_too() -> None:
     assert lines == ["before", "heard"]
 
 
-def test_two_threads_at_once_leave_the_descriptor_as_it_was() -> None:
+def test_two_threads_restore_the_descriptor() -> None:
     """The first to begin is the first to end."""
     began, before = threading.Event(), os.fstat(2).st_ino
 
@@ -58,7 +58,7 @@ def test_two_threads_at_once_leave_the_descriptor_as_it_was() -> None:
     assert os.fstat(2).st_ino == before
 
 
-def test_a_process_without_a_console(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     with captured_stderr() as lines:
         os.write(2, b"heard\n")

@@ -17,7 +17,7 @@ from tests.export.graphs import adder, put
     [([], None), (["sha256:ab"], "sha256:ab"), (["sha256:ab", "sha256:cd"], None)],
     ids=["none", "one", "two contradict each other"],
 )
-def test_it_is_read_from_the_metadata(tmp_path: Path, named, found) -> None:
+def test_origin_is_read_from_the_metadata(tmp_path: Path, named, found) -> None:
     path = put(adder(), tmp_path / "model.onnx")
     model = onnx.load(path)
     for value in named:
@@ -27,7 +27,7 @@ def test_it_is_read_from_the_metadata(tmp_path: Path, named, found) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"no model"])
-def test_what_is_no_model_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+def test_invalid_model_is_an_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "model.onnx"
     if content is not None:
         path.write_bytes(content)

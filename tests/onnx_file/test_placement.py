@@ -34,7 +34,7 @@ def read(tmp_path, events, graph=None):
     return read_placement(profile, graph)
 
 
-def test_nodes_are_counted_once_per_provider(tmp_path):
+def test_nodes_are_counted_per_provider(tmp_path):
     conv = node("/conv/Conv", "Conv", CUDA, (1, 8, 6, 6), dtype="float", index=1)
     placement = read(
         tmp_path,
@@ -70,7 +70,7 @@ def small_graph():
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
-def test_compute_nodes_on_the_cpu_are_described_by_graph_and_profile(tmp_path):
+def test_cpu_nodes_are_described_by_graph_and_profile(tmp_path):
     argmax = node("/ArgMax", "ArgMax", CPU, (2, 1), index=2)
     argmax["args"]["input_type_shape"] = [{"int64": [2, 8]}]
     argmax["dur"] = 1
@@ -84,31 +84,26 @@ def test_compute_nodes_on_the_cpu_are_described_by_graph_and_profile(tmp_path):
     assert placement.cpu_time_share == 0.25
 
 
-def test_without_a_graph_every_node_on_the_cpu_counts(tmp_path):
+def test_each_cpu_node_counts_without_a_graph(tmp_path):
     placement = read(tmp_path, [node("/Shape", "Shape", CPU, (1,))])
     assert placement.cpu_compute_nodes == ("Shape:/Shape",)
 
 
-def test_a_node_that_the_graph_does_not_have_counts(tmp_path):
+def test_cpu_node_missing_in_the_graph_counts(tmp_path):
     events = [node("/other/Concat", "Concat", CPU, (2,))]
     (found,) = read(tmp_path, events, small_graph).cpu_nodes
     assert (found.name, found.since_version) == ("Concat:/other/Concat", None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}', '[{"cat": "Node", "args": 3}]'])
-def test_a_profile_that_can_not_be_read_is_an_error(tmp_path, text):
+def test_unreadable_profile_is_an_error(tmp_path, text):
     profile = tmp_path / "profile.json"
     profile.write_text(text)
     with pytest.raises(EvidenceError, match="providers of the nodes are unknown"):
         read_placement(profile)
 
 
-def test_a_missing_profile_is_an_error(tmp_path):
-    with pytest.raises(EvidenceError, match="providers of the nodes are unknown"):
-        read_placement(tmp_path / "none.json")
-
-
-def test_a_profile_of_the_cuda_provider(tmp_path):
+def test_profile_of_the_cuda_provider(tmp_path):
     """Nodes without names have their number there, and all of them are found in the graph."""
     graph = onnx.load_from_string(gzip.decompress((PLACEMENTS / "profiled.onnx.gz").read_bytes()))
     placement = read_placement(PLACEMENTS / "profile.json", lambda: graph)

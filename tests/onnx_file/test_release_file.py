@@ -21,15 +21,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def written(folder: Path, text: str) -> Path:
+def write_release(folder: Path, text: str) -> Path:
     path = folder / "release.yaml"
     path.write_text(text)
     return path
 
 
-def test_parts_are_read_in_their_order(folder: Path) -> None:
+def test_parts_keep_their_order(folder: Path) -> None:
     parts = "{z: {file: sub/b.onnx, reference: x.y}, a: {file: a.onnx}}"
-    path = written(folder, f"chain: a.b:run\nparts: {parts}\n")
+    path = write_release(folder, f"chain: a.b:run\nparts: {parts}\n")
     release = ReleaseFile.load(path)
     assert list(release.parts) == ["z", "a"]
     assert release.parts["z"].reference == "x.y"
@@ -51,15 +51,15 @@ def test_parts_are_read_in_their_order(folder: Path) -> None:
         ("- 1\n", "release.yaml"),
     ],
 )
-def test_what_is_none_is_refused(folder: Path, text: str, wanted: str) -> None:
+def test_invalid_release_file_is_refused(folder: Path, text: str, wanted: str) -> None:
     with pytest.raises(GateError, match=wanted):
-        ReleaseFile.load(written(folder, text))
+        ReleaseFile.load(write_release(folder, text))
 
 
-def test_links_that_lead_to_one_another_lead_nowhere(folder: Path) -> None:
+def test_link_loop_is_refused(folder: Path) -> None:
     (folder / "loop").symlink_to(folder / "loop")
     with pytest.raises(OnnxFileError, match="expected a file in the folder"):
-        ReleaseFile.load(written(folder, "chain: a.b:run\nparts: {a: {file: loop/a.onnx}}\n"))
+        ReleaseFile.load(write_release(folder, "chain: a.b:run\nparts: {a: {file: loop/a.onnx}}\n"))
 
 
 @given(
@@ -70,7 +70,7 @@ def test_links_that_lead_to_one_another_lead_nowhere(folder: Path) -> None:
     ),
     reference=st.none() | st.text("abc.'{}:#", min_size=1),
 )
-def test_what_is_written_is_read_again(
+def test_written_release_file_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, str], reference: str | None
 ) -> None:
     path = tmp_path_factory.mktemp("written") / "release.yaml"

@@ -1,4 +1,4 @@
-"""What a release says of itself, and what a hostile one can't do."""
+"""Subjects of multi-file releases, and untrusted release files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.onnx_file.hostile import ROOMY, TIGHT
 from tests.registry import parts, releases
 
 
-def test_one_digest_is_of_all_files(tmp_path: Path) -> None:
+def test_digest_covers_all_files(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
     subject = read_subject_in_sandbox(path, None)
     names = ("release.yaml", "encoder.onnx", "head.onnx")
@@ -31,7 +31,7 @@ def test_one_digest_is_of_all_files(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
 
 
-def test_the_data_of_its_parts_is_its_own(tmp_path: Path) -> None:
+def test_external_data_of_parts_belongs_to_the_release(tmp_path: Path) -> None:
     releases.onnx_file_with_data(tmp_path / "sub" / "head.onnx")
     releases.onnx_file(tmp_path / "encoder.onnx")
     path = tmp_path / "release.yaml"
@@ -44,12 +44,12 @@ def test_the_data_of_its_parts_is_its_own(tmp_path: Path) -> None:
     assert onnx_files(path)["head"] == tmp_path / "sub" / "head.onnx"
 
 
-def test_the_child_says_the_same(tmp_path: Path) -> None:
+def test_sandbox_reads_the_same_release(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
     assert release_within(path, ROOMY).subject() == read_subject_in_sandbox(path, None)
 
 
-def test_reading_a_part_has_an_end(tmp_path: Path) -> None:
+def test_reading_a_part_beyond_limits_is_stopped(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
     next(iter(hostile.READ.values()))(tmp_path / "head.onnx")
     with pytest.raises(LimitExceeded):
@@ -78,14 +78,14 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_release_file_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
+def test_malicious_release_file_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
     path = parts.files(tmp_path)
     make(path)
     with pytest.raises(GateError):
         ReleaseFile.load(path)
 
 
-def test_a_release_holds_no_release(tmp_path: Path) -> None:
+def test_nested_release_is_refused(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
     (tmp_path / "inner.yml").write_text(path.read_text())
     path.write_text(path.read_text().replace("head.onnx", "inner.yml"))
@@ -94,7 +94,7 @@ def test_a_release_holds_no_release(tmp_path: Path) -> None:
         read_subject_in_sandbox(path, None)
 
 
-def test_a_release_file_may_be_a_link(tmp_path: Path) -> None:
+def test_linked_release_file_is_read(tmp_path: Path) -> None:
     """As the cache of DVC has it."""
     path = parts.files(tmp_path)
     path.rename(tmp_path / "cached")

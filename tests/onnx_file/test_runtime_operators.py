@@ -28,7 +28,7 @@ def model_of(op_type: str, *, opset: int) -> onnx.ModelProto:
         ("SimplifiedLayerNormalization", 17, True),
     ],
 )
-def test_what_the_optimiser_fused_is_a_valid_file(
+def test_file_with_fused_operators_is_valid(
     tmp_path: Path, op_type: str, opset: int, moved: bool
 ) -> None:
     model = model_of(op_type, opset=opset)
@@ -41,7 +41,7 @@ def test_what_the_optimiser_fused_is_a_valid_file(
     assert read_subject(path).opset == opset
 
 
-def test_it_is_valid_with_its_weights_beside_it(tmp_path: Path) -> None:
+def test_file_with_fused_operators_and_external_data_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     model = model_of("LayerNormalization", opset=14)
     model.graph.initializer[0].raw_data = b"\0" * 16
@@ -50,7 +50,7 @@ def test_it_is_valid_with_its_weights_beside_it(tmp_path: Path) -> None:
     assert read_subject(path).external_data == ("w.bin",)
 
 
-def test_an_operator_that_nobody_has_is_still_refused(tmp_path: Path) -> None:
+def test_unknown_operator_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model_of("LayerNormalisation", opset=14), path)
     with pytest.raises(OnnxFileError, match="LayerNormalisation"):

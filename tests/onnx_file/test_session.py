@@ -19,7 +19,7 @@ from tests.measure.test_cuda_logic import NO_DEVICE
 X = np.ones((1, 4), np.float32)
 
 
-def test_a_consumer_opens_bytes_and_paths(tmp_path: Path) -> None:
+def test_session_opens_bytes_and_paths(tmp_path: Path) -> None:
     path = put(adder(), tmp_path / "model.onnx")
     for model in (path, path.read_bytes()):
         session = open_on_cpu(model)
@@ -28,7 +28,7 @@ def test_a_consumer_opens_bytes_and_paths(tmp_path: Path) -> None:
         assert session.run(None, {name: X})[0].shape == X.shape
 
 
-def test_data_behind_a_link_is_handed_over_in_memory(tmp_path: Path) -> None:
+def test_linked_data_is_passed_in_memory(tmp_path: Path) -> None:
     path = external(tmp_path / "model.onnx")
     straight = open_on_cpu(path)
     (tmp_path / "w.bin").rename(tmp_path / "blob")
@@ -42,7 +42,7 @@ def test_data_behind_a_link_is_handed_over_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "level"), [("ort-cpu", "ORT_DISABLE_ALL"), ("ort-cpu-optimized", "ORT_ENABLE_ALL")]
 )
-def test_options_are_the_runtime_s(name, level) -> None:
+def test_session_options_match_the_runtime(name, level) -> None:
     options = session_options(plain_setup(name), threads=3, deterministic=True)
     assert options.graph_optimization_level.name == level
     assert options.intra_op_num_threads == 3
@@ -51,7 +51,7 @@ def test_options_are_the_runtime_s(name, level) -> None:
 
 
 @NO_DEVICE
-def test_a_provider_that_does_not_load_is_an_error_with_its_reason(tmp_path: Path) -> None:
+def test_provider_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     model = put(adder(), tmp_path / "model.onnx").read_bytes()
     with pytest.raises(EvidenceError, match="could not load CUDAExecutionProvider and used CPU"):
         open_session(model, quiet_options(), plain_setup("ort-cuda"))

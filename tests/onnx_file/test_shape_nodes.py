@@ -36,7 +36,7 @@ def on_cpu(model):
         ("stft-optimized", 1, ["STFT:node_STFT_27"]),
     ],
 )
-def test_what_cuda_leaves_on_the_cpu_are_shape_nodes(name, most, rest):
+def test_cpu_nodes_of_cuda_sessions_are_shape_nodes(name, most, rest):
     model = recorded(name)
     found, placed = shape_nodes(model), on_cpu(model)
     assert len(placed) == most
@@ -44,7 +44,7 @@ def test_what_cuda_leaves_on_the_cpu_are_shape_nodes(name, most, rest):
 
 
 @pytest.mark.parametrize("name", ["torchvision-swin-optimized", "clip-text-optimized"])
-def test_the_work_of_a_model_is_no_shape(name):
+def test_compute_nodes_are_not_shape_nodes(name):
     model = recorded(name)
     found = shape_nodes(model)
     work = ("Conv", "MatMul", "Gemm", "LayerNormalization", "Softmax", "SkipLayerNormalization")
@@ -94,14 +94,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_only_parameters_are_excused(case):
+def test_only_shape_computations_are_shape_nodes(case):
     excused, nodes = CASES[case]
     kind = next(each.op_type for each in nodes if each.name == "at")
     assert (f"{kind}:at" in shape_nodes(model(*nodes))) is excused
 
 
 @pytest.mark.parametrize(("read", "excused"), [("shape", True), ("x", False)])
-def test_branches_are_followed(read, excused):
+def test_subgraphs_are_followed(read, excused):
     branches = {
         f"{side}_branch": helper.make_graph(
             [node("Add", [read, read], f"{side}_out", f"{side}/Add")],
@@ -115,7 +115,7 @@ def test_branches_are_followed(read, excused):
     assert ("Add:then/Add" in found) is excused
 
 
-def test_a_loop_that_computes_is_no_shape():
+def test_computing_loop_is_not_a_shape_node():
     body = helper.make_graph(
         [node("Identity", ["cond"], "go"), node("Add", ["sum", "x"], "next", "body/Add")],
         "body",
@@ -133,7 +133,7 @@ def test_a_loop_that_computes_is_no_shape():
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_nodes_without_names_count_together(other):
+def test_unnamed_nodes_count_together(other):
     more = [node("Mul", ["x", "x"], "m")] if other else []
     read = "m" if other else "x"
     found = shape_nodes(

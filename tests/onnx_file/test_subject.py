@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model.onnx"
 
 
-def test_reads_what_the_file_says(path: Path) -> None:
+def test_subject_has_interface_opset_and_producer(path: Path) -> None:
     put(adder(), path)
     assert read_subject(path) == Subject(
         sha256=Digest.from_file(path),
@@ -45,11 +45,11 @@ def test_dtypes_have_numpy_names(path: Path, elem_type: int, dtype: str) -> None
     assert read_subject(put(adder(elem_type=elem_type), path)).inputs[0].dtype == dtype
 
 
-def test_axes_without_a_size_or_a_name(path: Path) -> None:
+def test_axes_without_size_or_name(path: Path) -> None:
     assert read_subject(put(adder((None, "n", 4)), path)).inputs[0].shape == ("?", "n", 4)
 
 
-def test_weights_that_an_old_file_lists_as_inputs_are_none(path: Path) -> None:
+def test_initializers_listed_as_inputs_are_not_inputs(path: Path) -> None:
     model = adder(ir_version=3, opset=9)
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4]))
     subject = read_subject(put(model, path))
@@ -125,7 +125,7 @@ def sequence_input(model: onnx.ModelProto) -> None:
         (sequence_input, "s is declared as sequence_type, expected a tensor"),
     ],
 )
-def test_refuses_a_model_that_is_not_valid(
+def test_invalid_model_is_refused(
     path: Path, spoil: Callable[[onnx.ModelProto], None], says: str
 ) -> None:
     model = adder()
@@ -146,14 +146,14 @@ def test_refuses_a_model_that_is_not_valid(
         (b'{"irVersion": "8"}', "not an ONNX model"),
     ],
 )
-def test_refuses_what_is_no_onnx_file(path: Path, content: bytes, says: str) -> None:
+def test_file_that_is_not_onnx_is_refused(path: Path, content: bytes, says: str) -> None:
     path.write_bytes(content)
     for read in (read_subject, lambda path: verify_file(path, opset=13)):
         with pytest.raises(OnnxFileError, match=says):
             read(path)
 
 
-def test_refuses_what_is_no_file(path: Path) -> None:
+def test_path_that_is_not_a_file_is_refused(path: Path) -> None:
     with pytest.raises(OnnxFileError, match="is missing"):
         read_subject(path)
     with pytest.raises(OnnxFileError, match="is a folder"):
@@ -164,19 +164,19 @@ def test_refuses_what_is_no_file(path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
-def test_refuses_a_file_that_cannot_be_read(path: Path) -> None:
+def test_unreadable_file_is_refused(path: Path) -> None:
     path.symlink_to("/proc/self/mem")
     with pytest.raises(OnnxFileError, match="cannot read"):
         read_subject(path)
 
 
-def test_text_is_a_dtype_too(path: Path) -> None:
+def test_string_dtype(path: Path) -> None:
     model = adder()
     model.graph.input.append(helper.make_tensor_value_info("t", TensorProto.STRING, [1]))
     assert read_subject(put(model, path)).inputs[1].dtype == "string"
 
 
-def test_every_truncation_is_caught(path: Path) -> None:
+def test_each_truncation_is_refused(path: Path) -> None:
     data = put(adder(), path).read_bytes()
     for kept in range(len(data)):
         path.write_bytes(data[:kept])
@@ -186,7 +186,7 @@ def test_every_truncation_is_caught(path: Path) -> None:
             verify_file(path, opset=13)
 
 
-def test_verifies_a_good_file(path: Path) -> None:
+def test_valid_file_is_verified(path: Path) -> None:
     verify_file(put(adder(), path), opset=13)
 
 
@@ -231,7 +231,7 @@ def old_ir_version(model: onnx.ModelProto) -> None:
         (dangling_name, "nowhere"),
     ],
 )
-def test_verification_looks_deeper(
+def test_verification_checks_shapes_and_dtypes(
     path: Path, spoil: Callable[[onnx.ModelProto], None], says: str
 ) -> None:
     model = adder()
@@ -241,13 +241,13 @@ def test_verification_looks_deeper(
 
 
 @pytest.mark.parametrize("opset", [12, 14])
-def test_another_opset_than_asked_for_is_refused(path: Path, opset: int) -> None:
+def test_unexpected_opset_is_refused(path: Path, opset: int) -> None:
     put(adder(), path)
     with pytest.raises(OnnxFileError, match=f"opset 13, expected opset {opset}"):
         verify_file(path, opset=opset)
 
 
-def test_a_newer_ir_version_than_onnx_reads_is_refused(path: Path) -> None:
+def test_newer_ir_version_is_refused(path: Path) -> None:
     put(adder(ir_version=onnx.IR_VERSION + 1), path)
     with pytest.raises(OnnxFileError, match="IR version"):
         verify_file(path, opset=13)
@@ -260,7 +260,7 @@ def output_without_type(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("spoil", [output_without_rank, output_without_type])
-def test_what_only_the_checker_rejects_is_described(
+def test_error_of_the_checker_is_described(
     path: Path, spoil: Callable[[onnx.ModelProto], None]
 ) -> None:
     model = adder()
@@ -275,7 +275,7 @@ def test_what_only_the_checker_rejects_is_described(
     assert whole.checker is None
 
 
-def test_a_dimension_of_minus_one_is_dynamic(path: Path) -> None:
+def test_dimension_minus_one_is_dynamic(path: Path) -> None:
     model = adder()
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = -1

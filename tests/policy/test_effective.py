@@ -51,20 +51,20 @@ def values_of(tmp_path: Path, text: str = TEXT, **settings: str) -> dict[str, Ef
         ("runtimes.ort-cpu.bounds.max_abs_diff", None, "default"),
     ],
 )
-def test_a_value_names_the_line_that_says_it(
+def test_value_has_origin_file_and_line(
     tmp_path: Path, place: str, value: object, origin: str
 ) -> None:
     found = values_of(tmp_path)[place]
     assert (found.value, found.origin.removeprefix(f"{tmp_path}/")) == (value, origin)
 
 
-def test_a_merged_bound_is_in_the_file_too(tmp_path: Path) -> None:
+def test_merged_bound_has_origin_in_the_file(tmp_path: Path) -> None:
     found = values_of(tmp_path)["runtimes.ort-cpu.bounds.noise_ratio"]
     assert found.value == 1.5
     assert found.origin.startswith(f"{tmp_path}/gate.yaml:")
 
 
-def test_what_was_tried_is_no_line_of_the_file(tmp_path: Path) -> None:
+def test_override_has_origin_set(tmp_path: Path) -> None:
     found = values_of(tmp_path, task="auto", instruments__noise_samples="7")
     tried = [place for place, each in found.items() if each.origin == "--set"]
     assert tried == ["task", "instruments.noise_samples"]
@@ -72,12 +72,12 @@ def test_what_was_tried_is_no_line_of_the_file(tmp_path: Path) -> None:
     assert found["instruments.probes"].origin.endswith(":5")
 
 
-def test_a_file_without_a_section_is_the_policy_itself(tmp_path: Path) -> None:
+def test_file_without_section_is_read_as_policy(tmp_path: Path) -> None:
     text = "\n".join(line[2:] for line in TEXT.splitlines()[2:])
     assert values_of(tmp_path, text)["task"].origin.endswith("gate.yaml:1")
 
 
-def test_every_value_of_the_built_in_policy_is_a_default() -> None:
+def test_built_in_policy_values_have_origin_default_or_option() -> None:
     found = effective_values(Policy.default(), file=None, options={"task": "--task"})
     assert {each.origin for each in found} == {"default", "--task"}
     assert [each.dotted for each in found if each.origin == "--task"] == ["task"]

@@ -11,7 +11,7 @@ from gate.policy.sections import ChampionPolicy
 from gate.summary.policy_docs import fields_named, policy_fields
 
 
-def metric(**fields: Any) -> MetricPolicy:
+def metric_policy(**fields: Any) -> MetricPolicy:
     given = {"name": "top1", "function": "accuracy", "max_drop": 0.01} | fields
     return MetricPolicy.model_validate_json(json.dumps(given))
 
@@ -37,31 +37,33 @@ def metric(**fields: Any) -> MetricPolicy:
         ({"bound": 1}, "Extra inputs"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], message: str):
+def test_invalid_metric_is_refused(fields: dict[str, Any], message: str):
     with pytest.raises(ValidationError, match=message):
-        metric(**fields)
+        metric_policy(**fields)
 
 
-def test_right_metrics_are_taken():
-    own = metric(function="pkg.mod:Own.value", max_drop=0.0, aggregate="sum", options={"k": [1]})
+def test_valid_metrics_are_accepted():
+    own = metric_policy(
+        function="pkg.mod:Own.value", max_drop=0.0, aggregate="sum", options={"k": [1]}
+    )
     assert (own.is_builtin, own.aggregation, own.is_higher_better) == (False, "sum", True)
     for name, traits in BUILTIN.items():
-        builtin = metric(name=name, function=name)
+        builtin = metric_policy(name=name, function=name)
         assert builtin.aggregation == traits.aggregate
         assert builtin.is_higher_better == traits.higher_is_better
-    assert metric(function="mse", max=2.0, max_drop=None).max == 2.0
+    assert metric_policy(function="mse", max=2.0, max_drop=None).max == 2.0
 
 
-def test_the_definition_ignores_bounds_and_nothing_else():
-    base = metric()
+def test_definition_excludes_only_bounds_name_and_time_limit():
+    base = metric_policy()
     for same in ({"max_drop": 0.5}, {"min": 0.1}, {"name": "x"}, {"time_limit_s": 1.0}):
-        assert metric(**same).definition() == base.definition()
+        assert metric_policy(**same).definition() == base.definition()
     for other in ({"function": "m:f"}, {"options": {"k": 2}}, {"output": "y"}, {"slices": ["a"]},
                   {"confidence": 0.9}):  # fmt: skip
-        assert metric(**other).definition() != base.definition()
+        assert metric_policy(**other).definition() != base.definition()
 
 
-def test_metrics_in_a_policy(tmp_path):
+def test_metrics_are_read_from_a_policy_file(tmp_path):
     text = """
 task: tensors
 metrics:
@@ -84,18 +86,21 @@ metrics:
         Policy.from_file(path)
 
 
-def test_one_name_is_one_metric():
+def test_duplicate_metric_name_is_refused():
     with pytest.raises(ValidationError, match="'top1' is used twice"):
-        Policy(metrics=(metric(), metric(max_drop=0.1)), runtimes=Policy.default().runtimes)
+        Policy(
+            metrics=(metric_policy(), metric_policy(max_drop=0.1)),
+            runtimes=Policy.default().runtimes,
+        )
 
 
-def test_a_policy_without_metrics_keeps_its_digest_and_its_champion_bounds():
+def test_policy_without_metrics_keeps_its_digest():
     assert "metrics" not in Policy.default().to_plain()
     with pytest.raises(ValidationError, match="incumbent: no bound is set"):
         Policy(incumbent=ChampionPolicy(), runtimes=Policy.default().runtimes)
 
 
-def test_every_field_is_explained():
+def test_each_metric_field_is_documented():
     (found,) = fields_named("max_drop", policy_fields())
     assert found.place == "metrics[].max_drop"
     fields = [each for each in policy_fields() if each.place.startswith("metrics[].")]

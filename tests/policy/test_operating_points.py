@@ -29,14 +29,14 @@ def policy(**fields):
         ({3: (0.7,), 0: (0.8, 0.6)}, [(0.6, 0), (0.8, 0), (0.7, 3)]),
     ],
 )
-def test_points_are_sorted_and_each_is_there_once(stated, points):
+def test_points_are_sorted_and_unique(stated, points):
     made = policy(operating_points=stated)
     assert list(made.points) == points
     assert Policy.from_json(made.to_json()) == made
     assert Policy.from_json(made.to_json()).digest() == made.digest()
 
 
-def test_their_order_in_the_file_is_no_part_of_the_digest():
+def test_order_of_points_does_not_change_the_digest():
     assert (
         policy(operating_points=(0.5, 0.9)).digest() == policy(operating_points=(0.9, 0.5)).digest()
     )
@@ -45,7 +45,7 @@ def test_their_order_in_the_file_is_no_part_of_the_digest():
 
 
 @pytest.mark.parametrize("nothing", [(), {}])
-def test_no_points_are_no_part_of_the_digest(nothing):
+def test_empty_points_do_not_change_the_digest(nothing):
     assert builders.policy(operating_points=nothing).digest() == builders.policy().digest()
     assert "operating_points" not in builders.policy(operating_points=nothing).to_plain()
 
@@ -63,7 +63,7 @@ def test_no_points_are_no_part_of_the_digest(nothing):
         (0.5, "tuple"),
     ],
 )
-def test_what_is_no_point_is_refused(points, words):
+def test_invalid_operating_point_is_refused(points, words):
     with pytest.raises(ValidationError, match=words):
         policy(operating_points=points)
 
@@ -77,22 +77,22 @@ def test_what_is_no_point_is_refused(points, words):
         ({"task": "auto"}, "threshold_crossing need logits, and an inferred role is not enough"),
     ],
 )
-def test_points_and_bounds_come_together_and_on_classes(fields, words):
+def test_points_need_bounds_and_class_outputs(fields, words):
     with pytest.raises(ValidationError, match=words):
         policy(**fields)
 
 
-def test_a_guess_is_enough_where_the_output_is_named():
+def test_auto_task_with_named_logits_accepts_points():
     assert policy(task="auto", outputs={"logits": "logits"}).points == (OperatingPoint(0.5),)
 
 
-def test_the_bounds_of_a_runtime_that_is_never_measured_judge_nothing():
+def test_bounds_of_unmeasured_runtime_do_not_count():
     runtimes = {"ort-cuda": RuntimePolicy(required="never", bounds=BOUNDED["ort-cpu"].bounds)}
     with pytest.raises(ValidationError, match="no runtime bounds"):
         builders.policy(operating_points=(0.5,), runtimes=builders.policy().runtimes | runtimes)
 
 
-def written(path: Path, points: str) -> Path:
+def write_policy(path: Path, points: str) -> Path:
     path.write_text(
         "gate:\n"
         f"  operating_points: {points}\n"
@@ -108,11 +108,11 @@ def written(path: Path, points: str) -> Path:
     ("points", "expected"),
     [("[0.5, 0.9]", [(0.5, None), (0.9, None)]), ("{3: [0.7]}", [(0.7, 3)])],
 )
-def test_they_are_read_from_a_file(tmp_path, points, expected):
-    assert list(Policy.load(written(tmp_path / "params.yaml", points)).points) == expected
+def test_points_are_read_from_a_file(tmp_path, points, expected):
+    assert list(Policy.load(write_policy(tmp_path / "params.yaml", points)).points) == expected
 
 
 @pytest.mark.parametrize("points", ["[1.5]", "{3: [1.5]}"])
-def test_a_wrong_one_is_named_with_its_line(tmp_path, points):
+def test_invalid_point_in_file_is_reported_with_line(tmp_path, points):
     with pytest.raises(PolicyError, match=r"params.yaml:2: gate.operating_points.*less than 1"):
-        Policy.load(written(tmp_path / "params.yaml", points))
+        Policy.load(write_policy(tmp_path / "params.yaml", points))

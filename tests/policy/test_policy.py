@@ -25,7 +25,7 @@ def runtime(**bounds):
     return RuntimePolicy(required="always", bounds=Bounds(**bounds))
 
 
-def test_the_default_asks_for_cpu_always_and_cuda_when_present():
+def test_default_requires_cpu_always_and_cuda_when_present():
     for task in ("classification", "tensors"):
         policy = Policy.default(task=task)
         asked = {name: r.required for name, r in policy.runtimes.items()}
@@ -91,12 +91,12 @@ def test_the_default_asks_for_cpu_always_and_cuda_when_present():
         ({"nonfinite": "anything"}, "nonfinite"),
     ],
 )  # fmt: skip
-def test_a_policy_that_could_not_refuse_is_refused(fields, message):
+def test_policy_that_cannot_fail_is_refused(fields, message):
     with pytest.raises(ValidationError, match=message):
         builders.policy(**fields)
 
 
-def test_roles_and_task_can_be_stated_beside_the_policy():
+def test_with_answers_sets_roles_and_task():
     policy = Policy.default()
     assert policy.task == "auto"
     stated = policy.with_answers(outputs={"y": "logits"}, task="classification")
@@ -119,26 +119,26 @@ def test_roles_and_task_can_be_stated_beside_the_policy():
         ({"outputs": {"y": "embedding"}}, "x", None, True),
     ],
 )
-def test_what_counts_as_classes(fields, name, role, counts):
+def test_role_for_and_counts_classes(fields, name, role, counts):
     policy = builders.policy(**fields)
     assert (policy.role_for(name), policy.counts_classes(name)) == (role, counts)
     assert not Policy.default(task="tensors").counts_classes(name)
 
 
-def test_what_came_later_leaves_old_digests_as_they_were():
+def test_unset_later_fields_are_not_serialized():
     plain = builders.policy().to_plain()
     assert not {"outputs", "nonfinite"} & set(plain)
     assert "cosine_distance" not in plain["runtimes"]["ort-cpu"]["bounds"]
     assert plain["task"] == "classification"
 
 
-def test_a_reduced_policy_may_lean_on_agreement():
+def test_reduced_policy_needs_only_agreement():
     runtimes = {"ort-cpu": runtime(top1_agreement=0.99)}
     assert builders.policy(precision="reduced", runtimes=runtimes).precision == "reduced"
 
 
 @pytest.mark.parametrize("task", ["auto", "classification", "tensors"])
-def test_the_built_in_reduced_policy_allows_what_16_bits_round(task):
+def test_built_in_reduced_policy_scales_noise_bounds_to_16_bits(task):
     exact, reduced = Policy.default(task=task), Policy.built_in("reduced", task=task)
     assert (reduced.precision, reduced.task) == ("reduced", task)
     assert reduced.runtimes.keys() == exact.runtimes.keys()
@@ -162,13 +162,13 @@ def quantized(**overrides):
     ["max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", "noise_ratio", "noise_peak",
      "noise_diff"],
 )  # fmt: skip
-def test_a_quantized_file_is_never_judged_by_exact_tolerances(field):
+def test_quantized_policy_refuses_exact_tolerances(field):
     bounds = runtime(top1_agreement=0.99, confidence_bands=BANDS, **{field: 1.0})
     with pytest.raises(ValidationError, match=f"{field} are for exact files"):
         quantized(runtimes={"ort-cpu": bounds})
 
 
-def test_a_quantized_policy_bounds_answers_and_confidence():
+def test_quantized_policy_needs_agreement_and_confidence_bounds():
     assert Policy.quantized().precision == "quantized"
     with pytest.raises(ValidationError, match="needs a bound confidence_bands"):
         quantized(runtimes={"ort-cpu": runtime(top1_agreement=0.99)})
@@ -183,12 +183,12 @@ def test_a_quantized_policy_bounds_answers_and_confidence():
         ({"twin": quantized(), "precision": "quantized"}, "are for exact files|only the twin may"),
     ],
 )  # fmt: skip
-def test_only_a_twin_is_quantized(fields, message):
+def test_twin_must_be_quantized(fields, message):
     with pytest.raises(ValidationError, match=message):
         builders.policy(**fields)
 
 
-def test_twins_have_no_twins_and_the_same_task():
+def test_twin_has_same_task_and_no_twin():
     with pytest.raises(ValidationError, match="only the twin may be quantized"):
         quantized(twin=quantized())
     with pytest.raises(ValidationError, match="the twin's task is 'tensors'"):
@@ -206,12 +206,12 @@ def test_twins_have_no_twins_and_the_same_task():
         ({"preprocessing": PreprocessingPolicy(consumers=("torchvision",))}, "set preprocessing outside"),
     ],
 )  # fmt: skip
-def test_the_twin_has_no_fields_that_apply_to_both(fields, message):
+def test_twin_refuses_fields_that_apply_to_both(fields, message):
     with pytest.raises(ValidationError, match=message):
         builders.policy(twin=quantized(**fields))
 
 
-def test_the_twin_is_a_part_of_the_policys_digest():
+def test_twin_changes_the_policy_digest():
     digests = {
         builders.policy(twin=twin).digest()
         for twin in (None, quantized(), quantized(min_samples=300))
@@ -219,19 +219,19 @@ def test_the_twin_is_a_part_of_the_policys_digest():
     assert len(digests) == 3
 
 
-def test_one_sample_has_no_other_batch():
+def test_stability_needs_more_than_one_sample():
     with pytest.raises(ValidationError, match="set 0 or 2"):
         Instruments(stability_samples=1)
 
 
-def test_the_digest_changes_with_every_field():
+def test_digest_changes_with_each_field():
     base = builders.policy()
     assert builders.policy().digest() == base.digest()
     for change in ({"min_samples": 301}, {"confidence": 0.99}, {"logits": ("logits",)}):
         assert builders.policy(**change).digest() != base.digest()
 
 
-def test_provider_options_are_text():
+def test_provider_options_are_strings():
     options = builders.policy().cuda_provider.provider_options(tf32=False)
     assert options == {
         "cudnn_conv_algo_search": "HEURISTIC",
@@ -254,12 +254,12 @@ def test_provider_options_are_text():
         ({"min_agreement": 0.9, "more": 1}, "Extra inputs"),
     ],
 )
-def test_a_wrong_section_incumbent_is_refused(section: dict[str, Any], message: str) -> None:
+def test_invalid_incumbent_section_is_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Policy(incumbent=ChampionPolicy(**section), runtimes=Policy.default().runtimes)
 
 
-def test_what_serves_is_compared_where_there_is_something_to_compare() -> None:
+def test_incumbent_bounds_need_matching_task() -> None:
     answers = ChampionPolicy(min_agreement=0.9)
     tensors = builders.policy().model_copy(update={"task": "tensors"}).runtimes
     bounds = Bounds(max_abs_diff=1e-4)
@@ -272,7 +272,7 @@ def test_what_serves_is_compared_where_there_is_something_to_compare() -> None:
         builders.policy(twin=twin)
 
 
-def test_who_moves_champion_is_said_only_where_it_is_not_whoever_promotes():
+def test_promotion_is_serialized_only_when_not_default():
     """So that older policies keep their digest."""
     assert "promotion" not in builders.policy().to_plain()
     assert builders.policy(promotion="by_service").to_plain()["promotion"] == "by_service"
@@ -281,7 +281,7 @@ def test_who_moves_champion_is_said_only_where_it_is_not_whoever_promotes():
 
 
 @pytest.mark.parametrize("precision", ["exact", "reduced", "quantized"])
-def test_each_section_that_is_deleted_keeps_its_default(tmp_path: Path, precision) -> None:
+def test_missing_section_keeps_its_default(tmp_path: Path, precision) -> None:
     built_in = Policy.built_in(precision, task="classification")
     written = yaml.safe_load(policy_text(built_in, name="gate.yaml"))["gate"]
     path = tmp_path / "gate.yaml"
@@ -295,7 +295,7 @@ def test_each_section_that_is_deleted_keeps_its_default(tmp_path: Path, precisio
         assert Policy.from_file(path) == built_in, name
 
 
-def test_a_twin_without_runtimes_has_those_of_a_quantized_file(tmp_path: Path) -> None:
+def test_twin_without_runtimes_uses_quantized_defaults(tmp_path: Path) -> None:
     path = tmp_path / "gate.yaml"
     path.write_text("task: classification\ntwin: {precision: quantized, task: classification}\n")
     twin = Policy.from_file(path).twin
@@ -303,7 +303,7 @@ def test_a_twin_without_runtimes_has_those_of_a_quantized_file(tmp_path: Path) -
     assert twin.runtimes == Policy.quantized().runtimes
 
 
-def test_runtimes_that_are_named_are_all(tmp_path: Path) -> None:
+def test_stated_runtimes_replace_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "gate.yaml"
     path.write_text(
         "task: tensors\nruntimes: {ort-cpu: {required: always, bounds: {noise_ratio: 2}}}\n"
@@ -311,7 +311,7 @@ def test_runtimes_that_are_named_are_all(tmp_path: Path) -> None:
     assert set(Policy.from_file(path).runtimes) == {"ort-cpu"}
 
 
-def test_only_a_part_of_a_quantized_release_leaves_numbers_to_the_chain():
+def test_only_parts_of_quantized_release_are_checked_in_chain():
     exact, twin = builders.policy(), quantized(logits=("answers",))
     for policy in (exact, twin, exact.for_part(["voxels"])):
         assert policy.judges("voxels")
@@ -324,7 +324,7 @@ def test_only_a_part_of_a_quantized_release_leaves_numbers_to_the_chain():
     assert part.counts_classes("answers")
 
 
-def test_nobody_leaves_numbers_to_the_chain_by_a_file():
+def test_checked_in_chain_cannot_be_set_in_a_file():
     tensors = quantized(task="tensors", runtimes={"ort-cpu": runtime(scaled_diff=0.1)})
     part = tensors.for_part(["voxels"])
     assert not part.judges("voxels")

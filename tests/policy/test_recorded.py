@@ -20,7 +20,7 @@ def policy(name="phone", **fields) -> Policy:
 
 
 @pytest.mark.parametrize("bound", UNREPEATED)
-def test_what_takes_two_answers_is_not_asked_of_one(bound):
+def test_stability_bounds_of_a_recording_are_refused(bound):
     bounds = Bounds(**{"noise_ratio": 32.0, "top1_agreement": 1.0, bound: 1.0})
     with pytest.raises(ValidationError, match=f"phone.*{bound} can't be measured on a recording"):
         policy(bounds=bounds)
@@ -28,12 +28,12 @@ def test_what_takes_two_answers_is_not_asked_of_one(bound):
 
 
 @pytest.mark.parametrize("options", [{"probes": "never"}, {"folder": "recordings/phone"}])
-def test_other_options_are_refused(options):
+def test_unknown_options_of_a_recording_are_refused(options):
     with pytest.raises(ValidationError, match="phone"):
         policy(options=options)
 
 
-def test_probes_may_be_missing_only_where_the_policy_says_so():
+def test_probes_of_a_recording_are_optional_only_by_option():
     assert is_recorded(policy(), "phone")
     assert not may_lack_probes(policy(), "phone")
     lenient = policy(options={"probes": "when_recorded"})
@@ -43,6 +43,6 @@ def test_probes_may_be_missing_only_where_the_policy_says_so():
     assert is_recorded(policy("recorded", kind=None), "recorded")
 
 
-def test_an_option_of_that_name_waives_nothing_of_a_runtime_that_computes():
+def test_probe_option_has_no_effect_on_executing_runtime():
     other = policy("acme", kind=None, options={"probes": "when_recorded"})
     assert not may_lack_probes(other, "acme")

@@ -40,17 +40,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "text"), REFUSED.values(), ids=list(REFUSED))
-def test_what_is_refused(fields: dict[str, Any], text: str) -> None:
+def test_invalid_review_tag_is_refused(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ValidationError, match=text):
         ReviewTag(**fields)
 
 
 @pytest.mark.parametrize("name", ["gate.review", "Gate.Review", "approval", "Approval check:1/2"])
-def test_names_that_are_taken(name: str) -> None:
+def test_reserved_tag_name_is_refused(name: str) -> None:
     assert ReviewTag(name=name).is_named(f" {name.upper()} ")
 
 
-def test_no_tag_of_ours_can_be_taken() -> None:
+def test_each_tag_of_the_gate_is_reserved() -> None:
     ours = {value for key, value in vars(Tag).items() if key.isupper()} - {REVIEW_TAG}
     assert len(ours) > 10
     for name in ours:
@@ -58,7 +58,7 @@ def test_no_tag_of_ours_can_be_taken() -> None:
             ReviewTag(name=name)
 
 
-def test_a_no_is_heard_by_both_names_and_both_words() -> None:
+def test_rejection_is_recognized_by_both_names_and_words() -> None:
     assert [CUSTOM.may_reject(key) for key in ("approval_CHECK", "gate.review", "other")] == [
         True, True, False,
     ]  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_no_is_heard_by_both_names_and_both_words() -> None:
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.text())
-def test_no_value_is_a_yes_and_a_no(approved: str, rejected: str, value: str) -> None:
+def test_value_is_never_approved_and_rejected(approved: str, rejected: str, value: str) -> None:
     try:
         tag = ReviewTag(approved=approved, rejected=rejected)
     except ValidationError:
@@ -80,7 +80,7 @@ def test_no_value_is_a_yes_and_a_no(approved: str, rejected: str, value: str) ->
     assert tag.is_no("rejected")
 
 
-def test_at_its_default_no_policy_s_digest_changes(tmp_path: Path) -> None:
+def test_default_review_tag_does_not_change_the_digest(tmp_path: Path) -> None:
     policy = builders.policy()
     assert "review_tag" not in policy.to_plain()
     assert policy.digest() == builders.policy(review_tag=ReviewTag()).digest()
@@ -90,7 +90,7 @@ def test_at_its_default_no_policy_s_digest_changes(tmp_path: Path) -> None:
     assert Policy.from_file(path).review_tag == CUSTOM
 
 
-def test_it_holds_for_the_twin_too_and_is_not_said_there(tmp_path: Path) -> None:
+def test_review_tag_in_twin_is_refused(tmp_path: Path) -> None:
     twin = Policy.quantized().to_plain() | {"review_tag": CUSTOM.to_plain()}
     path = tmp_path / "policy.yaml"
     plain = Policy.default(task="classification").to_plain() | {"twin": twin}

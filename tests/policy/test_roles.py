@@ -1,4 +1,4 @@
-"""A guess only adds checks: what the samples can't prove is not claimed."""
+"""Inferred roles only add checks, and only where the samples can prove them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def output(**classes: object) -> OutputParity:
         ),
     ],
 )
-def test_what_a_guess_does_not_claim(classes, reason) -> None:
+def test_inferred_role_is_dropped_when_samples_cannot_prove_it(classes, reason) -> None:
     one = output(**classes)
     assert infer_role(AUTO, one)
     assert unprovable_reason(AUTO, one) == reason
@@ -54,7 +54,7 @@ def test_what_a_guess_does_not_claim(classes, reason) -> None:
 
 
 @pytest.mark.parametrize("classes", [{"predicted_classes": 1}, {"top1_ties": 5}])
-def test_what_the_policy_demands_is_counted_whatever_the_samples_prove(classes) -> None:
+def test_stated_task_always_uses_class_metrics(classes) -> None:
     demanded = policy("classification")
     one = output(**classes)
     assert not infer_role(demanded, one)
@@ -62,20 +62,20 @@ def test_what_the_policy_demands_is_counted_whatever_the_samples_prove(classes) 
     assert class_metrics_for(demanded, one) == one.classification
 
 
-def test_numbers_are_judged_as_numbers() -> None:
+def test_tensor_outputs_have_no_class_metrics() -> None:
     assert class_metrics_for(policy("tensors"), output()) is None
     assert class_metrics_for(AUTO, builders.output_parity(classification=None)) is None
 
 
 @pytest.mark.parametrize(("total", "most"), [(1, 1), (100, 1), (101, 2), (1000, 10)])
-def test_one_in_a_hundred_may_be_a_tie(total: int, most: int) -> None:
+def test_most_ties_is_one_percent(total: int, most: int) -> None:
     assert most_ties(total) == most
 
 
 @pytest.mark.parametrize(
     ("unsure", "sure", "is_it"), [(0, 0, False), (1, 0, False), (2, 3, True), (9, 91, False)]
 )
-def test_a_tenth_of_the_answers_is_unsure(unsure: int, sure: int, is_it: bool) -> None:
+def test_is_unsure_above_ten_percent(unsure: int, sure: int, is_it: bool) -> None:
     assert is_unsure(builders.class_parity(unsure=unsure, sure=sure)) == is_it
 
 
@@ -89,13 +89,13 @@ def test_a_tenth_of_the_answers_is_unsure(unsure: int, sure: int, is_it: bool) -
         {"elements": 0},
     ],
 )
-def test_a_constant_is_proven_bit_for_bit(spoiled) -> None:
+def test_proven_constant_needs_exact_equality(spoiled) -> None:
     good = {"reference_constant": True, "max_abs_diff": 0.0, "nonfinite_mismatched": 0}
     constant = builders.output_parity(**{**good, **spoiled})
     assert proven_constant(constant) == (not spoiled)
 
 
-def test_an_output_without_a_finite_element_can_not_be_compared() -> None:
+def test_output_without_finite_elements_is_unmeasurable() -> None:
     one = builders.output_parity()
     assert unmeasurable(one) is None
     assert unmeasurable(one.model_copy(update={"elements": 0})) == "empty"

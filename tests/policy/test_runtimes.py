@@ -1,4 +1,4 @@
-"""Runtimes of a policy: what can be checked without having them is."""
+"""Validation of the runtimes of a policy, without the runtimes themselves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def policy(name: str = "mine", *, required: str = "always", bounds: Bounds = BOU
         ("a" * 65, None, {}, "at most 64"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_is_refused(name, kind, options, words):
+def test_invalid_runtime_is_refused(name, kind, options, words):
     with pytest.raises(ValidationError, match=words):
         policy(name, kind=kind, options=options)
 
@@ -77,7 +77,7 @@ COMPILED = {
 @pytest.mark.parametrize(
     ("provider", "option"), [(name, option) for name, all_ in COMPILED.items() for option in all_]
 )
-def test_no_provider_reads_a_model_that_was_compiled_before(provider, option):
+def test_provider_options_that_load_compiled_models_are_refused(provider, option):
     options = {"providers": [provider], "provider_options": {provider: {option: "1"}}}
     with pytest.raises(ValidationError, match=f"{option} makes {provider} run a model"):
         policy("mine", kind="ort", options=options)
@@ -87,7 +87,7 @@ def test_no_provider_reads_a_model_that_was_compiled_before(provider, option):
 
 
 @pytest.mark.parametrize("name", ["ort-cpu", "mine"])
-def test_nor_by_an_entry_of_the_config(name):
+def test_config_entry_that_loads_another_model_is_refused(name):
     own = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}} if name == "mine" else {}
     options = {**own.pop("options", {}), "config": {"ep.context_file_path": "other.onnx"}}
     with pytest.raises(ValidationError, match="ep.context_file_path"):
@@ -98,14 +98,14 @@ def test_nor_by_an_entry_of_the_config(name):
     "given",
     [{"trt_engine_cache_enable": "0"}, {"trt_engine_cache_enable": "False"}, {"trt_timing_cache_enable": "1"}, {"trt_dump_ep_context_model": "0"}],
 )  # fmt: skip
-def test_what_is_switched_off_or_only_times_is_no_other_model(given):
+def test_disabled_or_timing_cache_options_are_accepted(given):
     name = "TensorrtExecutionProvider"
     options = {"providers": [name], "provider_options": {name: given}}
     assert ort_setup(policy("trt", kind="ort", options=options), "trt").provider == name
 
 
 @pytest.mark.parametrize("name", ["ort-cpu", "mine"])
-def test_what_lowers_the_precision_of_the_cpu_is_not_exact(name):
+def test_bfloat16_config_is_refused_for_exact_policies(name):
     own = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}} if name == "mine" else {}
     given = {**own.pop("options", {}), "config": {BFLOAT16: "1"}}
     with pytest.raises(ValidationError, match=f"{name}: .*{BFLOAT16} computes in bfloat16"):
@@ -120,28 +120,28 @@ def test_what_lowers_the_precision_of_the_cpu_is_not_exact(name):
     assert ort_setup(off, name).settings.reduced_precision is None
 
 
-def test_any_other_name_is_open():
+def test_unknown_runtime_name_accepts_any_options():
     opened = policy("acme.npu-2", required="when_present", options={"anything": {"goes": [1]}})
     assert Policy.from_json(opened.to_json()) == opened
     assert ort_setup(opened, "acme.npu-2") is None
 
 
-def test_the_gate_s_own_names_are_those_of_its_registry():
+def test_built_in_names_match_the_registry():
     assert set(BUILTIN) == OWN
 
 
-def test_torch_alone_is_no_judge_of_the_file():
+def test_torch_cuda_alone_is_refused():
     with pytest.raises(ValidationError, match="only torch-cuda is required"):
         Policy(task="tensors", runtimes={"torch-cuda": RuntimePolicy(required="always", bounds=BOUNDS)})  # fmt: skip
     Policy(task="tensors", runtimes={"acme": RuntimePolicy(required="always", bounds=BOUNDS)})
 
 
-def test_an_old_policy_keeps_its_text_and_digest():
+def test_unset_runtime_fields_are_not_serialized():
     plain = policy("ort-cpu-optimized").to_plain()["runtimes"]["ort-cpu-optimized"]
     assert plain.keys() == {"required", "bounds"}
 
 
-def test_onnx_runtime_by_options():
+def test_ort_setup_from_options():
     setup = ort_setup(policy("trt", kind="ort", options=TENSORRT), "trt")
     assert setup.provider == "TensorrtExecutionProvider"
     reported = dict(setup.reported())
@@ -156,7 +156,7 @@ def test_onnx_runtime_by_options():
 @pytest.mark.parametrize(
     "name", [name for name, t in RUNTIMES.items() if t.engine == "onnxruntime"]
 )
-def test_the_gate_s_own_names_are_set_up_as_they_promise(name):
+def test_ort_setup_of_built_in_runtimes(name):
     traits, setup = RUNTIMES[name], ort_setup(Policy.default(), name)
     assert setup.providers == (traits.provider,)
     assert setup.optimization == traits.optimization
@@ -165,7 +165,7 @@ def test_the_gate_s_own_names_are_set_up_as_they_promise(name):
     assert ("use_tf32" in dict(setup.reported())) is traits.cuda
 
 
-def test_built_in_bounds_are_those_of_the_default_policy():
+def test_default_policy_uses_exact_bounds():
     for name, runtime in Policy.default().runtimes.items():
         kind = "cuda" if RUNTIMES[name].cuda else "cpu"
         assert runtime.bounds == exact_bounds(kind, classes=True)

@@ -35,7 +35,7 @@ def dotted() -> Policy:
         ("runtimes.ort.v2.bounds.noise_ratio", "2", lambda p: p.runtimes["ort.v2"].bounds.noise_ratio == 2),
     ],
 )  # fmt: skip
-def test_a_value_is_put_in_its_place_and_kept(place: str, text: str, found: Any) -> None:
+def test_override_sets_the_value_and_is_recorded(place: str, text: str, found: Any) -> None:
     before = dotted()
     tried = with_overrides(before, {place: text})
     assert found(tried)
@@ -45,7 +45,7 @@ def test_a_value_is_put_in_its_place_and_kept(place: str, text: str, found: Any)
     assert before.tried == {}
 
 
-def test_the_policys_own_value_is_not_tried() -> None:
+def test_override_with_equal_value_is_not_recorded() -> None:
     before = policy()
     own = before.runtimes["ort-cpu"].bounds.noise_ratio
     assert with_overrides(before, {RATIO: str(own), "min_samples": "300"}) is before
@@ -71,13 +71,13 @@ def test_the_policys_own_value_is_not_tried() -> None:
         ("min_samples", "", "integer"),
     ],
 )
-def test_what_no_policy_takes_is_refused(place: str, text: str, says: str) -> None:
+def test_invalid_override_is_refused(place: str, text: str, says: str) -> None:
     with pytest.raises(PolicyError, match=r"^--set") as error:
         with_overrides(policy(), {place: text})
     assert says in str(error.value)
 
 
-def test_the_decision_and_the_story_say_what_was_tried() -> None:
+def test_decision_and_summary_contain_overrides() -> None:
     tried = with_overrides(policy(), {RATIO: "2.5"})
     decision = decide(tried, evidence(), decided_at="now")
     assert decision.verdict is Verdict.PASS

@@ -97,7 +97,9 @@ FAULTS: dict[str, tuple[Callable[[Pixels], NDArray[Any]], set[str]]] = {
 
 
 @pytest.mark.parametrize(("fault", "causes"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_is_named(fault: Callable[[Pixels], NDArray[Any]], causes: set[str]) -> None:
+def test_known_fault_is_diagnosed(
+    fault: Callable[[Pixels], NDArray[Any]], causes: set[str]
+) -> None:
     pixels = picture(120, 180)
     reference = pillow_preprocess(pixels, SMALL)
     found = diagnose(pixels, fault(pixels).astype(np.float32), SMALL, reference=reference)
@@ -112,9 +114,7 @@ def test_a_fault_is_named(fault: Callable[[Pixels], NDArray[Any]], causes: set[s
         ("bilinear", "asymmetric", diagnosis.HALF_PIXEL),
     ],
 )
-def test_a_half_pixel_is_named_where_nothing_else_differs(
-    mode: Any, coordinates: str, cause: str
-) -> None:
+def test_half_pixel_shift_is_diagnosed_alone(mode: Any, coordinates: str, cause: str) -> None:
     spec = PreprocessSpec(resize=Resize(size=SIZE, mode=mode, antialias=False))
     pixels = picture(120, 180)
     rows, columns = np.arange(40) * 3, np.arange(60) * 3
@@ -132,7 +132,7 @@ def by_torch_whole(pixels: Pixels, mode: str) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rounding_needs_no_cause(seed: int) -> None:
+def test_rounding_has_no_cause(seed: int) -> None:
     pixels = picture(120, 180, seed=seed)
     reference = pillow_preprocess(pixels, SMALL)
     moved = np.random.default_rng(seed).choice([-1, 0, 1], reference.shape) / 255 / STD
@@ -142,7 +142,7 @@ def test_rounding_needs_no_cause(seed: int) -> None:
     assert found == ((), 0.0)
 
 
-def test_noise_has_no_known_cause() -> None:
+def test_noise_has_no_cause() -> None:
     pixels = picture(120, 180)
     reference = pillow_preprocess(pixels, SMALL)
     noise = np.random.default_rng(0).normal(0, 0.5, reference.shape).astype(np.float32)
@@ -150,7 +150,7 @@ def test_noise_has_no_known_cause() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_that_are_not_finite_do_not_break_it(value: float) -> None:
+def test_nonfinite_values_have_no_cause(value: float) -> None:
     pixels = picture(120, 180)
     reference = pillow_preprocess(pixels, SMALL)
     assert diagnose(pixels, np.full_like(reference, value), SMALL, reference=reference).causes == ()
@@ -165,7 +165,7 @@ def test_values_that_are_not_finite_do_not_break_it(value: float) -> None:
         (lambda t: t.astype(np.float64), "float64"),
     ],
 )
-def test_another_shape_or_dtype_is_said(spoil: Callable[..., NDArray[Any]], says: str) -> None:
+def test_wrong_shape_or_dtype_is_described(spoil: Callable[..., NDArray[Any]], says: str) -> None:
     reference = pillow_preprocess(picture(120, 180), SMALL)
     assert says in str(wrong_shape(spoil(reference), SMALL, reference))
     assert wrong_shape(reference, SMALL, reference) is None

@@ -58,7 +58,7 @@ def of_own(photos: tuple[Picture, ...], dumped: Any, **options: Any) -> Consumer
     return consumer
 
 
-def test_the_record_says_who_what_and_how_far(photos: tuple[Picture, ...]) -> None:
+def test_record_has_reference_consumers_and_differences(photos: tuple[Picture, ...]) -> None:
     found = compare_consumers(
         SMALL, photos, selection=ConsumerSelection(("torchvision", "torchvision-no-antialias"))
     )
@@ -77,11 +77,11 @@ def test_the_record_says_who_what_and_how_far(photos: tuple[Picture, ...]) -> No
     assert PreprocessingParity.from_json(parity.to_json()) == parity
 
 
-def test_numbers_by_hand(photos: tuple[Picture, ...]) -> None:
+def test_differences_match_a_manual_computation(photos: tuple[Picture, ...]) -> None:
     moved = tensors(photos)
     step = 1 / 255 / 0.224
     moved[1, 1, 3, 4] += 2.5 * step
-    seen = of_own(photos, moved)
+    seen = compare_dumped(photos, moved)
     assert seen.max_diff == 2.5
     assert seen.max_diff_output == pytest.approx(2.5 * step, rel=1e-4)
     assert seen.mean_diff == pytest.approx(2.5 / moved.size, rel=1e-3)
@@ -95,34 +95,34 @@ def test_numbers_by_hand(photos: tuple[Picture, ...]) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_values_that_are_not_finite_never_pass(photos: tuple[Picture, ...], bad: float) -> None:
+def test_nonfinite_values_never_pass(photos: tuple[Picture, ...], bad: float) -> None:
     moved = tensors(photos)
     moved[0, 0, 0, 0] = bad
-    seen = of_own(photos, moved)
+    seen = compare_dumped(photos, moved)
     assert seen.nonfinite == 1
     assert not seen.within(1e9)
 
 
-def test_another_shape_never_passes_and_is_explained(photos: tuple[Picture, ...]) -> None:
-    seen = of_own(photos, tensors(photos).transpose(0, 2, 3, 1))
+def test_wrong_shape_never_passes_and_is_explained(photos: tuple[Picture, ...]) -> None:
+    seen = compare_dumped(photos, tensors(photos).transpose(0, 2, 3, 1))
     assert seen.images == 0
     assert "layout nhwc instead of nchw" in seen.mismatched[0]
     assert len(seen.mismatched) == 3
     assert not seen.within(math.inf)
 
 
-def test_answers_flip_and_move(photos: tuple[Picture, ...], tmp_path: Path) -> None:
+def test_changed_answers_are_counted(photos: tuple[Picture, ...], tmp_path: Path) -> None:
     model = classifier(tmp_path / "model.onnx")
-    same = of_own(photos, tensors(photos), model=file(model)).decisions
+    same = compare_dumped(photos, tensors(photos), model=file(model)).decisions
     assert same is not None
     assert (same.images, same.flips, same.confidence_diff_max) == (3, 0, 0.0)
-    other = of_own(photos, -3 * tensors(photos), model=file(model)).decisions
+    other = compare_dumped(photos, -3 * tensors(photos), model=file(model)).decisions
     assert other is not None
     assert other.flips == len(other.flipped) > 0
     assert 0.0 < other.confidence_diff_mean <= other.confidence_diff_max
 
 
-def test_a_consumer_that_breaks_ends_no_other(
+def test_failing_consumer_does_not_stop_the_others(
     photos: tuple[Picture, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
@@ -149,7 +149,7 @@ def test_a_consumer_that_breaks_ends_no_other(
     assert [consumer.within(1e9) for consumer in found.consumers] == [False, False, False, True]
 
 
-def test_torchvision_is_the_reference_where_pillow_cannot(photos: tuple[Picture, ...]) -> None:
+def test_torchvision_is_the_reference_without_antialias(photos: tuple[Picture, ...]) -> None:
     spec = PreprocessSpec(resize=Resize(size=(20, 20), antialias=False))
     found = compare_consumers(spec, photos, selection=ConsumerSelection(("onnx",))).parity
     assert found.reference == "torchvision"
@@ -157,7 +157,7 @@ def test_torchvision_is_the_reference_where_pillow_cannot(photos: tuple[Picture,
         compare_consumers(spec, photos, selection=ConsumerSelection(("onnx",), reference="pillow"))
 
 
-def test_copies_of_a_picture_count_once(photos: tuple[Picture, ...]) -> None:
+def test_duplicate_pictures_count_once(photos: tuple[Picture, ...]) -> None:
     copies = tuple(replace(photos[0], name=f"copy {place}") for place in range(4))
     parity = compare_consumers(
         SMALL, (*photos, *copies), selection=ConsumerSelection(("rust-image",))
@@ -183,24 +183,26 @@ def test_the_digest_of_the_pictures_follows_names_and_pixels(photos: tuple[Pictu
         ({"consumers": (), "dumped": {"own": np.zeros(1)}, "reference": "own"}, "must be an"),
     ],
 )
-def test_wrong_names_are_refused(fields: dict[str, Any], says: str) -> None:
+def test_invalid_consumer_names_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(DataError, match=says):
         ConsumerSelection(**fields)
 
 
-def test_nothing_is_compared_with_nothing(photos: tuple[Picture, ...], tmp_path: Path) -> None:
+def test_missing_or_mismatching_inputs_are_refused(
+    photos: tuple[Picture, ...], tmp_path: Path
+) -> None:
     with pytest.raises(EvidenceError, match="there are no pictures"):
         compare_consumers(SMALL, (), selection=ConsumerSelection(("onnx",)))
     with pytest.raises(DataError, match="2 tensors for 3 pictures"):
-        of_own(photos, tensors(photos)[:2])
+        compare_dumped(photos, tensors(photos)[:2])
     with pytest.raises(OnnxFileError, match="can't open"):
-        of_own(photos, tensors(photos), model=file(tmp_path / "missing.onnx"))
+        compare_dumped(photos, tensors(photos), model=file(tmp_path / "missing.onnx"))
     model = classifier(tmp_path / "m.onnx", shape=(2, 3, 32, 36))
     with pytest.raises(InputMismatch, match="does not accept"):
-        of_own(photos, tensors(photos), model=file(model))
+        compare_dumped(photos, tensors(photos), model=file(model))
 
 
-def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_pictures_are_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     torn = tmp_path / "torn.png"
@@ -216,14 +218,14 @@ def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1"])
-def test_every_kind_of_picture_becomes_rgb(tmp_path: Path, mode: str) -> None:
+def test_each_image_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "picture.png"
     Image.fromarray(picture(30, 20)).convert(mode).save(path)
     assert read_picture(path).shape == (30, 20, 3)
 
 
 @given(arrays.arrays(np.float32, (2, 3, 4, 5), elements=st.floats(-3, 3, width=32)))
-def test_worse_values_never_come_nearer(values: Any) -> None:
+def test_larger_deviation_never_decreases_the_difference(values: Any) -> None:
     """Monotone: a larger deviation of any element makes neither maximum nor mean smaller."""
     spec = PreprocessSpec()
     reference = np.zeros((3, 4, 5), np.float32)

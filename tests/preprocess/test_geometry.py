@@ -9,7 +9,7 @@ from gate.preprocess.spec import PreprocessSpec, Resize, geometry
 
 
 @given(st.integers(8, 600), st.integers(8, 600), st.integers(8, 300))
-def test_torchvision_rounds_sizes_alike(height: int, width: int, side: int) -> None:
+def test_sizes_are_rounded_like_torchvision(height: int, width: int, side: int) -> None:
     """Its two rules in words: `int(size * long / short)` and `int(round(rest / 2))`."""
     crop = (max(side - 3, 1), max(side - 4, 1))
     box = geometry(PreprocessSpec(resize=Resize(shortest_side=side), crop=crop), height, width)
@@ -30,7 +30,7 @@ def test_torchvision_rounds_sizes_alike(height: int, width: int, side: int) -> N
         (PreprocessSpec(resize=Resize(shortest_side=256)), (1, 100_000), "would become"),
     ],
 )
-def test_pictures_that_do_not_fit_are_refused(
+def test_pictures_of_invalid_size_are_refused(
     spec: PreprocessSpec, size: tuple[int, int], says: str
 ) -> None:
     with pytest.raises(DataError, match=says):

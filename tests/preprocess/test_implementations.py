@@ -45,7 +45,7 @@ def steps(tensor: Tensor, wanted: Tensor, spec: PreprocessSpec) -> float:
 
 @pytest.mark.parametrize("name", [n for n in FAST if n != "onnx-asymmetric"])
 @pytest.mark.parametrize("spec", VALUES.values(), ids=VALUES)
-def test_without_a_resize_all_are_the_same(name: str, spec: PreprocessSpec) -> None:
+def test_implementations_are_equal_without_resize(name: str, spec: PreprocessSpec) -> None:
     pictures = [picture(*shape) for shape in SHAPES]
     allowed = 0.2 if spec.dtype == "float16" else 1e-3
     for seen, wanted in zip(
@@ -55,14 +55,14 @@ def test_without_a_resize_all_are_the_same(name: str, spec: PreprocessSpec) -> N
 
 
 @pytest.mark.parametrize("spec", VALUES.values(), ids=VALUES)
-def test_the_way_back_gives_the_pixels(spec: PreprocessSpec) -> None:
+def test_to_pixels_inverts_the_preprocessing(spec: PreprocessSpec) -> None:
     (tensor,) = run("pillow", spec, picture(40, 50))
     wanted = run("pillow", PreprocessSpec(crop=spec.crop, value_range=(0, 255), layout="nhwc"),
                  picture(40, 50))[0]  # fmt: skip
     assert np.abs(to_pixels(tensor, spec) - wanted).max() < 0.2
 
 
-def test_the_reference_in_words() -> None:
+def test_pillow_reference_equals_manual_computation() -> None:
     """Not by our own code: Pillow's resize, slices, and the arithmetic of every tutorial."""
     pixels = picture(100, 150)
     resized = np.asarray(Image.fromarray(pixels).resize((60, 40), Image.Resampling.BILINEAR))
@@ -83,7 +83,9 @@ def test_the_reference_in_words() -> None:
         ("opencv", "nearest", False, 0.0),
     ],
 )
-def test_near_pillow(name: str, mode: str, antialias: bool, allowed: float) -> None:
+def test_implementation_is_close_to_pillow(
+    name: str, mode: str, antialias: bool, allowed: float
+) -> None:
     spec = PreprocessSpec(resize=Resize(size=(48, 37), mode=mode, antialias=antialias))
     pictures = [picture(*shape) for shape in (*SHAPES, (200, 313), (20, 30))]
     for seen, wanted in zip(
@@ -93,7 +95,7 @@ def test_near_pillow(name: str, mode: str, antialias: bool, allowed: float) -> N
 
 
 @pytest.mark.parametrize("name", ["opencv", "onnx"])
-def test_near_torchvision_without_antialias(name: str) -> None:
+def test_implementation_without_antialias_is_close_to_torchvision(name: str) -> None:
     spec = PreprocessSpec(resize=Resize(size=(48, 37), antialias=False))
     pictures = [picture(*shape) for shape in (*SHAPES, (200, 313), (20, 30))]
     wanted = run("torchvision", spec, *pictures)
@@ -102,7 +104,7 @@ def test_near_torchvision_without_antialias(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_a_picture_that_does_not_fit_is_refused_by_all(name: str) -> None:
+def test_each_implementation_refuses_oversized_pictures(name: str) -> None:
     spec = PreprocessSpec(resize=Resize(shortest_side=256), crop=(200, 200))
     found = implementation(name)
     with found.opened(spec) as preprocess, pytest.raises(DataError, match="would become"):
@@ -118,11 +120,11 @@ def test_a_picture_that_does_not_fit_is_refused_by_all(name: str) -> None:
         ("canvas", Resize(size=(8, 8), mode="bicubic"), "no bicubic"),
     ],
 )
-def test_what_it_cannot_do_is_said(name: str, resize: Resize | None, says: str) -> None:
+def test_unsupported_spec_has_a_reason(name: str, resize: Resize | None, says: str) -> None:
     assert says in str(implementation(name).lacking(PreprocessSpec(resize=resize)))
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_installation_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = PreprocessSpec()
     monkeypatch.setattr(implementations, "find_spec", lambda _: None)
     assert "not installed" in str(implementations.OPENCV_IMPLEMENTATION.lacking(spec))
@@ -133,5 +135,5 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_versions_are_told(name: str) -> None:
+def test_each_implementation_has_a_version(name: str) -> None:
     assert any(char.isdigit() for char in implementation(name).version())

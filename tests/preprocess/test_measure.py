@@ -34,7 +34,7 @@ PHOTOS = tuple(
         (("torchvision", "opencv", "own"), Verdict.FAIL),
     ],
 )
-def test_the_measurement_is_judged(
+def test_measurement_is_decided(
     tmp_path: Path, consumers: tuple[str, ...], verdict: Verdict
 ) -> None:
     model = classifier(tmp_path / "model.onnx")
@@ -53,7 +53,7 @@ def test_the_measurement_is_judged(
 
 
 @pytest.mark.parametrize("chromium", [None, "/usr/bin/chromium"])
-def test_who_can_never_do_the_spec_is_not_waived(
+def test_incapable_consumer_is_never_waived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chromium: str | None
 ) -> None:
     monkeypatch.setattr("gate.installation.shutil.which", lambda _: chromium)
@@ -70,7 +70,7 @@ def test_who_can_never_do_the_spec_is_not_waived(
     assert [c.name for c in decision.problems] == ["preprocessing_canvas"]
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_unmeasurable_policy_is_refused() -> None:
     with pytest.raises(EvidenceError, match="Pass the ONNX file"):
         measure_preprocessing(
             SMALL, PHOTOS, policy=PreprocessingPolicy(consumers=("onnx",), max_flips=0.0)

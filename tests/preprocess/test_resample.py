@@ -47,20 +47,20 @@ def torch_resize(pixels, mode, **options):
         (Sampling("bilinear"), lambda p: cv2.resize(p, SIZE[::-1], interpolation=cv2.INTER_LINEAR), 1),
     ],
 )  # fmt: skip
-def test_equal_to_its_library(shape, sampling, library, allowed) -> None:
+def test_resample_equals_its_library(shape, sampling, library, allowed) -> None:
     pixels = picture(*shape)
     off = np.abs(resample(pixels, SIZE, sampling).astype(float) - library(pixels))
     assert off.max() <= allowed
 
 
-def test_box_is_opencvs_area_where_both_sides_shrink() -> None:
+def test_box_filter_equals_opencv_area() -> None:
     pixels = picture(200, 313)
     wanted = cv2.resize(pixels, SIZE[::-1], interpolation=cv2.INTER_AREA).astype(int)
     assert np.abs(wanted - resample(pixels, SIZE, Sampling("box"))).max() <= 1
 
 
 @pytest.mark.parametrize("shape", [(81, 47), (60, 80)])
-def test_pillow_takes_one_axis_first_or_the_other(shape: tuple[int, int]) -> None:
+def test_pillow_resizes_one_axis_first(shape: tuple[int, int]) -> None:
     pixels = picture(*shape)
     wanted = pillow(pixels, Image.Resampling.BICUBIC).astype(int)
     made = [
@@ -84,6 +84,6 @@ def test_rows_sum_to_one(inputs: int, outputs: int, kind: Filter, antialias: boo
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 20), st.integers(1, 20))
-def test_mipmaps_keep_one_colour(height: int, width: int, rows: int, columns: int) -> None:
+def test_mipmaps_keep_a_uniform_color(height: int, width: int, rows: int, columns: int) -> None:
     pixels = np.full((height, width, 3), 77, np.uint8)
     assert (resample(pixels, (rows, columns), Sampling("mipmap")) == 77).all()

@@ -43,7 +43,7 @@ def specs(draw: st.DrawFn) -> PreprocessSpec:
 
 
 @given(specs(), specs())
-def test_json_and_digest_are_exact(spec: PreprocessSpec, other: PreprocessSpec) -> None:
+def test_spec_survives_json_with_equal_digest(spec: PreprocessSpec, other: PreprocessSpec) -> None:
     again = PreprocessSpec.from_json(spec.to_json())
     assert again == spec
     assert again.digest() == spec.digest()
@@ -51,13 +51,13 @@ def test_json_and_digest_are_exact(spec: PreprocessSpec, other: PreprocessSpec) 
 
 
 @given(specs())
-def test_a_saved_spec_is_read_as_yaml_too(tmp_path_factory: Any, spec: PreprocessSpec) -> None:
+def test_saved_spec_is_valid_yaml(tmp_path_factory: Any, spec: PreprocessSpec) -> None:
     path = tmp_path_factory.mktemp("spec") / "preprocessing.json"
     spec.save(path)
     assert PreprocessSpec.from_file(path) == spec
 
 
-def test_the_digest_of_imagenet_stays() -> None:
+def test_digest_of_imagenet_spec_is_stable() -> None:
     """Recorded in evidence: a new field must not change it (`later`)."""
     assert PreprocessSpec.imagenet().digest().hex == (
         "a8b64ce5d065a3091b59d90257d1b1a5d89b994d4e2e599ced0b640f144fb3e6"
@@ -91,12 +91,12 @@ def test_the_digest_of_imagenet_stays() -> None:
         ({"colour": "rgb"}, "Extra inputs"),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
+def test_invalid_spec_is_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises((ValidationError, EvidenceError), match=says):
         PreprocessSpec.model_validate_json(json.dumps(fields))
 
 
-def test_errors_of_a_file_name_the_line(tmp_path: Path) -> None:
+def test_file_error_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(
         "preprocessing:\n  resize:\n    shortest_side: 256\n    mode: linear\n  crop: 3\n"
@@ -107,7 +107,7 @@ def test_errors_of_a_file_name_the_line(tmp_path: Path) -> None:
     assert f"{path}:5: preprocessing.crop: " in str(error.value)
 
 
-def test_a_file_holds_a_section_or_the_spec_itself(tmp_path: Path) -> None:
+def test_file_contains_a_section_or_the_spec(tmp_path: Path) -> None:
     body = "resize: {shortest_side: 256}\ncrop: [224, 224]\n"
     body += "mean: [0.485, 0.456, 0.406]\nstd: [0.229, 0.224, 0.225]\n"
     (tmp_path / "whole.yaml").write_text(body)
@@ -117,7 +117,7 @@ def test_a_file_holds_a_section_or_the_spec_itself(tmp_path: Path) -> None:
         assert PreprocessSpec.from_file(tmp_path / name) == PreprocessSpec.imagenet()
 
 
-def test_steps_are_grey_levels() -> None:
+def test_steps_are_gray_levels() -> None:
     spec = PreprocessSpec(value_range=(-1, 1), mean=(0.0, 0.0, 0.0), std=(1.0, 0.5, 2.0))
     assert spec.steps == (127.5, 63.75, 255.0)
     assert PreprocessSpec(value_range=(0, 255)).steps == (1.0, 1.0, 1.0)
@@ -132,5 +132,5 @@ def test_steps_are_grey_levels() -> None:
         (PreprocessSpec(resize=Resize(size=(9, 7)), crop=(5, 6), layout="nhwc"), (5, 6, 3)),
     ],
 )
-def test_the_shape_of_a_tensor(spec: PreprocessSpec, shape: tuple[int | None, ...]) -> None:
+def test_tensor_shape_of_a_spec(spec: PreprocessSpec, shape: tuple[int | None, ...]) -> None:
     assert spec.shape == shape

@@ -1,4 +1,4 @@
-"""Classes of faults, each made for real: a file, its model, what the gate measured."""
+"""Kinds of faults, each with a model, an exported file and its measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes against the champion: what changed first, better or worse where that is clear."""
+"""Comparison of a summary with the champion."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def old_evidence(**overrides: Any) -> Evidence:
     return good.model_copy(update={"subject": subject, **overrides})
 
 
-def of(policy: Policy, evidence: Evidence) -> Decision:
+def decide_now(policy: Policy, evidence: Evidence) -> Decision:
     return decide(policy, evidence, decided_at=AT)
 
 
@@ -48,24 +48,24 @@ def champion(evidence: Evidence | None = None, **overrides: Any) -> Champion:
         "version": "3",
         "sha256": builders.digest("champion.onnx"),
         "evidence": evidence,
-        "decision": of(builders.policy(), evidence),
+        "decision": decide_now(builders.policy(), evidence),
         "trend": Trend().followed_by(evidence),
         "incumbent": builders.incumbent(),
     }
     return Champion(**fields | overrides)
 
 
-def change(old, new=None, policy=None):
+def compare(old, new=None, policy=None):
     new = new or builders.evidence()
-    return compare_with_champion(of(policy or builders.policy(), new), new, old)
+    return compare_with_champion(decide_now(policy or builders.policy(), new), new, old)
 
 
 def row(made: Change, name: str) -> ChangeRow:
     return next(row for row in made.rows if row.name == name)
 
 
-def test_what_changed_comes_first():
-    made = change(champion())
+def test_changed_rows_come_first():
+    made = compare(champion())
     assert (made.version, made.sha256, made.absent) == ("3", builders.digest("champion.onnx"), None)
     order = [row.changed for row in made.rows]
     assert order == sorted(order, reverse=True)
@@ -82,19 +82,19 @@ def test_what_changed_comes_first():
     ]  # fmt: skip
 
 
-def test_another_reference_file_is_a_change():
+def test_different_reference_file_is_a_change():
     def measured(name: str) -> Evidence:
         source = builders.evidence().source
         update = {"factory": "old.onnx", "onnx_sha256": builders.digest(name)}
         return builders.evidence(source=source.model_copy(update=update))
 
     old, new = measured("a"), measured("b")
-    assert row(change(champion(old), new), "reference file").changed
-    assert not row(change(champion(old), old), "reference file").changed
-    assert "reference file" not in {each.name for each in change(champion()).rows}
+    assert row(compare(champion(old), new), "reference file").changed
+    assert not row(compare(champion(old), old), "reference file").changed
+    assert "reference file" not in {each.name for each in compare(champion()).rows}
 
 
-def test_numbers_of_other_samples_are_not_compared():
+def test_metrics_of_different_samples_are_not_compared():
     old = old_evidence()
     dataset = old.dataset.model_copy(update={"sha256": builders.digest("other samples")})
     noise = builders.noise_parity(ratio=0.5)
@@ -106,22 +106,22 @@ def test_numbers_of_other_samples_are_not_compared():
     other = old.model_copy(update={"dataset": dataset, "runtimes": runtimes})
     for data, sense in ((old.dataset, "worse"), (dataset, None)):
         before = other.model_copy(update={"dataset": data})
-        made = row(change(champion(before)), "noise ratio")
+        made = row(compare(champion(before)), "noise ratio")
         assert made.sense == sense
         assert made.changed
         assert ("not comparable: other samples" in made.before) is (sense is None)
-    made = row(change(champion(other)), "agreement with its own model")
+    made = row(compare(champion(other)), "agreement with its own model")
     assert (made.changed, made.sense) == (True, None)
 
 
 @pytest.mark.parametrize(
     ("now", "sense"), [(20.5, None), (19.5, None), (22.0, "worse"), (18.0, "better")]
 )
-def test_a_latency_that_only_wavers_is_no_change(now, sense):
+def test_small_latency_difference_is_no_change(now, sense):
     beside = builders.incumbent()
     assert beside.latency is not None
     slow = beside.latency.model_copy(update={"median_ms": now})
-    made = change(champion(incumbent=beside.model_copy(update={"latency": slow})))
+    made = compare(champion(incumbent=beside.model_copy(update={"latency": slow})))
     assert (row(made, "latency").changed, row(made, "latency").sense) == (sense is not None, sense)
 
 
@@ -134,12 +134,12 @@ def with_noise(ratio: float) -> Evidence:
     ("before", "sense", "changed"),
     [(1.4, "better", True), (0.9, "worse", True), (1.1, None, False), (math.nan, "better", True)],
 )
-def test_the_sense_of_a_number(before, sense, changed):
-    seen = row(change(champion(with_noise(before))), "noise ratio")
+def test_sense_of_a_changed_metric(before, sense, changed):
+    seen = row(compare(champion(with_noise(before))), "noise ratio")
     assert (seen.sense, seen.changed) == (sense, changed)
 
 
-def test_how_the_files_were_made_is_beside_each_other():
+def test_export_and_file_differences_are_listed():
     good = old_evidence()
     assert good.export is not None
     export = good.export.model_copy(update={"strategy": "dynamo", "settings": {"opset": 12}})
@@ -147,7 +147,7 @@ def test_how_the_files_were_made_is_beside_each_other():
     versions = {"torch": "2.14.0", "onnxruntime": "1.31.1"}
     environment = good.environment.model_copy(update={"versions": versions})
     old = good.model_copy(update={"export": export, "subject": subject, "environment": environment})
-    made = change(champion(old))
+    made = compare(champion(old))
     for name, before, now in (
         ("opset", "12", "13"),
         ("export strategy", "dynamo", "traced"),
@@ -161,12 +161,12 @@ def test_how_the_files_were_made_is_beside_each_other():
     assert not row(made, "version of onnxruntime").changed
 
 
-def test_which_bounds_moved():
+def test_changed_bounds_are_listed():
     looser = builders.policy()
     cpu = looser.runtimes["ort-cpu"]
     bounds = cpu.bounds.model_copy(update={"max_abs_diff": 9.0, "l2_logits": None})
     runtimes = looser.runtimes | {"ort-cpu": cpu.model_copy(update={"bounds": bounds})}
-    made = change(champion(), policy=looser.model_copy(update={"runtimes": runtimes}))
+    made = compare(champion(), policy=looser.model_copy(update={"runtimes": runtimes}))
     moved = [each for each in made.rows if each.name.startswith("bound of")]
     assert [(each.name, each.before, each.now) for each in moved] == [
         ("bound of ort-cpu / logits / max_abs_diff", "≤ 0.0001", "≤ 9"),
@@ -186,27 +186,27 @@ def test_which_bounds_moved():
         (champion(sha256=builders.digest("model.onnx")), "this very file"),
     ],
 )  # fmt: skip
-def test_where_there_is_nothing_to_compare_with_it_is_said(old, reason):
-    made = change(old)
+def test_missing_champion_has_a_reason(old, reason):
+    made = compare(old)
     assert old is not None or made == unasked()
     assert reason in str(made.absent)
     assert made.rows == ()
     assert reason in made.unmoved
 
 
-def test_two_files_that_were_not_run_beside_each_other_are_compared_by_their_evidence():
+def test_incomparable_champion_is_compared_by_evidence():
     apart = builders.incumbent(state="incomparable", absent="other inputs", latency=None)
-    made = change(champion(incumbent=apart))
+    made = compare(champion(incumbent=apart))
     assert row(made, "answers to these samples").now == "other inputs"
     assert "measured apart" in row(made, "latency").now
     assert row(made, "latency").sense is None
 
 
-def test_nothing_shows_none_or_steers_a_terminal():
+def test_rows_are_printable_and_never_none():
     good = old_evidence(export=None)
     hostile = good.subject.model_copy(update={"producer": "\x1b[2Jpytorch\n" + "x" * 1000})
     old = good.model_copy(update={"subject": hostile})
-    made = change(champion(old, decision=None, incumbent=None))
+    made = compare(champion(old, decision=None, incumbent=None))
     for each in made.rows:
         for text in (each.name, each.before, each.now):
             assert "None" not in text
@@ -215,13 +215,13 @@ def test_nothing_shows_none_or_steers_a_terminal():
     assert row(made, "policy").before == UNRECORDED
 
 
-def test_another_file_with_the_same_numbers_is_not_called_unchanged():
-    compared = change(champion()).rows
+def test_different_file_with_equal_metrics_is_stated():
+    compared = compare(champion()).rows
     same = tuple(row.model_copy(update={"changed": False}) for row in compared)
-    made = change(champion()).model_copy(update={"rows": same})
+    made = compare(champion()).model_copy(update={"rows": same})
     expected = f"another file, and equal in all {len(same)} things"
     assert made.unmoved.startswith(expected)
-    summary = summarize(of(builders.policy(), builders.evidence()), builders.evidence())
+    summary = summarize(decide_now(builders.policy(), builders.evidence()), builders.evidence())
     summary = summary.model_copy(update={"change": made})
     stream = io.StringIO()
     print_summary(summary, Console(file=stream, width=200))
@@ -251,12 +251,12 @@ def environment(**fields: Any) -> Environment:
         ({"versions": {"torch": "2.14"}}, {}, None),
     ],
 )  # fmt: skip
-def test_each_field_by_its_words(old, new, expected):
+def test_machines_sentence_lists_differences(old, new, expected):
     one, other = environment(**AMD | old), environment(**AMD | new)
     assert machines_sentence(one, other, other="before") == expected
 
 
-def test_a_library_that_only_one_has_is_a_difference():
+def test_library_missing_on_one_side_is_a_difference():
     one = environment(versions={"torch": "2.14", "torchvision": "0.29"})
     found = tuple(differences(one, environment(versions={"torch": "2.15"})))
     assert {each.name: (each.before, each.now) for each in found} == {
@@ -271,7 +271,7 @@ FLAGS = st.sets(st.sampled_from(["avx2", "avx512f", "amx_tile", "sve"])).map(
 
 
 @given(FLAGS, FLAGS)
-def test_nothing_differs_from_itself_and_differences_are_seen_from_both_sides(one, other):
+def test_differences_are_reflexive_and_symmetric(one, other):
     old, new = environment(cpu_flags=one), environment(cpu_flags=other)
     assert not list(differences(old, old))
     there, back = list(differences(old, new)), list(differences(new, old))

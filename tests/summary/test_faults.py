@@ -1,5 +1,4 @@
-"""Each class of faults is named by its cause: the headline says it, all else is folded, and the
-first screen of the page has it all, on a telephone and on a laptop."""
+"""Each kind of fault has its cause in the headline and on the first screen of the HTML report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings: what fails for one cause is one of them, and the cause that explains most is first."""
+"""Findings group the checks with one cause; the cause that explains most comes first."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def error(name, **fields):
     ([error("top1_lower_bound", observed=0.9, code="too_few_samples")], (), None, {"samples": 1}),
     ([error("threshold_crossing", observed=None, code="unmeasured")], (), None, {"evidence": 1}),
 ])  # fmt: skip
-def test_what_fails_for_one_cause_is_one_finding(checks, passed, explanation, causes):
+def test_checks_with_one_cause_are_one_finding(checks, passed, explanation, causes):
     groups = grouped(*checks, passed=passed, explanation=explanation)
     assert {group.cause: len(group.checks) for group in groups} == causes
     assert len(groups) == len(causes)
 
 
-def test_a_lower_precision_explains_no_numbers_of_another_runtime():
+def test_lower_precision_explains_only_its_own_runtime():
     groups = grouped(CUDA, LOWER, passed=("ort-cpu",))
     assert [len(group.checks) for group in groups] == [1, 1]
 
@@ -112,7 +112,7 @@ _OPERATORS = {"nodes": "Gemm x", "kind": "Linear", "details": [], "excluded": ["
     ({"fault_code": "operators", "fault_params": _OPERATORS}, "a", "a: Gemm x computes"),
     ({"fault_code": "weights", "fault_params": {"details": "edited"}}, "a", "a"),
 ])  # fmt: skip
-def test_a_fault_blames_a_tensor_or_its_module(fields, blamed, sentence):
+def test_fault_names_the_tensor_or_its_module(fields, blamed, sentence):
     codes = {"outcome": ({"code": "source"},)} if "fault_code" in fields else {}
     found = located(**{"fault": "a", **codes, **fields})
     explanation = explained(Explanation.from_json(found.to_json()))
@@ -133,7 +133,7 @@ CODE = "code in the model's own forward differs in the file"
     (CODE, "zeros", ("graph_other_weights",), "weights", False),
     ("Relu computes something else", "zeros", ("graph_training_mode",), "training_mode", False),
 ])  # fmt: skip
-def test_a_layer_that_only_a_probe_shows(fault, probe, beside, cause, is_located):
+def test_cause_of_fault_visible_only_in_a_probe(fault, probe, beside, cause, is_located):
     kind = "value" if probe == "zeros" else "size"
     shows = check(
         f"probe_{probe}",
@@ -162,7 +162,7 @@ def blamed(**fields: object) -> Explanation:
     )  # fmt: skip
 
 
-def test_a_runtime_that_an_optimiser_breaks_is_told_with_it():
+def test_optimizer_that_breaks_a_session_is_named():
     explanation = blamed(raises="Fail: [ONNXRuntimeError] : 1 : FAIL : no float64")
     breaks = check("runtime", runtime="ort-cpu-optimized")
     others = check("runtime", runtime="ort-cpu")
@@ -179,7 +179,7 @@ def test_a_runtime_that_an_optimiser_breaks_is_told_with_it():
     assert account.remedy.startswith('Serve with disabled_optimizers=["FuseReluClip"]')
 
 
-def test_an_optimiser_that_answers_otherwise_breaks_no_session():
+def test_optimizer_with_wrong_answers_does_not_explain_a_failed_session():
     breaks = check("runtime", runtime="ort-cpu-optimized")
     noisy = check("noise_ratio", runtime="ort-cpu-optimized")
     groups = grouped(breaks, noisy, explanation=blamed())
@@ -189,7 +189,7 @@ def test_an_optimiser_that_answers_otherwise_breaks_no_session():
     }
 
 
-def test_an_account_says_that_no_optimiser_is_named():
+def test_account_without_optimizer_name():
     explanation = blamed(names=(), reason="32 sessions did not tell")
     found = explanation.localisation.model_copy(  # type: ignore[union-attr]
         update={"fault": "a.weight computes something else"}
@@ -224,7 +224,7 @@ def test_an_account_says_that_no_optimiser_is_named():
     ("unregistered_operator", {"failure": "X"}, "runtime", ("X", "standard operators")),
     ("unusable", {"failure": "no CUDA"}, "device", ("no CUDA", "gate doctor")),
 ])  # fmt: skip
-def test_a_runtime_that_breaks_on_the_samples_says_what_the_file_is(code, params, cause, words):
+def test_failure_code_of_a_runtime_sets_cause_and_words(code, params, cause, words):
     (group,) = grouped(check("runtime", code=code, params=params))
     account = explain_group(group, evidence(), Explanation())
     assert group.cause == cause
@@ -232,7 +232,7 @@ def test_a_runtime_that_breaks_on_the_samples_says_what_the_file_is(code, params
         assert word in f"{account.sentence} {account.remedy}"
 
 
-def test_near_ties_explain_answers_and_no_error_beyond_rounding():
+def test_near_ties_explain_only_differences_within_rounding():
     ties = check("near_ties", verdict=Verdict.ERROR)
     first, second = grouped(
         ties, check("top1_agreement"), check("noise_ratio"), check("noise_peak")
@@ -246,13 +246,13 @@ def test_near_ties_explain_answers_and_no_error_beyond_rounding():
 
 
 @pytest.mark.parametrize(("passed", "agrees"), [(("ort-cpu",), True), (("torch-cuda",), False)])
-def test_that_the_cpu_agrees_is_said_where_it_does(passed, agrees):
+def test_device_account_states_when_cpu_agrees(passed, agrees):
     (group,) = grouped(check("noise_ratio", runtime="torch-cuda"), passed=passed)
     text = explain_group(group, evidence(), Explanation()).sentence
     assert ("on the CPU the file agrees" in text) is agrees
 
 
-def test_whatever_the_names_are_an_account_is_short_and_printable():
+def test_account_is_short_and_printable_for_any_names():
     (group,) = grouped(check("top5_agreement", output="\x1b[31m" + "x" * 10**5))
     account = explain_group(group, evidence(), Explanation())
     for text in (account.blamed, account.sentence):
@@ -261,14 +261,14 @@ def test_whatever_the_names_are_an_account_is_short_and_printable():
         assert len(text) <= 1000
 
 
-def test_failures_go_before_errors_and_waivers_are_last():
+def test_failures_come_before_errors_and_waivers():
     checks = (check("runtime", verdict=Verdict.WAIVED), check("session", verdict=Verdict.ERROR),
               check("preprocessing_opencv", runtime=None))  # fmt: skip
     verdicts = [group.verdict for group in grouped(*checks)]
     assert verdicts == [Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED]
 
 
-def test_no_check_is_lost_or_shown_twice():
+def test_each_check_is_in_exactly_one_finding():
     checks = tuple(
         check(name, runtime=runtime)
         for name in sorted(CHECKS)
@@ -278,7 +278,7 @@ def test_no_check_is_lost_or_shown_twice():
     assert sorted(map(repr, shown)) == sorted(map(repr, checks))
 
 
-def test_checks_that_are_equally_far_off_stand_in_the_order_of_the_decision():
+def test_equal_checks_keep_the_order_of_the_decision():
     """Whatever the seed by which Python orders sets."""
     names = ("accuracy_drop", "noise_ratio", "repeatability", "batch_invariance", "finite")
     checks = tuple(check(name, observed=9.0) for name in names)
@@ -286,14 +286,14 @@ def test_checks_that_are_equally_far_off_stand_in_the_order_of_the_decision():
     assert group.ordered == checks
 
 
-def test_the_check_that_shows_the_cause_best_is_first():
+def test_most_specific_check_is_first():
     probe = check("probe_zeros", observed=1e9)
     worst, mild = check("noise_ratio", observed=50.0), check("noise_peak", observed=2.0)
     (group,) = grouped(probe, mild, worst, explanation=located())
     assert group.ordered == (worst, mild, probe)
 
 
-def test_what_was_measured_and_waived_is_not_said_to_be_unmeasured():
+def test_measured_waived_check_is_not_called_unmeasured():
     absent = check(
         "runtime",
         runtime="ort-cuda",
@@ -309,7 +309,7 @@ def test_what_was_measured_and_waived_is_not_said_to_be_unmeasured():
     assert sentence.startswith("ort-cuda: not measured (no GPU); probe_far: noise_ratio is 9 ")
 
 
-def test_each_absent_runtime_is_waived_for_its_own_reason():
+def test_each_absent_runtime_has_its_own_reason():
     checks = [
         check("runtime", runtime=name, verdict=Verdict.WAIVED, observed=None, code="absent_waived",
               params={"reason": reason})

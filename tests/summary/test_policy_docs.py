@@ -34,14 +34,14 @@ def _parts(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _parts(part)
 
 
-def test_every_field_of_every_model_is_there_once():
+def test_policy_fields_lists_each_field_once():
     expected = [name for model in models() for name in model.model_fields]
     assert sorted(each.name for each in FIELDS) == sorted(expected)
     assert len({each.place for each in FIELDS}) == len(FIELDS)
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.place)
-def test_every_field_says_what_it_is_and_what_it_takes(field):
+def test_each_field_has_text_and_type(field):
     assert field.sentence.endswith((".", "?"))
     assert field.takes
     assert "'" not in field.takes
@@ -50,7 +50,7 @@ def test_every_field_says_what_it_is_and_what_it_takes(field):
 
 
 @pytest.mark.parametrize("name", Bounds.model_fields)
-def test_a_bound_has_its_check_and_the_metrics_have_its_formula(name):
+def test_each_bound_has_its_check_and_formula(name):
     (field,) = fields_named(f"{BOUNDS}{name}", FIELDS)
     rows = [row for row in (DOCS / "metrics.md").read_text().splitlines() if f"| `{name}` |" in row]
     assert len(rows) == 1
@@ -71,7 +71,7 @@ def test_a_bound_has_its_check_and_the_metrics_have_its_formula(name):
     ("ratio", []),
     ("", []),
 ])  # fmt: skip
-def test_a_field_is_found_by_the_end_of_its_place(name, places):
+def test_field_is_found_by_suffix(name, places):
     assert [each.place for each in fields_named(name, FIELDS)] == places
 
 
@@ -83,7 +83,7 @@ def test_a_field_is_found_by_the_end_of_its_place(name, places):
     ("runtimes.ort-cpu.kind", "text or null", None, {}),
     ("determinism", "section", None, {}),
 ])  # fmt: skip
-def test_values_are_those_of_the_model(name, takes, default, built_in):
+def test_documented_values_match_the_model(name, takes, default, built_in):
     (field,) = fields_named(name, FIELDS)
     assert (field.takes, field.default, field.built_in) == (takes, default, built_in)
 
@@ -99,13 +99,13 @@ ODD = Policy.default().model_copy(update={"review_tag": ReviewTag(approved="yes"
     Policy.load(ROOT / "params.yaml"),
     ODD,
 ])  # fmt: skip
-def test_who_reads_the_text_gets_the_policy(tmp_path, policy):
+def test_rendered_policy_is_read_back_equal(tmp_path, policy):
     file = tmp_path / "gate.yaml"
     file.write_text(policy_text(policy, name="gate.yaml"))
     assert Policy.from_file(file) == policy
 
 
-def test_every_field_is_there_with_what_it_means():
+def test_rendered_policy_has_each_field_with_its_text():
     text = policy_text(Policy.default(), name="gate.yaml")
     words = set(text.replace(",", " ").replace(":", " ").replace(".", " ").split())
     absent = ("preprocessing.", "incumbent.", "tried", "confidence_bands.", ".kind", ".options", "metrics[].")  # fmt: skip

@@ -28,14 +28,14 @@ from tests.builders import absent, evidence, noise_parity, output_parity, policy
 from tests.report.samples import failed, passed
 
 
-def test_a_story_is_exact_through_json():
+def test_summary_survives_json():
     for decision, measured in (passed(), failed()):
         summary = summarize(decision, measured)
         text = summary.to_json()
         assert Summary.from_json(text).to_json() == text
 
 
-def told(**overrides: Any) -> Summary:
+def summarize_with(**overrides: Any) -> Summary:
     """Of a file that is right, within bounds on its cost or not."""
     bounds = policy().runtimes["ort-cpu"].bounds
     bounds = bounds.model_copy(update={"latency_ratio": 0.5, "memory_mb": 100.0})
@@ -52,8 +52,8 @@ def told(**overrides: Any) -> Summary:
     return summarize(decide(asked, measured, decided_at="now"), measured)
 
 
-def test_what_is_slow_and_large_is_blamed_by_its_name():
-    summary = told()
+def test_latency_and_memory_findings_name_the_runtime():
+    summary = summarize_with()
     assert (summary.headline.verdict, summary.headline.cause) == ("FAIL", "cost")
     assert summary.headline.blamed == "ort-cpu"
     assert summary.headline.sentence == (
@@ -63,8 +63,8 @@ def test_what_is_slow_and_large_is_blamed_by_its_name():
     assert {check.name for check in summary.findings[0].checks} == {"latency_ratio", "memory_mb"}
 
 
-def test_what_nobody_timed_is_a_lack_of_evidence():
-    summary = told(cost=None, memory_bytes=None)
+def test_missing_latency_has_cause_evidence():
+    summary = summarize_with(cost=None, memory_bytes=None)
     assert (summary.headline.verdict, summary.headline.cause) == ("ERROR", "evidence")
 
 
@@ -77,7 +77,7 @@ def judgment(**given: Any) -> SummaryInputs:
     return SummaryInputs(decision=decision, evidence=evidence(), policy=policy(), **given)
 
 
-def test_what_is_not_said_is_what_follows_from_the_decision():
+def test_unset_inputs_follow_from_the_decision():
     made = judgment()
     assert made.summary == summarize(made.decision, made.evidence, confidence=policy().confidence)
 
@@ -86,12 +86,12 @@ def test_what_is_not_said_is_what_follows_from_the_decision():
     ({"model_name": "digits"}, "name", "digits"),
     ({"signed_by": "ci 1234\x1b[31m"}, "signed_by", "ci 1234�[31m"),
 ])  # fmt: skip
-def test_the_subject_is_named(given, field, shown):
+def test_subject_is_named(given, field, shown):
     assert getattr(judgment().summary.subject, field) is None
     assert getattr(judgment(**given).summary.subject, field) == shown
 
 
-def test_its_own_steps_come_in_the_place_of_the_decision_s():
+def test_given_steps_replace_the_default_steps():
     assert judgment(steps=(STEP,)).summary.steps == (STEP,)
     assert judgment().summary.steps != (STEP,)
 
@@ -105,14 +105,14 @@ def test_its_own_steps_come_in_the_place_of_the_decision_s():
         ({"candidate_rms": 3e-4, "ratio": 300.0}, False),  # refused, so the bound says it
     ],
 )
-def test_a_runtime_with_large_rounding_errors_is_warned_of(noise, warned):
+def test_large_rounding_error_is_a_warning(noise, warned):
     output = output_parity(noise=noise_parity(**noise))
     measured = evidence(runtimes=(runtime_evidence("ort-cpu", outputs=(output,)),))
     summary = summarize(decide(policy(), measured, decided_at=NOW), measured)
     assert any("rounding error of this runtime" in line for line in summary.warnings) is warned
 
 
-def test_a_runtime_that_passed_shows_what_came_nearest():
+def test_passed_runtime_shows_the_closest_bound():
     rows = {row.runtime: row for row in proof_of(*passed())}
     row = rows["ort-cpu"]
     assert (row.state, row.provider) == ("passed", "CPUExecutionProvider")
@@ -123,7 +123,7 @@ def test_a_runtime_that_passed_shows_what_came_nearest():
     assert row.agreement == 1.0
 
 
-def test_a_runtime_without_its_device_says_why():
+def test_absent_runtime_shows_the_reason():
     row = next(row for row in proof_of(*passed()) if row.runtime == "ort-cuda")
     assert row.state == "waived"
     assert row.reason is not None
@@ -131,14 +131,14 @@ def test_a_runtime_without_its_device_says_why():
     assert row.worst is None
 
 
-def test_what_fails_is_the_worst_however_much_of_another_bound_is_used():
+def test_failed_check_is_the_worst():
     row = next(row for row in proof_of(*failed()) if row.runtime == "ort-cpu")
     assert row.state == "failed"
     assert row.worst is not None
     assert row.worst.verdict == "FAIL"
 
 
-def test_a_runtime_that_broke_says_how():
+def test_failed_runtime_shows_the_failure():
     broken = runtime_evidence("ort-cpu", outputs=(), failure="Reshape failed")
     measured = evidence(runtimes=(broken, runtime_evidence("ort-cpu-optimized")))
     rows = proof_of(decide(policy(), measured, decided_at="now"), measured)
@@ -146,7 +146,7 @@ def test_a_runtime_that_broke_says_how():
     assert (row.state, row.reason) == ("failed", "Reshape failed")
 
 
-def test_what_is_waived_is_never_the_worst():
+def test_waived_check_is_never_the_worst():
     decision, measured = passed()
     waived = CheckResult(
         name="probe_value_far",
@@ -162,7 +162,7 @@ def test_what_is_waived_is_never_the_worst():
 
 
 @pytest.mark.parametrize("cause", sorted(TITLES))
-def test_every_cause_has_a_command_that_takes_its_options(cause, capsys):
+def test_each_cause_has_a_valid_command(cause, capsys):
     steps = list(steps_of(*failed(), cause))
     assert steps
     for step in steps:
@@ -170,16 +170,18 @@ def test_every_cause_has_a_command_that_takes_its_options(cause, capsys):
         assert (program, words[0] in COMMANDS) == ("gate", True)
         named = [word for word in words if re.fullmatch("[a-z]+", word)]
         assert main([*named[: 2 if words[0] == "preprocess" else 1], "--help"]) == 0
-        told = capsys.readouterr().out
-        assert [word for word in words if word.startswith("--") and word not in told] == []
+        summarize_with = capsys.readouterr().out
+        assert [
+            word for word in words if word.startswith("--") and word not in summarize_with
+        ] == []
 
 
-def test_what_passed_is_promoted_next():
+def test_next_step_after_pass_is_promote():
     (step,) = summarize(*passed()).steps
     assert step.command == "gate promote MODEL.onnx --name NAME --report DIR"
 
 
-def test_a_quantized_file_is_promoted_beside_the_exact_one():
+def test_quantized_file_is_promoted_with_the_exact_file():
     decision, evidence = passed()
     assert evidence.graph is not None
     finding = GraphFinding(code="quantized", place="node", detail="8 nodes compute in integers")
@@ -190,7 +192,7 @@ def test_a_quantized_file_is_promoted_beside_the_exact_one():
     assert "--twin MODEL.onnx --twin-report DIR" in step.command
 
 
-def test_the_command_that_judged_judges_again():
+def test_check_command_is_repeated_in_the_steps():
     summary = summarize(*failed()).with_command(
         "gate check ", "gate check it.onnx --policy mine.yaml"
     )
@@ -198,7 +200,7 @@ def test_the_command_that_judged_judges_again():
     assert not summary.steps[0].command.startswith("gate check")  # type: ignore[union-attr]
 
 
-def test_the_names_of_files_are_filled_in_and_quoted():
+def test_file_names_in_commands_are_quoted():
     summary = summarize(*passed()).with_files({"MODEL.onnx": "my model.onnx", "DIR": "out"})
     assert summary.steps[0].command == "gate promote 'my model.onnx' --name NAME --report out"
 
@@ -207,7 +209,7 @@ def latency(median_ms: float, batch_size: int = 1) -> Latency:
     return Latency(batch_size=batch_size, batches=9, median_ms=median_ms, p95_ms=2 * median_ms)
 
 
-def test_pytorch_comes_first_and_who_did_not_run_has_no_row():
+def test_cost_table_starts_with_pytorch_and_omits_absent_runtimes():
     cost = Cost(open_ms=12.0, first_ms=4.0, first_batch_size=1, single=latency(1.0),
                 peak_bytes=700_000_000, cuda_bytes=512_000_000)  # fmt: skip
     runtime = runtime_evidence(
@@ -229,7 +231,7 @@ def test_pytorch_comes_first_and_who_did_not_run_has_no_row():
     assert {len(row.cells()) for row in rows} == {len(COST_HEADINGS)}
 
 
-def test_what_is_long_or_large_is_in_larger_units():
+def test_large_values_use_larger_units():
     row = CostRow(
         runtime="r", open_ms=3130.0, first_ms=999.4, single=latency(600.0),
         memory_bytes=999_400_000, peak_bytes=1_240_000_000,
@@ -239,7 +241,7 @@ def test_what_is_long_or_large_is_in_larger_units():
     )  # fmt: skip
 
 
-def test_a_time_that_is_none_shows_as_that():
+def test_missing_latency_is_shown_as_missing():
     runtime = runtime_evidence(
         "ort-cpu", latency=latency(math.nan, 32), cost=Cost(single=latency(1.0))
     )

@@ -15,7 +15,7 @@ __all__ = ["reused_charts"]
 
 
 @pytest.mark.parametrize("make", [stories.passed, stories.rejected, stories.unjudged])
-def test_all_surfaces_say_the_same(make):
+def test_all_output_formats_show_the_same_findings(make):
     case = make()
     summary = summarize(case.decision, case.evidence, explanation=case.explanation)
     summary = summary.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})

@@ -35,7 +35,7 @@ from tests.builders import (
 
 
 @given(st.text())
-def test_printable_text_is_one_line_that_cannot_steer_a_terminal(text):
+def test_printable_text_has_one_line_without_control_characters(text):
     assert render.make_printable(text).isprintable()
 
 
@@ -48,7 +48,7 @@ def test_printable_text_is_one_line_that_cannot_steer_a_terminal(text):
     (math.inf, 1e-4, "inf"),
     (None, 1e-4, ""),
 ])  # fmt: skip
-def test_an_observed_number_never_looks_like_its_bound_unless_it_is(observed, bound, shown):
+def test_observed_number_is_shown_equal_to_bound_only_when_equal(observed, bound, shown):
     check = CheckResult(
         name="max_abs_diff",
         observed=observed,
@@ -61,7 +61,7 @@ def test_an_observed_number_never_looks_like_its_bound_unless_it_is(observed, bo
     assert render.allowed(check).startswith("≤ ")
 
 
-def test_agreement_is_told_with_samples_confidence_and_lower_bound():
+def test_agreement_text_has_samples_confidence_and_lower_bound():
     parity = class_parity(top1_agreement=0.98, top1_disagreements=8)
     seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
     decision = decide(policy(), seen, decided_at="now")
@@ -75,7 +75,7 @@ def test_agreement_is_told_with_samples_confidence_and_lower_bound():
     assert "300 of 300 samples" in sentence
 
 
-def test_what_only_the_model_takes_is_said_on_every_page():
+def test_inputs_missing_in_the_file_are_stated():
     dataset = evidence().dataset.model_copy(update={"model_only": ("mask",)})
     lacking = evidence(dataset=dataset)
     decision = decide(policy(), lacking, decided_at="now")
@@ -85,7 +85,7 @@ def test_what_only_the_model_takes_is_said_on_every_page():
     assert list(check_sentences(decide(policy(), evidence(), decided_at="now"), "inputs")) == []
 
 
-def test_where_no_agreement_is_claimed_that_is_one_line():
+def test_unclaimed_agreement_is_one_line():
     one = output_parity(classification=class_parity(predicted_classes=1))
     runtimes = tuple(
         runtime_evidence(r.runtime, outputs=(one,)) if r.outputs else r for r in evidence().runtimes
@@ -104,7 +104,7 @@ def test_where_no_agreement_is_claimed_that_is_one_line():
     assert not list(agreement_sentences(tensors, seen, confidence=0.95))
 
 
-def test_code_that_changed_since_the_export_is_told():
+def test_code_changed_since_export_is_stated():
     measured = ModelCode(files={"mine": builders.digest("b")}, packages={"torch": "2.10"})
     exported = ModelCode(files={"mine": builders.digest("a")}, packages={"torch": "2.9"})
     plain = builders.evidence()
@@ -136,7 +136,7 @@ def check(name: str, **fields: object) -> CheckResult:
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_every_check_has_its_words(name):
+def test_each_check_has_wording(name):
     meaning = meaning_of(name)
     assert meaning.meaning.endswith("?")
     assert meaning.why
@@ -144,7 +144,7 @@ def test_every_check_has_its_words(name):
         assert meaning.formula is not None
 
 
-def test_no_word_of_a_whole_decision_is_lacking():
+def test_each_check_of_a_decision_is_rendered():
     measured = evidence(runtimes=(runtime_evidence(probes=(probe_parity(),)),))
     for entry in summarize(decide(policy(), measured, decided_at="now"), measured).words:
         assert entry.meaning.endswith("?"), entry.check.name
@@ -164,7 +164,7 @@ def test_no_word_of_a_whole_decision_is_lacking():
     ("CPU", None, None, None),
     (None, "<=", 1.0, None),
 ])  # fmt: skip
-def test_how_much_of_its_bound_is_used(observed, relation, bound, expected):
+def test_share_of_bound(observed, relation, bound, expected):
     used = bound_usage(check("x", observed=observed, relation=relation, bound=bound))
     assert used == (expected if expected is None else pytest.approx(expected))
 
@@ -176,7 +176,7 @@ def test_how_much_of_its_bound_is_used(observed, relation, bound, expected):
     ("accuracy_drop", 0.012, "<=", 0.0, "1.2 %, allowed 0 %"),
     ("provider", None, None, None, ""),
 ])  # fmt: skip
-def test_a_number_has_its_unit(name, observed, relation, bound, expected):
+def test_number_has_its_unit(name, observed, relation, bound, expected):
     assert (
         format_bound_usage(check(name, observed=observed, relation=relation, bound=bound))
         == expected
@@ -191,12 +191,12 @@ def of_noise(parity: NoiseParity) -> str:
     return check_row(noisy, measured).why
 
 
-def test_a_file_without_weights_matches_none():
+def test_file_without_weights_has_no_match_text():
     report = {"constants": 0, "matched": {}, "unmatched": 0, "absent": 2, "absent_names": ["a"]}
     assert render.render_weights(report).startswith("The file has no weights to compare. 2 tensors")
 
 
-def test_a_widened_bound_says_so():
+def test_widened_bound_is_stated():
     assert "3, widened to 3.335 for 320 elements" in of_noise(noise_parity(scatter=None))
     assert "Divided by 1.2" in of_noise(noise_parity(scatter=1.2))
     assert "Divided" not in of_noise(noise_parity(scatter=1.0))

@@ -28,7 +28,7 @@ def chromium() -> None:
         PreprocessSpec(value_range=(0, 255), dtype="uint8"),
     ],
 )
-def test_without_a_resize_it_is_the_reference(spec: PreprocessSpec) -> None:
+def test_canvas_without_resize_equals_the_reference(spec: PreprocessSpec) -> None:
     pixels = picture(60, 47)
     with implementation("canvas").opened(spec) as preprocess:
         seen = preprocess(pixels)
@@ -39,7 +39,7 @@ def test_without_a_resize_it_is_the_reference(spec: PreprocessSpec) -> None:
     assert "hrom" in implementation("canvas").version()
 
 
-def test_without_antialias_it_cuts_fractions_to_sixteenths() -> None:
+def test_canvas_without_antialias_truncates_to_sixteenths() -> None:
     spec = PreprocessSpec(
         resize=Resize(size=(60, 50), antialias=False),
         value_range=(0, 255), dtype="uint8", layout="nhwc",
@@ -51,7 +51,7 @@ def test_without_antialias_it_cuts_fractions_to_sixteenths() -> None:
             assert np.abs(preprocess(pixels).astype(int) - cut).max() <= 1
 
 
-def test_it_shrinks_by_mipmaps() -> None:
+def test_canvas_downscales_by_mipmaps() -> None:
     """What `resample` says that Chromium's canvas does, and what it does not: Pillow's triangle."""
     spec = PreprocessSpec(
         resize=Resize(size=(60, 50)), value_range=(0, 255), dtype="uint8", layout="nhwc"

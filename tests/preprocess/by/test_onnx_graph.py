@@ -58,7 +58,7 @@ def run(path: Path, **feeds: Any) -> Any:
 @pytest.mark.parametrize("hidden", ["pooled", PICTURES])
 @pytest.mark.parametrize("opset", [13, 18, 21])
 @pytest.mark.parametrize("spec", [SMALL, SQUARE])
-def test_one_file_computes_what_both_did(
+def test_prepended_graph_equals_preprocessing_then_model(
     tmp_path: Path, spec: PreprocessSpec, opset: int, hidden: str
 ) -> None:
     model = classifier(tmp_path / "model.onnx", opset=opset, hidden=hidden)
@@ -87,7 +87,9 @@ def test_one_file_computes_what_both_did(
         ({"dtype": TensorProto.UINT8}, "takes uint8"),
     ],
 )
-def test_another_input_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_mismatching_model_input_is_refused(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
     model = classifier(tmp_path / "model.onnx", **change)
     with pytest.raises(InputMismatch, match=says):
         prepend_graph(SMALL, model, tmp_path / "whole.onnx")
@@ -95,9 +97,7 @@ def test_another_input_is_refused(tmp_path: Path, change: dict[str, Any], says: 
 
 
 @pytest.mark.parametrize("size", [(31, 40), (40, 35), (20, 20), (16, 72), (1, 1)])
-def test_a_picture_smaller_than_the_crop_fails_loudly(
-    tmp_path: Path, size: tuple[int, int]
-) -> None:
+def test_picture_smaller_than_the_crop_raises(tmp_path: Path, size: tuple[int, int]) -> None:
     prepend_graph(CROPPED, classifier(tmp_path / "model.onnx"), tmp_path / "whole.onnx")
     fine = run(tmp_path / "whole.onnx", pictures=picture(32, 36)[None])
     assert np.isfinite(fine).all()
@@ -123,7 +123,7 @@ def two_inputs(path: Path) -> None:
         (two_inputs, InputMismatch, "has 2 inputs"),
     ],
 )
-def test_what_is_no_such_model_is_refused(
+def test_invalid_model_is_refused(
     tmp_path: Path, spoil: Callable[[Path], Any], error: type[Exception], says: str
 ) -> None:
     model = classifier(tmp_path / "model.onnx")

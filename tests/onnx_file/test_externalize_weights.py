@@ -20,7 +20,7 @@ WEIGHTS = {
 }
 
 
-def written(folder: Path) -> Path:
+def write_model(folder: Path) -> Path:
     folder.mkdir()
     nodes = [
         node("MatMul", ["x", "large"], ["a"]),
@@ -32,8 +32,8 @@ def written(folder: Path) -> Path:
     return path
 
 
-def test_the_model_computes_what_it_did(tmp_path: Path) -> None:
-    path = written(tmp_path / "one")
+def test_externalized_model_computes_the_same(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "one")
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     (before,) = open_on_cpu(path).run(None, {"x": x})
     assert not is_large(path)
@@ -44,8 +44,8 @@ def test_the_model_computes_what_it_did(tmp_path: Path) -> None:
     assert list(data_files(path)) == [data]
 
 
-def test_what_is_small_stays_and_what_is_large_starts_at_a_page(tmp_path: Path) -> None:
-    path = written(tmp_path / "one")
+def test_large_weights_are_externalized_at_page_boundaries(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "one")
     data = externalize_weights(path, name="model.onnx")
     bare = onnx.load(path, load_external_data=False)
     outside = {t.name: t for t in bare.graph.initializer if t.external_data}
@@ -58,20 +58,20 @@ def test_what_is_small_stays_and_what_is_large_starts_at_a_page(tmp_path: Path) 
         assert np.array_equal(numpy_helper.to_array(tensor), WEIGHTS[tensor.name])
 
 
-def test_the_same_weights_give_the_same_bytes_and_others_another_name(tmp_path: Path) -> None:
-    paths = [written(tmp_path / name) for name in ("one", "two")]
+def test_data_file_is_named_after_its_content(tmp_path: Path) -> None:
+    paths = [write_model(tmp_path / name) for name in ("one", "two")]
     first, second = (externalize_weights(path, name="model.onnx") for path in paths)
     assert first.name == second.name
     assert paths[0].read_bytes() == paths[1].read_bytes()
-    third = written(tmp_path / "three")
+    third = write_model(tmp_path / "three")
     made = onnx.load(third)
     made.graph.initializer[0].raw_data = b"\1" + made.graph.initializer[0].raw_data[1:]
     onnx.save(made, third)
     assert externalize_weights(third, name="model.onnx").name != first.name
 
 
-def test_what_was_outside_is_gathered_too(tmp_path: Path) -> None:
-    path = written(tmp_path / "one")
+def test_existing_external_data_is_collected(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "one")
     made = onnx.load(path)
     onnx.save(made, path, save_as_external_data=True, size_threshold=0, location="exporter.data")
     data = externalize_weights(path, name="model.onnx")
@@ -82,8 +82,8 @@ def test_what_was_outside_is_gathered_too(tmp_path: Path) -> None:
     assert places == {data.name}
 
 
-def test_data_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
-    path = written(tmp_path / "one")
+def test_truncated_external_data_is_an_error(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "one")
     onnx.save(
         onnx.load(path), path, save_as_external_data=True, size_threshold=0, location="e.data"
     )

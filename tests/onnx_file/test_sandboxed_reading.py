@@ -1,4 +1,4 @@
-"""A foreign file is read within limits, and what the child says of it is proven."""
+"""Untrusted files are read in a sandbox within limits, and its result is verified."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.sandbox.peak import bounded_growth
 
 
 @pytest.mark.parametrize("make", [onnx_file, onnx_file_with_data])
-def test_the_child_says_the_same(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+def test_sandbox_reads_the_same_subject(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     path = make(tmp_path / "model.onnx")
     here = read_subject(path)
     assert read_subject_in_sandbox(path, ROOMY) == here == read_subject_in_sandbox(path, None)
 
 
-def test_the_origin_of_a_twin(tmp_path: Path) -> None:
+def test_origin_of_a_quantized_file(tmp_path: Path) -> None:
     exact = onnx_file(tmp_path / "model.onnx")
     twin = twin_file(tmp_path / "twin" / "model.onnx", of=exact, seed=1)
     assert origin_within(twin, ROOMY) == quantized_from(twin) == origin_within(twin, None)
@@ -34,24 +34,24 @@ def test_the_origin_of_a_twin(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [read_subject_in_sandbox, origin_within])
 @pytest.mark.parametrize("make", hostile.READ.values(), ids=hostile.READ)
-def test_reading_has_an_end(tmp_path: Path, make, read) -> None:
+def test_reading_a_file_beyond_limits_is_stopped(tmp_path: Path, make, read) -> None:
     path = make(tmp_path / "model.onnx")
     with bounded_growth(PARENT_BYTES), pytest.raises(LimitExceeded, match="^reading model.onnx"):
         read(path, TIGHT)
 
 
-def test_large_external_data_is_hashed_and_not_held(tmp_path: Path) -> None:
+def test_large_external_data_is_hashed_in_pieces(tmp_path: Path) -> None:
     path = hostile.sparse_data(tmp_path / "model.onnx")
     with bounded_growth(PARENT_BYTES):
         subject = read_subject_in_sandbox(path, ROOMY)
     assert subject.size_bytes > ROOMY.memory_bytes
 
 
-BAD = {"missing": None, "empty": b"", "no ONNX": b"\xff" * 100, "a text": b"<html>"}
+INVALID_FILES = {"missing": None, "empty": b"", "no ONNX": b"\xff" * 100, "a text": b"<html>"}
 
 
-@pytest.mark.parametrize("data", BAD.values(), ids=BAD)
-def test_a_bad_file_is_refused_in_the_same_words(tmp_path: Path, data: bytes | None) -> None:
+@pytest.mark.parametrize("data", INVALID_FILES.values(), ids=INVALID_FILES)
+def test_invalid_file_has_the_same_error_in_the_sandbox(tmp_path: Path, data: bytes | None) -> None:
     path = tmp_path / "model.onnx"
     if data is not None:
         path.write_bytes(data)
@@ -62,7 +62,7 @@ def test_a_bad_file_is_refused_in_the_same_words(tmp_path: Path, data: bytes | N
     assert str(there.value) == str(here.value)
 
 
-def test_what_fills_the_memory_is_not_even_opened(tmp_path: Path, monkeypatch) -> None:
+def test_file_larger_than_the_memory_limit_is_not_opened(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "model.onnx"
     with path.open("wb") as stream:
         stream.truncate(TIGHT.memory_bytes + 1)
@@ -71,7 +71,7 @@ def test_what_fills_the_memory_is_not_even_opened(tmp_path: Path, monkeypatch) -
         read_subject_in_sandbox(path, TIGHT)
 
 
-def test_what_is_no_protobuf_by_its_size_is_not_read(tmp_path: Path) -> None:
+def test_file_larger_than_a_protobuf_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     with path.open("wb") as stream:
         stream.truncate(2**31)
@@ -79,7 +79,7 @@ def test_what_is_no_protobuf_by_its_size_is_not_read(tmp_path: Path) -> None:
         read_subject(path)
 
 
-LIES = {
+FALSE_RESULTS = {
     "other bytes": ({"sha256": "sha256:" + "0" * 64}, DigestMismatch),
     "files of others": ({"external_data": ["../private"]}, OnnxFileError),
     "all files": ({"external_data": ["/etc/passwd"]}, OnnxFileError),
@@ -88,8 +88,8 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize(("lie", "error"), LIES.values(), ids=LIES)
-def test_what_a_child_says_is_not_believed(tmp_path: Path, monkeypatch, lie, error) -> None:
+@pytest.mark.parametrize(("lie", "error"), FALSE_RESULTS.values(), ids=FALSE_RESULTS)
+def test_false_result_of_the_sandbox_is_refused(tmp_path: Path, monkeypatch, lie, error) -> None:
     path = onnx_file(tmp_path / "models" / "model.onnx")
     (tmp_path / "private").write_text("secret")
     plain = read_subject(path).to_plain() | lie
