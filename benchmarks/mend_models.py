@@ -15,7 +15,7 @@ from benchmarks.corpus.bench import SAMPLES, Bench, Pair
 from benchmarks.corpus.entry import Entry, file_of, story_of
 from benchmarks.corpus.exporters import DIRECT_17, DYNAMO_18, Recipe
 from benchmarks.corpus.samples import Arrays
-from tests.localize.optimizers.faults import FAULTS, OptimiserFault
+from tests.localize.optimizers.faults import FAULTS, OptimizerFault
 
 
 class Repeats(nn.Module):
@@ -138,7 +138,7 @@ def _as_exported(make: Callable[[], nn.Module], *shape: int, recipe: Recipe = DI
     return Entry("more", architecture.name, architecture, recipe, story_of(make), written)
 
 
-def _of_optimizer(title: str, fault: OptimiserFault) -> Entry:
+def _of_optimizer(title: str, fault: OptimizerFault) -> Entry:
     draw = _drawn(*fault.inputs.shape[1:], dtype=fault.inputs.dtype.type)
     architecture = _architecture(fault.model, draw)
 

@@ -1,4 +1,4 @@
-"""What is told of a fault: the module, the cause in its words, and a remedy that fits."""
+"""Module, cause and remedy of each kind of fault."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def made(tmp_path_factory):
     return make
 
 
-def half(values: np.ndarray) -> np.ndarray:
+def through_float16(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float16).astype(np.float32)
 
 
-def bfloat(values: np.ndarray) -> np.ndarray:
+def through_bfloat16(values: np.ndarray) -> np.ndarray:
     return torch.from_numpy(values).bfloat16().float().numpy()
 
 
@@ -72,11 +72,11 @@ def tf32(values: np.ndarray) -> np.ndarray:
     return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def larger(values: np.ndarray) -> np.ndarray:
+def scale_up(values: np.ndarray) -> np.ndarray:
     return values * np.float32(1.1)
 
 
-def turned(values: np.ndarray) -> np.ndarray:
+def transpose(values: np.ndarray) -> np.ndarray:
     return values.T
 
 
@@ -101,11 +101,11 @@ def setting(op: str, place: int = 0, **values: object) -> Spoil:
     return spoil
 
 
-def operator(op: str, other: str, place: int = 0) -> Spoil:
+def replace_operator(op: str, other: str, place: int = 0) -> Spoil:
     return lambda proto: setattr(node(proto, op, place), "op_type", other)
 
 
-def without(op: str, place: int = 0) -> Spoil:
+def remove_node(op: str, place: int = 0) -> Spoil:
     return lambda proto: bypass(proto, node(proto, op, place))
 
 
@@ -117,10 +117,10 @@ def trained_norm(proto: onnx.ModelProto) -> None:
 def scaled_fold(proto: onnx.ModelProto) -> None:
     """As another scale of the BatchNorm folds: weights and offset."""
     for argument in (1, 2):
-        read_by("Conv", 1, argument, larger)(proto)
+        read_by("Conv", 1, argument, scale_up)(proto)
 
 
-def through(kind: int) -> Spoil:
+def cast_through(kind: int) -> Spoil:
     """A detour through another type before the pooling."""
 
     def spoil(proto: onnx.ModelProto) -> None:
@@ -159,21 +159,21 @@ def wide_resize(proto: onnx.ModelProto) -> None:
 
 REDUCED, WEIGHTS, OTHER = "--precision reduced", "from the checkpoint", "of another model"
 EVAL, OPERATOR, CODE = "model.eval()", "another opset", "functions that forward calls"
-TOLD = {
+CAUSES = {
     "weight to float16": (
-        Residual, initializer("head.weight", half), "head",
+        Residual, initializer("head.weight", through_float16), "head",
         "head.weight is rounded to float16 in the file", REDUCED),
     "weight to bfloat16": (
-        Residual, initializer("head.weight", bfloat), "head",
+        Residual, initializer("head.weight", through_bfloat16), "head",
         "head.weight is rounded to bfloat16 in the file", REDUCED),
     "embedding to float16": (
-        Tokens, initializer("embed.weight", half), "embed",
+        Tokens, initializer("embed.weight", through_float16), "embed",
         "embed.weight is rounded to float16 in the file", REDUCED),
     "folded weight to float16": (
-        Residual, read_by("Conv", 1, 1, half), "block.conv1",
+        Residual, read_by("Conv", 1, 1, through_float16), "block.conv1",
         "block.conv1.weight is rounded to float16 in the file", REDUCED),
     "another weight": (
-        Residual, initializer("head.weight", larger), "head",
+        Residual, initializer("head.weight", scale_up), "head",
         "head.weight differs from the model's in 360 of 360 elements", WEIGHTS),
     "another folded weight": (
         Residual, read_by("Conv", 1, 1, nets.middle), "block.conv1",
@@ -183,19 +183,19 @@ TOLD = {
         "the folded scale of block.bn1 (weight, running_var, eps) differs from the model's",
         WEIGHTS),
     "another folded offset": (
-        Residual, read_by("Conv", 1, 2, larger), "block.bn1",
+        Residual, read_by("Conv", 1, 2, scale_up), "block.bn1",
         "the folded offset of block.bn1 (bias, running_mean) differs from the model's", WEIGHTS),
     "another variance": (
-        "unfolded", initializer("block.bn1.running_var", larger), "block.bn1",
+        "unfolded", initializer("block.bn1.running_var", scale_up), "block.bn1",
         "block.bn1.running_var differs from the model's in 8 of 8", WEIGHTS),
     "another parameter of the model's own": (
-        Codes, initializer("gain", larger), "",
+        Codes, initializer("gain", scale_up), "",
         "gain differs from the model's in 1 of 1 elements", WEIGHTS),
     "transposed weight of Gemm": (
-        Shared, initializer("twice.weight", turned), "twice",
+        Shared, initializer("twice.weight", transpose), "twice",
         "twice.weight is transposed in the file", WEIGHTS),
     "transposed weight of MatMul": (
-        Tokens, read_by("MatMul", 3, 1, turned), "layer.proj",
+        Tokens, read_by("MatMul", 3, 1, transpose), "layer.proj",
         "layer.proj.weight is transposed in the file", WEIGHTS),
     "another epsilon of BatchNorm": (
         "unfolded", setting("BatchNormalization", 1, epsilon=1e-3), "block.bn1",
@@ -206,20 +206,20 @@ TOLD = {
     "BatchNorm as in training": (
         "unfolded", trained_norm, "block.bn1", "it runs in training mode", EVAL),
     "missing activation": (
-        Residual, without("Relu", 1), "block.relu",
+        Residual, remove_node("Relu", 1), "block.relu",
         "no node of the file computes it; later nodes read /block/conv1/Conv_output_0", OTHER),
     "another activation": (
-        Shared, operator("Tanh", "Sigmoid", 1), "act",
+        Shared, replace_operator("Tanh", "Sigmoid", 1), "act",
         "Sigmoid /act_1/Tanh computes something other than Tanh: these are the operators of Sigmoid",
         OTHER),
     "another part of an activation": (
-        Tokens, operator("Erf", "Tanh"), "layer.act", "1 node and Tanh /layer/act/Erf, Add",
+        Tokens, replace_operator("Erf", "Tanh"), "layer.act", "1 node and Tanh /layer/act/Erf, Add",
         OPERATOR),
     "float16 inside": (
-        Residual, through(TensorProto.FLOAT16), "pool",
+        Residual, cast_through(TensorProto.FLOAT16), "pool",
         "the file casts to float16 in it (Cast narrows)", REDUCED),
     "bfloat16 inside": (
-        Residual, through(TensorProto.BFLOAT16), "pool",
+        Residual, cast_through(TensorProto.BFLOAT16), "pool",
         "the file casts to bfloat16 in it (Cast narrows)", REDUCED),
     "eight bits inside": (
         Residual, eight_bits, "pool", "computes this layer from 8 bits", "precision: quantized"),
@@ -237,9 +237,9 @@ TOLD = {
 
 
 @pytest.mark.rows(5)
-@pytest.mark.parametrize("fault", TOLD)
-def test_the_cause_and_what_to_do(made, tmp_path, fault):
-    kind, spoil, module, cause, remedy = TOLD[fault]
+@pytest.mark.parametrize("fault", CAUSES)
+def test_cause_and_remedy(made, tmp_path, fault):
+    kind, spoil, module, cause, remedy = CAUSES[fault]
     model, candidate = made(Residual, unfolded=True) if kind == "unfolded" else made(kind)
     inputs = INPUTS[Residual if kind == "unfolded" else kind]
     told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs)
@@ -251,13 +251,13 @@ def test_the_cause_and_what_to_do(made, tmp_path, fault):
     assert told.cause.endswith(".")
 
 
-def in_16_bits(proto: onnx.ModelProto) -> None:
+def convert_to_float16(proto: onnx.ModelProto) -> None:
     """Every weight, and the values before the pooling."""
     for tensor in proto.graph.initializer:
         values = numpy_helper.to_array(tensor)
         if values.dtype == np.float32:
-            tensor.CopyFrom(numpy_helper.from_array(half(values), tensor.name))
-    through(TensorProto.FLOAT16)(proto)
+            tensor.CopyFrom(numpy_helper.from_array(through_float16(values), tensor.name))
+    cast_through(TensorProto.FLOAT16)(proto)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def in_16_bits(proto: onnx.ModelProto) -> None:
          "epsilon is 10 in the file"),
     ],
 )  # fmt: skip
-def test_of_a_file_in_16_bits_on_purpose_their_rounding_is_no_cause(
+def test_float16_rounding_is_no_cause_with_a_reduced_policy(
     made, tmp_path, kind, spoil, module, cause
 ):
     model, candidate = made(Residual, unfolded=True) if kind == "unfolded" else made(kind)
@@ -282,23 +282,25 @@ def test_of_a_file_in_16_bits_on_purpose_their_rounding_is_no_cause(
         case = MeasurementJob(model, edited, SampleSet.from_arrays({"input": IMAGES}), policy)
         return locate(case, runtime="ort-cpu", limit=6)
 
-    assert told(in_16_bits).first_divergence is None
-    found = told(lambda proto: (spoil(proto), in_16_bits(proto)))
+    assert told(convert_to_float16).first_divergence is None
+    found = told(lambda proto: (spoil(proto), convert_to_float16(proto)))
     assert (found.first_divergence, cause in found.cause) == (module, True), found.cause
 
 
-def test_bfloat16_is_not_excused_by_what_does_not_allow_it(made, tmp_path, monkeypatch):
+def test_bfloat16_is_a_cause_with_a_reduced_policy(made, tmp_path, monkeypatch):
     monkeypatch.setattr(layer_deviations, "REDUCED_UNIT", 16.0)  # else this net hardly minds
     model, candidate = made(Residual)
     policy = nets.POLICY.model_copy(update={"precision": "reduced"})
-    edited = tiny.edit(candidate, tmp_path / "bad.onnx", initializer("head.weight", bfloat))
+    edited = tiny.edit(
+        candidate, tmp_path / "bad.onnx", initializer("head.weight", through_bfloat16)
+    )
     case = MeasurementJob(model, edited, SampleSet.from_arrays({"input": IMAGES}), policy)
     found = locate(case, runtime="ort-cpu", limit=6)
     assert "bfloat16" in found.cause
     assert found.remedy.startswith("Convert to float16")
 
 
-def test_another_shape_is_told_with_both(tmp_path):
+def test_wrong_shape_is_described(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
@@ -312,7 +314,7 @@ def test_another_shape_is_told_with_both(tmp_path):
     assert "pads is [1, 1, 1, 1] in the file, padding is (0, 0) in the model" in told.cause
 
 
-def test_a_shape_that_no_setting_explains(tmp_path):
+def test_wrong_shape_without_setting_is_described(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(_Doubled(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
     candidate = nets.export(model.eval(), tmp_path / "m.onnx", IMAGES)
@@ -333,7 +335,7 @@ class _Doubled(nn.Module):
     ("ort-cuda", 0.1, False),
     ("ort-cpu", 2.0**-11, False),
 ])  # fmt: skip
-def test_an_error_of_the_size_of_tf32_is_told_on_cuda_only(tmp_path, runtime, rounding, named):
+def test_tf32_sized_error_is_named_on_cuda_only(tmp_path, runtime, rounding, named):
     """Without the device: from the numbers that such a layer would have."""
     torch.manual_seed(0)
     model = nn.Linear(6, 3).eval()

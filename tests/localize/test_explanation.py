@@ -1,4 +1,4 @@
-"""After a rejection the layers are compared: on the right runtime and samples, and never harmfully."""
+"""Explanation of a failed check: runtime, samples and errors of the layer comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.localize import nets
 from tests.measure import tiny
 
 
-def judged(**runtimes: object) -> tuple[Evidence, Decision]:
+def decide_with(**runtimes: object) -> tuple[Evidence, Decision]:
     """Evidence in which `ort-cpu` or `ort-cpu-optimized` are as given."""
     names = {"cpu": "ort-cpu", "optimized": "ort-cpu-optimized"}
     given = {names[key]: value for key, value in runtimes.items()}
@@ -45,7 +45,7 @@ def case(tmp_path):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def compare_calls(monkeypatch):
     """What `compare_layers` is asked for; it finds nothing."""
     calls = []
 
@@ -62,9 +62,9 @@ def asked(monkeypatch):
     return calls
 
 
-def test_a_pass_is_not_explained(case, asked):
-    assert locate_failure(case, *judged()) == Explanation()
-    assert asked == []
+def test_pass_is_not_explained(case, compare_calls):
+    assert locate_failure(case, *decide_with()) == Explanation()
+    assert compare_calls == []
 
 
 @pytest.mark.parametrize(
@@ -73,19 +73,19 @@ def test_a_pass_is_not_explained(case, asked):
      runtime_evidence("ort-cpu", providers_active=("CUDAExecutionProvider",))],
     ids=["absent", "failed", "wrong provider"],
 )  # fmt: skip
-def test_what_is_no_wrong_number_is_not_explained(case, asked, runtime):
-    evidence, decision = judged(cpu=runtime)
+def test_failure_without_numbers_is_not_explained(case, compare_calls, runtime):
+    evidence, decision = decide_with(cpu=runtime)
     assert not decision.passed
     assert locate_failure(case, evidence, decision) == Explanation()
-    assert asked == []
+    assert compare_calls == []
 
 
 BREAKS = {"outputs": (), "failure": "no kernel"}
 
 
 @pytest.mark.parametrize("optimiser", [True, False])
-def test_what_breaks_with_optimizations_on_only_is_explained_by_the_optimiser(
-    case, asked, monkeypatch, optimiser
+def test_optimized_session_failure_is_explained_by_the_optimizer(
+    case, compare_calls, monkeypatch, optimiser
 ):
     real = explanation.compare_layers
 
@@ -96,28 +96,28 @@ def test_what_breaks_with_optimizations_on_only_is_explained_by_the_optimiser(
 
     monkeypatch.setattr(explanation, "compare_layers", compare)
     broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
-    told = locate_failure(case, *judged(optimized=broken))
-    assert [runtime for runtime, _ in asked] == ["ort-cpu-optimized"]
+    told = locate_failure(case, *decide_with(optimized=broken))
+    assert [runtime for runtime, _ in compare_calls] == ["ort-cpu-optimized"]
     assert (told.localisation is not None) is optimiser
     assert told.failure is None
 
 
-def test_what_breaks_with_optimizations_off_too_is_not_explained(case, asked):
+def test_plain_session_failure_is_not_explained(case, compare_calls):
     broken = {
         "cpu": runtime_evidence("ort-cpu", **BREAKS),
         "optimized": runtime_evidence("ort-cpu-optimized", **BREAKS),
     }
-    assert locate_failure(case, *judged(**broken)) == Explanation()
-    assert asked == []
+    assert locate_failure(case, *decide_with(**broken)) == Explanation()
+    assert compare_calls == []
 
 
-def test_where_the_layers_of_what_breaks_can_not_be_compared_nothing_is_added(case, monkeypatch):
+def test_failed_comparison_of_a_failing_session_adds_nothing(case, monkeypatch):
     def compare(*_, **__):
         raise RuntimeError("no room")
 
     monkeypatch.setattr(explanation, "compare_layers", compare)
     broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
-    assert locate_failure(case, *judged(optimized=broken)) == Explanation()
+    assert locate_failure(case, *decide_with(optimized=broken)) == Explanation()
 
 
 @pytest.mark.parametrize(
@@ -125,36 +125,36 @@ def test_where_the_layers_of_what_breaks_can_not_be_compared_nothing_is_added(ca
     [({"cpu": bad("ort-cpu"), "optimized": bad("ort-cpu-optimized")}, "ort-cpu"),
      ({"optimized": bad("ort-cpu-optimized")}, "ort-cpu-optimized")],
 )  # fmt: skip
-def test_the_first_runtime_that_failed_is_explained(case, asked, runtimes, first):
-    assert locate_failure(case, *judged(**runtimes)).localisation is not None
-    assert [runtime for runtime, _ in asked] == [first]
+def test_first_failed_runtime_is_explained(case, compare_calls, runtimes, first):
+    assert locate_failure(case, *decide_with(**runtimes)).localisation is not None
+    assert [runtime for runtime, _ in compare_calls] == [first]
 
 
 @pytest.mark.parametrize(
     ("sample", "places"),
     [(3, [3, 0, 1, 2, 4, 5, 6, 7]), (17, [17, 0, 1, 2, 3, 4, 5, 6]), (None, list(range(8)))],
 )
-def test_the_worst_sample_comes_first(case, asked, sample, places):
-    locate_failure(case, *judged(cpu=bad("ort-cpu", sample=sample)))
-    np.testing.assert_array_equal(asked[0][1], tiny.images(20)[places])
+def test_worst_sample_is_compared_first(case, compare_calls, sample, places):
+    locate_failure(case, *decide_with(cpu=bad("ort-cpu", sample=sample)))
+    np.testing.assert_array_equal(compare_calls[0][1], tiny.images(20)[places])
 
 
-def test_a_fixed_batch_is_taken_whole(case, asked):
+def test_fixed_batch_is_compared_as_a_whole(case, compare_calls):
     fixed = TensorSpec(name="input", dtype="float32", shape=(5, 3, 8, 8))
     subject = case.candidate.subject.model_copy(update={"inputs": (fixed,)})
     whole = MeasurementJob(
         case.model, TestedFile(case.candidate.path, subject), case.samples, case.policy
     )
-    locate_failure(whole, *judged(cpu=bad("ort-cpu", sample=12)))
-    np.testing.assert_array_equal(asked[0][1], tiny.images(20)[10:15])
+    locate_failure(whole, *decide_with(cpu=bad("ort-cpu", sample=12)))
+    np.testing.assert_array_equal(compare_calls[0][1], tiny.images(20)[10:15])
 
 
-def test_what_breaks_is_told_and_not_raised(case, monkeypatch):
+def test_failed_comparison_is_recorded(case, monkeypatch):
     def compare(*_, **__):
         raise RuntimeError("no room")
 
     monkeypatch.setattr(explanation, "compare_layers", compare)
-    told = locate_failure(case, *judged(cpu=bad("ort-cpu")))
+    told = locate_failure(case, *decide_with(cpu=bad("ort-cpu")))
     assert told == Explanation(failure="RuntimeError: no room")
 
 
@@ -171,7 +171,7 @@ class Limited(nn.Module):
         return self.last(self.act(self.first(input))).clamp(max=self.highest)
 
 
-def off_on(name: str, **fields: object) -> tuple[Evidence, Decision]:
+def differing_probe(name: str, **fields: object) -> tuple[Evidence, Decision]:
     """Both runtimes of ONNX Runtime agree on the samples, and not on this probe."""
     far = {} if "failure" in fields else {"noise_ratio": 1e6}
     probe = builders.probe_parity(name, **{"kind": "value", **far, **fields})
@@ -180,7 +180,7 @@ def off_on(name: str, **fields: object) -> tuple[Evidence, Decision]:
         key: runtime_evidence(runtime, probes=(*good, probe))
         for key, runtime in (("cpu", "ort-cpu"), ("optimized", "ort-cpu-optimized"))
     }
-    return judged(**runtimes)
+    return decide_with(**runtimes)
 
 
 @pytest.fixture(scope="module")
@@ -201,10 +201,8 @@ def limited(tmp_path_factory):
     (nn.ReLU(), 2.0, "act", "these are the operators of ReLU"),
     (nn.ReLU6(), 90.0, "", "code in the model's own forward differs in the file: Clip"),
 ], ids=["activation", "code"])  # fmt: skip
-def test_a_layer_that_only_a_probe_shows_is_found_on_its_input(
-    limited, act, highest, module, fault
-):
-    found = locate_failure(limited(act, highest), *off_on("magnitudes")).localisation
+def test_layer_is_found_on_the_input_of_a_probe(limited, act, highest, module, fault):
+    found = locate_failure(limited(act, highest), *differing_probe("magnitudes")).localisation
     assert (found.probe, found.first_divergence) == ("magnitudes", module)
     assert fault in found.fault
 
@@ -232,6 +230,6 @@ def test_code_that_only_a_probe_takes_is_found(tmp_path):
      {"name": "nobody's"}, {"name": "negated"}, {"name": "magnitudes", "failure": "no kernel"}],
     ids=lambda probe: f"{probe['name']} {probe.get('failure', '')}".strip(),
 )  # fmt: skip
-def test_where_the_input_of_a_probe_shows_no_layer_nothing_is_added(limited, probe):
+def test_probe_input_without_divergence_adds_nothing(limited, probe):
     case = limited(nn.ReLU(), 2.0)
-    assert locate_failure(case, *off_on(**probe)) == Explanation()
+    assert locate_failure(case, *differing_probe(**probe)) == Explanation()

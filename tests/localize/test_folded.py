@@ -1,4 +1,4 @@
-"""Modules that are folded or fused into others have no tensor, and are not named for it."""
+"""Modules folded or fused into others have no tensor and are not named as sources."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def compare(model, other, path, inputs, **how):
     return found(trained(model), nets.export(trained(other), path, inputs, **how), inputs)
 
 
-def code(record: Localization) -> list[str]:
+def code_sources(record: Localization) -> list[str]:
     """Operators of the code that is a source."""
     return [
         row.kind for row in record.layers if row.verdict == "source" and row.kind.startswith("code")
@@ -174,18 +174,18 @@ def code(record: Localization) -> list[str]:
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
-def test_two_linear_layers_in_one(tmp_path, by):
+def test_two_folded_linear_layers(tmp_path, by):
     right = compare(Pair(), Folded(), tmp_path / "right.onnx", VECTORS, by=by)
     assert not right.diverges
     assert right.unmapped == ("first",)
     wrong = compare(Pair(), Folded("tanh"), tmp_path / "wrong.onnx", VECTORS, by=by)
     assert wrong.first_divergence == ""
-    assert len(code(wrong)) == len(verdicts(wrong, "source")) == 1
-    assert "Tanh" in code(wrong)[0]
+    assert len(code_sources(wrong)) == len(verdicts(wrong, "source")) == 1
+    assert "Tanh" in code_sources(wrong)[0]
 
 
 @pytest.mark.parametrize("name", ["both.weight", "both.bias"])
-def test_a_folded_layer_that_is_wrong_is_the_one_with_a_tensor(tmp_path, name):
+def test_wrong_folded_layer_is_named_by_its_tensor(tmp_path, name):
     candidate = nets.export(trained(Folded()), tmp_path / "m.onnx", VECTORS)
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, name, middle))
     told = found(trained(Pair()), bad, VECTORS)
@@ -196,12 +196,12 @@ def test_a_folded_layer_that_is_wrong_is_the_one_with_a_tensor(tmp_path, name):
 
 
 @pytest.mark.parametrize(("norm", "by"), [(Normed, "direct"), (Scaled, "dynamo")])
-def test_a_subclass_of_batchnorm_in_a_convolution(tmp_path, norm, by):
+def test_folded_subclass_of_batch_norm(tmp_path, norm, by):
     right = compare(Images(norm), Images(norm), tmp_path / "right.onnx", IMAGES, by=by)
     assert not right.diverges
     wrong = compare(Images(norm), Images(norm, 0.3), tmp_path / "wrong.onnx", IMAGES, by=by)
     assert wrong.first_divergence == ""
-    assert code(wrong) == ["code: LeakyRelu, ReduceMean"]
+    assert code_sources(wrong) == ["code: LeakyRelu, ReduceMean"]
     assert verdicts(wrong, "source") == ["(model)"]
 
 
@@ -219,11 +219,11 @@ def fuse(model: nn.Module, path: Path) -> TestedFile:
 
 
 @pytest.fixture(scope="module")
-def fused(tmp_path_factory):
+def fused_file(tmp_path_factory):
     return fuse(Encoder(), tmp_path_factory.mktemp("fused") / "m.onnx")
 
 
-def packed(part, amount, *, argument=1, layer=0):
+def change_packed(part, amount, *, argument=1, layer=0):
     """Add `amount` to a number of query, key or value in the packed weight, or bias (2)."""
 
     def add(values: np.ndarray) -> np.ndarray:
@@ -237,7 +237,7 @@ def packed(part, amount, *, argument=1, layer=0):
     return spoil
 
 
-def of_its_own(proto: onnx.ModelProto, node: onnx.NodeProto, argument: int) -> None:
+def change_private_copy(proto: onnx.ModelProto, node: onnx.NodeProto, argument: int) -> None:
     """Change a constant that other nodes read too, for this node alone."""
     constant = onnx.numpy_helper.to_array(nets.weight(proto, node.input[argument]))
     proto.graph.initializer.append(onnx.numpy_helper.from_array(constant + 0.1, "another"))
@@ -249,33 +249,37 @@ FAULTS = {
         proto, nets.node(proto, "SkipLayerNormalization", 1).input[4], middle
     ),
     "head": lambda proto: change(proto, "head.bias", middle),
-    "norm1": lambda proto: of_its_own(proto, nets.node(proto, "SkipLayerNormalization"), 3),
+    "norm1": lambda proto: change_private_copy(
+        proto, nets.node(proto, "SkipLayerNormalization"), 3
+    ),
 }
 
 
-def unmasked(proto: onnx.ModelProto) -> None:
+def drop_mask(proto: onnx.ModelProto) -> None:
     """An optimizer that drops the mask."""
     nets.node(proto, "Attention").input[3] = ""
 
 
 class TestFusedAttention:
-    def test_right(self, fused):
-        told = found(Encoder().eval(), fused, SEQUENCES)
+    def test_correct_fused_attention_has_no_fault(self, fused_file):
+        told = found(Encoder().eval(), fused_file, SEQUENCES)
         assert not told.diverges
         assert {"query", "key", "value"} <= set(told.unmapped)
 
     @pytest.mark.parametrize("source", FAULTS)
-    def test_a_fault_behind_it(self, fused, tmp_path, source):
-        bad = tiny.edit(fused, tmp_path / "bad.onnx", FAULTS[source])
+    def test_fault_behind_fused_attention(self, fused_file, tmp_path, source):
+        bad = tiny.edit(fused_file, tmp_path / "bad.onnx", FAULTS[source])
         told = found(Encoder().eval(), bad, SEQUENCES)
         assert told.first_divergence == source
         assert verdicts(told, "source") == [source]
 
-    def test_a_fault_in_it(self, fused, tmp_path):
-        told = found(Encoder(4.0).eval(), fused, SEQUENCES)
+    def test_missing_mask_of_fused_attention(self, fused_file, tmp_path):
+        told = found(Encoder(4.0).eval(), fused_file, SEQUENCES)
         assert told.first_divergence not in ("query", "key", "value")
         assert len(verdicts(told, "source")) == 1
-        told = found(Encoder().eval(), tiny.edit(fused, tmp_path / "m.onnx", unmasked), SEQUENCES)
+        told = found(
+            Encoder().eval(), tiny.edit(fused_file, tmp_path / "m.onnx", drop_mask), SEQUENCES
+        )
         assert told.first_divergence not in ("query", "key", "value")
         assert len(verdicts(told, "source")) == 1
 
@@ -286,19 +290,23 @@ class TestFusedAttention:
             ("query", 2, 0.05), ("key", 1, 0.05), ("value", 2, 0.3), ("key", 1, 1.0),
         ],
     )  # fmt: skip
-    def test_one_number_of_it(self, fused, tmp_path, part, argument, amount):
+    def test_wrong_number_in_packed_attention_weights(
+        self, fused_file, tmp_path, part, argument, amount
+    ):
         """A small one leaves the outputs nearly equal, behind layers that are farther off."""
-        spoil = packed(part, amount, argument=argument)
-        told = found(Encoder().eval(), tiny.edit(fused, tmp_path / "bad.onnx", spoil), SEQUENCES)
+        spoil = change_packed(part, amount, argument=argument)
+        told = found(
+            Encoder().eval(), tiny.edit(fused_file, tmp_path / "bad.onnx", spoil), SEQUENCES
+        )
         assert [fault.module for fault in told.faults] == [part]
         assert f"{part}.{'weight' if argument == 1 else 'bias'}" in told.fault
 
-    def test_a_bias_of_all_keys_changes_nothing(self, fused, tmp_path):
+    def test_equal_bias_of_all_keys_has_no_effect(self, fused_file, tmp_path):
         """It adds the same to all scores of a query."""
-        bad = tiny.edit(fused, tmp_path / "m.onnx", packed("key", 0.5, argument=2))
+        bad = tiny.edit(fused_file, tmp_path / "m.onnx", change_packed("key", 0.5, argument=2))
         assert not found(Encoder().eval(), bad, SEQUENCES).diverges
 
-    def test_packed(self, tmp_path):
+    def test_packed_attention_projection(self, tmp_path):
         right = tiny.export(Packed(), tmp_path / "right.onnx", example=SEQUENCES)
         assert not found(Encoder().eval(), right, SEQUENCES).diverges
         wrong = tiny.export(Packed(4.0), tmp_path / "wrong.onnx", example=SEQUENCES)
@@ -307,7 +315,7 @@ class TestFusedAttention:
         assert len(verdicts(told, "source")) == 1
 
 
-def test_a_folded_layer_does_not_hide_a_weight_behind_it(tmp_path):
+def test_wrong_weight_behind_a_folded_layer_is_found(tmp_path):
     """The weight has no name in the file, and no element of it is the model's."""
     inputs = VECTORS[:, None, :]
     candidate = nets.export(trained(Folded()), tmp_path / "m.onnx", inputs)
@@ -340,7 +348,7 @@ class Levels(nn.Module):
 
 
 @pytest.mark.parametrize(("join", "by"), [("add", "direct"), ("cat", "dynamo")])
-def test_a_layer_in_whose_place_another_one_is_read(tmp_path, join, by):
+def test_merged_equal_layers_are_named(tmp_path, join, by):
     """Exporters write equal operators on equal inputs once."""
     model, other = Levels(nn.ELU(), join), Levels(nn.Tanh(), join)
     for one in (model, other):
@@ -365,21 +373,21 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(self.gru(x)[0])[0][:, -1])
 
 
-def reset_first(proto: onnx.ModelProto) -> None:
+def set_reset_first(proto: onnx.ModelProto) -> None:
     """ONNX's default for a GRU, not PyTorch's."""
     for attribute in nets.node(proto, "GRU").attribute:
         if attribute.name == "linear_before_reset":
             attribute.i = 0
 
 
-def another_bias(proto: onnx.ModelProto) -> None:
+def change_bias(proto: onnx.ModelProto) -> None:
     change(proto, nets.node(proto, "GRU").input[3], middle)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "text"), [(reset_first, "linear_before_reset"), (another_bias, "gru.bias_")]
+    ("spoil", "text"), [(set_reset_first, "linear_before_reset"), (change_bias, "gru.bias_")]
 )
-def test_recurrent_layers_in_a_row(tmp_path, spoil, text):
+def test_consecutive_recurrent_layers(tmp_path, spoil, text):
     series = SEQUENCES["x"]
     candidate = nets.export(Recurrent().eval(), tmp_path / "m.onnx", series)
     told = found(Recurrent().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), series)

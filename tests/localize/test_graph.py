@@ -1,4 +1,4 @@
-"""A file cut into pieces: each computes what the whole one does, and needs what it says."""
+"""Cutting a file into subgraphs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def value(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> onnx.V
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def written(folder, nodes, *, initializers=(), inputs=(), ir: int = 9, external: bool = False):
+def write_model(folder, nodes, *, initializers=(), inputs=(), ir: int = 9, external: bool = False):
     """A file x -> y of these nodes."""
     graph = helper.make_graph(
         nodes, "g", [value("x", "n", SIZE), *inputs], [value("y", "n", SIZE)],
@@ -50,7 +50,7 @@ def chain(folder, **settings):
         node("Mul", ["r", "x"], ["y"]),
     ]
     weights = [("w", WEIGHT), ("b", np.ones(SIZE, np.float32))]
-    return FileGraph(written(folder, nodes, initializers=weights, **settings))
+    return FileGraph(write_model(folder, nodes, initializers=weights, **settings))
 
 
 def run(piece, **fed):
@@ -59,7 +59,7 @@ def run(piece, **fed):
     return opened({"x": X}, fed)
 
 
-def test_the_tensors_that_depend_on_inputs_in_the_order_of_the_nodes(tmp_path):
+def test_input_dependent_tensors_are_in_node_order(tmp_path):
     graph = chain(tmp_path)
     assert graph.tensors == ("m", "a", "r", "y")
     assert graph.outputs == ("y",)
@@ -67,7 +67,7 @@ def test_the_tensors_that_depend_on_inputs_in_the_order_of_the_nodes(tmp_path):
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_marked_tensors_are_outputs_beside_the_files_own(tmp_path, external):
+def test_marked_tensors_are_additional_outputs(tmp_path, external):
     graph = chain(tmp_path, external=external)
     piece = graph.marked(["a", "m", "y"])
     assert (piece.outputs, piece.cuts) == (("y", "a", "m"), ())
@@ -76,7 +76,7 @@ def test_marked_tensors_are_outputs_beside_the_files_own(tmp_path, external):
     np.testing.assert_allclose(seen["y"], np.maximum(X @ WEIGHT + 1, 0) * X, rtol=1e-4, atol=1e-4)
 
 
-def test_a_cut_piece_computes_from_the_references(tmp_path):
+def test_cut_graph_computes_from_references(tmp_path):
     graph = chain(tmp_path)
     piece = graph.cut(["r", "y"], {"m": np.dtype(np.float32), "r": np.dtype(np.float32)})
     assert set(piece.cuts) == {"m", "r"}
@@ -85,13 +85,13 @@ def test_a_cut_piece_computes_from_the_references(tmp_path):
     np.testing.assert_array_equal(seen["y"], 7 * X)
 
 
-def test_a_piece_holds_the_nodes_and_weights_that_it_needs(tmp_path):
+def test_cut_graph_contains_only_necessary_nodes_and_weights(tmp_path):
     piece = chain(tmp_path).cut(["r"], {"m": np.dtype(np.float32)})
     assert [one.name for one in piece.model.graph.node] == ["a", "r"]
     assert [one.name for one in piece.model.graph.initializer] == ["b"]
 
 
-def test_the_graph_itself_stays_whole(tmp_path):
+def test_graph_is_not_changed(tmp_path):
     graph = chain(tmp_path)
     before = [one.SerializeToString() for one in graph.nodes]
     graph.cut(["y"], {"r": np.dtype(np.float32)})
@@ -100,15 +100,15 @@ def test_the_graph_itself_stays_whole(tmp_path):
     assert graph.marked(()).outputs == ("y",)
 
 
-def test_large_weights_are_handed_over_and_not_copied_into_the_graph(tmp_path):
+def test_large_weights_are_not_copied_into_the_graph(tmp_path):
     graph = chain(tmp_path)
     (large,) = (one for one in graph.marked(()).model.graph.initializer if one.name == "w")
     assert (large.raw_data, list(large.dims)) == (b"", [SIZE, SIZE])
     np.testing.assert_array_equal(graph.weights["w"], WEIGHT)
 
 
-def test_initializers_that_are_inputs_too_as_in_old_files(tmp_path):
-    candidate = written(
+def test_initializers_listed_as_inputs(tmp_path):
+    candidate = write_model(
         tmp_path, [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])],
         initializers=[("w", WEIGHT)], inputs=[value("w", SIZE, SIZE)], ir=3,
     )  # fmt: skip
@@ -137,15 +137,15 @@ class TestBranches:
             node("Relu", ["chosen"], ["y"]),
         ]  # fmt: skip
         weights = [("w", WEIGHT), ("w2", WEIGHT.T.copy()), ("zero", np.float32(0))]
-        return FileGraph(written(tmp_path, nodes, initializers=weights))
+        return FileGraph(write_model(tmp_path, nodes, initializers=weights))
 
-    def test_they_depend_on_it(self, graph):
+    def test_branches_depend_on_outer_tensors(self, graph):
         assert graph.segment("chosen", {"m": None})[1] == ["m"]
         assert graph.sources("chosen", {"m"}, steps=1) == {"m"}
         places, _ = graph.segment("chosen", {"m": None})
         assert set(graph.constants(places)) == {"w2", "zero"}
 
-    def test_they_are_cut_inside_too(self, graph):
+    def test_branches_are_cut(self, graph):
         piece = graph.cut(["chosen"], {"m": np.dtype(np.float32)})
         text = str(piece.model.graph)
         assert reference_name("m") in text
@@ -156,12 +156,12 @@ class TestBranches:
 
 
 class TestSegments:
-    def test_from_the_nearest_cut(self, tmp_path):
+    def test_segment_starts_at_the_nearest_cut(self, tmp_path):
         graph = chain(tmp_path)
         assert graph.segment("y", {"m": None, "a": None}) == ([2, 4], ["a"])
         assert graph.segment("y", {}) == ([0, 1, 2, 4], [])
 
-    def test_constants_by_way_of_nodes_that_compute_them(self, tmp_path):
+    def test_computed_constants_are_found(self, tmp_path):
         held = numpy_helper.from_array(np.full(SIZE, 2, np.float32))
         nodes = [
             node("Identity", ["w"], ["same"]),
@@ -171,22 +171,22 @@ class TestSegments:
             node("Add", ["m", "two"], ["a"]),
             node("Mul", ["a", "three"], ["y"]),
         ]
-        graph = FileGraph(written(tmp_path, nodes, initializers=[("w", WEIGHT)]))
+        graph = FileGraph(write_model(tmp_path, nodes, initializers=[("w", WEIGHT)]))
         found = graph.constants([3, 4, 5])
         assert set(found) == {"w", "two"}
         np.testing.assert_array_equal(found["w"], WEIGHT)
 
     @pytest.mark.parametrize(("steps", "found"), [(1, set()), (2, set()), (3, {"m"}), (9, {"m"})])
-    def test_sources_are_looked_for_so_many_nodes_up(self, tmp_path, steps, found):
+    def test_source_search_is_limited(self, tmp_path, steps, found):
         assert chain(tmp_path).sources("y", {"m"}, steps=steps) == found
 
-    def test_sources_are_not_looked_for_through_another_one(self, tmp_path):
+    def test_source_search_stops_at_another_source(self, tmp_path):
         assert chain(tmp_path).sources("y", {"m", "r", "x"}, steps=9) == {"r", "x"}
 
 
 class TestErrors:
-    def test_external_data_that_is_short(self, tmp_path):
-        candidate = written(
+    def test_short_external_data_is_refused(self, tmp_path):
+        candidate = write_model(
             tmp_path, [node("MatMul", ["x", "w"], ["y"])], initializers=[("w", WEIGHT)],
             external=True,
         )  # fmt: skip
@@ -199,7 +199,7 @@ class TestErrors:
             FileGraph(described)
 
 
-def test_a_weight_in_the_shape_of_the_inputs_is_constant(tmp_path):
+def test_weight_expanded_to_the_input_shape_is_constant(tmp_path):
     nodes = [
         node("Shape", ["x"], ["s"]),
         node("Expand", ["b", "s"], ["expanded"]),
@@ -207,7 +207,7 @@ def test_a_weight_in_the_shape_of_the_inputs_is_constant(tmp_path):
         node("Neg", ["b"], ["negative"]),
         node("Add", ["x", "expanded"], ["y"]),
     ]
-    graph = FileGraph(written(tmp_path, nodes, initializers=[("b", np.ones(SIZE, np.float32))]))
+    graph = FileGraph(write_model(tmp_path, nodes, initializers=[("b", np.ones(SIZE, np.float32))]))
     names = ("x", "s", "expanded", "cast", "negative", "y")
     constant = [name for name in names if graph.is_constant(name)]
     assert constant == ["s", "expanded", "cast", "negative"]

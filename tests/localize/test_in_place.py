@@ -1,4 +1,4 @@
-"""Operations in place, where a file reads what was there before them."""
+"""In-place operations whose input the file still reads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Shared(nn.Module):
         return self.last(y + z)
 
 
-def reads_before(path: Path) -> None:
+def read_overwritten_value(path: Path) -> None:
     """Let the Add read what the Relu took."""
     model = onnx.load(path)
     relu = next(node for node in model.graph.node if node.op_type == "Relu")
@@ -41,11 +41,11 @@ def reads_before(path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [False, True])
-def test_who_overwrote_what_the_file_still_reads_is_named(tmp_path, code):
+def test_in_place_operation_is_named(tmp_path, code):
     model, path = Shared(code=code).eval(), tmp_path / "m.onnx"
     candidate = nets.export(model, path, ROWS)
     assert not nets.found(model, candidate, ROWS).diverges
-    reads_before(path)
+    read_overwritten_value(path)
     record = nets.found(model, tiny.candidate(path), ROWS)
     assert record.diverges
     assert "as it was before relu (ReLU) overwrote it in place" in record.cause
@@ -54,7 +54,7 @@ def test_who_overwrote_what_the_file_still_reads_is_named(tmp_path, code):
 
 
 @pytest.mark.parametrize(("operator", "instead"), [("Add", "Sub"), ("Relu", "Sigmoid")])
-def test_another_fault_is_not_laid_to_it(tmp_path, operator, instead):
+def test_other_fault_is_not_called_in_place(tmp_path, operator, instead):
     model, path = Shared().eval(), tmp_path / "m.onnx"
     nets.export(model, path, ROWS)
     file = onnx.load(path)

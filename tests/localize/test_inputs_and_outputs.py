@@ -1,4 +1,4 @@
-"""Inputs that are exchanged or not read, outputs that are left out or in another order."""
+"""Swapped or unread inputs; missing or reordered outputs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import nn
 from gate.export.failures import UnsupportedOperator, opset_for_all, remedy, ways_out
 from tests.localize import nets
 from tests.localize.nets import IMAGES, change, found, verdicts
-from tests.localize.test_folded import Encoder, fused
+from tests.localize.test_folded import Encoder, fused_file
 from tests.measure import tiny
 
-__all__ = ["fused"]
+__all__ = ["fused_file"]
 
 A, B, C = np.random.default_rng(0).normal(size=(3, 6, 6)).astype(np.float32)
 
@@ -33,7 +33,7 @@ class Three(nn.Module):
         return self.head(torch.tanh(self.first(a) - 2 * self.second(b) + c[:, :5]))
 
 
-def renamed(names: dict[str, str]):
+def rename_inputs(names: dict[str, str]):
     """The nodes read other inputs."""
 
     def spoil(proto: onnx.ModelProto) -> None:
@@ -48,10 +48,10 @@ def renamed(names: dict[str, str]):
     {"b": "c", "c": "b"},
     {"a": "b", "b": "c", "c": "a"},
 ], ids="".join)  # fmt: skip
-def test_exchanged_inputs(tmp_path, names):
+def test_swapped_inputs_are_named(tmp_path, names):
     inputs = {"a": A, "b": B, "c": C}
     candidate = tiny.export(Three().eval(), tmp_path / "m.onnx", example=inputs)
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", renamed(names))
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", rename_inputs(names))
     told = found(Three().eval(), bad, inputs)
     assert told.first_divergence == ""
     assert len(verdicts(told, "source")) == 1
@@ -78,26 +78,26 @@ class Masked(nn.Module):
 LEFT = np.triu(np.ones((6, 5), np.int64))[::-1].copy()
 
 
-def unmasked(proto: onnx.ModelProto) -> None:
+def drop_mask(proto: onnx.ModelProto) -> None:
     where = nets.node(proto, "Where")
-    renamed({where.output[0]: where.input[2]})(proto)
+    rename_inputs({where.output[0]: where.input[2]})(proto)
 
 
-def test_a_mask_that_is_not_read(tmp_path):
+def test_unread_mask_is_named(tmp_path):
     ids = np.random.default_rng(0).integers(0, 11, size=(6, 5))
     inputs = {"ids": ids, "mask": LEFT}
     candidate = tiny.export(Masked().eval(), tmp_path / "m.onnx", example=inputs)
-    told = found(Masked().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", unmasked), inputs)
+    told = found(Masked().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", drop_mask), inputs)
     assert told.first_divergence == ""
     assert "input mask" in told.fault
     assert len(verdicts(told, "source")) == 1
 
 
-def test_a_mask_of_which_only_the_length_is_read(fused):
+def test_mask_read_only_by_length_is_named(fused_file):
     """What the transformer optimizer of ONNX Runtime makes of it is right for padding behind."""
     inputs = {"x": np.random.default_rng(4).normal(size=(4, 5, 16)).astype(np.float32)}
     inputs["mask"] = np.tril(np.ones((4, 5), np.int64), 2)[:, ::-1].copy()
-    told = found(Encoder().eval(), fused, inputs)
+    told = found(Encoder().eval(), fused_file, inputs)
     assert told.first_divergence == ""
     assert "Attention" in told.fault
     assert "use_raw_attention_mask" in told.remedy
@@ -116,7 +116,7 @@ class Sums(nn.Module):
         return rows, (self.sign * rows + 1).sum(1)
 
 
-def test_an_output_that_is_computed_from_another_one_reads_the_input(tmp_path):
+def test_fault_in_an_output_computed_from_another(tmp_path):
     outputs = ("rows", "sums")
     right = nets.export(Sums().eval(), tmp_path / "m.onnx", A, outputs=outputs)
     assert not found(Sums().eval(), right, A).diverges
@@ -138,7 +138,7 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_an_output_that_is_left_out(tmp_path, kept):
+def test_missing_output_is_named(tmp_path, kept):
     other = Two(keep=(kept,)).eval()
     candidate = tiny.export(other, tmp_path / "m.onnx", example={"x": A}, outputs=("y",))
     told = found(Two().eval(), candidate, {"x": A})
@@ -151,7 +151,7 @@ def test_an_output_that_is_left_out(tmp_path, kept):
 ORDER = [2, 0, 1, 4, 3]
 
 
-def test_a_head_in_another_order(tmp_path):
+def test_reordered_rows_of_the_head_are_named(tmp_path):
     model = nets.made(nets.Residual)
     candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
 
@@ -165,7 +165,7 @@ def test_a_head_in_another_order(tmp_path):
     assert "another order in the file: 2, 0, 1, 4, 3" in told.fault
 
 
-def test_columns_in_another_order(tmp_path):
+def test_reordered_columns_are_named(tmp_path):
     model = nets.made(nets.Residual)
     candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
     bad = tiny.edit(
@@ -192,7 +192,7 @@ class Clamped(nn.Module):
         return self.scale * torch.maximum(y, self.low)
 
 
-def test_infinite_parameters_are_equal(tmp_path):
+def test_infinite_parameters_are_no_fault(tmp_path):
     candidate = nets.export(Clamped(2.0).eval(), tmp_path / "m.onnx", A)
     told = found(Clamped().eval(), candidate, A)
     assert told.first_divergence == ""
@@ -200,7 +200,7 @@ def test_infinite_parameters_are_equal(tmp_path):
     assert "differ" not in told.cause
 
 
-def test_a_deformable_convolution_needs_another_exporter_and_opset():
+def test_deformable_convolution_needs_dynamo_and_opset_19():
     operators = (UnsupportedOperator("torchvision::deform_conv2d", place="layer"),)
     for tried in (["traced", "direct"], ["traced", "direct", "scripted", "dynamo"]):
         assert "dynamo" in remedy(operators, tried)

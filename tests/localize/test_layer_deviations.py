@@ -32,20 +32,20 @@ def deviation(value, tensor, *, dtype=np.float32, truth=None) -> Deviation:
 
 
 @given(PAIRS, st.integers(0, 9))
-def test_any_split_into_batches_gives_the_same(pair, cut):
+def test_batches_do_not_change_the_deviation(pair, cut):
     value, tensor = pair
-    whole, parts = Deviation(), Deviation()
-    whole.update(value, tensor)
+    ratios_by_level, parts = Deviation(), Deviation()
+    ratios_by_level.update(value, tensor)
     for part in (slice(None, cut), slice(cut, None)):
         if len(value[part]):
             parts.update(value[part], tensor[part])
-    assert parts.largest == whole.largest
-    assert parts.mean == pytest.approx(whole.mean)
-    assert (parts.equal, parts.finite) == (whole.equal, whole.finite)
+    assert parts.largest == ratios_by_level.largest
+    assert parts.mean == pytest.approx(ratios_by_level.mean)
+    assert (parts.equal, parts.finite) == (ratios_by_level.equal, ratios_by_level.finite)
 
 
 @given(PAIRS)
-def test_the_largest_and_the_mean_are_those_of_numpy(pair):
+def test_largest_and_mean_match_numpy(pair):
     value, tensor = (array.astype(np.float64) for array in pair)
     found = deviation(*pair)
     assert found.largest == np.abs(tensor - value).max()
@@ -53,7 +53,7 @@ def test_the_largest_and_the_mean_are_those_of_numpy(pair):
 
 
 @given(PAIRS, st.integers(0, 26), st.sampled_from([NAN, INF, -INF]))
-def test_one_value_that_is_not_finite_is_never_within_rounding(pair, place, bad):
+def test_nonfinite_value_is_never_within_rounding(pair, place, bad):
     value, tensor = pair
     tensor = value.copy()
     tensor.flat[place % tensor.size] = bad
@@ -73,13 +73,13 @@ def test_one_value_that_is_not_finite_is_never_within_rounding(pair, place, bad)
     ([1], [NAN], INF, False, True),
     ([[]], [[]], 0.0, True, False),
 ])  # fmt: skip
-def test_what_is_not_finite(value, tensor, largest, equal, finite):
+def test_deviation_of_nonfinite_values(value, tensor, largest, equal, finite):
     found = deviation(value, tensor)
     assert (found.largest, found.equal, found.finite) == (largest, equal, finite)
     assert found.ratio == (0.0 if equal else INF) or finite
 
 
-def test_nothing_compared_is_not_equal():
+def test_empty_deviation_is_not_equal():
     found = Deviation()
     assert not found.equal
     assert math.isnan(found.ratio)
@@ -87,14 +87,14 @@ def test_nothing_compared_is_not_equal():
     assert math.isnan(found.relative)
 
 
-def test_noise_on_a_first_batch_without_finite_numbers_is_unknown():
+def test_noise_without_finite_first_batch_is_nan():
     found = deviation([NAN, NAN], [NAN, NAN])
     found.update(np.array([1.0], np.float32), np.array([1.1], np.float32))
     assert math.isnan(found.ratio)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, bool, np.uint8])
-def test_integers_and_bools_are_exact(dtype):
+def test_integers_and_booleans_are_exact(dtype):
     assert deviation([0, 1], [0, 1], dtype=dtype).ratio == 0.0
     off = deviation([0, 1], [1, 1], dtype=dtype)
     assert (off.ratio, off.peak, off.largest) == (INF, INF, 1.0)
@@ -104,7 +104,7 @@ def test_unsigned_differences_do_not_wrap():
     assert deviation([0, 250], [3, 249], dtype=np.uint8).largest == 3.0
 
 
-def test_other_shapes_are_a_mismatch_that_stays():
+def test_shape_mismatch_is_kept():
     found = deviation(np.zeros((2, 3)), np.zeros((2, 4)))
     found.update(np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32))
     found.update(np.zeros((2, 3), np.float32), np.zeros((9, 9), np.float32))
@@ -113,7 +113,7 @@ def test_other_shapes_are_a_mismatch_that_stays():
     assert not found.equal
 
 
-def test_the_ratio_is_in_units_of_the_models_own_rounding():
+def test_ratio_is_in_units_of_the_model_rounding():
     truth = np.linspace(1, 2, 1000)
     value = truth.astype(np.float32)
     apart = float(np.sqrt(np.mean((value - truth) ** 2)))
@@ -122,7 +122,7 @@ def test_the_ratio_is_in_units_of_the_models_own_rounding():
     assert 20 < found.ratio < 200
 
 
-def test_later_batches_with_larger_values_may_be_off_by_more():
+def test_peak_is_relative_to_the_size_of_the_batch():
     """The peak of a batch whose values are 10 times as large counts a tenth."""
     first = np.linspace(1, 2, 100, dtype=np.float32)
     found = deviation(first, first, truth=first.astype(np.float64))
@@ -132,11 +132,11 @@ def test_later_batches_with_larger_values_may_be_off_by_more():
     assert other.peak / found.peak == pytest.approx(10, rel=0.02)
 
 
-def test_a_scalar_value():
+def test_scalar_value():
     assert deviation(1.5, 1.5).ratio == 0.0
 
 
-def test_what_the_runtime_can_not_compute_is_never_within_rounding():
+def test_failed_deviation_is_never_within_rounding():
     deviation = Deviation()
     deviation.update(np.ones(3), np.ones(3))
     deviation.fail("no kernel")
@@ -160,7 +160,7 @@ BLIND = limits_of("ort-cpu", float64=False)
 IN_16_BITS = replace(CPU, reduced=True)
 
 
-def layer_of(ratio: float, peak: float = 0.0) -> LayerDeviations:
+def layer_with(ratio: float, peak: float = 0.0) -> LayerDeviations:
     return LayerDeviations(through=Fixed(ratio, peak), alone=Fixed(ratio, peak))
 
 
@@ -181,15 +181,15 @@ def layer_of(ratio: float, peak: float = 0.0) -> LayerDeviations:
     (replace(CUDA, reduced=True), 8.0 * 2**13, 24.0 * 2**13, False),
     (replace(CUDA, reduced=True), 8.1 * 2**13, 0.0, True),
 ])  # fmt: skip
-def test_a_layer_alone(limits, ratio, peak, source):
-    assert limits.is_source(layer_of(ratio, peak)) is source
+def test_is_source(limits, ratio, peak, source):
+    assert limits.is_source(layer_with(ratio, peak)) is source
 
 
 @pytest.mark.parametrize(
     ("ratio", "off"), [(0.0, False), (16.0, False), (16.1, True), (math.nan, True)]
 )
-def test_a_layer_in_the_run_through(ratio, off):
-    assert CPU.is_off(layer_of(ratio)) is off
+def test_is_off(ratio, off):
+    assert CPU.is_off(layer_with(ratio)) is off
 
 
 @pytest.mark.parametrize(("outputs", "agrees"), [
@@ -199,22 +199,22 @@ def test_a_layer_in_the_run_through(ratio, off):
     ({"a": Fixed(0.0, 64.1)}, False),
     ({"a": Fixed(math.nan)}, False),
 ])  # fmt: skip
-def test_outputs(outputs, agrees):
+def test_outputs_agree(outputs, agrees):
     assert CPU.agrees(outputs) is agrees
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1e9), st.floats(1, 1e3))
-def test_worse_numbers_never_become_right(ratio, peak, more):
+def test_larger_deviation_stays_a_source(ratio, peak, more):
     for limits in (CPU, CUDA, BLIND):
-        if limits.is_source(layer_of(ratio, peak)):
-            assert limits.is_source(layer_of(ratio * more, peak))
-            assert limits.is_source(layer_of(ratio, peak * more))
+        if limits.is_source(layer_with(ratio, peak)):
+            assert limits.is_source(layer_with(ratio * more, peak))
+            assert limits.is_source(layer_with(ratio, peak * more))
 
 
 @pytest.mark.parametrize(
     ("ratios", "most"), [([], math.nan), ([1.0, 3.0], 3.0), ([1.0, math.nan], math.nan)]
 )
-def test_the_worst_output(ratios, most):
+def test_worst_output(ratios, most):
     seen = worst({str(place): Fixed(ratio) for place, ratio in enumerate(ratios)})
     assert seen == most or (math.isnan(seen) and math.isnan(most))
 
@@ -225,11 +225,11 @@ def test_the_worst_output(ratios, most):
     ("ort-cuda", "ORT_DISABLE_ALL"),
     ("ort-cuda-optimized", "ORT_ENABLE_ALL"),
 ])  # fmt: skip
-def test_the_level_of_a_runtime(runtime, level):
+def test_level_of_a_runtime(runtime, level):
     assert limits_of(runtime).level == level
 
 
-def whole(off: float, on: float) -> dict:
+def ratios_by_level(off: float, on: float) -> dict:
     """Ratios of an output with optimizations off and on: 8 is the limit on the CPU."""
     return {"ORT_DISABLE_ALL": {"y": Fixed(off)}, "ORT_ENABLE_ALL": {"y": Fixed(on)}}
 
@@ -254,10 +254,10 @@ def whole(off: float, on: float) -> dict:
         (0.0, 0.0, True, False),
     ],
 )
-def test_when_optimizations_are_in_doubt(off, on, refused, doubted):
+def test_relaxed_limit(off, on, refused, doubted):
     """Where they are, what is right with them off is right, and what is wrong is wrong."""
     limits = limits_of("ort-cpu-optimized")
-    bound = limits.relaxed_limit(whole(off, on), refused=refused)
+    bound = limits.relaxed_limit(ratios_by_level(off, on), refused=refused)
     assert (bound is not None) is doubted
     if bound is not None:
         assert limits.bound_usage({"y": Fixed(off)}) <= bound <= 1.0
@@ -265,15 +265,15 @@ def test_when_optimizations_are_in_doubt(off, on, refused, doubted):
 
 
 @pytest.mark.parametrize(("off", "on"), [(7.9, 8.1), (1.0, 800.0)])
-def test_no_optimiser_is_at_fault_alone_where_it_is_refused_without_them_too(off, on):
+def test_no_optimizer_fault_when_the_plain_runtime_failed(off, on):
     limits = dataclasses.replace(limits_of("ort-cpu-optimized"), plain_refused=True)
-    assert limits.relaxed_limit(whole(off, on), refused=True) is None
-    assert not limits.is_optimizer(whole(off, on))
+    assert limits.relaxed_limit(ratios_by_level(off, on), refused=True) is None
+    assert not limits.is_optimizer(ratios_by_level(off, on))
 
 
-def test_a_limit_between_both_makes_no_optimiser():
-    assert not limits_of("ort-cpu-optimized").is_optimizer(whole(7.9, 8.1))
+def test_limit_between_both_levels_is_no_optimizer_fault():
+    assert not limits_of("ort-cpu-optimized").is_optimizer(ratios_by_level(7.9, 8.1))
 
 
-def test_a_policy_that_refused_a_runtime_without_optimizations_doubts_none():
-    assert CPU.relaxed_limit(whole(1.0, 6.0), refused=True) is None
+def test_plain_runtime_has_no_relaxed_limit():
+    assert CPU.relaxed_limit(ratios_by_level(1.0, 6.0), refused=True) is None

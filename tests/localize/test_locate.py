@@ -1,5 +1,4 @@
-"""Modules find their tensors in files of all exporters; one fault names one layer; nothing of the
-caller's changes."""
+"""Modules are matched with tensors in files of all exporters; one fault has one source."""
 
 from __future__ import annotations
 
@@ -124,7 +123,7 @@ class TestMapping:
             (Codes, "direct"),
         ],
     )
-    def test_every_call_has_its_tensor_and_nothing_is_named(self, made, kind, by):
+    def test_each_module_call_has_its_tensor_and_no_source(self, made, kind, by):
         model, candidate = made(kind, by)
         told = found(model, candidate, INPUTS[kind])
         rows = layers(told)
@@ -165,11 +164,11 @@ class TestMapping:
             }),
         ],
     )  # fmt: skip
-    def test_the_tensor_is_the_one_that_the_module_computes(self, made, kind, by, tensors):
+    def test_tensor_is_the_output_of_the_module(self, made, kind, by, tensors):
         rows = layers(found(*made(kind, by), INPUTS[kind]))
         assert {title: rows[title].tensor for title in tensors} == tensors
 
-    def test_code_and_outputs_have_rows_and_folded_layers_are_told(self, made):
+    def test_code_outputs_and_folded_layers_have_rows(self, made):
         told = found(*made(Residual), IMAGES)
         code = {row.kind: row.module for row in told.layers if row.kind.startswith("code")}
         assert code == {"code: Add": "block", "code: Flatten": ""}
@@ -186,7 +185,7 @@ class TestMapping:
             for name in ("left", "right", "most")
         ]
 
-    def test_unfolded_batchnorm_has_its_own_row(self, tmp_path):
+    def test_unfolded_batch_norm_has_its_own_row(self, tmp_path):
         model = nets.made(Residual)
         candidate = nets.export(
             model, tmp_path / "m.onnx", IMAGES, training=torch.onnx.TrainingMode.PRESERVE,
@@ -196,7 +195,7 @@ class TestMapping:
         assert list(layers(told))[:3] == ["stem.0", "stem.1", "stem.2"]
         assert not told.diverges
 
-    def test_two_inputs_in_another_order_than_the_samples(self, tmp_path):
+    def test_inputs_in_a_different_order_than_the_samples(self, tmp_path):
         pair = _Pair().eval()
         left, right = VECTORS, VECTORS[::-1].copy()
         candidate = tiny.export(
@@ -222,7 +221,7 @@ class TestMapping:
         assert {f"layers.0.{name}" for name in inside} <= set(layers(told))
         assert not told.diverges
 
-    def test_a_file_with_a_fixed_batch_takes_whole_batches(self, tmp_path):
+    def test_fixed_batch_file_uses_whole_batches(self, tmp_path):
         model = nets.made(Shared)
         candidate = nets.export(
             model, tmp_path / "m.onnx", VECTORS, outputs=OUTPUTS[Shared], dynamic_axes=None
@@ -231,11 +230,11 @@ class TestMapping:
         assert found(model, candidate, VECTORS, limit=3).samples == 4
 
     @pytest.mark.parametrize(("limit", "count", "samples"), [(3, 6, 3), (8, 1, 1)])
-    def test_the_first_samples_are_taken(self, made, limit, count, samples):
+    def test_first_samples_are_used(self, made, limit, count, samples):
         told = found(*made(Shared), VECTORS[:count], limit=limit)
         assert (told.samples, told.diverges) == (samples, False)
 
-    def test_a_module_that_returns_a_single_number(self, tmp_path):
+    def test_module_that_returns_a_scalar(self, tmp_path):
         model = _Tempered().eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
         told = found(model, candidate, VECTORS)
@@ -274,7 +273,7 @@ def of_node(op: str, place: int, argument: int, how: Callable = middle) -> Calla
     return lambda proto: change(proto, node(proto, op, place).input[argument], how)
 
 
-class TestOneFault:
+class TestSingleFault:
     """It has one source, what comes before is right, what follows is propagated."""
 
     @pytest.mark.rows(4)
@@ -298,7 +297,7 @@ class TestOneFault:
             (Shared, "dynamo", lambda p: change(p, "right.weight", middle), "right"),
         ],
     )  # fmt: skip
-    def test_has_one_source(self, made, tmp_path, kind, by, spoil, source):
+    def test_single_fault_has_one_source(self, made, tmp_path, kind, by, spoil, source):
         model, candidate = made(kind, by)
         told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), INPUTS[kind])
         assert told.first_divergence == source.partition("#")[0]
@@ -308,11 +307,11 @@ class TestOneFault:
         assert row.detail
         assert row.detail in told.cause
         assert told.remedy
-        _assert_spreads(told)
+        _assert_propagated(told)
 
     @pytest.mark.parametrize("by", ["direct", "dynamo"])
     @pytest.mark.parametrize("kind", [nn.Sigmoid, nn.SiLU])
-    def test_a_saturated_sigmoid_before_it_is_right(self, tmp_path, kind, by: Exporter):
+    def test_saturated_sigmoid_before_the_fault_is_ok(self, tmp_path, kind, by: Exporter):
         """ONNX Runtime's sigmoid errs absolutely: far more than PyTorch's where it is small."""
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 6), kind(), nn.Linear(6, 6)).eval()
@@ -322,14 +321,14 @@ class TestOneFault:
         bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "2.weight", middle))
         assert verdicts(found(model, bad, VECTORS), "source") == ["2"]
 
-    def test_an_optimized_runtime_names_the_same_layer(self, made, tmp_path):
+    def test_optimized_runtime_has_the_same_source(self, made, tmp_path):
         model, candidate = made(Residual)
         bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("Conv", 1, 1))
         told = found(model, bad, IMAGES, runtime="ort-cpu-optimized")
         assert (told.first_divergence, told.runtime) == ("block.conv1", "ort-cpu-optimized")
         assert not found(model, candidate, IMAGES, runtime="ort-cpu-optimized").diverges
 
-    def test_amplification_is_the_step_from_the_row_before(self, made, tmp_path):
+    def test_amplification_is_relative_to_the_previous_row(self, made, tmp_path):
         model, candidate = made(Tokens)
         bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("MatMul", 0, 1))
         rows = [row for row in found(model, bad, TOKENS).layers if row.local_ratio is not None]
@@ -341,18 +340,7 @@ class TestOneFault:
         assert source.amplification > 100
         assert all(row.local_ratio < 8 for row in rows if row is not source)
 
-    def test_two_faults_are_two_sources(self, made, tmp_path):
-        model, candidate = made(Shared)
-
-        def spoil(proto: onnx.ModelProto) -> None:
-            change(proto, "twice.bias", middle)
-            change(proto, "right.weight", middle)
-
-        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), VECTORS)
-        assert verdicts(told, "source") == ["twice", "twice#1", "right"]
-        assert told.cause.endswith("Also wrong: right.")
-
-    def test_another_checkpoint_is_told_as_one(self, made, tmp_path):
+    def test_wrong_checkpoint_is_one_fault(self, made, tmp_path):
         model, candidate = made(Residual)
 
         def spoil(proto: onnx.ModelProto) -> None:
@@ -365,7 +353,7 @@ class TestOneFault:
         assert "checkpoint" in told.remedy
 
 
-def _assert_spreads(told: Localization) -> None:
+def _assert_propagated(told: Localization) -> None:
     """Right before the source; after it something is propagated, and an output is."""
     listed = [row.verdict for row in told.layers]
     at = listed.index("source")
@@ -386,7 +374,7 @@ class _Text(nn.Module):
         return {"logits": x, "label": "cat"}
 
 
-class _Stuck(nn.Module):
+class _Uncopyable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.kept = [(torch.ones(2, requires_grad=True) * 2) + 1]
@@ -406,7 +394,7 @@ class _Unlike(nn.Module):
         return self.layer(x.unsqueeze(-1))
 
 
-class _Nowhere(nn.Module):
+class _NanEverywhere(nn.Module):
     """The logarithm of what is below zero."""
 
     def __init__(self) -> None:
@@ -433,21 +421,21 @@ class TestErrors:
         [
             (_Broken(), EvidenceError, ["no such branch", "Check that this is the exported model"]),
             (_Text(), ModelError, ["returned str", "wrap the model"]),
-            (_Stuck(), ModelError, ["can't be copied", "gradient history"]),
+            (_Uncopyable(), ModelError, ["can't be copied", "gradient history"]),
             (nn.Linear(5, 3), EvidenceError, ["can't compute", "accepts these inputs"]),
             (_Unlike(), EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
                                         "use the factory and the checkpoint"]),
-            (_Nowhere(), EvidenceError, ["no finite number", "Use samples"]),
+            (_NanEverywhere(), EvidenceError, ["no finite number", "Use samples"]),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
     )  # fmt: skip
-    def test_of_the_model(self, plain, model, error, said):
+    def test_model_errors(self, plain, model, error, said):
         with pytest.raises(error) as raised:
             found(model.eval(), plain, VECTORS)
         for part in said:
             assert part in str(raised.value)
 
-    def test_of_a_runtime_that_computes_nothing(self, plain, monkeypatch):
+    def test_runtime_without_outputs_is_an_error(self, plain, monkeypatch):
         def fail(*_args, **_more):
             raise RuntimeError("no kernel")
 
@@ -455,7 +443,7 @@ class TestErrors:
         with pytest.raises(EvidenceError, match=r"plain\.onnx.*layer by layer: .*no kernel"):
             found(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval(), plain, VECTORS)
 
-    def test_a_model_of_other_widths_is_told(self, plain):
+    def test_model_with_other_widths_is_described(self, plain):
         wider = nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 3)).eval()
         told = found(wider, plain, VECTORS)
         assert told.first_divergence == "0"
@@ -470,7 +458,7 @@ class TestErrors:
         ],
         ids=["dtype", "size", "number"],
     )
-    def test_of_the_samples(self, plain, inputs, error):
+    def test_sample_errors(self, plain, inputs, error):
         with pytest.raises(error):
             found(nn.Linear(6, 3), plain, inputs)
 
@@ -482,18 +470,18 @@ class TestErrors:
         ],
         ids=["changed", "gone"],
     )
-    def test_of_a_file_that_is_not_the_one_that_was_described(self, plain, spoil, error):
+    def test_file_not_matching_its_subject_is_refused(self, plain, spoil, error):
         spoil(plain.path)
         with pytest.raises(error):
             found(nn.Linear(6, 3), plain, VECTORS)
 
-    def test_of_a_file_that_is_no_graph(self, plain):
+    def test_invalid_graph_is_refused(self, plain):
         plain.path.write_bytes(b"\xff" * 40)
         described = plain.subject.model_copy(update={"sha256": tiny.Digest.from_file(plain.path)})
         with pytest.raises(OnnxFileError, match="can't be read as an ONNX graph.*export it again"):
             found(nn.Linear(6, 3), TestedFile(plain.path, described), VECTORS)
 
-    def test_of_a_file_that_changes_meanwhile(self, made, tmp_path):
+    def test_file_that_changes_while_reading_is_refused(self, made, tmp_path):
         model, candidate = made(Shared)
         copied = tiny.edit(candidate, tmp_path / "m.onnx", lambda proto: None)
 
@@ -507,7 +495,7 @@ class TestErrors:
         with pytest.raises(DigestMismatch):
             found(changing, copied, VECTORS)
 
-    def test_of_a_file_that_the_runtime_refuses(self, plain, tmp_path):
+    def test_file_that_the_runtime_cannot_open(self, plain, tmp_path):
         bad = tiny.edit(
             plain, tmp_path / "bad.onnx", lambda p: setattr(node(p, "Gemm"), "op_type", "Glue")
         )
@@ -515,7 +503,7 @@ class TestErrors:
             found(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), bad, VECTORS)
 
 
-class TestNotFinite:
+class TestNonfiniteValues:
     """NaN and infinity that both sides have are no fault; on one side only they are."""
 
     @pytest.mark.parametrize(
@@ -523,7 +511,7 @@ class TestNotFinite:
         [(0.0, None), (100.0, "no finite number in the file, nor in PyTorch")],
         ids=["some values", "all values"],
     )
-    def test_of_code(self, tmp_path, shift, detail):
+    def test_nonfinite_values_of_code(self, tmp_path, shift, detail):
         model = _Logarithm(shift=shift).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
         told = found(model, candidate, VECTORS)
@@ -537,7 +525,7 @@ class TestNotFinite:
         assert layers(told)["log"].max_abs_diff == np.inf
 
     @pytest.mark.parametrize(("name", "value"), [("head.bias", np.nan), ("head.weight", -np.inf)])
-    def test_a_weight_of_the_file(self, made, tmp_path, name, value):
+    def test_nonfinite_weight_of_the_file(self, made, tmp_path, name, value):
         def spoil(values):
             values.flat[2] = value
             return values
@@ -571,7 +559,7 @@ class _Logarithm(nn.Module):
 class TestOutputs:
     """Layers are right, and yet the outputs are not."""
 
-    def test_in_another_order(self, tmp_path):
+    def test_outputs_in_a_different_order(self, tmp_path):
         model = nets.made(Flat)
         model.right = copy.deepcopy(model.left)
         nn.init.normal_(model.right.weight)
@@ -589,7 +577,7 @@ class TestOutputs:
         sources = [row.tensor for row in told.layers if row.verdict == "source"]
         assert set(sources) == {"left", "right"}
 
-    def test_with_a_node_behind(self, made, tmp_path):
+    def test_additional_node_behind_the_last_module(self, made, tmp_path):
         model, candidate = made(Residual)
 
         def behind(proto: onnx.ModelProto) -> None:
@@ -675,7 +663,7 @@ def switches(request):
 
 
 @pytest.mark.parametrize("breaks", [False, True], ids=["locates", "raises"])
-def test_the_caller_keeps_model_switches_and_random_states(switches, tmp_path, breaks):
+def test_model_switches_and_random_states_are_restored(switches, tmp_path, breaks):
     model = _Noisy(breaks=False)
     candidate = nets.export(model.eval(), tmp_path / "m.onnx", VECTORS)
     model.breaks = breaks
@@ -694,7 +682,7 @@ def test_the_caller_keeps_model_switches_and_random_states(switches, tmp_path, b
     np.testing.assert_array_equal(inputs, VECTORS)
 
 
-def test_what_stops_in_the_middle_leaves_everything_too(switches, made, monkeypatch):
+def test_state_is_restored_after_an_interrupt(switches, made, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
@@ -706,14 +694,14 @@ def test_what_stops_in_the_middle_leaves_everything_too(switches, made, monkeypa
     assert (_condition(model), _state()) == before
 
 
-def test_the_samples_of_a_library_caller(made):
+def test_default_number_of_samples(made):
     """Without a budget or a limit."""
     model, candidate = made(Shared)
     told = locate(MeasurementJob(model, candidate, SampleSet.from_arrays({"input": np.concatenate([VECTORS, VECTORS])}), policy=nets.POLICY), runtime="ort-cpu")  # fmt: skip
     assert told.samples == 8
 
 
-def test_a_model_that_is_one_layer(tmp_path):
+def test_model_of_one_layer(tmp_path):
     """Its path is empty."""
     torch.manual_seed(0)
     model = nn.Linear(6, 3).eval()

@@ -1,5 +1,4 @@
-"""Which tensor is which value where values alone can't tell: identities, outputs that nothing uses,
-names that lie."""
+"""Matching tensors with values: near-identity layers, unused outputs, misleading names."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ SEQUENCES = np.random.default_rng(0).normal(size=(6, 7, 6)).astype(np.float32)
 NAN, INF = math.nan, math.inf
 
 
-class TestLayersThatHardlyChangeTheirInput:
+class TestNearIdentityLayers:
     """What they compute equals what they get; a fault before them is not theirs, nor theirs its."""
 
     @pytest.mark.parametrize(
         ("by", "nearly"),
         [("direct", nn.BatchNorm1d(5)), ("traced", nn.ELU()), ("scripted", nn.ReLU())],
     )
-    def test_a_fault_in_the_layer_before(self, tmp_path, by, nearly):
+    def test_fault_before_a_near_identity_layer(self, tmp_path, by, nearly):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 5), nearly, nn.Linear(5, 2)).eval()
         nn.init.constant_(model[0].bias, 9.0)  # so that nothing is below zero
@@ -41,7 +40,7 @@ class TestLayersThatHardlyChangeTheirInput:
         assert told.unmapped == ()
         assert "Gemm" in layers(told)["0"].tensor
 
-    def test_a_fault_in_itself(self, tmp_path):
+    def test_fault_in_a_near_identity_layer(self, tmp_path):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).eval()
         nn.init.constant_(model[1].weight, 1.01)
@@ -63,7 +62,7 @@ class Clamped(nn.Module):
 
 
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
-def test_what_hands_on_a_slightly_wrong_value_is_not_the_layer(tmp_path, by: Exporter):
+def test_pass_through_of_a_wrong_value_is_not_the_source(tmp_path, by: Exporter):
     """In the cut run it equals the model's value to the bit, because that was put in before it."""
     model = Clamped().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
@@ -91,7 +90,7 @@ class FirstToken(nn.Module):
 
 
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
-def test_integers_that_are_equal_on_the_first_samples_only(tmp_path, by: Exporter):
+def test_integers_equal_on_the_first_samples_only(tmp_path, by: Exporter):
     model = FirstToken().eval()
     inputs = VECTORS.copy()
     inputs[:, 0] = [0.1, 0.2, 1.5, 2.5, -3.5, 4.5]
@@ -136,7 +135,7 @@ class Split(nn.Module):
 
 class TestSeveralOutputs:
     @pytest.mark.parametrize(("kind", "by"), [(nn.LSTM, "direct"), (nn.GRU, "scripted")])
-    def test_one_that_nothing_uses_is_not_in_the_file(self, tmp_path, kind, by):
+    def test_unused_output_of_a_module_is_ignored(self, tmp_path, kind, by):
         model = Recurrent(kind).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", SEQUENCES, by=by)
         told = found(model, candidate, SEQUENCES)
@@ -151,7 +150,7 @@ class TestSeveralOutputs:
         assert verdicts(told, "source") == ["head"]
 
     @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-    def test_a_fault_in_the_module(self, tmp_path, kind):
+    def test_fault_in_a_module_with_several_outputs(self, tmp_path, kind):
         model = Recurrent(kind).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", SEQUENCES)
 
@@ -163,7 +162,7 @@ class TestSeveralOutputs:
         assert set(verdicts(told, "source")) == {"memory"}
 
     @pytest.mark.parametrize("place", [0, 1])
-    def test_a_fault_in_one_of_two(self, tmp_path, place):
+    def test_fault_in_one_of_two_outputs(self, tmp_path, place):
         model = Split().eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
         assert not found(model, candidate, VECTORS).diverges
@@ -178,7 +177,7 @@ class TestSeveralOutputs:
     @pytest.mark.parametrize(
         ("place", "behind", "several"), [(0, nn.Identity, False), (1, nn.Dropout, True)]
     )
-    def test_a_fault_in_one_that_the_model_returns(self, tmp_path, place, behind, several):
+    def test_fault_in_a_returned_output(self, tmp_path, place, behind, several):
         model = Returned(behind() if several else None).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, outputs=("one", "two"))
         assert not found(model, candidate, VECTORS).diverges
@@ -207,7 +206,7 @@ class TestNames:
     """They are a help and no proof."""
 
     @pytest.mark.parametrize("rename", ["", "node{}", "/0/Gemm_{}", "/stranger/Relu_{}"])
-    def test_that_say_nothing_or_lie(self, tmp_path, rename):
+    def test_misleading_node_names(self, tmp_path, rename):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh()).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
@@ -241,12 +240,12 @@ class TestNames:
     ([], [], 0.0),
     ([True, False], [True, False], 0.0),
 ])  # fmt: skip
-def test_the_relative_difference(value, tensor, want):
+def test_relative_difference(value, tensor, want):
     assert difference(np.array(value), np.array(tensor)) == pytest.approx(want)
 
 
 @given(st.lists(st.floats(-1e3, 1e3).filter(lambda one: abs(one) > 1e-3), min_size=1), st.data())
-def test_the_relative_difference_has_no_scale(value, data):
+def test_relative_difference_does_not_depend_on_scale(value, data):
     scale = data.draw(st.sampled_from([1e-6, 1.0, 1e6]))
     array = np.array(value)
     other = array + data.draw(st.floats(0.01, 1.0))

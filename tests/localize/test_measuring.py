@@ -1,5 +1,4 @@
-"""The unmarked file at both levels, the memory, samples that take another way, models without a
-float64 reference."""
+"""Localization with optimizations on and off, the memory budget, and changing forward paths."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ def fused(activation: nn.Module, tmp_path):
     return model, nets.export(model, tmp_path / "m.onnx", VECTORS)
 
 
-def whole(told: Localization) -> dict[str, str]:
+def whole_output_verdicts(told: Localization) -> dict[str, str]:
     """Verdicts of the unmarked outputs by level."""
     kind = "output of the whole file, "
     return {
@@ -58,12 +57,12 @@ def whole(told: Localization) -> dict[str, str]:
     }
 
 
-class TestOptimiser:
+class TestOptimizer:
     @pytest.mark.parametrize("runtime", further_as_proofs(["ort-cpu-optimized", "ort-cpu"], 2))
-    def test_what_marking_hides_is_seen_in_the_unmarked_file(self, tmp_path, runtime):
+    def test_fusion_prevented_by_marking_is_found(self, tmp_path, runtime):
         told = found(*fused(OpenGelu(), tmp_path), VECTORS, runtime=runtime)
         assert {row.verdict for row in layers(told).values()} == {"ok"}
-        assert whole(told) == {"optimized": "source", "not optimized": "ok"}
+        assert whole_output_verdicts(told) == {"optimized": "source", "not optimized": "ok"}
         assert (told.first_divergence, told.diverges) == (None, True)
         assert told.outcome[0]["code"] == "fused"
         assert told.blame.names == ("GeluFusionL2",)
@@ -71,7 +70,7 @@ class TestOptimiser:
         assert (told.whole_ratio > 8) == (runtime == "ort-cpu-optimized")
 
     @pytest.mark.proof
-    def test_a_module_that_is_fused_whole_is_a_source(self, tmp_path):
+    def test_completely_fused_module_is_a_source(self, tmp_path):
         model, candidate = fused(ClosedGelu(), tmp_path)
         told = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
         assert told.first_divergence == "1"
@@ -79,9 +78,9 @@ class TestOptimiser:
         assert "disabled_optimizers" in told.remedy
         plain = found(model, candidate, VECTORS, runtime="ort-cpu")
         assert plain.first_divergence is None
-        assert whole(plain) == {"optimized": "source", "not optimized": "ok"}
+        assert whole_output_verdicts(plain) == {"optimized": "source", "not optimized": "ok"}
 
-    def test_a_fault_of_the_file_is_not_laid_to_the_optimiser(self, tmp_path):
+    def test_fault_of_the_file_is_not_an_optimizer_fault(self, tmp_path):
         model, candidate = fused(nn.GELU(), tmp_path)
         bad = tiny.edit(candidate, tmp_path / "b.onnx", lambda p: change(p, "2.weight", middle))
         told = found(model, bad, VECTORS, runtime="ort-cpu-optimized")
@@ -89,7 +88,7 @@ class TestOptimiser:
         assert "optimiz" not in told.cause
         assert told.blame is None
 
-    def test_a_runtime_that_is_wrong_with_optimizations_off_only(self, tmp_path, monkeypatch):
+    def test_runtime_wrong_only_without_optimizations(self, tmp_path, monkeypatch):
         class Spoils(SubgraphSession):
             """Stands for a fault of a plain kernel."""
 
@@ -104,12 +103,12 @@ class TestOptimiser:
         monkeypatch.setattr(layer_deviations, "SubgraphSession", Spoils)
         model, candidate = fused(nn.GELU(), tmp_path)
         told = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
-        assert whole(told) == {"optimized": "ok", "not optimized": "source"}
+        assert whole_output_verdicts(told) == {"optimized": "ok", "not optimized": "source"}
         assert told.outcome[0]["code"] == "only_unoptimized"
         assert "optimizations on" in told.remedy
 
 
-def test_errors_that_grow_are_told_where_no_layer_alone_is_wrong(tmp_path):
+def test_accumulated_errors_without_a_source(tmp_path):
     torch.manual_seed(0)
     chain = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(24))).eval()
     for layer in chain:
@@ -124,7 +123,7 @@ def test_errors_that_grow_are_told_where_no_layer_alone_is_wrong(tmp_path):
     assert (told.first_divergence, told.diverges) == (None, True)
     assert [one["code"] for one in told.outcome] == ["grown", "grown_at"]
     assert "amplifies rounding" in told.remedy
-    assert whole(told) == {"optimized": "propagated", "not optimized": "propagated"}
+    assert whole_output_verdicts(told) == {"optimized": "propagated", "not optimized": "propagated"}
     assert not found(chain, candidate, VECTORS).diverges
 
 
@@ -139,7 +138,7 @@ class TestBudget:
     @pytest.mark.rows(2)
     @pytest.mark.parametrize("budget", [1])
     @pytest.mark.parametrize(("kind", "inputs", "spoil"), CASES)
-    def test_makes_no_difference(self, tmp_path, budget, kind, inputs, spoil):
+    def test_budget_does_not_change_the_result(self, tmp_path, budget, kind, inputs, spoil):
         model = nets.made(kind)
         candidate = nets.export(model, tmp_path / "m.onnx", inputs)
         candidate = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
@@ -154,7 +153,7 @@ class TestBudget:
             scale = 1e-5 if other.verdict == "ok" else max(1e-5, 0.01 * other.max_abs_diff)
             assert one.max_abs_diff == pytest.approx(other.max_abs_diff, abs=scale)
 
-    def test_bounds_what_the_runtime_returns_at_a_time(self, tmp_path, monkeypatch):
+    def test_budget_limits_returned_bytes(self, tmp_path, monkeypatch):
         returned, sessions = [], []
 
         class Counts(SubgraphSession):
@@ -178,7 +177,7 @@ class TestBudget:
         assert len(sessions) > 2 * number
         assert max(returned) <= 12_000 < most
 
-    def test_a_file_with_weights_that_nothing_reads(self, tmp_path):
+    def test_unused_weights_do_not_count(self, tmp_path):
         model = nets.made(nets.Shared)
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, outputs=("a", "b", "c"))
 
@@ -204,7 +203,7 @@ class _Branch(nn.Module):
 
 
 @pytest.mark.parametrize(("signs", "samples"), [([1, 1, 1, 1, 1, 1], 6), ([1, 1, -1, 1, 1, 1], 2)])
-def test_batches_that_take_another_way_are_left_out(tmp_path, signs, samples):
+def test_batches_with_another_forward_path_are_skipped(tmp_path, signs, samples):
     model = _Branch().eval()
     inputs = VECTORS.copy()
     inputs[:, 0] = signs
@@ -214,7 +213,7 @@ def test_batches_that_take_another_way_are_left_out(tmp_path, signs, samples):
     assert told.cause == f"No layer diverges on {samples} samples."
 
 
-class _Wanders(nn.Module):
+class _ChangingPath(nn.Module):
     """Another way at every call."""
 
     def __init__(self) -> None:
@@ -228,9 +227,9 @@ class _Wanders(nn.Module):
         return y
 
 
-def test_a_model_that_takes_another_way_every_time_is_an_error(tmp_path):
+def test_changing_forward_path_is_an_error(tmp_path):
     torch.manual_seed(0)
-    model = _Wanders().eval()
+    model = _ChangingPath().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
     with pytest.raises(
         layer_deviations.ForwardPathChanged, match="Pass samples that take the same branches"
@@ -252,7 +251,7 @@ class _Narrow(nn.Module):
         return self.head(self.layer(x))
 
 
-def test_without_a_float64_reference_the_units_are_single_roundings(tmp_path):
+def test_unit_without_float64_reference_is_one_rounding(tmp_path):
     model = _Narrow().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
     told = found(model, candidate, VECTORS)
@@ -265,7 +264,7 @@ def test_without_a_float64_reference_the_units_are_single_roundings(tmp_path):
     assert reason in told.cause
 
 
-def test_a_module_of_which_the_file_has_nothing_is_unmapped(tmp_path):
+def test_precomputed_module_is_unmapped(tmp_path):
     """The exporter computes what does not depend on the samples beforehand."""
     model = _Table().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
@@ -286,7 +285,7 @@ class _Table(nn.Module):
         return self.head(x + self.table(torch.ones(4)))
 
 
-def test_an_unmapped_module_before_a_wrong_tensor_is_the_source(tmp_path):
+def test_unmapped_module_before_a_wrong_tensor_is_the_source(tmp_path):
     model = _Table().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
     other = _Table().eval()

@@ -66,12 +66,12 @@ def paths():
         ("/Add", "", 0),
     ],
 )
-def test_a_name_of_the_exporter_that_traces(paths, name, path, call):
+def test_scope_from_a_traced_node_name(paths, name, path, call):
     assert paths.scope(helper.make_node("Op", [], [], name=name)) == ModuleScope(path, call)
 
 
 @pytest.mark.parametrize("name", ["", "Conv_0", "node_conv2d", "layer1/conv"])
-def test_a_name_that_leads_nowhere(paths, name):
+def test_node_name_without_scope(paths, name):
     assert paths.scope(helper.make_node("Op", [], [], name=name)) is None
 
 
@@ -85,7 +85,7 @@ def test_a_name_that_leads_nowhere(paths, name):
     ("not a list [", None),
     ("__import__('os').getcwd()", None),
 ])  # fmt: skip
-def test_the_scopes_that_dynamo_writes(paths, text, scope):
+def test_scope_from_dynamo_metadata(paths, text, scope):
     node = helper.make_node("Op", [], [], name="/shared/Gemm")
     entry = node.metadata_props.add()
     entry.key, entry.value = "pkg.torch.onnx.name_scopes", text
@@ -111,6 +111,6 @@ VALUES = [value(0, "", ""), value(1, "c", "Conv2d", 0), value(2, "n", "BatchNorm
     ([("Conv", None)], True),
     ([("Conv", None), ("BatchNormalization", None)], False),
 ])  # fmt: skip
-def test_a_layer_whose_batchnorm_was_folded_in(nodes, folded):
+def test_layer_with_folded_batch_norm(nodes, folded):
     scoped = [(op, None if path is None else ModuleScope(path, 0)) for op, path in nodes]
     assert NameHints(VALUES, scoped).folded == ({1: 2} if folded else {})

@@ -1,4 +1,4 @@
-"""Of a quantized file quantization is the cause, and weights that differ by more than its steps."""
+"""Localization in quantized files."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ class Rounding(Segmenting):
         return self.head(functional.relu(x))
 
 
-def larger_scale(proto: onnx.ModelProto) -> None:
+def increase_scale(proto: onnx.ModelProto) -> None:
     nets.change(proto, "values.scale", lambda scale: scale * 1.01)
 
 
-def signed(proto: onnx.ModelProto) -> None:
+def use_signed_zero_point(proto: onnx.ModelProto) -> None:
     """The same steps, but none above 127."""
     node = next(node for node in proto.graph.node if node.name == "/values/QuantizeLinear")
     tensor = nets.weight(proto, node.input[2])
@@ -133,11 +133,9 @@ def signed(proto: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "code", "attributes"),
-    [(larger_scale, "settings", ["scale"]), (signed, "operators", [])],
+    [(increase_scale, "settings", ["scale"]), (use_signed_zero_point, "operators", [])],
 )
-def test_a_model_that_rounds_to_steps_itself_is_not_blamed_for_it(
-    spoil, code, attributes, tmp_path
-):
+def test_fake_quantized_model_is_not_called_quantized(spoil, code, attributes, tmp_path):
     model = Rounding()
     model(torch.from_numpy(IMAGES))
     model.apply(disable_observer).eval()
@@ -150,7 +148,7 @@ def test_a_model_that_rounds_to_steps_itself_is_not_blamed_for_it(
     assert [name for name in found if name] == attributes
 
 
-def another(name: str) -> Callable[[onnx.ModelProto], None]:
+def reverse_weight(name: str) -> Callable[[onnx.ModelProto], None]:
     """Other integers for a weight, as of another checkpoint."""
 
     def change(proto: onnx.ModelProto) -> None:
@@ -162,8 +160,10 @@ def another(name: str) -> Callable[[onnx.ModelProto], None]:
 
 
 @pytest.mark.parametrize("name", ["c2.weight", "c2.bias"])
-def test_another_weight_is_told_from_a_rounded_one(quantized, tmp_path, name):
-    bad = tiny.edit(quantized("tensors"), tmp_path / "bad.onnx", another(f"{name}_quantized"))
+def test_wrong_weight_is_distinguished_from_quantization(quantized, tmp_path, name):
+    bad = tiny.edit(
+        quantized("tensors"), tmp_path / "bad.onnx", reverse_weight(f"{name}_quantized")
+    )
     rows = {row.title: row.detail for row in compare(bad).layers if row.verdict == "source"}
     assert name in rows["c2"]
     assert "quantized" in rows["c1"]
@@ -172,7 +172,7 @@ def test_another_weight_is_told_from_a_rounded_one(quantized, tmp_path, name):
     assert name in told.cause
 
 
-def test_the_remedy_of_a_quantized_policy_is_no_quantized_policy(quantized):
+def test_remedy_with_a_quantized_policy_is_calibration(quantized):
     told = compare(quantized("tensors"), POLICY)
     assert told.first_divergence == "c1"
     assert "precision" not in told.remedy

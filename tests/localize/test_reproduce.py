@@ -1,4 +1,4 @@
-"""The smallest graph of a failure stands alone, shows the same failure, and holds no secret."""
+"""Minimal reproducers: they show the same failure and contain no secrets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reduced(tmp_path_factory):
     return make
 
 
-def test_fewest_nodes_keeps_what_the_failure_needs_and_nothing_else():
+def test_fewest_nodes_keeps_only_necessary_nodes():
     tried: list[tuple[int, ...]] = []
 
     def differs(places: tuple[int, ...]) -> bool:
@@ -81,9 +81,7 @@ def test_fewest_nodes_keeps_what_the_failure_needs_and_nothing_else():
     ("ReLU and clip in float64", ["Relu", "Clip"], True),
     ("zeros around a pool", ["Pad", "MaxPool"], False),
 ])  # fmt: skip
-def test_optimizer_fault_is_reduced_to_the_nodes_that_it_fuses(
-    reduced, tmp_path, name, nodes, raises
-):
+def test_optimizer_fault_is_reduced_to_the_fused_nodes(reduced, tmp_path, name, nodes, raises):
     failure, found = reduced(name)
     assert failure.kind == "optimizer"
     assert [node.op_type for node in failure.model.graph.node] == nodes
@@ -268,7 +266,7 @@ def test_distance_is_exact_for_large_integers_and_empty_arrays():
     assert distance(numbers, numbers[[2, 1, 2]])[1] == np.inf
 
 
-def test_random_numbers_stay_in_the_range_of_the_finite_ones():
+def test_random_numbers_stay_in_the_finite_range():
     large = np.array([2**63, 2**64 - 1], np.uint64)
     drawn = random_like(large, 0)
     assert drawn.dtype == np.uint64
@@ -297,7 +295,7 @@ class Scaled(torch.nn.Module):
 
 
 @pytest.mark.further
-def test_module_of_other_code_becomes_a_class_without_its_source(tmp_path):
+def test_custom_module_becomes_a_class_without_its_source(tmp_path):
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     with torch.no_grad():
         expected = {"y0": Scaled()(torch.from_numpy(x)).numpy()}
@@ -317,7 +315,7 @@ def test_module_of_other_code_becomes_a_class_without_its_source(tmp_path):
     assert LayerScript.from_layer(Scaled(table), failure) is None
 
 
-def _ended(failure: ReducedFailure, folder: Path) -> tuple[int, str]:
+def _run_script(failure: ReducedFailure, folder: Path) -> tuple[int, str]:
     """Exit code and last line of the script; it has at most 40 lines."""
     script = Reproducer(failure, Localization.model_construct(), {}).script()
     assert script.count("\n") <= 40
@@ -330,26 +328,26 @@ def _ended(failure: ReducedFailure, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout.splitlines()[-1]
 
 
-def test_script_tells_the_failure_from_others(tmp_path):
+def test_script_exit_code_distinguishes_failures(tmp_path):
     setup = plain_setup("ort-cpu")
     entries = {"config": {"session.disable_prepacking": "1"}, "disabled_optimizers": ("Relu",)}
     setup = replace(setup, settings=setup.settings.model_copy(update=entries))
     none = np.zeros((0, 3), np.float32)
     empty = _failure(_model(RELU), setup=setup, inputs={"x0": none}, expected={"y0": none})
-    assert _ended(empty, tmp_path) == (0, "agrees")
-    assert _ended(_failure(_model(RELU)), tmp_path) == (1, "DIFFERS")
+    assert _run_script(empty, tmp_path) == (0, "agrees")
+    assert _run_script(_failure(_model(RELU)), tmp_path) == (1, "DIFFERS")
     product = _failure(_model(helper.make_node("MatMul", ["x0", "x0"], ["y0"])))
     with pytest.raises(Exception, match="MatMul") as raised:
         run(product.model, product.inputs, product.setup)
     words = f"{raised.type.__name__}: …MatMul…"
-    assert _ended(replace(product, raises=words), tmp_path) == (1, "DIFFERS")
-    assert _ended(replace(product, raises="NotImplemented: …"), tmp_path) == (2, "ERROR")
+    assert _run_script(replace(product, raises=words), tmp_path) == (1, "DIFFERS")
+    assert _run_script(replace(product, raises="NotImplemented: …"), tmp_path) == (2, "ERROR")
 
 
 SECRET = "/home/someone/secret"
 
 
-def _described(message: Any) -> None:
+def _write_secrets(message: Any) -> None:
     """Write the secret into every text of a message that is no name."""
     for field in message.DESCRIPTOR.fields:
         if field.name in ("doc_string", "producer_name", "producer_version"):
@@ -359,10 +357,10 @@ def _described(message: Any) -> None:
         elif field.message_type is not None and (field.is_repeated or message.HasField(field.name)):
             inner = getattr(message, field.name)
             for one in inner if field.is_repeated else [inner]:
-                _described(one)
+                _write_secrets(one)
 
 
-def test_model_holds_only_what_its_nodes_need():
+def test_model_contains_only_necessary_data():
     inner = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["i"])], SECRET, [],
         [helper.make_tensor_value_info("i", TensorProto.FLOAT, None)],
@@ -393,7 +391,7 @@ def test_model_holds_only_what_its_nodes_need():
     model.functions.extend([function("Mine", 1.0), function("Theirs", 2.0)])
     model.training_info.add().algorithm.initializer.add(name=SECRET)
     model.graph.quantization_annotation.add(tensor_name=SECRET)
-    _described(model)
+    _write_secrets(model)
     fed = {"x": np.ones(2, np.float32), "b": np.array(True)}
     made = Standalone.from_piece(Piece(model, {}, ("y",)), fed).model
     assert SECRET.encode() not in made.SerializeToString()
@@ -433,7 +431,7 @@ REPRODUCE = ["reproduce", "report", "--no-venv"]
 
 
 @pytest.mark.further
-def test_command_writes_a_script_that_shows_the_difference(project, tmp_path, capsys):
+def test_command_writes_a_reproducing_script(project, tmp_path, capsys):
     output = tmp_path / "bug.zip"
     options = ["--include-confidential", "--output", str(output), "--json"]
     assert cli.main([*REPRODUCE, *options]) == 0
@@ -458,7 +456,7 @@ def test_command_writes_a_script_that_shows_the_difference(project, tmp_path, ca
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "agrees")
 
 
-def test_nothing_is_written_of_a_confidential_policy(project, tmp_path, capsys):
+def test_confidential_policy_writes_no_archive(project, tmp_path, capsys):
     output = tmp_path / "bug.zip"
     assert cli.main([*REPRODUCE, "--output", str(output), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["output"] is None
@@ -484,7 +482,7 @@ def test_other_samples_than_those_of_the_report_are_refused(project, tmp_path):
     assert not (tmp_path / "bug.zip").exists()
 
 
-def test_another_policy_than_that_of_the_report_is_refused(project, tmp_path):
+def test_policy_not_matching_the_report_is_refused(project, tmp_path):
     text = (project / "policy.yaml").read_text().replace("confidential: true", "")
     (tmp_path / "open.yaml").write_text(text)
     command = [*REPRODUCE, "--policy", str(tmp_path / "open.yaml")]
@@ -492,7 +490,7 @@ def test_another_policy_than_that_of_the_report_is_refused(project, tmp_path):
     assert not (tmp_path / "bug.zip").exists()
 
 
-def test_no_zip_of_a_script_that_agrees(reduced, tmp_path):
+def test_script_that_agrees_is_not_written(reduced, tmp_path):
     failure, found = reduced("zeros around a pool")
     session = failure.setup.plain
     right = Reproducer(ReducedFailure(**{**vars(failure), "setup": session}), found, {})

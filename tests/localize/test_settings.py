@@ -71,24 +71,24 @@ OTHER = {
 }  # fmt: skip
 
 
-def by_the_batch(op, place):
+def norm_with_computed_input(op, place):
     """A norm, one input of which is what another node computes."""
     norm = helper.make_node("BatchNormalization", [f"in{n}" for n in range(5)], ["y"])
     return [helper.make_node(op, ["x"], [f"in{place}"]), norm]
 
 
-def listed(nodes):
+def as_list(nodes):
     return nodes if isinstance(nodes, list) else [nodes]
 
 
 @pytest.mark.parametrize(("module", "nodes"), SAME.values(), ids=SAME)
-def test_the_same(module, nodes):
-    assert list(differing(module, listed(nodes))) == []
+def test_equal_settings_have_no_difference(module, nodes):
+    assert list(differing(module, as_list(nodes))) == []
 
 
 @pytest.mark.parametrize(("module", "nodes", "said"), OTHER.values(), ids=OTHER)
-def test_another(module, nodes, said):
-    (told,) = differing(module, listed(nodes))
+def test_different_setting_is_described(module, nodes, said):
+    (told,) = differing(module, as_list(nodes))
     assert said in render_fault("settings", {"details": [told]}).text
 
 
@@ -98,13 +98,13 @@ def test_another(module, nodes, said):
     ([node("BatchNormalization", 5)], False),
     ([node("BatchNormalization", 5, training_mode=0)], False),
     ([node("Dropout", 2)], False),
-    (by_the_batch("ReduceMean", 3), True),
-    (by_the_batch("ReduceMean", 4), True),
-    (by_the_batch("Cast", 3), False),
-    (by_the_batch("ReduceMean", 1), False),
+    (norm_with_computed_input("ReduceMean", 3), True),
+    (norm_with_computed_input("ReduceMean", 4), True),
+    (norm_with_computed_input("Cast", 3), False),
+    (norm_with_computed_input("ReduceMean", 1), False),
     ([], False),
 ])  # fmt: skip
-def test_nodes_that_compute_as_in_training(nodes, seen):
+def test_training_mode_of_nodes(nodes, seen):
     assert training(nodes) is seen
 
 
@@ -125,7 +125,7 @@ ERF = [node("Constant"), *(node(op) for op in ("Div", "Erf", "Add", "Mul", "Mul"
     (nn.Sequential(nn.Tanh()), [node("Sigmoid")], None),
     (nn.ReLU(), [], None),
 ])  # fmt: skip
-def test_the_operators_of_another_activation(module, nodes, function):
+def test_mismatched_activation(module, nodes, function):
     assert mismatched_activation(module, nodes) == function
 
 
@@ -142,7 +142,7 @@ class Small(nn.Module):
         return self.head(self.norm(0.3 * self.first(x)))
 
 
-def test_the_epsilon_of_a_norm_is_no_missing_node(tmp_path):
+def test_wrong_epsilon_of_a_norm_is_named(tmp_path):
     candidate = nets.export(Small(1e-4).eval(), tmp_path / "m.onnx", VECTORS)
     told = found(Small(1e-5).eval(), candidate, VECTORS)
     assert told.first_divergence == "norm"

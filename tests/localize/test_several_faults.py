@@ -1,4 +1,4 @@
-"""Several faults in one file are all named, and no layer between them."""
+"""Several faults in one file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.localize.test_folded import SEQUENCES, Encoder
 from tests.measure import tiny
 
 Spoil = Callable[[onnx.ModelProto], object]
-fused = test_folded.fused
+fused_file = test_folded.fused_file
 
 
 class Deep(nn.Module):
@@ -58,7 +58,7 @@ def read_by(op: str, place: int, argument: int = 1) -> Spoil:
     return lambda proto: change(proto, node(proto, op, place).input[argument], middle)
 
 
-def leaky(place: int) -> Spoil:
+def to_leaky_relu(place: int) -> Spoil:
     def spoil(proto: onnx.ModelProto) -> None:
         changed = node(proto, "Relu", place)
         changed.op_type = "LeakyRelu"
@@ -67,20 +67,20 @@ def leaky(place: int) -> Spoil:
     return spoil
 
 
-def sigmoid(proto: onnx.ModelProto) -> None:
+def to_sigmoid(proto: onnx.ModelProto) -> None:
     node(proto, "Tanh").op_type = "Sigmoid"
 
 
 INPUTS = {Residual: IMAGES, Tokens: TOKENS, Flat: VECTORS, Deep: VECTORS}
 
 FILES: list[tuple[type[nn.Module], nets.Exporter, dict[str, Spoil]]] = [
-    (Residual, "direct", {"block.relu": leaky(1), "block.conv2": read_by("Conv", 2), "head": weight("head.bias")}),
-    (Residual, "dynamo", {"stem.2": leaky(0), "block.conv1": read_by("Conv", 1)}),
+    (Residual, "direct", {"block.relu": to_leaky_relu(1), "block.conv2": read_by("Conv", 2), "head": weight("head.bias")}),
+    (Residual, "dynamo", {"stem.2": to_leaky_relu(0), "block.conv1": read_by("Conv", 1)}),
     (Tokens, "direct", {"layer.qkv": read_by("MatMul", 0), "layer.norm2": setting("LayerNormalization", 1, epsilon=0.01), "head": weight("head.bias")}),
     (Tokens, "dynamo", {"embed": lambda proto: change(proto, "embed.weight", lambda values: values * 1.1), "layer.proj": weight("layer.proj.bias")}),
     (Flat, "dynamo", {"twice": weight("twice.bias"), "right": weight("right.weight")}),
-    (Deep, "direct", {"": leaky(0), "norm.2": read_by("LayerNormalization", 2), "head": weight("head.weight")}),
-    (Deep, "dynamo", {"norm.0": read_by("LayerNormalization", 0), "linear.1": weight("linear.1.bias"), "tanh": sigmoid}),
+    (Deep, "direct", {"": to_leaky_relu(0), "norm.2": read_by("LayerNormalization", 2), "head": weight("head.weight")}),
+    (Deep, "dynamo", {"norm.0": read_by("LayerNormalization", 0), "linear.1": weight("linear.1.bias"), "tanh": to_sigmoid}),
 ]  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def made(tmp_path_factory):
     return make
 
 
-def spoiled(spoils: Sequence[Spoil]) -> Spoil:
+def apply_all(spoils: Sequence[Spoil]) -> Spoil:
     def spoil(proto: onnx.ModelProto) -> None:
         for one in spoils:
             one(proto)
@@ -107,7 +107,7 @@ def spoiled(spoils: Sequence[Spoil]) -> Spoil:
     return spoil
 
 
-def assert_named(told: Localization, faults: Sequence[str]) -> None:
+def assert_faults(told: Localization, faults: Sequence[str]) -> None:
     """All of them in their order, each with its own text and remedy."""
     assert [fault.module for fault in told.faults] == list(faults)
     assert (told.first_divergence, told.fault) == (faults[0], told.faults[0].text)
@@ -119,14 +119,14 @@ def assert_named(told: Localization, faults: Sequence[str]) -> None:
 
 @pytest.mark.rows(3)
 @pytest.mark.parametrize(("kind", "by", "faults"), FILES)
-def test_all_are_named_and_none_is_invented(made, tmp_path, kind, by, faults):
+def test_exactly_the_faults_are_named(made, tmp_path, kind, by, faults):
     model, candidate = made(kind, by)
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", spoiled(list(faults.values())))
-    assert_named(found(model, bad, INPUTS[kind]), list(faults))
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(list(faults.values())))
+    assert_faults(found(model, bad, INPUTS[kind]), list(faults))
 
 
 FUSED: dict[str, Spoil] = {
-    "": test_folded.unmasked,
+    "": test_folded.drop_mask,
     "norm1": test_folded.FAULTS["norm1"],
     "down": test_folded.FAULTS["down"],
     "head": test_folded.FAULTS["head"],
@@ -134,9 +134,9 @@ FUSED: dict[str, Spoil] = {
 
 
 @pytest.mark.parametrize("names", [("norm1", "down"), ("", "norm1", "head")])
-def test_of_a_file_with_fused_modules(fused, tmp_path, names):
-    bad = tiny.edit(fused, tmp_path / "bad.onnx", spoiled([FUSED[name] for name in names]))
-    assert_named(found(Encoder().eval(), bad, SEQUENCES), names)
+def test_faults_of_a_file_with_fused_modules(fused_file, tmp_path, names):
+    bad = tiny.edit(fused_file, tmp_path / "bad.onnx", apply_all([FUSED[name] for name in names]))
+    assert_faults(found(Encoder().eval(), bad, SEQUENCES), names)
 
 
 @pytest.fixture(scope="module")
@@ -150,25 +150,25 @@ def stack(tmp_path_factory):
     ("parts", "amount"),
     [(("key", "query"), 0.05), (("value", "key"), 0.3), ((None, "query"), 0.05)],
 )
-def test_of_two_packed_weights(stack, tmp_path, parts, amount):
+def test_faults_of_two_packed_weights(stack, tmp_path, parts, amount):
     model, candidate = stack
     pairs = [
-        (test_folded.packed(part, amount, layer=layer), f"{path}.{part}")
+        (test_folded.change_packed(part, amount, layer=layer), f"{path}.{part}")
         for layer, (path, part) in enumerate(zip(("first", "second"), parts, strict=True))
         if part
     ]
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", spoiled([spoil for spoil, _ in pairs]))
-    assert_named(found(model, bad, SEQUENCES), [name for _, name in pairs])
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", apply_all([spoil for spoil, _ in pairs]))
+    assert_faults(found(model, bad, SEQUENCES), [name for _, name in pairs])
 
 
-def test_five_are_reported(made, tmp_path):
+def test_at_most_five_faults_are_reported(made, tmp_path):
     model, candidate = made(Deep, "direct")
     spoils = [weight(f"linear.{at}.bias") for at in range(6)]
-    told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoiled(spoils)), VECTORS)
+    told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(spoils)), VECTORS)
     assert [fault.module for fault in told.faults] == [f"linear.{at}" for at in range(5)]
 
 
-def test_records_without_faults_are_read(made, tmp_path):
+def test_localization_without_faults_is_read(made, tmp_path):
     model, candidate = made(Deep, "direct")
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", weight("head.bias"))
     told = found(model, bad, VECTORS)
@@ -186,9 +186,9 @@ PAIRS: list[tuple[type[nn.Module], nets.Exporter, str, tuple[Spoil, Spoil]]] = [
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize(("kind", "by", "module", "spoils"), PAIRS)
-def test_both_tensors_of_a_layer_are_named(made, tmp_path, kind, by, module, spoils):
+def test_both_wrong_tensors_of_a_layer_are_named(made, tmp_path, kind, by, module, spoils):
     model, candidate = made(kind, by)
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", spoiled(spoils))
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(spoils))
     (fault,) = found(model, bad, INPUTS[kind]).faults
     assert fault.module == module
     assert f"{module}.weight" in fault.text

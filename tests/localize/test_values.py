@@ -1,4 +1,4 @@
-"""What a forward passes between modules: every tensor once, in its state at that time."""
+"""Values passed between modules in a forward call."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gate.localize.model_runner import (
 )
 
 
-def surveyed(model: nn.Module, *given, **named) -> ValueSurvey:
+def survey_model(model: nn.Module, *given, **named) -> ValueSurvey:
     survey = ValueSurvey()
     with torch.no_grad(), hooked(model.eval(), survey.handle):
         model(*given, **named)
     return survey
 
 
-def told(survey: ValueSurvey) -> list[tuple[str, str, int]]:
+def value_keys(survey: ValueSurvey) -> list[tuple[str, str, int]]:
     """Module, kind and call of each value."""
     return [(value.path, value.kind, value.call) for value in survey.values]
 
@@ -48,9 +48,9 @@ class Two(nn.Module):
 X = torch.arange(6.0).reshape(2, 3) - 2
 
 
-def test_every_call_has_its_value_and_code_has_its_own():
-    survey = surveyed(Two(), X)
-    assert told(survey) == [
+def test_each_call_and_code_has_a_value():
+    survey = survey_model(Two(), X)
+    assert value_keys(survey) == [
         ("", "Two", 0),  # the input of the model
         ("", "", 0),  # x * 2
         ("layer", "Linear", 0),
@@ -65,22 +65,22 @@ def test_every_call_has_its_value_and_code_has_its_own():
     assert [value.inputs for value in survey.values][2:6] == [(1,), (2,), (3,), (4,)]
 
 
-def test_in_place_operations_leave_another_value_behind():
+def test_in_place_operation_has_its_own_value():
     model = Two()
-    survey = surveyed(model, X)
+    survey = survey_model(model, X)
     before, after = survey.values[2].sketch, survey.values[3].sketch
     assert (before < 0).any()
     np.testing.assert_array_equal(after, np.maximum(before, 0))
 
 
-def test_what_only_hands_on_a_value_repeats_it():
-    survey = surveyed(nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Identity()), X)
+def test_pass_through_modules_repeat_the_value():
+    survey = survey_model(nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Identity()), X)
     assert [value.repeats for value in survey.values] == [None, None, 1, 1]
 
 
-def test_composite_modules_that_hand_on_have_no_value_of_their_own():
+def test_composite_pass_through_module_has_no_value():
     inner = nn.Sequential(nn.Linear(3, 3))
-    assert told(surveyed(nn.Sequential(inner), X)) == [
+    assert value_keys(survey_model(nn.Sequential(inner), X)) == [
         ("", "Sequential", 0), ("0.0", "Linear", 0)
     ]  # fmt: skip
 
@@ -93,15 +93,15 @@ class Packed(nn.Module):
                 "complex": torch.complex(left, left), "sparse": left.to_sparse()}  # fmt: skip
 
 
-def test_tensors_are_found_in_keywords_tuples_and_dicts():
-    survey = surveyed(Packed(), left=X, right=(X + 1,))
+def test_tensors_in_keywords_tuples_and_dicts_are_found():
+    survey = survey_model(Packed(), left=X, right=(X + 1,))
     assert len(survey.inputs) == 2
     assert len(survey.outputs) == 1
     np.testing.assert_array_equal(survey.values[survey.outputs[0]].sketch, (2 * X + 1).reshape(-1))
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_no_hook_stays(broken):
+def test_hooks_are_removed(broken):
     model = Two()
 
     def callback(event, tensor):
@@ -116,7 +116,7 @@ def test_no_hook_stays(broken):
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
 
 
-def test_moments_are_counted_and_know_their_caller():
+def test_events_are_numbered_and_have_a_caller():
     events = []
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Flatten())
     with torch.no_grad(), hooked(model, lambda event, tensor: events.append(event)):
@@ -134,27 +134,27 @@ def forward(model: nn.Module, callback, given: torch.Tensor = X) -> torch.Tensor
         return model(given)
 
 
-class TestListeners:
+class TestHooks:
     @pytest.fixture
     def model(self):
         torch.manual_seed(0)
         return Two().eval()
 
-    def test_values_are_kept_as_they_were(self, model):
-        survey = surveyed(model, X)
+    def test_captured_values_are_copies(self, model):
+        survey = survey_model(model, X)
         keeps = CaptureOutputs(survey, {2, 3}, whole=True)
         forward(model, keeps.handle)
         assert set(keeps.kept) == {2, 3}
         assert keeps.kept[2].shape == (2, 3)
         np.testing.assert_array_equal(keeps.kept[3], np.maximum(keeps.kept[2], 0))
 
-    def test_or_only_their_sketches(self, model):
-        keeps = CaptureOutputs(surveyed(model, X), {2}, whole=False)
+    def test_sketches_are_captured(self, model):
+        keeps = CaptureOutputs(survey_model(model, X), {2}, whole=False)
         forward(model, keeps.handle)
         assert keeps.kept[2].shape == (6,)
 
-    def test_a_value_is_exchanged_for_all_that_follows(self, model):
-        survey = surveyed(model, X)
+    def test_replaced_value_is_used_afterwards(self, model):
+        survey = survey_model(model, X)
         exchanges = ReplaceOutputs(survey, {2: np.full((2, 3), 5, np.float32)})
         keeps = CaptureOutputs(survey, {3}, whole=True)
 
@@ -167,10 +167,10 @@ class TestListeners:
         np.testing.assert_array_equal(keeps.kept[3], np.full((2, 3), 5))
         np.testing.assert_array_equal(exchanges.kept[2], survey.values[2].sketch)
 
-    def test_the_references_stay_as_they_are(self, model):
+    def test_reference_values_are_unchanged(self, model):
         """ReLU in place would change them."""
         reference = np.full((2, 3), -5, np.float32)
-        forward(model, ReplaceOutputs(surveyed(model, X), {2: reference}).handle)
+        forward(model, ReplaceOutputs(survey_model(model, X), {2: reference}).handle)
         assert (reference == -5).all()
 
     @pytest.mark.parametrize(
@@ -183,25 +183,25 @@ class TestListeners:
         ],
         ids=["a call more", "another rank", "a call less", "no calls"],
     )
-    def test_another_way_is_an_error_that_names_the_module(self, other, module):
-        survey = surveyed(nn.Sequential(nn.Linear(3, 3), nn.Flatten()), X)
+    def test_changed_path_error_names_the_module(self, other, module):
+        survey = survey_model(nn.Sequential(nn.Linear(3, 3), nn.Flatten()), X)
         keeps = CaptureOutputs(survey, set(range(len(survey.values))), whole=True)
         with pytest.raises(
             ForwardPathChanged, match=f"at module '{module}'.*take the same branches"
         ):
             forward(other.eval(), keeps.handle)
 
-    def test_another_way_is_evidence_that_is_missing(self):
+    def test_changed_path_is_an_evidence_error(self):
         assert issubclass(ForwardPathChanged, EvidenceError)
 
 
 class TestSketch:
     @pytest.mark.parametrize("size", [0, 1, ELEMENTS])
-    def test_small_arrays_are_whole(self, size):
+    def test_small_array_is_complete(self, size):
         array = np.arange(size, dtype=np.float32)
         np.testing.assert_array_equal(sketch(array), array)
 
-    def test_large_ones_have_the_same_places_every_time(self):
+    def test_large_array_is_sampled_reproducibly(self):
         size = 5 * ELEMENTS
         found = sampled_indices(size)
         assert len(found) == ELEMENTS
@@ -209,7 +209,7 @@ class TestSketch:
         assert found[-1] < size
         np.testing.assert_array_equal(sketch(np.arange(size)), found)
 
-    def test_every_channel_of_hundreds_is_seen(self):
+    def test_sketch_covers_each_channel(self):
         channels = np.broadcast_to(np.arange(512)[:, None, None], (512, 16, 16))
         assert len(np.unique(sketch(channels))) == 512
 
@@ -217,7 +217,7 @@ class TestSketch:
         ("dtype", "seen"),
         [(torch.float32, "f4"), (torch.bfloat16, "f4"), (torch.int64, "i8"), (torch.bool, "b1")],
     )
-    def test_a_tensor_as_an_array(self, dtype, seen):
+    def test_tensor_to_array(self, dtype, seen):
         tensor = torch.ones(2, 3).to(dtype)
         assert sketch_of(tensor).dtype.str[1:] == seen
         np.testing.assert_array_equal(sketch_of(tensor), np.ones(6))

@@ -1,4 +1,4 @@
-"""Answers of the reference that are kept: by batch, and by sample in float64."""
+"""Cached outputs of the reference, by batch and, in float64, by sample."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ R64 = [X.astype(np.float64) * 2, X.argmax(1)]
 NAN, INF = math.nan, math.inf
 
 
-def noted(reference=R, truth=R64, *, room=2**10):
+def truths_of(reference=R, truth=R64, *, room=2**10):
     truths = SampleTruths(room=room)
     truths.note(DIGESTS, reference, truth)
     return truths
 
 
-def test_any_batch_of_what_was_noted_is_put_together():
+def test_batch_of_stored_samples_is_joined():
     places = [4, 0, 4, 2]
-    truths = noted()
+    truths = truths_of()
     assert truths.holds(DIGESTS[places])
     assert not truths.holds(row_digests({"x": np.concatenate([X[:2], X[:1] + 1])}))
     for made, whole in zip(truths.join(DIGESTS[places], [r[places] for r in R]), R64, strict=True):
@@ -43,8 +43,8 @@ def test_any_batch_of_what_was_noted_is_put_together():
     [R[0][:, :2], R[1]],
     [np.where(R[0] == R[0][0, 0], NAN, R[0]).astype(np.float32), R[1]],
 ], ids=["moved", "another class", "one output less", "another shape", "NaN"])  # fmt: skip
-def test_not_where_the_float32_answer_is_another(other):
-    assert noted().join(DIGESTS, other) is None
+def test_join_needs_equal_float32_answers(other):
+    assert truths_of().join(DIGESTS, other) is None
 
 
 @pytest.mark.parametrize(("reference", "truth"), [
@@ -53,15 +53,15 @@ def test_not_where_the_float32_answer_is_another(other):
     ([R[0]], R64),
     ([R[0], R[1]], [R64[0], R64[1][:5]]),
 ], ids=["no row for each", "no axis", "other outputs", "other rows"])  # fmt: skip
-def test_nothing_is_kept_of_what_has_no_row_for_each_sample(reference, truth):
-    assert not noted(reference, truth).holds(DIGESTS[:1])
+def test_outputs_without_row_per_sample_are_not_stored(reference, truth):
+    assert not truths_of(reference, truth).holds(DIGESTS[:1])
 
 
 @pytest.mark.parametrize(("reference", "truth"), [
     ([R[0][:, :2], R[1]], [R64[0][:, :2], R64[1]]),
     ([R[0]], [R64[0]]),
 ], ids=["another width", "one output less"])  # fmt: skip
-def test_samples_whose_outputs_the_data_shape_are_not_put_together(reference, truth):
+def test_outputs_of_different_shapes_are_not_joined(reference, truth):
     truths = SampleTruths(room=2**10)
     truths.note(DIGESTS[:3], [r[:3] for r in R], [r64[:3] for r64 in R64])
     truths.note(DIGESTS[3:], [r[3:] for r in reference], [r64[3:] for r64 in truth])
@@ -69,15 +69,15 @@ def test_samples_whose_outputs_the_data_shape_are_not_put_together(reference, tr
     assert truths.join(DIGESTS, R) is None
 
 
-def test_what_is_kept_is_bounded():
+def test_stored_bytes_are_limited():
     one = 3 * 4 + 8 + 3 * 8 + 8
-    truths = noted(room=2 * one)
+    truths = truths_of(room=2 * one)
     assert [truths.holds(DIGESTS[row : row + 1]) for row in range(4)] == [True, True, False, False]
 
 
-def test_what_was_noted_is_a_copy():
+def test_stored_arrays_are_copies():
     reference, truth = [R[0].copy(), R[1].copy()], [R64[0].copy(), R64[1].copy()]
-    truths = noted(reference, truth)
+    truths = truths_of(reference, truth)
     reference[0][:], truth[0][:] = 7.0, 7.0
     assert np.array_equal(truths.join(DIGESTS, R)[0], R64[0])
 
@@ -94,12 +94,12 @@ def test_what_was_noted_is_a_copy():
     ([1e-30, 0.0], [0.0, 0.0], False),
     ([], [], True),
 ])  # fmt: skip
-def test_agreement(one, other, same):
+def test_agree_within_rounding(one, other, same):
     assert agree(np.array(one), np.array(other)) is same
     assert agree(np.array(one), np.array(other, np.float32)) is same
 
 
-def test_integers_agree_only_where_they_are_equal():
+def test_integers_agree_only_when_equal():
     assert agree(np.array([1, 2]), np.array([1, 2], np.int32))
     assert not agree(np.array([1, 2]), np.array([1, 3]))
     assert not agree(np.array([1, 2]), np.array([1.0, 2.0]))
@@ -121,14 +121,14 @@ class Counting:
         return [batch["x"] * 2]
 
 
-def asked(kept, batch, compute):
+def get(kept, batch, compute):
     return kept.get_or_compute(row_digests(batch), lambda: compute(batch))
 
 
-def test_the_same_batch_is_computed_once():
+def test_equal_batch_is_computed_once():
     kept, compute = OutputCache(room=ROOM), Counting()
     for _ in range(3):
-        assert np.array_equal(asked(kept, {"x": np.arange(4.0)}, compute)[0], np.arange(4.0) * 2)
+        assert np.array_equal(get(kept, {"x": np.arange(4.0)}, compute)[0], np.arange(4.0) * 2)
     assert compute.ran == 1
 
 
@@ -139,38 +139,38 @@ def test_the_same_batch_is_computed_once():
     {"x": np.arange(4.0).reshape(2, 2)},
     {"x": np.arange(4.0), "y": np.arange(4.0)},
 ], ids=["values", "order", "dtype", "shape", "names"])  # fmt: skip
-def test_another_batch_is_another(other):
+def test_different_batch_is_computed(other):
     kept, compute = OutputCache(room=ROOM), Counting()
-    asked(kept, {"x": np.arange(4.0)}, compute)
-    asked(kept, other, compute)
+    get(kept, {"x": np.arange(4.0)}, compute)
+    get(kept, other, compute)
     assert compute.ran == 2
 
 
-def test_that_there_is_no_answer_is_kept_too():
+def test_missing_answer_is_cached():
     kept, computed = OutputCache(room=ROOM), []
     for _ in range(2):
-        assert asked(kept, {"x": np.arange(4.0)}, computed.append) is None
+        assert get(kept, {"x": np.arange(4.0)}, computed.append) is None
     assert len(computed) == 1
 
 
-def test_nobody_changes_what_another_gets():
+def test_cached_arrays_are_read_only():
     with pytest.raises(ValueError, match="read-only"):
-        asked(OutputCache(room=ROOM), {"x": np.arange(4.0)}, Counting())[0][0] = 7.0
+        get(OutputCache(room=ROOM), {"x": np.arange(4.0)}, Counting())[0][0] = 7.0
 
 
-def test_what_is_refused_is_refused_again():
+def test_errors_are_not_cached():
     kept, compute = OutputCache(room=ROOM), Counting()
     for _ in range(2):
         with pytest.raises(EvidenceError, match="odd"):
-            asked(kept, {"x": np.arange(3.0)}, compute)
+            get(kept, {"x": np.arange(3.0)}, compute)
     assert compute.ran == 2
 
 
-def test_batches_that_are_kept_are_bounded():
+def test_cached_bytes_are_limited():
     kept, compute = OutputCache(room=100), Counting()
     for _ in range(2):
         for first in range(4):  # 32 bytes each
-            asked(kept, {"x": np.arange(first, first + 4.0)}, compute)
+            get(kept, {"x": np.arange(first, first + 4.0)}, compute)
     assert compute.ran == 4 + 1
 
 
@@ -197,7 +197,7 @@ class Layer(nn.Module):
         return y if self.after is None else self.after(y)
 
 
-class Watched:
+class WatchedCache:
     """The answers of a model, the sizes of batches that went to float64, and its truth alone."""
 
     def __init__(self, model, **options):
@@ -213,24 +213,24 @@ def same(one, other):
     )
 
 
-def test_each_side_computes_a_batch_once():
-    watched = Watched(Layer())
+def test_each_reference_computes_a_batch_once():
+    watched = WatchedCache(Layer())
     for _ in range(2):
         watched.answers.reference(MIXED)
         assert same(watched.answers.truth(MIXED), watched.alone(MIXED))
     assert watched.computed == [5]
 
 
-def test_what_a_sample_got_in_one_batch_it_gets_in_another():
-    watched = Watched(Layer())
+def test_truth_of_samples_is_reused_in_another_batch():
+    watched = WatchedCache(Layer())
     watched.answers.truth(ROWS)
     made = watched.answers.truth(MIXED)
     assert watched.computed == [8]
     assert np.allclose(made[0], watched.alone(MIXED)[0], rtol=0, atol=1e-15)
 
 
-def test_what_the_samples_pass_computed_anyway_counts():
-    watched, model = Watched(Layer()), Layer().double()
+def test_noted_truth_is_reused():
+    watched, model = WatchedCache(Layer()), Layer().double()
     truth = [model(torch.from_numpy(VECTORS).double()).numpy()]
     watched.answers.note({"x": VECTORS}, [truth[0].astype(np.float32)], truth)
     watched.answers.truth(MIXED)
@@ -247,15 +247,15 @@ def test_what_the_samples_pass_computed_anyway_counts():
     lambda y: y * (float("nan") if len(y) == 5 else 1.0),
     lambda y: y.repeat(2, 1),
 ])  # fmt: skip
-def test_a_batch_that_matters_is_computed_itself(after):
-    watched = Watched(Layer(after))
+def test_batch_dependent_truth_is_computed(after):
+    watched = WatchedCache(Layer(after))
     watched.answers.truth(ROWS)
     assert same(watched.answers.truth(MIXED), watched.alone(MIXED))
     assert watched.computed == [8, 5]
 
 
-def test_lone_samples_are_computed_together():
-    watched = Watched(Layer())
+def test_single_samples_are_computed_in_batches():
+    watched = WatchedCache(Layer())
     watched.answers.ask_together(SINGLES, most=2)
     assert watched.computed == [2, 1]
     for batch in SINGLES:
@@ -272,25 +272,25 @@ def test_lone_samples_are_computed_together():
     lambda y: y * (float("nan") if len(y) > 1 else 1.0),
     lambda y: y if y.max() < 1.0 else y.exp(),
 ])  # fmt: skip
-def test_those_to_whom_company_matters_are_computed_alone(after):
-    watched = Watched(Layer(after))
+def test_batch_dependent_single_samples_are_computed_alone(after):
+    watched = WatchedCache(Layer(after))
     watched.answers.ask_together(SINGLES, most=8)
     for batch in SINGLES:
         assert same(watched.answers.truth(batch), watched.alone(batch))
 
 
-def test_what_the_model_refuses_together_it_may_take_alone():
+def test_batch_refused_by_the_model_is_computed_alone():
     def lonely(y):
         if len(y) > 1:
             raise ValueError("one at a time")
         return y
 
-    watched = Watched(Layer(lonely))
+    watched = WatchedCache(Layer(lonely))
     watched.answers.ask_together(SINGLES, most=8)
     assert same(watched.answers.truth(SINGLES[1]), watched.alone(SINGLES[1]))
 
 
-def test_what_the_model_refuses_alone_does_not_stop_the_others():
+def test_refused_sample_does_not_stop_the_others():
     def positive(y):
         if (y < 0).all():
             raise ValueError("negative")
@@ -299,7 +299,7 @@ def test_what_the_model_refuses_alone_does_not_stop_the_others():
     samples = [{"x": np.full((1, 6), value, np.float32)} for value in (50.0, -50.0, 2.0)]
     model = Layer(positive)
     model.layer.weight.data.abs_()
-    watched = Watched(model)
+    watched = WatchedCache(model)
     watched.answers.ask_together(samples, most=8)
     assert same(watched.answers.truth(samples[2]), watched.alone(samples[2]))
     assert watched.computed == [3]
@@ -307,12 +307,12 @@ def test_what_the_model_refuses_alone_does_not_stop_the_others():
         watched.answers.reference(samples[1])
 
 
-def test_without_a_float64_reference_there_is_no_truth():
-    answers = Watched(Layer(), noise_samples=0).answers
+def test_no_truth_without_float64_reference():
+    answers = WatchedCache(Layer(), noise_samples=0).answers
     answers.ask_together(SINGLES, most=8)
     assert answers.truth(MIXED) is None
 
 
-def test_a_reference_without_any_answer_is_a_defect():
+def test_reference_without_answer_is_an_error():
     with pytest.raises(AssertionError):
         ReferenceCache(lambda _batch: None, lambda _batch: None).reference(MIXED)

@@ -1,4 +1,4 @@
-"""CUDA is proven or absent: the logic, with a device that is only said to be there."""
+"""Detection and proof of CUDA, with a fake device."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NO_DEVICE = pytest.mark.skipif(bool(ort.cuda_traces()), reason="a CUDA device is
 
 
 @pytest.fixture
-def said_to_be_there(monkeypatch):
+def fake_cuda_device(monkeypatch):
     monkeypatch.setattr(ort, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
 
 
 @NO_DEVICE
-def test_without_a_device_the_runtimes_are_absent_with_a_reason(model, good):
+def test_cuda_runtimes_without_device_are_absent(model, good):
     policy = tiny.policy("ort-cpu", "torch-cuda", "ort-cuda", "ort-cuda-optimized")
     cpu, *cuda = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy)).runtimes
     assert cpu.outputs
@@ -41,8 +41,8 @@ def test_without_a_device_the_runtimes_are_absent_with_a_reason(model, good):
 
 @NO_DEVICE
 @pytest.mark.parametrize("visible", [None, "-1"])
-def test_a_device_that_is_there_and_can_not_be_used_is_a_failure(
-    model, good, said_to_be_there, monkeypatch, capfd, visible
+def test_unusable_cuda_device_is_a_failure(
+    model, good, fake_cuda_device, monkeypatch, capfd, visible
 ):
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -63,7 +63,7 @@ def test_a_device_that_is_there_and_can_not_be_used_is_a_failure(
     assert "onnxruntime" not in capfd.readouterr().err
 
 
-def test_a_model_that_stays_on_the_cpu_is_waived_and_blocks_no_file(model, good, monkeypatch):
+def test_model_that_cannot_run_on_cuda_is_waived_when_optional(model, good, monkeypatch):
     def stays(*_, **__):
         raise RuntimeAbsent("the model runs on the CPU alone")
 
@@ -85,9 +85,7 @@ def test_a_model_that_stays_on_the_cpu_is_waived_and_blocks_no_file(model, good,
         assert check.verdict is verdict
 
 
-def test_a_runtime_of_the_file_can_not_call_itself_absent_once_it_is_there(
-    model, good, monkeypatch
-):
+def test_available_runtime_cannot_report_itself_absent(model, good, monkeypatch):
     def leaves(*_, **__):
         raise RuntimeAbsent("the file runs elsewhere alone")
 
@@ -99,14 +97,14 @@ def test_a_runtime_of_the_file_can_not_call_itself_absent_once_it_is_there(
     assert "the file runs elsewhere alone" in by_ort.failure
 
 
-class SaysCuda:
+class FakeCudaSession:
     """A real session on the CPU that says it is on CUDA; its profile tells the truth."""
 
     options: ClassVar[dict[str, Any]] = {}
     last: ClassVar[Any] = None
 
     def __init__(self, path, options, providers):
-        SaysCuda.last = providers
+        FakeCudaSession.last = providers
         self._real = onnxruntime.capi.onnxruntime_inference_collection.InferenceSession(
             path, options, providers=[CPU]
         )
@@ -118,29 +116,29 @@ class SaysCuda:
         return [CUDA, CPU]
 
     def get_provider_options(self):
-        asked = dict(SaysCuda.last[0][1])
-        return {CPU: {}, CUDA: {**asked, "device_id": 0, **SaysCuda.options}}
+        asked = dict(FakeCudaSession.last[0][1])
+        return {CPU: {}, CUDA: {**asked, "device_id": 0, **FakeCudaSession.options}}
 
 
 @pytest.fixture
-def pretended(monkeypatch, said_to_be_there):
-    monkeypatch.setattr(SaysCuda, "options", {})
-    monkeypatch.setattr(onnxruntime, "InferenceSession", SaysCuda)
+def fake_cuda_session(monkeypatch, fake_cuda_device):
+    monkeypatch.setattr(FakeCudaSession, "options", {})
+    monkeypatch.setattr(onnxruntime, "InferenceSession", FakeCudaSession)
 
 
-def checks(candidate, measurement, policy):
+def checks_by_name(candidate, measurement, policy):
     found = iter_checks(policy, tiny.stored(measurement))
     return {check.name: check for check in found}
 
 
-def test_nodes_on_the_cpu_are_found_whatever_the_session_says(model, good, pretended):
+def test_cpu_nodes_are_read_from_the_profile(model, good, fake_cuda_session):
     policy = tiny.policy("ort-cuda")
     measurement = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
     (runtime,) = measurement.runtimes
     assert runtime.providers_active == (CUDA, CPU)
     assert CUDA not in runtime.nodes_per_provider
     assert any(node.startswith("Conv:") for node in runtime.fallback_nodes)
-    judged = checks(good, measurement, policy)
+    judged = checks_by_name(good, measurement, policy)
     assert judged["provider"].verdict is Verdict.FAIL
     assert judged["session"].verdict is Verdict.PASS
 
@@ -150,17 +148,17 @@ def test_nodes_on_the_cpu_are_found_whatever_the_session_says(model, good, prete
     ({"use_tf32": "1"}, Verdict.FAIL),
     ({"cudnn_conv_algo_search": "EXHAUSTIVE"}, Verdict.FAIL),
 ])  # fmt: skip
-def test_provider_options_are_those_that_the_session_reports(
-    model, good, pretended, monkeypatch, reported, verdict
+def test_provider_options_are_read_from_the_session(
+    model, good, fake_cuda_session, monkeypatch, reported, verdict
 ):
-    monkeypatch.setattr(SaysCuda, "options", reported)
+    monkeypatch.setattr(FakeCudaSession, "options", reported)
     policy = tiny.policy("ort-cuda")
     measurement = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
     assert measurement.runtimes[0].session_options["device_id"] == "0"
-    assert checks(good, measurement, policy)["session"].verdict is verdict
+    assert checks_by_name(good, measurement, policy)["session"].verdict is verdict
 
 
-def test_torch_reports_the_device_of_its_outputs(model, good):
+def test_torch_session_reports_the_device_of_its_outputs(model, good):
     binding = bind_inputs(good.subject.inputs, tiny.samples().specs, count=20, batch_size=4)
     runner = TorchSession(model, binding, device="cpu")
     with torch.inference_mode():
@@ -168,7 +166,7 @@ def test_torch_reports_the_device_of_its_outputs(model, good):
     assert runner.proof().providers_active == (CPU,)
 
 
-def test_a_model_that_comes_back_to_the_cpu_is_not_proven_on_cuda(model, good, monkeypatch):
+def test_model_with_cpu_outputs_is_not_on_cuda(model, good, monkeypatch):
     """A runner on 'cuda' whose outputs are on the CPU says CPU first, and the rule refuses it."""
     runner = TorchSession(
         model,

@@ -1,4 +1,4 @@
-"""Golden vectors are the reference's own answers to measured samples."""
+"""Golden vectors are outputs of the reference for measured samples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def project():
 
 
 @pytest.fixture(scope="module")
-def judged(project):
+def checked(project):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         patch.syspath_prepend(str(project))
@@ -52,8 +52,8 @@ def judged(project):
     )  # fmt: skip
 
 
-def _write(folder: Path, path: Path, judged, **changed) -> GoldenManifest:
-    reference, workload, verdicted = judged
+def _write(folder: Path, path: Path, checked, **changed) -> GoldenManifest:
+    reference, workload, verdicted = checked
     fields = {"model": reference.model, "samples": workload.samples} | changed
     return write_golden_of(
         folder,
@@ -64,10 +64,10 @@ def _write(folder: Path, path: Path, judged, **changed) -> GoldenManifest:
     )
 
 
-def test_the_reference_answers_and_the_file_agrees(tmp_path, project, judged):
-    reference, _, verdicted = judged
+def test_golden_vectors_of_the_reference_match_the_file(tmp_path, project, checked):
+    reference, _, verdicted = checked
     assert verdicted.decision.passed
-    golden = _write(tmp_path, project / "good.onnx", judged)
+    golden = _write(tmp_path, project / "good.onnx", checked)
     assert golden.samples == SAMPLES
     assert golden.model.sha256 == verdicted.evidence.subject.sha256
     assert golden.origin.policy_sha256 == POLICY.digest()
@@ -88,31 +88,31 @@ def test_the_reference_answers_and_the_file_agrees(tmp_path, project, judged):
     assert result.passed, result.problems
 
 
-def test_a_changed_weight_is_seen(tmp_path, project, judged):
+def test_golden_vectors_fail_for_a_changed_weight(tmp_path, project, checked):
     """Not by its digest alone: the vectors of the bad bytes refuse them too."""
     change_one_weight(project / "good.onnx", tmp_path / "bad.onnx")
-    _write(tmp_path / "golden", tmp_path / "bad.onnx", judged)
+    _write(tmp_path / "golden", tmp_path / "bad.onnx", checked)
     result = verify_golden(tmp_path / "bad.onnx", tmp_path / "golden")
     assert not result.passed
     assert "max_abs_diff" in result.problems[0]
 
 
-def test_the_same_samples_give_the_same_bytes(tmp_path, project, judged):
+def test_golden_files_are_reproducible(tmp_path, project, checked):
     for name in ("one", "two"):
-        _write(tmp_path / name, project / "good.onnx", judged)
+        _write(tmp_path / name, project / "good.onnx", checked)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert files == sorted(path.name for path in (tmp_path / "two").iterdir())
     for name in files:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_the_model_and_the_switches_stay_as_they_were(tmp_path, project, judged):
-    model = judged[0].model
+def test_writing_golden_vectors_restores_model_and_switches(tmp_path, project, checked):
+    model = checked[0].model
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
     try:
-        _write(tmp_path, project / "good.onnx", judged)
+        _write(tmp_path, project / "good.onnx", checked)
         assert model.training
     finally:
         model.eval()
@@ -121,60 +121,60 @@ def test_the_model_and_the_switches_stay_as_they_were(tmp_path, project, judged)
 
 
 @pytest.mark.parametrize(("given", "kept"), [(1, 1), (3, 3), (8, 8), (9, 8), (64, 8)])
-def test_a_handful_is_kept(tmp_path, project, judged, given, kept):
+def test_number_of_golden_samples_is_limited(tmp_path, project, checked, given, kept):
     samples = SampleSet.from_arrays({"input": np.load(project / "images.npy")[:given]})
-    assert _write(tmp_path, project / "good.onnx", judged, samples=samples).samples == kept
+    assert _write(tmp_path, project / "good.onnx", checked, samples=samples).samples == kept
 
 
-def test_samples_without_a_clear_winner_come_last(tmp_path, project, judged):
+def test_samples_without_clear_class_come_last(tmp_path, project, checked):
     """Of a mixture the undecided are left out, wherever they lie."""
     images = np.load(project / "images.npy")
 
     class Undecided(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = judged[0].model
+            self.inner = checked[0].model
 
         def forward(self, image):
             tie = image.flatten(1)[:, :1] > 0
             return torch.where(tie, torch.zeros(()), self.inner(image))
 
-    _write(tmp_path, project / "good.onnx", judged, model=Undecided())
+    _write(tmp_path, project / "good.onnx", checked, model=Undecided())
     chosen = read_golden(tmp_path).inputs["input"]
     assert (images[:, 0, 0, 0] > 0).mean() > 0.3
     assert (chosen[:, 0, 0, 0] <= 0).all()
 
 
-def test_a_fixed_batch_is_filled(tmp_path, project, judged):
+def test_golden_samples_fill_a_fixed_batch(tmp_path, project, checked):
     path = tmp_path / "fixed.onnx"
     settings = ExportSettings(
         strategy="traced", batch_size=4, input_names=("input",), output_names=("logits",),
         dynamic_batch=False,
     )  # fmt: skip
     images = np.load(project / "images.npy")
-    export_model(judged[0].model, {"input": images[:4]}, settings=settings, output=path)
-    assert _write(tmp_path / "golden", path, judged).samples == 4
+    export_model(checked[0].model, {"input": images[:4]}, settings=settings, output=path)
+    assert _write(tmp_path / "golden", path, checked).samples == 4
     assert verify_golden(path, tmp_path / "golden").passed
 
 
-def test_what_can_not_be_made_is_told(tmp_path, project, judged):
+def test_invalid_golden_vectors_are_refused(tmp_path, project, checked):
     path = project / "good.onnx"
     wrong = SampleSet.from_arrays({"input": np.zeros((4, 1, 8, 7), np.float32)})
     with pytest.raises(InputMismatch):
-        _write(tmp_path, path, judged, samples=wrong)
+        _write(tmp_path, path, checked, samples=wrong)
 
     class Twice(nn.Module):
         def forward(self, image):
             return image.flatten(1)[:, :5], image
 
     with pytest.raises(OutputMismatch, match="returns 2 outputs"):
-        _write(tmp_path, path, judged, model=Twice())
+        _write(tmp_path, path, checked, model=Twice())
 
     class Nan(nn.Module):
         def forward(self, image):
             return image.flatten(1)[:, :5] * float("nan")
 
     with pytest.raises(EvidenceError, match="NaN"):
-        _write(tmp_path, path, judged, model=Nan())
+        _write(tmp_path, path, checked, model=Nan())
     assert not list(tmp_path.iterdir())
     assert onnx.load(path)

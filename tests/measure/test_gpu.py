@@ -14,7 +14,7 @@ ABSENT = cuda_absent_reason()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))]
 
 
-def test_every_runtime_is_proven_and_passes(tmp_path):
+def test_each_runtime_passes_on_cuda(tmp_path):
     model = tiny.net()
     candidate = tiny.export(model, tmp_path / "model.onnx")
     policy = Policy.default()

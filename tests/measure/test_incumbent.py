@@ -1,4 +1,4 @@
-"""Two files on the same samples: what they answer, and what can't be compared."""
+"""Comparison with the champion on the same samples."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def champion(path: Path, **overrides: Any) -> Champion:
     return Champion(**fields | overrides)
 
 
-def compared(new: Path, old: Champion, **overrides: Any) -> ChampionComparison:
+def compare(new: Path, old: Champion, **overrides: Any) -> ChampionComparison:
     samples = SampleSet.from_arrays({"input": overrides.pop("x", inputs())})
     evidence: Evidence = overrides.pop("evidence", None) or releases.evidence(new)
     fields = {"labels": None, "batch_size": 8, "policy": Policy.default()} | overrides
@@ -82,11 +82,11 @@ def new(tmp_path):
     return releases.onnx_file(tmp_path / "new.onnx", seed=2)
 
 
-def test_answers_and_accuracy_of_both_are_counted_as_by_hand(old, new):
+def test_answers_and_accuracy_match_a_manual_computation(old, new):
     x = inputs()
     theirs, ours = answers_of(old, x), answers_of(new, x)
     labels = np.where(np.arange(COUNT) % 2 == 0, theirs, (theirs + 1) % CLASSES)
-    found = compared(new, champion(old), labels=labels)
+    found = compare(new, champion(old), labels=labels)
     (answers,) = found.outputs
     assert found.state == "compared"
     assert (answers.samples, found.samples) == (COUNT, COUNT)
@@ -99,10 +99,10 @@ def test_answers_and_accuracy_of_both_are_counted_as_by_hand(old, new):
     assert (found.champion_noise_ratio, found.noise_ratio) == (1.1, 1.1)
 
 
-def test_both_are_timed_in_one_process_on_as_many_batches(old, new):
+def test_both_files_are_timed_on_equally_many_batches(old, new):
     """Also of few samples."""
     for count in (8, COUNT):
-        found = compared(new, champion(old), x=inputs(count))
+        found = compare(new, champion(old), x=inputs(count))
         assert found.latency is not None
         assert found.champion_latency is not None
         assert found.latency.batches == found.champion_latency.batches >= 13
@@ -110,7 +110,7 @@ def test_both_are_timed_in_one_process_on_as_many_batches(old, new):
         assert 0.0 < found.latency_ratio < np.inf
 
 
-def test_who_goes_first_changes_from_batch_to_batch(old, new, monkeypatch):
+def test_files_are_timed_in_alternating_order(old, new, monkeypatch):
     """What slows the machine down slows down both."""
     turns: list[Stopwatch] = []
 
@@ -120,33 +120,33 @@ def test_who_goes_first_changes_from_batch_to_batch(old, new, monkeypatch):
             super().add(seconds, batch_size=batch_size)
 
     monkeypatch.setattr("gate.measure.champion.Stopwatch", Watched)
-    compared(new, champion(old))
+    compare(new, champion(old))
     first, second = turns[:2]
     assert first is not second
     for place in range(0, len(turns), 4):
         assert turns[place : place + 4] == [first, second, second, first]
 
 
-def test_without_labels_there_is_no_accuracy(old, new):
-    (answers,) = compared(new, champion(old)).outputs
+def test_no_accuracy_without_labels(old, new):
+    (answers,) = compare(new, champion(old)).outputs
     assert (answers.champion_accuracy, answers.accuracy, answers.accuracy_drop) == (None,) * 3
 
 
-def test_the_very_file_is_not_run_beside_itself(old):
-    found = compared(old, champion(old))
+def test_same_file_is_not_compared(old):
+    found = compare(old, champion(old))
     assert found.state == "compared"
     assert found.is_same_file
     assert found.latency is None
 
 
-def test_an_output_that_the_policy_takes_for_no_classes_has_no_answers(old, new):
+def test_output_without_class_role_has_no_answers(old, new):
     policy = Policy.default().model_copy(update={"outputs": {"logits": "scores"}})
-    assert compared(new, champion(old), policy=policy).outputs == ()
+    assert compare(new, champion(old), policy=policy).outputs == ()
 
 
 @pytest.mark.parametrize("state", ["first", "unvouched", "unrecorded"])
-def test_what_is_not_there_is_said(new, state):
-    found = compared(new, Champion(state=state, absent="for a reason"))
+def test_missing_champion_has_a_reason(new, state):
+    found = compare(new, Champion(state=state, absent="for a reason"))
     assert (found.state, found.absent) == (state, "for a reason")
 
 
@@ -155,25 +155,25 @@ def test_what_is_not_there_is_said(new, state):
     ({"output": "other"}, "the new file returns 'logits'"),
     ({"batch": 7}, "not a multiple"),
 ])  # fmt: skip
-def test_a_champion_that_takes_other_samples_is_incomparable(new, tmp_path, make, reason):
-    found = compared(new, champion(linear(tmp_path / "other.onnx", **make)))
+def test_champion_with_other_inputs_is_incomparable(new, tmp_path, make, reason):
+    found = compare(new, champion(linear(tmp_path / "other.onnx", **make)))
     assert found.state == "incomparable"
     assert reason in str(found.absent)
 
 
-def test_samples_of_another_preprocessing_prove_nothing(old, new):
+def test_different_preprocessing_is_incomparable(old, new):
     """They would make the champion look worse than it is, so that a worse file passed."""
     sides = []
     for path, name in ((old, "theirs"), (new, "ours")):
         measured = releases.evidence(path)
         source = measured.source.model_copy(update={"preprocess_sha256": builders.digest(name)})
         sides.append(measured.model_copy(update={"source": source}))
-    found = compared(new, champion(old, evidence=sides[0]), evidence=sides[1])
+    found = compare(new, champion(old, evidence=sides[0]), evidence=sides[1])
     assert found.state == "incomparable"
     assert "other preprocessing" in str(found.absent)
 
 
-def test_a_file_that_is_exchanged_meanwhile_is_not_compared(old, new):
+def test_replaced_champion_file_is_refused(old, new):
     there = champion(old)
     releases.onnx_file(old, seed=3)
     with pytest.raises(DigestMismatch):

@@ -1,4 +1,4 @@
-"""A pass that measures units for another one is judged by the other's floor, and leaves it as it is."""
+"""Runs that measure units for another run, with its noise floor."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def case(tmp_path_factory):
     return MeasurementJob(model, file, tiny.samples(120), tiny.policy("ort-cpu"), batch_size=4)
 
 
-def ready(case: MeasurementJob, *, noise: bool) -> Iterator[MeasurementRun]:
+def open_run(case: MeasurementJob, *, noise: bool) -> Iterator[MeasurementRun]:
     with MeasurementRun.open(case, noise=noise) as run:
         run.open_runtimes()
         yield run
 
 
 @pytest.fixture
-def here(case):
+def local_run(case):
     """The lead is done."""
-    for run in ready(case, noise=True):
+    for run in open_run(case, noise=True):
         run.measure(run.units[0], lambda _count: None)
         run.end_unit()
         yield run
 
 
 @pytest.fixture
-def there(case):
-    yield from ready(case, noise=False)
+def remote_run(case):
+    yield from open_run(case, noise=False)
 
 
 def test_the_floor_stays_what_the_head_gave(here, there):
@@ -55,8 +55,10 @@ def test_the_floor_stays_what_the_head_gave(here, there):
     part = there.measure_for(there.units[2])
     assert [runtime.floor_state() for runtime in there.runtimes] == list(lead.floors.values())
     assert '"NoiseFloor"' in lead.to_json()
-    assert there.runtimes[0].comparison.floor.suspicion() > 1.0  # else it would not be asked for
-    assert part.unit == here.units[2]
+    assert (
+        remote_run.runtimes[0].comparison.floor.suspicion() > 1.0
+    )  # else it would not be asked for
+    assert part.unit == local_run.units[2]
 
 
 def test_what_was_measured_there_is_taken_here(here, there):
@@ -65,12 +67,12 @@ def test_what_was_measured_there_is_taken_here(here, there):
         here.merge(there.measure_for(unit), unit)
     for runtime in here.runtimes:
         runtime.fold()
-    (output,) = here.runtimes[0].evidence().outputs
+    (output,) = local_run.runtimes[0].evidence().outputs
     assert output.samples == 120
 
 
 @pytest.mark.parametrize("floor", [None, 7, {"$": "Moments", "v": {}}])
-def test_without_a_floor_nothing_is_judged(there, floor):
+def test_missing_floor_is_refused(remote_run, floor):
     with pytest.raises(EvidenceError, match="noise floor"):
         there.use_first_unit(FirstUnitState(floors={"ort-cpu": floor}))
 
@@ -93,11 +95,11 @@ def test_the_reference_answers_a_part_again_to_the_last_bit(here, there):
     part = there.measure_for(there.units[1])
     assert answered(here.measure_for(here.units[1])) == answered(part)
     with torch.no_grad():
-        next(here.model.module.parameters()).add_(1e-3)
-    assert answered(here.measure_for(here.units[1])) != answered(part)
+        next(local_run.model.module.parameters()).add_(1e-3)
+    assert digests(local_run.measure_for(local_run.units[1])) != digests(part)
 
 
-def answered(part: UnitResult) -> tuple[object, ...]:
+def digests(part: UnitResult) -> tuple[object, ...]:
     digests = part.samples_sha256, part.labels_sha256, part.answers_sha256
     return (part.unit, *digests)
 
@@ -109,14 +111,14 @@ def test_a_runtime_that_ran_otherwise_there_has_failed(here, there):
     assert runtime.proof is not None
     proof = runtime.proof.model_copy(update={"providers_active": ("AcmeExecutionProvider",)})
     runtimes = {"ort-cpu": runtime.model_copy(update={"proof": proof})}
-    here.merge(whole.model_copy(update={"runtimes": runtimes}), here.units[1])
-    assert "AcmeExecutionProvider" in str(here.runtimes[0].failure)
+    local_run.merge(whole.model_copy(update={"runtimes": runtimes}), local_run.units[1])
+    assert "AcmeExecutionProvider" in str(local_run.runtimes[0].failure)
 
 
-def test_the_policy_may_take_other_machines(case):
+def test_policy_can_accept_different_environments(case):
     assert Policy.default().environments == "same"
     any_ = case.policy.model_copy(update={"environments": "any"})
-    for run in ready(dataclasses.replace(case, policy=any_), noise=True):
+    for run in open_run(dataclasses.replace(case, policy=any_), noise=True):
         run.measure(run.units[0], lambda _count: None)
         run.end_unit()
         run.first_unit_state()
@@ -126,24 +128,24 @@ def test_the_policy_may_take_other_machines(case):
         assert run.environments[1:] == (other,)
 
 
-def relabelled(case: MeasurementJob, labels: list[int]) -> MeasurementJob:
+def with_labels(case: MeasurementJob, labels: list[int]) -> MeasurementJob:
     return dataclasses.replace(case, labels=np.array(labels))
 
 
 @pytest.mark.parametrize("what", ["samples", "labels", "unit"])
-def test_what_was_measured_on_something_else_is_refused(case, what):
-    case = relabelled(case, [0] * 120)
+def test_unit_of_other_samples_or_labels_is_refused(case, what):
+    case = with_labels(case, [0] * 120)
     others = {
         "samples": dataclasses.replace(case, samples=tiny.samples(120, seed=1)),
-        "labels": relabelled(case, [0] * 119 + [1]),
+        "labels": with_labels(case, [0] * 119 + [1]),
         "unit": case,
     }
     with contextlib.ExitStack() as opened:
-        here, there = (
+        local_run, remote_run = (
             opened.enter_context(MeasurementRun.open(each, noise=noise))
             for each, noise in ((case, True), (others[what], False))
         )
-        for run in (here, there):
+        for run in (local_run, remote_run):
             run.open_runtimes()
         here.measure(here.units[0], lambda _count: None)
         here.end_unit()
@@ -151,10 +153,10 @@ def test_what_was_measured_on_something_else_is_refused(case, what):
         part = there.measure_for(there.units[-1])
         expected = here.units[1] if what == "unit" else here.units[-1]
         with pytest.raises(DigestMismatch, match=f"unit {expected.index} .*different samples or"):
-            here.merge(part, expected)
+            local_run.merge(part, expected)
 
 
-def test_a_lead_of_another_machine_judges_the_first_unit_too(here, case):
+def test_first_unit_of_another_machine_is_used(local_run, case):
     with torch.no_grad(), MeasurementRun.open(case) as other:
         other.open_runtimes()
         other.measure(other.units[1], lambda _count: None)  # as if that were the first
@@ -165,10 +167,10 @@ def test_a_lead_of_another_machine_judges_the_first_unit_too(here, case):
     here.end_unit()
     for runtime in here.runtimes:
         runtime.fold()
-    assert [runtime.floor_state() for runtime in here.runtimes] == list(lead.floors.values())
+    assert [runtime.floor_state() for runtime in local_run.runtimes] == list(lead.floors.values())
 
 
-def test_labels_that_come_with_samples_are_read_once(here, case, monkeypatch):
+def test_labels_of_samples_are_read_once(local_run, case, monkeypatch):
     labels, places = np.arange(120) % 7, []
     shard = Shard({"input": tiny.images(120)})
     rows = MappedRows([shard], origin="the source", labels=labels)

@@ -1,5 +1,4 @@
-"""The instrument of docs/instruments.md, added by the places that the page names: no line of the
-measurement loop knows it."""
+"""The example instrument of docs/instruments.md."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ def checked(monkeypatch, tmp_path):
     return check
 
 
-def test_a_new_instrument_measures_every_runtime(checked, tmp_path):
+def test_new_instrument_measures_each_runtime(checked, tmp_path):
     model = tiny.net()
     file = tiny.export(model, tmp_path / "model.onnx")
     checks = checked(model, file.path)
@@ -80,7 +79,7 @@ def test_a_new_instrument_measures_every_runtime(checked, tmp_path):
     assert {checks[name].verdict for name in ("torch-cuda", "ort-cuda")} == {Verdict.ERROR}
 
 
-def test_a_file_that_depends_on_the_place_fails(checked, tmp_path):
+def test_file_that_depends_on_the_order_fails(checked, tmp_path):
     model = tiny.net()
     tiny.export(model, tmp_path / "model.onnx")
     proto = onnx.load(tmp_path / "model.onnx")
@@ -94,7 +93,7 @@ def test_a_file_that_depends_on_the_place_fails(checked, tmp_path):
     assert checks["ort-cpu"].observed > 100 * BOUND
 
 
-def test_an_instrument_that_is_not_asked_for_is_no_pass(checked, tmp_path):
+def test_disabled_new_instrument_is_an_error(checked, tmp_path):
     model = tiny.net()
     file = tiny.export(model, tmp_path / "model.onnx")
     quiet = Policy.default().instruments.model_copy(update={"probes": False})

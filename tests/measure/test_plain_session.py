@@ -1,4 +1,4 @@
-"""A file that does not open with optimizations off, which nobody serves."""
+"""Files that do not open with optimizations off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OFF, BASIC, ALL = "ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"
 
 
 @pytest.fixture
-def breaks(monkeypatch):
+def fail_sessions(monkeypatch):
     """Lets sessions of some levels fail, as NFNet does in the CUDA provider."""
 
     def at(*levels: str) -> None:
@@ -37,7 +37,9 @@ def breaks(monkeypatch):
     return at
 
 
-def judged(model, good, *names) -> tuple[Evidence, dict[tuple[str, str], Verdict], Verdict]:
+def measure_and_decide(
+    model, good, *names
+) -> tuple[Evidence, dict[tuple[str, str], Verdict], Verdict]:
     policy = tiny.policy(*names)
     measured = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
     evidence = tiny.stored(measured)
@@ -46,9 +48,9 @@ def judged(model, good, *names) -> tuple[Evidence, dict[tuple[str, str], Verdict
     return evidence, checks, decision.verdict
 
 
-def test_the_basic_optimizations_are_measured_instead(model, good, breaks):
-    breaks(OFF)
-    evidence, checks, verdict = judged(model, good, *BOTH)
+def test_basic_optimizations_replace_a_failing_plain_session(model, good, fail_sessions):
+    fail_sessions(OFF)
+    evidence, checks, verdict = measure_and_decide(model, good, *BOTH)
     plain = evidence.runtime("ort-cpu")
     assert "Exception during initialization" in plain.plain_failure
     assert plain.failure is None
@@ -58,9 +60,9 @@ def test_the_basic_optimizations_are_measured_instead(model, good, breaks):
     assert verdict is Verdict.PASS
 
 
-def test_where_neither_opens_the_served_session_decides(model, good, breaks):
-    breaks(OFF, BASIC)
-    evidence, checks, verdict = judged(model, good, *BOTH)
+def test_optimized_session_decides_when_plain_sessions_fail(model, good, fail_sessions):
+    fail_sessions(OFF, BASIC)
+    evidence, checks, verdict = measure_and_decide(model, good, *BOTH)
     plain = evidence.runtime("ort-cpu")
     assert "Exception during initialization" in plain.failure
     assert plain.outputs == ()
@@ -69,17 +71,17 @@ def test_where_neither_opens_the_served_session_decides(model, good, breaks):
 
 
 @pytest.mark.parametrize("levels", [(ALL,), (OFF, ALL), (OFF, BASIC, ALL)])
-def test_never_the_other_way_round(model, good, breaks, levels):
-    breaks(*levels)
-    _, checks, verdict = judged(model, good, *BOTH)
+def test_failing_optimized_session_fails(model, good, fail_sessions, levels):
+    fail_sessions(*levels)
+    _, checks, verdict = measure_and_decide(model, good, *BOTH)
     assert checks["ort-cpu-optimized", "runtime"] is Verdict.FAIL
     assert verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize("levels", [(OFF,), (OFF, BASIC)])
-def test_without_a_served_session_it_is_refused(model, good, breaks, levels):
-    breaks(*levels)
-    assert judged(model, good, "ort-cpu")[2] is Verdict.FAIL
+def test_failing_plain_session_without_optimized_runtime_fails(model, good, fail_sessions, levels):
+    fail_sessions(*levels)
+    assert measure_and_decide(model, good, "ort-cpu")[2] is Verdict.FAIL
 
 
 NAMES = ("ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized")
@@ -91,7 +93,7 @@ NAMES = ("ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized")
     ({"outputs": (), "failure": "boom"}, Verdict.FAIL),
     ({"outputs": (), "absent_reason": "no device"}, Verdict.FAIL),
 ])  # fmt: skip
-def test_what_is_served_decides_on_cuda(served, verdict):
+def test_optimized_cuda_session_decides(served, verdict):
     plain = {"outputs": (), "failure": "Fail: initialization", "plain_failure": "Fail: init"}
     special = {"ort-cuda": plain, "ort-cuda-optimized": served}
     runtimes = tuple(builders.runtime_evidence(n, **special.get(n, {})) for n in NAMES)
@@ -100,7 +102,7 @@ def test_what_is_served_decides_on_cuda(served, verdict):
     assert decide(builders.policy(), evidence, decided_at="now").verdict is verdict
 
 
-def test_another_level_without_that_reason_is_refused():
+def test_lower_optimization_level_without_failure_fails():
     options = builders.runtime_evidence("ort-cuda").session_options
     options = {**options, "graph_optimization_level": BASIC}
     runtimes = tuple(
@@ -125,7 +127,7 @@ class Double(nn.Module):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_float64_operator_without_a_kernel_proposes_float32(tmp_path, whole):
+def test_float64_operator_without_kernel_suggests_float32(tmp_path, whole):
     model = Double(whole=whole).eval()
     kind = TensorProto.DOUBLE if whole else TensorProto.FLOAT
     nodes = [

@@ -1,4 +1,4 @@
-"""Repeatability and batch invariance, on fake runtimes and on files."""
+"""Repeatability and batch invariance of fake runtimes and files."""
 
 import copy
 import math
@@ -29,19 +29,19 @@ class Linear(nn.Module):
         return self.layer(x)
 
 
-def of(model, fake, arrays=None, **options):
+def stability_of(model, fake, arrays=None, **options):
     """The records of a runtime that computes as `fake` does: from batch and reference."""
     with torch.inference_mode():
         stability = StabilityReference(benches.stand(model, arrays or X, **options))
         return stability.compare(fake)
 
 
-def honest(batch, expected):
+def copy_outputs(batch, expected):
     return [array.copy() for array in expected]
 
 
-def test_the_reference_itself_is_stable():
-    (seen,) = of(Linear(), honest)
+def test_reference_is_stable():
+    (seen,) = stability_of(Linear(), copy_outputs)
     assert seen.samples == 8
     assert seen.batch_sizes == (1, 4, 7, 8)
     assert seen.repeatability == seen.repeatability_ratio == 0.0
@@ -49,8 +49,8 @@ def test_the_reference_itself_is_stable():
     assert seen.unit > 0.0
 
 
-def test_the_unit_is_at_least_half_a_step_of_float32():
-    (seen,) = of(nn.Identity(), honest)
+def test_unit_is_at_least_half_an_ulp():
+    (seen,) = stability_of(nn.Identity(), copy_outputs)
     assert seen.unit == 2.0**-24 * float(X["x"][:8].max())
 
 
@@ -63,19 +63,19 @@ def test_the_unit_is_at_least_half_a_step_of_float32():
     ({"fixed": 3}, (3,), 9),
     ({"fixed": 12}, (12,), 12),
 ])  # fmt: skip
-def test_the_batch_sizes(options, sizes, samples):
-    (seen,) = of(Linear(), honest, **options)
+def test_batch_sizes_and_cost(options, sizes, samples):
+    (seen,) = stability_of(Linear(), copy_outputs, **options)
     assert (seen.batch_sizes, seen.samples) == (sizes, samples)
     cost = StabilityReference.cost(benches.stand(Linear(), X, **options))
     assert 2 * samples <= cost <= samples * (2 + len(sizes))
 
 
-def test_one_sample_has_no_other_batch():
-    (seen,) = of(Linear(), honest, {"x": X["x"][:1]})
+def test_one_sample_has_no_batch_invariance():
+    (seen,) = stability_of(Linear(), copy_outputs, {"x": X["x"][:1]})
     assert seen.batch_invariance is seen.batch_invariance_ratio is None
 
 
-def test_two_runs_that_differ():
+def test_differing_runs_have_a_repeatability():
     calls = []
 
     def drifting(batch, expected):
@@ -83,20 +83,20 @@ def test_two_runs_that_differ():
         return [expected[0] + (1.0 if len(calls) == len(total) else 0.0)]
 
     total = range(1 + 8 + 2 + 1 + 1)
-    (seen,) = of(Linear(), drifting)
+    (seen,) = stability_of(Linear(), drifting)
     assert calls == [8, *[1] * 8, 4, 4, 7, 8]
     assert seen.repeatability == pytest.approx(1.0)
     assert seen.repeatability_ratio >= seen.repeatability / seen.unit > 1e4
     assert seen.batch_invariance_ratio <= 1.0
 
 
-def test_answers_of_before_serve_for_the_company_alone():
+def test_cached_answers_are_used_only_for_batch_invariance():
     """Whether a runtime repeats itself, it has to show."""
     anew, before = [], []
 
     def computed(batch, expected):
         anew.append(len(batch["x"]))
-        return honest(batch, expected)
+        return copy_outputs(batch, expected)
 
     def answered(batch, expected):
         before.append(len(batch["x"]))
@@ -111,11 +111,11 @@ def test_answers_of_before_serve_for_the_company_alone():
 
 
 @pytest.mark.parametrize("proven", [True, False])
-def test_rows_that_rounding_chooses_are_compared_with_no_other_batch(proven):
+def test_rows_chosen_by_rounding_are_not_compared_between_batches(proven):
     """The runtime leaves out a row of the batch of seven."""
 
     def computed(batch, expected):
-        rows = honest(batch, expected)[0]
+        rows = copy_outputs(batch, expected)[0]
         if len(batch["x"]) != 7:
             return [rows + 0.5]
         if len(expected[0]) == 7:
@@ -137,17 +137,17 @@ def test_rows_that_rounding_chooses_are_compared_with_no_other_batch(proven):
 
 
 @pytest.mark.parametrize("size", [1, 4, 7])
-def test_a_batch_that_changes_its_samples(size):
+def test_batch_that_changes_samples_is_found(size):
     def batchy(batch, expected):
         return [expected[0] + (0.5 if len(batch["x"]) == size else 0.0)]
 
-    (seen,) = of(Linear(), batchy)
+    (seen,) = stability_of(Linear(), batchy)
     assert seen.batch_invariance == pytest.approx(0.5)
     assert seen.batch_invariance_ratio > 1e4
     assert seen.repeatability == 0.0
 
 
-def test_a_batch_that_changes_large_integers_by_one():
+def test_change_of_a_large_integer_by_one_is_infinite():
     class Hash(nn.Module):
         def forward(self, x):
             return torch.full((len(x), 2), 2**60)
@@ -155,20 +155,20 @@ def test_a_batch_that_changes_large_integers_by_one():
     def batchy(batch, expected):
         return [expected[0] + (len(batch["x"]) == 4)]
 
-    (seen,) = of(Hash(), batchy)
+    (seen,) = stability_of(Hash(), batchy)
     assert seen.batch_invariance == 1.0
     assert seen.batch_invariance_ratio == INF
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError("out of memory")])
-def test_a_batch_that_can_not_be_computed_is_an_error_in_words(error):
+def test_batch_that_cannot_run_is_an_error(error):
     def broken(batch, expected):
         if len(batch["x"]) == 7:
             raise error
-        return honest(batch, expected)
+        return copy_outputs(batch, expected)
 
     with pytest.raises(EvidenceError, match=r"batch of 7 .*dynamic_batch: true"):
-        of(Linear(), broken)
+        stability_of(Linear(), broken)
 
 
 class Shapes(nn.Module):
@@ -184,22 +184,22 @@ class Shapes(nn.Module):
         )
 
 
-def test_samples_are_found_wherever_they_are_in_the_outputs():
-    *held, ragged = of(Shapes(), honest)
+def test_samples_on_any_axis_are_compared():
+    *held, ragged = stability_of(Shapes(), copy_outputs)
     assert [seen.batch_sizes for seen in held] == [(1, 4, 7, 8)] * 4
     assert all(seen.batch_invariance_ratio <= 1.0 for seen in held)
     assert ragged.batch_sizes == (8,)
 
 
 @pytest.mark.parametrize("index", range(4))
-def test_a_moved_sample_is_seen_wherever_it_is(index):
+def test_changed_sample_on_any_axis_is_found(index):
     def moved(batch, expected):
-        outputs = honest(batch, expected)
+        outputs = copy_outputs(batch, expected)
         if len(batch["x"]) == 7:
             outputs[index][(-1,) * outputs[index].ndim] += 1.0
         return outputs
 
-    records = of(Shapes(), moved)
+    records = stability_of(Shapes(), moved)
     assert [seen.batch_invariance > 0.9 for seen in records] == [k == index for k in range(5)]
 
 
@@ -208,8 +208,8 @@ class Mean(nn.Module):
         return x.mean(0)
 
 
-def test_an_output_that_belongs_to_the_batch_is_measured_by_the_model_s_own_change():
-    (seen,) = of(Mean(), honest)
+def test_output_of_the_whole_batch_uses_the_change_of_the_model():
+    (seen,) = stability_of(Mean(), copy_outputs)
     assert seen.batch_invariance > 0.1
     assert seen.batch_invariance_ratio == 1.0
 
@@ -219,17 +219,20 @@ class Argmax(nn.Module):
         return x.argmax(1), x > 0.5
 
 
-def test_any_change_of_integers_is_infinite():
+def test_change_of_integers_is_infinite():
     def flipping(batch, expected):
-        labels, flags = honest(batch, expected)
+        labels, flags = copy_outputs(batch, expected)
         if len(batch["x"]) == 1:
             labels, flags = labels + 1, ~flags
         return [labels, flags]
 
-    assert [seen.unit for seen in of(Argmax(), honest)] == [0.0, 0.0]
-    assert [seen.batch_invariance_ratio for seen in of(Argmax(), honest)] == [0.0, 0.0]
-    assert [seen.batch_invariance_ratio for seen in of(Argmax(), flipping)] == [INF, INF]
-    assert [seen.repeatability_ratio for seen in of(Argmax(), flipping)] == [0.0, 0.0]
+    assert [seen.unit for seen in stability_of(Argmax(), copy_outputs)] == [0.0, 0.0]
+    assert [seen.batch_invariance_ratio for seen in stability_of(Argmax(), copy_outputs)] == [
+        0.0,
+        0.0,
+    ]
+    assert [seen.batch_invariance_ratio for seen in stability_of(Argmax(), flipping)] == [INF, INF]
+    assert [seen.repeatability_ratio for seen in stability_of(Argmax(), flipping)] == [0.0, 0.0]
 
 
 class Nothing(nn.Module):
@@ -237,8 +240,8 @@ class Nothing(nn.Module):
         return x[:, :0]
 
 
-def test_an_output_without_an_element_does_not_change():
-    (seen,) = of(Nothing(), honest)
+def test_empty_output_does_not_change():
+    (seen,) = stability_of(Nothing(), copy_outputs)
     assert (seen.repeatability_ratio, seen.batch_invariance_ratio) == (0.0, 0.0)
 
 
@@ -247,32 +250,32 @@ class Log(nn.Module):
         return (x - 0.5).log()
 
 
-def test_nan_that_the_model_has_too_is_no_difference():
-    (seen,) = of(Log(), honest)
+def test_nan_of_the_model_is_no_difference():
+    (seen,) = stability_of(Log(), copy_outputs)
     assert seen.repeatability_ratio == 0.0
     assert seen.batch_invariance_ratio <= 1.0
 
 
-def test_nan_that_the_runtime_repeats_is_left_to_the_other_checks():
-    (seen,) = of(Linear(), lambda batch, expected: [expected[0] * NAN])
+def test_repeated_nan_is_no_change():
+    (seen,) = stability_of(Linear(), lambda batch, expected: [expected[0] * NAN])
     assert (seen.repeatability_ratio, seen.batch_invariance_ratio) == (0.0, 0.0)
 
 
-def test_nan_in_some_runs_only_is_an_infinite_change():
+def test_nan_in_some_runs_is_an_infinite_change():
     runs = iter([1.0, 1.0, 1.0, NAN] + 20 * [1.0])
-    (seen,) = of(Linear(), lambda batch, expected: [expected[0] * next(runs)])
+    (seen,) = stability_of(Linear(), lambda batch, expected: [expected[0] * next(runs)])
     assert INF in (seen.repeatability_ratio, seen.batch_invariance_ratio)
 
 
-class Moody(nn.Module):
+class NanForSomeBatches(nn.Module):
     """NaN in some batch sizes: the model itself has no stable answer."""
 
     def forward(self, x):
         return x if len(x) != 4 else x * NAN
 
 
-def test_a_model_without_a_stable_answer_has_no_unit():
-    (seen,) = of(Moody(), honest)
+def test_unstable_model_has_no_ratio():
+    (seen,) = stability_of(NanForSomeBatches(), copy_outputs)
     assert seen.unit == INF
     assert seen.batch_invariance_ratio is None
 
@@ -284,12 +287,12 @@ class OnlyFour(nn.Module):
         return x
 
 
-def test_sizes_that_the_model_itself_refuses_are_no_sizes_of_the_file():
-    (seen,) = of(OnlyFour(), honest, size=4, probe_batch_sizes=(1, 2))
+def test_batch_sizes_refused_by_the_model_are_skipped():
+    (seen,) = stability_of(OnlyFour(), copy_outputs, size=4, probe_batch_sizes=(1, 2))
     assert seen.batch_sizes == (2, 4)
 
 
-def judged(model, candidate, arrays=None, **instruments):
+def measure_and_decide(model, candidate, arrays=None, **instruments):
     arrays = arrays or {"input": tiny.images(12)}
     quiet = {"probes": False, "noise_samples": 8} | instruments
     seen = benches.measured(model, candidate, arrays, **quiet)
@@ -297,20 +300,13 @@ def judged(model, candidate, arrays=None, **instruments):
     return seen.runtimes[0], {check.name: check.verdict for check in decision.problems}
 
 
-def test_a_correct_file_is_stable(tmp_path):
-    model = tiny.net()
-    runtime, problems = judged(model, tiny.export(model, tmp_path / "m.onnx"))
-    assert problems == {}
-    assert runtime.outputs[0].stability.batch_sizes == (1, 4, 7, 8)
-
-
-def test_batchnorm_in_training_mode_depends_on_the_batch(tmp_path):
+def test_batch_norm_in_training_mode_fails_batch_invariance(tmp_path):
     model = tiny.net()
     training = copy.deepcopy(model)
     training.norm.train()
     x = {"input": tiny.images(12)}
     bad = benches.export(training, tmp_path / "m.onnx", x, training=True)
-    _, problems = judged(model, bad)
+    _, problems = measure_and_decide(model, bad)
     assert problems["batch_invariance_ratio"] is Verdict.FAIL
     assert "repeatability_ratio" not in problems
 
@@ -320,10 +316,10 @@ class Dropping(nn.Module):
         return nn.functional.dropout(x.flatten(1), 0.5, training=True)
 
 
-def test_active_dropout_is_not_repeatable(tmp_path):
+def test_active_dropout_fails_repeatability(tmp_path):
     x = {"input": tiny.images(12)}
     bad = benches.export(Dropping(), tmp_path / "m.onnx", x, training=True)
-    _, problems = judged(nn.Flatten(), bad)
+    _, problems = measure_and_decide(nn.Flatten(), bad)
     assert problems["repeatability_ratio"] is Verdict.FAIL
 
 
@@ -333,10 +329,10 @@ class AtMostSix(nn.Module):
         return torch.cat([x[:4], x[4:5], x[5:6]])
 
 
-def test_a_file_that_can_not_compute_another_batch_size_has_failed(tmp_path):
+def test_file_that_cannot_run_another_batch_size_fails(tmp_path):
     x = {"x": tiny.images(12)}
     bad = benches.export(AtMostSix(), tmp_path / "m.onnx", x)
-    runtime, problems = judged(nn.Flatten(), bad, x)
+    runtime, problems = measure_and_decide(nn.Flatten(), bad, x)
     assert "a batch of 8 samples can't be run" in runtime.failure
     assert "(6, 192)" in runtime.failure
     assert runtime.outputs == ()
@@ -357,40 +353,42 @@ class Softmax(nn.Module):
         return torch.softmax(x * 1.0, -1)
 
 
-def alone(change):
+def changed_in_single_batches(change):
     """A runtime whose samples have other answers in a batch of one."""
 
     def computed(batch, expected):
         if len(batch["x"]) == 1:
             return [change(expected[0]).astype(np.float32)]
-        return honest(batch, expected)
+        return copy_outputs(batch, expected)
 
     return computed
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_a_column_that_moves_in_steps_has_one_as_its_unit(seed):
+def test_column_that_changes_in_steps_uses_the_step_as_unit(seed):
     """Which of the rounding runs move the one saturated sample is chance."""
     x = np.ones((8, 2), np.float32)
     x[seed] = 1.0 - 2.0**-12 * np.float32([1.0, 3.0])
     model, arrays = Complement(), {"x": x}
-    (seen,) = of(model, alone(lambda y: y + 2.0**-23 * (y > 0.0)), arrays)
+    (seen,) = stability_of(
+        model, changed_in_single_batches(lambda y: y + 2.0**-23 * (y > 0.0)), arrays
+    )
     assert seen.batch_invariance == 2.0**-23
     assert seen.batch_invariance_ratio <= 16.0
-    (seen,) = of(model, alone(lambda y: 1.5 * y), arrays)
+    (seen,) = stability_of(model, changed_in_single_batches(lambda y: 1.5 * y), arrays)
     assert seen.batch_invariance_ratio > 16.0
 
 
-def test_a_small_probability_has_no_such_unit():
+def test_small_probability_does_not_use_the_step_as_unit():
     x = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32) * 0.1
     x[:, 0] += 14.0
-    small = alone(lambda y: np.where(y < 1e-5, y / 2.0, y))
-    (seen,) = of(Softmax(), small, {"x": x})
+    small = changed_in_single_batches(lambda y: np.where(y < 1e-5, y / 2.0, y))
+    (seen,) = stability_of(Softmax(), small, {"x": x})
     assert seen.batch_invariance < 2.0**-20
     assert seen.batch_invariance_ratio > 64.0
 
 
-def test_an_unclear_ratio_is_measured_with_more_draws():
+def test_ratio_near_the_bound_is_measured_with_more_draws():
     """Just above the bound by three runs, and below it by fifteen; or the other way round."""
     x = np.ones((8, 1), np.float32)
     x[3] = 0.37
@@ -408,9 +406,9 @@ def test_an_unclear_ratio_is_measured_with_more_draws():
     for times, runs in ((2.0, 0), (60.0, 15), (1e6, 3)):
         draws.clear()
         with torch.inference_mode():
-            own = StabilityReference(stand).compare(honest)[0].unit
+            own = StabilityReference(stand).compare(copy_outputs)[0].unit
             draws.clear()
-            moved = alone(lambda y, far=times * own: y + far * (y != 0.0))
+            moved = changed_in_single_batches(lambda y, far=times * own: y + far * (y != 0.0))
             (seen,) = StabilityReference(stand).compare(moved)
         assert len(set(draws)) == runs
         assert (seen.rounding_draws or 0) == runs

@@ -1,4 +1,4 @@
-"""References whose forward changes the model: every run begins with the same state."""
+"""References whose forward changes buffers: each run starts with the same state."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def export(model: nn.Module, path: Path, x: np.ndarray, *, dynamo: bool = False)
     return path
 
 
-def judge(path: Path, model: nn.Module, x: np.ndarray) -> EvaluationResult:
+def check_file(path: Path, model: nn.Module, x: np.ndarray) -> EvaluationResult:
     """The result of gate check; the model is afterwards what it was."""
     before = copy.deepcopy(model.state_dict())
     result = check(
@@ -152,41 +152,45 @@ def judge(path: Path, model: nn.Module, x: np.ndarray) -> EvaluationResult:
     return result
 
 
-def failed(result: EvaluationResult) -> set[str]:
+def failed_checks(result: EvaluationResult) -> set[str]:
     return {c.name for c in result.decision.checks if c.verdict in (Verdict.FAIL, Verdict.ERROR)}
 
 
-def warm(model: nn.Module, x: np.ndarray) -> nn.Module:
+def call_once(model: nn.Module, x: np.ndarray) -> nn.Module:
     """After a forward."""
     with torch.no_grad():
         model(torch.from_numpy(x))
     return model
 
 
-def test_a_file_that_renormalizes_passes(tmp_path):
-    model = warm(Limited(), ids(1))
-    result = judge(export(model, tmp_path / "m.onnx", ids(4), dynamo=True), Limited().eval(), ids())
-    assert not failed(result), result.decision.problems
+def test_file_that_renormalizes_the_embedding_passes(tmp_path):
+    model = call_once(Limited(), ids(1))
+    result = check_file(
+        export(model, tmp_path / "m.onnx", ids(4), dynamo=True), Limited().eval(), ids()
+    )
+    assert not failed_checks(result), result.decision.problems
     assert result.evidence.state_spread["e.weight"] < 1e-6
 
 
-def test_torchscript_that_looked_up_every_row_is_right(tmp_path):
+def test_torchscript_with_renormalized_rows_passes(tmp_path):
     """Without `max_norm` in the graph, and with all rows renormalized."""
     every = np.resize(np.arange(12), (3, 5))
     model = Limited().eval()
-    result = judge(export(model, tmp_path / "m.onnx", every), model, ids())
-    assert not failed(result), result.decision.problems
+    result = check_file(export(model, tmp_path / "m.onnx", every), model, ids())
+    assert not failed_checks(result), result.decision.problems
     assert result.evidence.graph.weights.matched["renormalized"] == 1
 
 
-def test_a_file_without_renormalization_fails(tmp_path):
+def test_file_without_renormalization_fails(tmp_path):
     model = Limited().eval()
-    result = judge(export(model, tmp_path / "m.onnx", ids(1)), model, ids())
+    result = check_file(export(model, tmp_path / "m.onnx", ids(1)), model, ids())
     assert result.decision.verdict is Verdict.FAIL
-    assert "graph_other_weights" not in failed(result)  # the values are right, the graph is not
+    assert "graph_other_weights" not in failed_checks(
+        result
+    )  # the values are right, the graph is not
 
 
-def test_other_weights_of_a_row_that_no_sample_looks_up_are_found(tmp_path):
+def test_changed_unused_embedding_row_is_found(tmp_path):
     model = Limited().eval()
     path = export(model, tmp_path / "m.onnx", np.resize(np.arange(12), (3, 5)))
     proto = onnx.load(path)
@@ -195,14 +199,14 @@ def test_other_weights_of_a_row_that_no_sample_looks_up_are_found(tmp_path):
     values[11] *= 1.01
     table.CopyFrom(numpy_helper.from_array(values, table.name))
     onnx.save(proto, path)
-    result = judge(path, model, ids() % 11)
-    assert "graph_other_weights" in failed(result)
+    result = check_file(path, model, ids() % 11)
+    assert "graph_other_weights" in failed_checks(result)
 
 
 @pytest.mark.parametrize("kind", [Counting, ThroughData])
-def test_a_count_that_feeds_the_output_is_named(kind, tmp_path):
+def test_changing_buffer_used_in_the_output_is_an_error(kind, tmp_path):
     model = kind(by=0.5).eval()
-    result = judge(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
+    result = check_file(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
     (repeats,) = [c for c in result.decision.checks if c.name == "repeats"]
     assert repeats.verdict is Verdict.ERROR
     assert "changes seen and" in render_check(repeats)
@@ -212,22 +216,22 @@ def test_a_count_that_feeds_the_output_is_named(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [Assigning, ThroughData])
-def test_a_count_without_effect_is_restored_and_judged(kind, tmp_path):
+def test_changing_buffer_without_effect_passes(kind, tmp_path):
     model = kind().eval()
-    result = judge(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
-    assert not failed(result), result.decision.problems
+    result = check_file(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
+    assert not failed_checks(result), result.decision.problems
     assert result.evidence.state_spread["seen"] == 0.0
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_running_statistics_that_change_in_eval_mode(used, tmp_path):
+def test_running_statistics_updated_in_eval_mode(used, tmp_path):
     model = Tracking(used=used).eval()
     # the file of the same function, written by hand: neither exporter keeps the update
     right = nn.Sequential(model.h)
-    result = judge(export(right, tmp_path / "m.onnx", numbers(2)), model, numbers())
+    result = check_file(export(right, tmp_path / "m.onnx", numbers(2)), model, numbers())
     assert set(result.evidence.state_spread) == {"mean", "var"}
-    assert ("repeats" in failed(result)) is used
-    assert used or not failed(result)
+    assert ("repeats" in failed_checks(result)) is used
+    assert used or not failed_checks(result)
 
 
 class InTraining(nn.Module):
@@ -241,24 +245,16 @@ class InTraining(nn.Module):
         return self.h(self.n(x))
 
 
-def test_a_model_in_training_mode_is_measured_in_eval_mode(tmp_path):
-    model = InTraining().train()
-    result = judge(export(model, tmp_path / "m.onnx", numbers(2)), model, numbers())
-    assert not failed(result), result.decision.problems
-    assert result.evidence.state_spread == {}
-    assert model.training
-
-
-def test_a_table_that_the_first_call_builds_is_no_count(tmp_path):
+def test_table_built_by_the_first_call_passes(tmp_path):
     x = np.random.default_rng(0).normal(size=(24, 6, 6)).astype(np.float32)
     model = Cached().eval()
-    result = judge(export(warm(Cached(), x[:2]), tmp_path / "m.onnx", x[:2]), model, x)
-    assert not failed(result), result.decision.problems
+    result = check_file(export(call_once(Cached(), x[:2]), tmp_path / "m.onnx", x[:2]), model, x)
+    assert not failed_checks(result), result.decision.problems
     assert result.evidence.state_spread == {"table": 0.0}
 
 
 @pytest.mark.parametrize("kind", [Returned, Counting, Assigning])
-def test_outputs_do_not_change_with_the_model(kind):
+def test_each_run_starts_with_the_same_state(kind):
     model = kind(by=1.0).eval()
     own = copy.deepcopy(model)
     binding = InputBinding((("x", "x"),), 8, fixed=False)
@@ -270,7 +266,7 @@ def test_outputs_do_not_change_with_the_model(kind):
         assert int(first[1]) == 1
 
 
-def test_a_model_that_does_not_change_is_compared_once(monkeypatch):
+def test_unchanged_model_state_is_compared_once(monkeypatch):
     compared = []
     monkeypatch.setattr(torch, "equal", lambda *pair: compared.append(pair) or True)
     model = InTraining().eval()
@@ -282,7 +278,7 @@ def test_a_model_that_does_not_change_is_compared_once(monkeypatch):
     assert state.changed == ()
 
 
-def test_the_traced_reference_begins_with_the_same_state():
+def test_traced_reference_starts_with_the_same_state():
     stand = benches.stand(Counting(by=1.0).eval(), {"x": numbers()})
     traced = TracedReference(stand, {"x": numbers(2)})
     expected = stand.reference.run({"x": numbers(3)})

@@ -24,7 +24,7 @@ def evidence(*runtimes: tuple[int, ...]) -> Evidence:
     return builders.evidence(runtimes=tuple(measured))
 
 
-def opened(png: bytes) -> np.ndarray:
+def decode_png(png: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(png)))
 
 
@@ -34,25 +34,25 @@ SPEC = PreprocessSpec(
 PIXELS = np.random.default_rng(0).integers(0, 256, size=(6, 8, 10, 3), dtype=np.uint8)
 
 
-def test_the_spec_is_undone_to_the_very_pixels():
+def test_preprocessing_is_inverted_exactly():
     tensors = np.stack([to_tensor(pixels, SPEC) for pixels in PIXELS])
     pictures = thumbnails(SampleSet.from_arrays({"input": tensors}), evidence((4, 1)), SPEC)
     assert sorted(pictures) == [1, 4]
     for place, png in pictures.items():
-        assert (opened(png) == PIXELS[place]).all()
+        assert (decode_png(png) == PIXELS[place]).all()
 
 
-def test_bytes_are_pictures_as_they_are():
+def test_uint8_inputs_are_shown_unchanged():
     pictures = thumbnails(SampleSet.from_arrays({"input": PIXELS}), evidence((0,)))
-    assert (opened(pictures[0]) == PIXELS[0]).all()
+    assert (decode_png(pictures[0]) == PIXELS[0]).all()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_without_a_spec_each_is_stretched_to_its_range(channels, scale):
+def test_picture_without_spec_is_scaled_to_its_range(channels, scale):
     tensors = np.random.default_rng(0).normal(size=(2, channels, 8, 9)).astype(np.float32) * scale
     tensors = tensors.astype(np.float32)
-    pixels = opened(thumbnails(SampleSet.from_arrays({"x": tensors}), evidence((1,)))[1])
+    pixels = decode_png(thumbnails(SampleSet.from_arrays({"x": tensors}), evidence((1,)))[1])
     assert (pixels.min(), pixels.max()) == (0, 255)
     assert pixels.shape[:2] == (8, 9)
     flat = tensors[1].transpose(1, 2, 0).reshape(pixels.shape)
@@ -60,34 +60,34 @@ def test_without_a_spec_each_is_stretched_to_its_range(channels, scale):
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, math.nan, math.inf])
-def test_a_picture_of_one_value_or_of_none_is_dark(value):
+def test_constant_or_nonfinite_picture_is_black(value):
     tensors = np.full((1, 1, 8, 8), value, np.float32)
     samples = SampleSet.from_arrays({"x": tensors}).allow_nan()
-    assert not opened(thumbnails(samples, evidence((0,)))[0]).any()
+    assert not decode_png(thumbnails(samples, evidence((0,)))[0]).any()
 
 
-def test_values_that_no_picture_has_are_clipped():
+def test_values_outside_the_range_are_clipped():
     tensors = np.full((1, 3, 8, 10), 1e6, np.float32)
     tensors[0, 0, 0, 0] = np.nan
-    pixels = opened(
+    pixels = decode_png(
         thumbnails(SampleSet.from_arrays({"x": tensors}).allow_nan(), evidence((0,)), SPEC)[0]
     )
     assert pixels.max() == 255
 
 
-def test_a_spec_of_another_tensor_is_not_undone():
+def test_mismatching_spec_is_ignored():
     grey = np.random.default_rng(0).normal(size=(1, 1, 8, 10)).astype(np.float32)
-    pixels = opened(thumbnails(SampleSet.from_arrays({"x": grey}), evidence((0,)), SPEC)[0])
+    pixels = decode_png(thumbnails(SampleSet.from_arrays({"x": grey}), evidence((0,)), SPEC)[0])
     assert (pixels.shape, pixels.max()) == ((8, 10), 255)
 
 
-def test_large_ones_are_small_and_there_are_few():
+def test_size_and_number_of_thumbnails_are_limited():
     tensors = np.zeros((40, 1, 300, 150), np.float32)
     samples = SampleSet.from_arrays({"x": tensors})
     first, second = tuple(range(8)), tuple(range(20, 28))
     pictures = thumbnails(samples, evidence(first, second))
     assert list(pictures) == [p for pair in zip(first, second, strict=True) for p in pair]
-    assert opened(pictures[0]).shape == (SIDE, SIDE // 2)
+    assert decode_png(pictures[0]).shape == (SIDE, SIDE // 2)
     many = thumbnails(samples, evidence(tuple(range(30))))
     assert len(many) == MOST
 
@@ -102,10 +102,10 @@ def test_large_ones_are_small_and_there_are_few():
     {"x": np.zeros((4, 1, 1, 8), np.float32)},
     {"x": np.zeros((4, 3, 8, 8), np.float32), "y": np.zeros((4, 1), np.float32)},
 ])  # fmt: skip
-def test_other_inputs_are_no_pictures(arrays):
+def test_inputs_that_are_not_pictures_have_no_thumbnails(arrays):
     assert thumbnails(SampleSet.from_arrays(arrays), evidence((0,)), SPEC) == {}
 
 
-def test_a_sample_that_is_not_there_has_no_picture():
+def test_missing_sample_has_no_thumbnail():
     assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), evidence((99,))) == {}
     assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), builders.evidence()) == {}

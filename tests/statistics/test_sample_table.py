@@ -211,7 +211,7 @@ def test_spool_memory_does_not_grow_with_rows(monkeypatch):
 
 def open_full_device(**_options: object) -> object:
     """A device on which nothing finds room."""
-    return open("/dev/full", "r+b")
+    return open("/dev/full", "r+b")  # noqa: PTH123 - as TemporaryFile
 
 
 @pytest.mark.usefixtures("small_buffers")

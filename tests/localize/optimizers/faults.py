@@ -95,7 +95,7 @@ def _written(path: Path) -> TestedFile:
 
 
 @dataclass(frozen=True)
-class OptimiserFault:
+class OptimizerFault:
     """A file with one, and who is to blame."""
 
     model: Callable[[], nn.Module]
@@ -119,26 +119,26 @@ class OptimiserFault:
 
 FAULTS = {
     # A vector is no matrix with one column: the transposed product takes the wrong axis.
-    "a transposed matrix by a vector": OptimiserFault(
+    "a transposed matrix by a vector": OptimizerFault(
         Weighs, _floats(6, 3, 2), ("MatmulTransposeFusion",), "ORT_ENABLE_EXTENDED", "FusedMatMul"
     ),
     # microsoft/onnxruntime 10936, 23116, 24158: it knows no float64.
-    "ReLU and clip in float64": OptimiserFault(
+    "ReLU and clip in float64": OptimizerFault(
         Clips, NUMBERS.normal(size=(6, 3)), ("FuseReluClip",), "ORT_ENABLE_BASIC",
         raises="Unexpected data type for Clip 'min' input",
     ),
     # microsoft/onnxruntime 31980: the fused node can't widen.
-    "a norm that widens": OptimiserFault(
+    "a norm that widens": OptimizerFault(
         Widens, _floats(6, 1), ("SimplifiedLayerNormFusion",), "ORT_ENABLE_EXTENDED",
         "SimplifiedLayerNormalization", raises="Scale and \\(optional\\) bias must match",
     ),
     # microsoft/onnxruntime 30513: keepdims is not looked at. Where one is off, the other does it.
-    "a norm of another axis": OptimiserFault(
+    "a norm of another axis": OptimizerFault(
         Square, _floats(4, 4), ("LayerNormFusionL2", "SimplifiedLayerNormFusion"),
         "ORT_ENABLE_EXTENDED", "LayerNormalization", dynamic=False,
     ),
     # A pool pads with the least number that there is, and not with 0.
-    "zeros around a pool": OptimiserFault(
+    "zeros around a pool": OptimizerFault(
         Pads, _floats(6, 1, 4, 4), ("Pad_Fusion",), "ORT_ENABLE_BASIC", "MaxPool", written=_written
     ),
 }  # fmt: skip

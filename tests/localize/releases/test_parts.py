@@ -1,4 +1,4 @@
-"""Of a release, the part that diverges first, a seam, or the chain itself is to blame."""
+"""Localization in multi-file releases: a part, a seam or the chain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
     return place
 
 
-def located(folder, *, chain="run", runtime="ort-cpu", **files):
+def locate_release(folder, *, chain="run", runtime="ort-cpu", **files):
     path = tiny.release(folder, **files)
     path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
     case = case_of(
@@ -40,41 +40,43 @@ def located(folder, *, chain="run", runtime="ort-cpu", **files):
     return locate_part(case, case.chained, runtime=runtime, limit=4)
 
 
-def test_right_parts_diverge_nowhere(folder):
-    found = located(folder, encoder="encoder.onnx", head="head.onnx")
+def test_correct_parts_have_no_divergence(folder):
+    found = locate_release(folder, encoder="encoder.onnx", head="head.onnx")
     assert not found.diverges
     assert (found.part, found.seam, found.layers) == (None, None, ())
     assert [one["code"] for one in found.outcome] == ["no_part", "parts_fit"]
 
 
-def test_the_part_of_yesterday_is_looked_into(folder):
-    found = located(folder, encoder="encoder.onnx", head="yesterday.onnx")
+def test_outdated_part_is_localized(folder):
+    found = locate_release(folder, encoder="encoder.onnx", head="yesterday.onnx")
     assert found.diverges
     assert (found.part, found.seam) == ("head", None)
     assert found.layers
 
 
-def test_a_seam_is_to_blame_where_every_part_is_right(folder):
+def test_seam_is_named_when_each_part_is_correct(folder):
     """The module takes any dtype, its file one."""
-    found = located(folder, chain="run_in_double", encoder="encoder.onnx", head="head.onnx")
+    found = locate_release(folder, chain="run_in_double", encoder="encoder.onnx", head="head.onnx")
     assert found.part is None
     assert found.diverges
     assert "at the seam before the part head: the chain passes float64" in str(found.seam)
     assert "The fault is between the parts: at the seam" in found.cause
 
 
-def test_code_that_breaks_between_right_parts_is_the_seam(folder):
-    found = located(folder, chain="run_with_attributes", encoder="encoder.onnx", head="head.onnx")
+def test_failing_chain_code_is_a_seam(folder):
+    found = locate_release(
+        folder, chain="run_with_attributes", encoder="encoder.onnx", head="head.onnx"
+    )
     assert found.part is None
     assert "the chain fails on the outputs of the files: AttributeError" in str(found.seam)
 
 
-def test_a_runtime_that_nobody_names_is_refused(folder):
+def test_unknown_runtime_is_refused(folder):
     with pytest.raises(PolicyError, match="names no runtime tract"):
-        located(folder, runtime="tract", encoder="encoder.onnx", head="head.onnx")
+        locate_release(folder, runtime="tract", encoder="encoder.onnx", head="head.onnx")
 
 
-def test_the_command_names_part_and_layer(folder, tmp_path, capsys):
+def test_locate_command_names_part_and_layer(folder, tmp_path, capsys):
     path = tiny.release(folder, encoder="encoder.onnx", head="yesterday.onnx")
     arguments = ["locate", str(path), "--reference", "tests.multi_file.tiny:build"]
     arguments += ["--inputs", str(folder / "x.npy")]
@@ -112,7 +114,7 @@ def release(rectified_folder: Path, chain: str) -> Path:
     return path
 
 
-def judged(rectified_folder: Path, chain: str, factory: str) -> EvaluationResult:
+def check_release(rectified_folder: Path, chain: str, factory: str) -> EvaluationResult:
     return check_(
         release(rectified_folder, chain),
         reference=Reference.from_factory(f"tests.multi_file.tiny:{factory}"),
@@ -127,9 +129,9 @@ def blamed_chain(verdicted: EvaluationResult) -> dict[str, Any] | None:
     return explain_chain(verdicted.job, chained, runtime="ort-cpu")
 
 
-def test_a_part_that_overwrites_what_it_is_given_is_named(rectified_folder):
+def test_part_that_writes_into_its_input_is_named(rectified_folder):
     """As an activation in place does: its file leaves the features as they were."""
-    verdicted = judged(rectified_folder, "run_and_keep", "build_rectified")
+    verdicted = check_release(rectified_folder, "run_and_keep", "build_rectified")
     assert not verdicted.decision.passed
     assert all(check.part is None for check in verdicted.decision.problems)
     headline = summarize(
@@ -139,14 +141,14 @@ def test_a_part_that_overwrites_what_it_is_given_is_named(rectified_folder):
     assert "x.clone()" in str(headline.remedy)
 
 
-def test_on_a_copy_it_is_right(rectified_folder):
-    verdicted = judged(rectified_folder, "run_on_a_copy", "build_rectified")
+def test_part_on_a_copy_passes(rectified_folder):
+    verdicted = check_release(rectified_folder, "run_on_a_copy", "build_rectified")
     assert verdicted.decision.passed, verdicted.decision.problems
     assert blamed_chain(verdicted) is None
 
 
-def test_a_chain_that_tells_files_from_modules_is_to_blame(rectified_folder):
-    verdicted = judged(rectified_folder, "run_by_kind", "build")
+def test_chain_with_file_dependent_code_is_named(rectified_folder):
+    verdicted = check_release(rectified_folder, "run_by_kind", "build")
     assert not verdicted.decision.passed
     blamed = blamed_chain(verdicted)
     assert blamed is not None
@@ -156,7 +158,7 @@ def test_a_chain_that_tells_files_from_modules_is_to_blame(rectified_folder):
     )  # fmt: skip
 
 
-def test_the_command_says_it_and_writes_no_marked_file(rectified_folder, tmp_path, capsys):
+def test_locate_command_without_part_writes_no_marked_file(rectified_folder, tmp_path, capsys):
     asked = [
         "--reference",
         "tests.multi_file.tiny:build_rectified",

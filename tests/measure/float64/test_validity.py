@@ -1,4 +1,4 @@
-"""Where float64 is another function than the model, it excuses no wrong file."""
+"""A float64 reference that differs from the model must not hide a wrong file."""
 
 import copy
 
@@ -86,7 +86,7 @@ class Branch(Head):
         return (y if y.dtype == torch.float32 else 3.0 - y)[:, None] * self.factor
 
 
-def decided(model, file, tmp_path, *, by=None, arrays=X, **options):
+def check_file(model, file, tmp_path, *, by=None, arrays=X, **options):
     candidate = tiny.export(
         file,
         tmp_path / "m.onnx",
@@ -111,9 +111,9 @@ def names(decision, verdict):
     (Branch, 1.0, "PASS"),
     (Branch, -1.0, "FAIL"),
 ])  # fmt: skip
-def test_a_constant_that_depends_on_the_dtype_excuses_nothing(kind, factor, verdict, tmp_path):
+def test_dtype_dependent_constant_does_not_hide_errors(kind, factor, verdict, tmp_path):
     model = kind().eval()
-    evidence, decision = decided(model, model.times(factor), tmp_path)
+    evidence, decision = check_file(model, model.times(factor), tmp_path)
     assert decision.verdict == verdict, decision.problems
     assert evidence.validity.float64_differs == (0,)
     assert evidence.validity.rounding == "valid"
@@ -131,12 +131,14 @@ class LateTiny(Head):
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (0.5, "FAIL")])
-def test_samples_before_the_first_value_are_assessed_too(factor, verdict, tmp_path):
+def test_samples_before_the_first_nonzero_value_are_assessed(factor, verdict, tmp_path):
     """The noise floor is then measured on more samples than the policy asks for."""
     arrays = {"x": np.random.default_rng(2).normal(size=(120, 12)).astype(np.float32)}
     arrays["x"][:64, 0] = 100.0
     model = LateTiny().eval()
-    evidence, decision = decided(model, model.times(factor), tmp_path, arrays=arrays, batch_size=16)
+    evidence, decision = check_file(
+        model, model.times(factor), tmp_path, arrays=arrays, batch_size=16
+    )
     assert decision.verdict == verdict, decision.problems
     assert evidence.validity.float64_differs == (0,)
     (output,) = evidence.runtimes[0].outputs
@@ -144,9 +146,9 @@ def test_samples_before_the_first_value_are_assessed_too(factor, verdict, tmp_pa
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (-1.0, "FAIL")])
-def test_float64_stays_valid_beside_a_mask_of_the_lowest_number(factor, verdict, tmp_path):
+def test_float64_is_valid_with_dtype_dependent_mask(factor, verdict, tmp_path):
     model = Masked().eval()
-    evidence, decision = decided(model, model.times(factor), tmp_path)
+    evidence, decision = check_file(model, model.times(factor), tmp_path)
     assert decision.verdict == verdict, decision.problems
     assert evidence.validity is None
     (output,) = evidence.runtimes[0].outputs
@@ -157,9 +159,9 @@ def test_float64_stays_valid_beside_a_mask_of_the_lowest_number(factor, verdict,
     (Tiny, "clamp", "", "y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log()"),
     (Branch, "rsub", "", "return (y if y.dtype == torch.float32 else 3.0 - y)"),
 ])  # fmt: skip
-def test_the_line_where_the_two_part_is_named(kind, operator, module, source, tmp_path):
+def test_source_line_of_the_dtype_difference_is_named(kind, operator, module, source, tmp_path):
     model = kind().eval()
-    evidence, decision = decided(model, model, tmp_path)
+    evidence, decision = check_file(model, model, tmp_path)
     assert any("test_validity.py:" in text for text in summarize(decision, evidence).warnings)
     where = evidence.validity.differs_at
     assert (where.module, where.file) == (module, "test_validity.py")
@@ -168,15 +170,15 @@ def test_the_line_where_the_two_part_is_named(kind, operator, module, source, tm
     assert "float64" in names(decision, Verdict.PASS)
 
 
-def test_probes_and_stability_do_not_use_it_either(tmp_path):
+def test_probes_and_stability_ignore_an_invalid_float64_reference(tmp_path):
     model = Tiny().eval()
-    evidence, decision = decided(model, model, tmp_path, by=policy(WITH_PROBES))
+    evidence, decision = check_file(model, model, tmp_path, by=policy(WITH_PROBES))
     assert decision.verdict is Verdict.PASS, decision.problems
     (output,) = evidence.runtimes[0].outputs
     assert output.stability.unit < 1e-4 * output.reference_std
 
 
-def test_localization_finds_a_fault_where_they_part(tmp_path):
+def test_localization_works_with_an_invalid_float64_reference(tmp_path):
     model, wrong = Tiny().eval(), Tiny().eval()
     wrong.inner = 0.5
     file = tiny.export(
@@ -189,7 +191,7 @@ def test_localization_finds_a_fault_where_they_part(tmp_path):
     assert {row.verdict for row in found.layers[-2:]} == {"propagated"}
 
 
-def test_other_processes_judge_by_the_same(tmp_path):
+def test_other_processes_use_the_same_validity(tmp_path):
     model = Tiny().eval()
     file = tiny.export(model, tmp_path / "m.onnx", example={"x": X["x"][:2]}, outputs=("y",))
     case = MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy(), batch_size=8)
@@ -245,9 +247,9 @@ def _without_fast_path():
     torch.backends.mha.set_fastpath_enabled(True)
 
 
-def test_the_fast_path_is_the_cause_where_it_returns_other_numbers(tmp_path):
+def test_attention_fast_path_is_named_as_the_cause(tmp_path):
     model = Encoder().eval()
-    evidence, decision = decided(model, model, tmp_path, arrays=padded())
+    evidence, decision = check_file(model, model, tmp_path, arrays=padded())
     assert decision.verdict is Verdict.FAIL
     assert evidence.validity.fast_path
     assert {"noise_ratio", "fast_path"} <= names(decision, Verdict.FAIL)
@@ -255,26 +257,26 @@ def test_the_fast_path_is_the_cause_where_it_returns_other_numbers(tmp_path):
     assert (headline.cause, headline.remedy) == ("model", CHECKS["fast_path"].remedy)
 
 
-def test_the_fast_path_hides_no_fault(tmp_path):
+def test_attention_fast_path_does_not_hide_errors(tmp_path):
     model, wrong = Pooled().eval(), Pooled().eval()
     wrong.scale = 0.8
-    _, decision = decided(model, wrong, tmp_path, arrays=padded())
+    _, decision = check_file(model, wrong, tmp_path, arrays=padded())
     assert "noise_ratio" in names(decision, Verdict.FAIL)
 
 
-def test_padding_that_counts_for_nothing_is_no_fault(tmp_path):
+def test_unused_padding_passes_with_the_fast_path(tmp_path):
     model = Pooled().eval()
-    evidence, decision = decided(model, model, tmp_path, arrays=padded())
+    evidence, decision = check_file(model, model, tmp_path, arrays=padded())
     assert decision.verdict is Verdict.PASS, decision.problems
     assert evidence.validity is None
 
 
 @pytest.mark.usefixtures("_without_fast_path")
 @pytest.mark.parametrize(("scale", "verdict"), [(1.0, "PASS"), (0.8, "FAIL")])
-def test_without_the_fast_path_the_layers_are_judged(scale, verdict, tmp_path):
+def test_file_is_checked_without_the_fast_path(scale, verdict, tmp_path):
     model, file = Encoder().eval(), Encoder().eval()
     file.scale = scale
-    _, decision = decided(model, file, tmp_path, arrays=padded())
+    _, decision = check_file(model, file, tmp_path, arrays=padded())
     assert decision.verdict == verdict, decision.problems
 
 
@@ -286,19 +288,19 @@ class Autocast(Head):
         return y.float()[:, None] * self.factor
 
 
-def test_autocast_inside_an_exact_model_is_named(tmp_path):
+def test_autocast_in_an_exact_model_is_an_error(tmp_path):
     model = Autocast().eval()
-    evidence, decision = decided(model, model, tmp_path)
+    evidence, decision = check_file(model, model, tmp_path)
     assert "half_precision" in names(decision, Verdict.ERROR)
     assert evidence.validity.half_precision.module == "h"
     assert decision.verdict is not Verdict.PASS
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (0.5, "FAIL")])
-def test_autocast_is_judged_where_the_file_may_be_reduced(factor, verdict, tmp_path):
+def test_autocast_is_checked_with_a_reduced_policy(factor, verdict, tmp_path):
     model = Autocast().eval()
     by = policy(precision="reduced")
-    _, decision = decided(model, model.times(factor), tmp_path, by=by)
+    _, decision = check_file(model, model.times(factor), tmp_path, by=by)
     assert decision.verdict == verdict, decision.problems
     assert "half_precision" not in {check.name for check in decision.checks}
 
@@ -325,17 +327,17 @@ class Stepped(Head):
         return sample
 
 
-def test_an_honest_flip_stays_a_pass(tmp_path):
+def test_flip_explained_by_rounding_passes(tmp_path):
     model = Stepped().eval()
     sample = model.at_an_edge()
     (flips,) = assessed(model, {"x": X["x"][:20]}).flipped.values()
     assert np.flatnonzero(flips.reshape(20, -1).any(axis=1)).tolist() == [sample]
-    evidence, decision = decided(model, model, tmp_path)
+    evidence, decision = check_file(model, model, tmp_path)
     assert decision.verdict is Verdict.PASS, decision.problems
     assert evidence.validity is None
 
 
-def test_more_flips_than_one_percent_are_another_function():
+def test_more_than_one_percent_of_flips_invalidate_float64():
     """Each of them alone is an honest flip, by an operator whose decision is not replayed."""
     model = Stepped().eval()
     model.step = lambda z: torch.heaviside(z, torch.zeros((), dtype=z.dtype))
@@ -347,7 +349,7 @@ def test_more_flips_than_one_percent_are_another_function():
     assert not validity.flipped
 
 
-def test_a_flip_is_compared_with_the_nearer_side():
+def test_flipped_sample_is_compared_with_the_nearer_side():
     flips = np.array([[False], [True], [True]])
     validity = Validity(flipped={0: flips})
     truth, reference = np.zeros((3, 2)), np.ones((3, 2), np.float32)
@@ -364,7 +366,7 @@ class Rarely(Head):
         return (y + (x[:, :1] > 1.7) * torch.finfo(y.dtype).eps * 1e6)[:, None]
 
 
-def test_few_samples_that_no_run_explains_are_no_flips():
+def test_unexplained_difference_is_not_a_flip():
     few = Rarely().eval()
     rows = np.flatnonzero(X["x"][:20, 0] > 1.7)
     assert rows.size == 1
@@ -392,10 +394,10 @@ class Unstable(Head):
 
 
 @pytest.mark.parametrize(("most", "verdict"), [(0.001, "ERROR"), (0.5, "PASS")])
-def test_a_floor_beyond_max_floor_is_not_measurable(most, verdict, tmp_path):
+def test_floor_beyond_max_floor_is_not_measurable(most, verdict, tmp_path):
     instruments = FEW.model_copy(update={"max_floor": most})
     model = Unstable().eval()
-    _, decision = decided(model, model, tmp_path, by=policy(instruments))
+    _, decision = check_file(model, model, tmp_path, by=policy(instruments))
     assert decision.verdict == verdict, decision.problems
     found = [check for check in decision.checks if check.name == "not_measurable"]
     assert [check.bound for check in found] == ([most] if verdict == "ERROR" else [])
@@ -415,9 +417,9 @@ def floor_checks(decision):
     return {(check.code, check.bound) for check in found}
 
 
-def test_a_wide_floor_is_measurable_if_the_file_is_the_same_in_float64(tmp_path):
+def test_wide_floor_is_measurable_if_the_file_agrees_in_float64(tmp_path):
     model = Tail().eval()
-    evidence, decision = decided(model, model, tmp_path)
+    evidence, decision = check_file(model, model, tmp_path)
     assert decision.verdict == "PASS", decision.problems
     assert evidence.float64_differences["y"] < 1e-5
     for unmeasured in ({}, {"y": float("nan")}):
@@ -426,10 +428,10 @@ def test_a_wide_floor_is_measurable_if_the_file_is_the_same_in_float64(tmp_path)
 
 
 @pytest.mark.parametrize(("most", "code"), [(0.01, "differs_in_float64"), (0.9, None)])
-def test_a_fault_below_a_wide_floor_is_not_measurable(most, code, tmp_path):
+def test_fault_below_a_wide_floor_is_not_measurable(most, code, tmp_path):
     instruments = FEW.model_copy(update={"max_floor": most})
     model = Tail().eval()
-    evidence, decision = decided(model, model.times(1.0005), tmp_path, by=policy(instruments))
+    evidence, decision = check_file(model, model.times(1.0005), tmp_path, by=policy(instruments))
     assert decision.verdict == ("ERROR" if code else "PASS"), decision.problems
     assert floor_checks(decision) == ({(code, most)} if code else set())
     assert 1e-4 < evidence.float64_differences["y"] < 1e-2
@@ -443,16 +445,16 @@ class HalfTail(Tail):
         return torch.sigmoid(y - self.shift).float()[:, None]
 
 
-def test_a_wide_floor_hides_the_rounding_of_16_bits(tmp_path):
-    evidence, decision = decided(Tail().eval(), HalfTail().eval(), tmp_path)
+def test_wide_floor_with_float16_rounding_is_not_measurable(tmp_path):
+    evidence, decision = check_file(Tail().eval(), HalfTail().eval(), tmp_path)
     assert evidence.float64_differences == {}
     assert floor_checks(decision) == {("hidden", 0.01)}
 
 
 @pytest.mark.parametrize("waive", [("noise_ratio",), {"y": ("noise_ratio",)}, {"z": ("empty",)}])
-def test_an_output_without_any_valid_reference_is_waived_by_name(waive, tmp_path):
+def test_output_without_valid_reference_is_waived_by_name(waive, tmp_path):
     model = Tiny().eval()
-    evidence, _ = decided(model, model, tmp_path)
+    evidence, _ = check_file(model, model, tmp_path)
     neither = evidence.validity.model_copy(update={"rounding": "differs"})
     by = policy(waive=waive)
     decision = decide(by, evidence.model_copy(update={"validity": neither}), decided_at="now")

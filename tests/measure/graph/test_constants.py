@@ -1,5 +1,4 @@
-"""Constants of real exports against their model: correct ones are all matched, and of one element
-that is another the tensor is named."""
+"""Constants of real exports: correct ones match the model, a changed element is found."""
 
 import contextlib
 import copy
@@ -139,7 +138,7 @@ def export(net, samples, mode):
     return target.getvalue()
 
 
-def judged(reference, samples, proto, folder):
+def weights_report(reference, samples, proto, folder):
     """The report on the weights, and the findings about them."""
     seen = report(proto, folder, reference, batch={"x": samples.numpy()})
     return seen.weights, [one for one in seen.findings if one.code in CODES]
@@ -147,9 +146,9 @@ def judged(reference, samples, proto, folder):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
-def test_every_constant_of_a_correct_export_is_matched(name, mode, tmp_path):
+def test_each_constant_of_a_correct_export_matches(name, mode, tmp_path):
     reference, samples, data = exported(name, mode)
-    weights, found = judged(reference, samples, onnx.load_from_string(data), tmp_path)
+    weights, found = weights_report(reference, samples, onnx.load_from_string(data), tmp_path)
     assert found == []
     assert (weights.unmatched, weights.unmatched_names) == (0, ())
     assert sum(weights.matched.values()) == weights.constants > 0
@@ -160,7 +159,7 @@ def test_every_constant_of_a_correct_export_is_matched(name, mode, tmp_path):
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
-def test_one_other_element_is_found_in_every_constant(name, mode, tmp_path):
+def test_one_changed_element_of_any_constant_is_found(name, mode, tmp_path):
     reference, samples, data = exported(name, mode)
     missed = []
     initializers = onnx.load_from_string(data).graph.initializer
@@ -173,7 +172,7 @@ def test_one_other_element_is_found_in_every_constant(name, mode, tmp_path):
             continue
         changed.reshape(-1)[changed.size // 3] += 0.05
         tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
-        _, found = judged(reference, samples, proto, tmp_path)
+        _, found = weights_report(reference, samples, proto, tmp_path)
         first = [int(at) for at in np.unravel_index(changed.size // 3, changed.shape)]
         expected = {"wrong": 1, "size": changed.size, "first": first}
         (one,) = found or (None,)
@@ -197,13 +196,13 @@ def changed_weights(data, change):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_that_were_rounded_are_found(dtype, tmp_path):
+def test_rounded_weights_are_found(dtype, tmp_path):
     reference, samples, data = exported("encoder", "folded")
 
     def through(_, array):
         return torch.from_numpy(array.copy()).to(dtype).float().numpy()
 
-    weights, found = judged(reference, samples, changed_weights(data, through), tmp_path)
+    weights, found = weights_report(reference, samples, changed_weights(data, through), tmp_path)
     assert {one.code for one in found} == {"rounded_weights"}
     assert len(found) == weights.constants
     formats = {one.detail_params["format"] for one in found}
@@ -218,9 +217,9 @@ def in_float16(data):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_file_in_float16_has_the_models_weights(name, tmp_path):
+def test_weights_of_a_float16_file_match(name, tmp_path):
     reference, samples, data = exported(name, "folded")
-    weights, found = judged(reference, samples, in_float16(data), tmp_path)
+    weights, found = weights_report(reference, samples, in_float16(data), tmp_path)
     assert {one.code for one in found} <= {"rounded_weights"}, found
     if name == "convolutions":
         assert weights.matched["folded"] > 0
@@ -257,10 +256,10 @@ def made_half(name, *, small=1.0, eps=1e-5):
     ("name", "small", "eps"),
     [("convolutions", 1.0, 1e-5), ("convolutions", 1e-5, 1e-6), ("encoder", 1.0, 1e-5)],
 )
-def test_a_model_that_was_made_half_before_its_export_has_its_weights(name, small, eps, tmp_path):
+def test_weights_of_a_model_exported_in_float16_match(name, small, eps, tmp_path):
     """The smaller ones have no bits left in float16, nor has epsilon."""
     reference, samples, proto = made_half(name, small=small, eps=eps)
-    weights, found = judged(reference, samples, proto, tmp_path)
+    weights, found = weights_report(reference, samples, proto, tmp_path)
     assert {one.code for one in found} <= {"rounded_weights"}, found
     assert weights.unmatched == 0
     if name == "convolutions":
@@ -272,54 +271,52 @@ def test_a_model_that_was_made_half_before_its_export_has_its_weights(name, smal
     ("made half", [8, 3, 3, 3], (1,), 1.0035),
     ("converted", [8], (0,), 1.005),
 ], ids=["one weight", "one channel by a third of a percent", "an offset"])  # fmt: skip
-def test_another_weight_is_found_in_a_folded_file_in_float16_too(
-    made, dims, channel, factor, tmp_path
-):
+def test_changed_weight_of_a_folded_float16_file_is_found(made, dims, channel, factor, tmp_path):
     reference, samples, data = exported("convolutions", "folded")
     proto = in_float16(data) if made == "converted" else made_half("convolutions")[2]
     weight = next(t for t in proto.graph.initializer if list(t.dims) == dims)
     array = numpy_helper.to_array(weight).copy()
     array[channel] *= np.float16(factor)
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
-    _, found = judged(reference, samples, proto, tmp_path)
+    _, found = weights_report(reference, samples, proto, tmp_path)
     (other,) = [one for one in found if one.code == "other_weights"]
     assert (other.place, other.detail_params["wrong"]) == (weight.name, array[channel].size)
 
 
-def test_another_checkpoint_is_one_finding(tmp_path):
+def test_wrong_checkpoint_is_one_finding(tmp_path):
     reference, samples, data = exported("encoder", "unfolded")
     rng = np.random.default_rng(0)
     proto = changed_weights(data, lambda _, a: rng.normal(size=a.shape).astype(np.float32))
-    _, (found,) = judged(reference, samples, proto, tmp_path)
+    _, (found,) = weights_report(reference, samples, proto, tmp_path)
     assert found.detail_code == "other_checkpoint"
     assert (found.detail_params["count"], found.detail_params["total"]) == (14, 14)
 
 
-def test_weights_in_each_others_place_are_found(tmp_path):
+def test_swapped_weights_are_found(tmp_path):
     reference, samples, data = exported("encoder", "folded")
     other = {"layer.norm1.weight": "layer.norm2.weight", "layer.norm2.weight": "layer.norm1.weight"}
     state = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
     proto = changed_weights(data, lambda name, a: state[other[name]] if name in other else a)
-    _, found = judged(reference, samples, proto, tmp_path)
+    _, found = weights_report(reference, samples, proto, tmp_path)
     assert sorted(one.place for one in found) == sorted(other)
 
 
-def test_what_no_tensor_of_the_model_is_like_is_listed_and_refuses_nothing(tmp_path):
+def test_unmatched_constant_is_listed_without_finding(tmp_path):
     own = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
     proto = model(
         [node("MatMul", ["x", "own"], ["y"])], {"own": own}, outputs=[value("y", ("b", 3))]
     )
-    weights, found = judged(nn.Linear(4, 3), torch.ones(3, 4), proto, tmp_path)
+    weights, found = weights_report(nn.Linear(4, 3), torch.ones(3, 4), proto, tmp_path)
     assert found == []
     assert (weights.unmatched_names, weights.absent_names) == (("own",), ("weight", "bias"))
 
 
-def test_a_constant_that_nothing_reads_does_not_matter(tmp_path):
+def test_unused_constant_is_ignored(tmp_path):
     reference = nn.Linear(4, 4)
     wrong = reference.weight.detach().numpy().copy()
     wrong[0, 0] += 1.0
     proto = model([node("Relu", ["x"], ["y"])], {"weight": wrong})
-    weights, found = judged(reference, torch.ones(3, 4), proto, tmp_path)
+    weights, found = weights_report(reference, torch.ones(3, 4), proto, tmp_path)
     assert (found, weights.constants) == ([], 0)
 
 
@@ -334,7 +331,7 @@ class Clamped(nn.Module):
         return x @ self.weight.clamp(min=0.0)
 
 
-def test_what_forward_computes_is_no_spoiled_weight(tmp_path):
+def test_weight_computed_in_forward_matches(tmp_path):
     torch.manual_seed(3)
     reference = Clamped()
     used = reference.weight.detach().clamp(min=0.0).numpy()
@@ -345,7 +342,7 @@ def test_what_forward_computes_is_no_spoiled_weight(tmp_path):
         proto = model(
             [node("MatMul", ["x", "w"], ["y"])], {"w": used}, inputs=shape[0], outputs=shape[1]
         )
-        weights, found = judged(reference, torch.ones(3, 6), proto, tmp_path)
+        weights, found = weights_report(reference, torch.ones(3, 6), proto, tmp_path)
         assert weights.matched == ({} if changed else {"computed": 1})
         assert len(found) == changed
 
@@ -357,7 +354,7 @@ class Unwatchable(Clamped):
         return super().forward(x)
 
 
-def test_where_forward_cannot_be_watched_only_names_are_blamed(tmp_path):
+def test_unobservable_forward_compares_by_name_only(tmp_path):
     torch.manual_seed(3)
     reference = Unwatchable()
     used = reference.weight.detach().clamp(min=0.0).numpy()
@@ -366,7 +363,7 @@ def test_where_forward_cannot_be_watched_only_names_are_blamed(tmp_path):
         proto = model(
             [node("MatMul", ["x", name], ["y"])], {name: used}, inputs=shape[0], outputs=shape[1]
         )
-        _, found = judged(reference, torch.ones(3, 6), proto, tmp_path)
+        _, found = weights_report(reference, torch.ones(3, 6), proto, tmp_path)
         assert len(found) == count
 
 
@@ -380,9 +377,7 @@ class Beside(nn.Module):
 
 
 @pytest.mark.parametrize("with_weight", [True, False])
-def test_a_bias_is_only_blamed_where_its_weight_says_that_nothing_was_folded_in(
-    with_weight, tmp_path
-):
+def test_changed_bias_is_found_only_when_its_weight_is_unfolded(with_weight, tmp_path):
     reference = Beside().eval()
     weight = reference.dense.weight.detach().numpy()
     constants = {
@@ -391,7 +386,7 @@ def test_a_bias_is_only_blamed_where_its_weight_says_that_nothing_was_folded_in(
         "dense.bias": np.asarray([3.3, 1.1, 2.2, 4.4], np.float32),
     }
     gemm = node("Gemm", ["x", *constants], ["y"], transB=1)
-    _, found = judged(reference, torch.ones(3, 4), model([gemm], constants), tmp_path)
+    _, found = weights_report(reference, torch.ones(3, 4), model([gemm], constants), tmp_path)
     assert [one.place for one in found] == (["dense.bias"] if with_weight else [])
 
 
@@ -417,7 +412,7 @@ def clamped(array, least, most):
     return np.float16(np.where(array == 0.0, 0.0, np.copysign(size, array)))
 
 
-def narrowed(change):
+def codes_in_float16(change):
     """The codes of a file of `Small` whose weights are what `change` makes of them, in float16."""
 
     def convert(tmp_path):
@@ -439,21 +434,23 @@ def narrowed(change):
         nodes.append(node("Cast", [source], ["y"], to=1))
         sizes = {"inputs": [value("x", ("b", 6))], "outputs": [value("y", ("b", 4))]}
         made = model(nodes, weights, **sizes)
-        _, found = judged(own, torch.ones(2, 6), made, tmp_path)
+        _, found = weights_report(own, torch.ones(2, 6), made, tmp_path)
         return {one.code for one in found}
 
     return convert
 
 
 @pytest.mark.parametrize("limits", [(1e-7, 1e4), (5.96e-8, 65504.0), (0.0, 65504.0)])
-def test_small_weights_in_float16_are_rounded_or_clamped(limits, tmp_path):
-    assert "other_weights" not in narrowed(lambda _, array: clamped(array, *limits))(tmp_path)
+def test_small_float16_weights_may_be_rounded_or_clamped(limits, tmp_path):
+    assert "other_weights" not in codes_in_float16(lambda _, array: clamped(array, *limits))(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize(
     ("place", "altered"), [((0, 0), 2.4e-7), ((0, 3), 1.8e-7), ((4, 2), 0.0), ((0, 0), -1.2e-7)]
 )
-def test_another_small_weight_in_float16_is_found(place, altered, tmp_path):
+def test_changed_small_float16_weight_is_found(place, altered, tmp_path):
     def change(name, array):
         made = clamped(array, 1e-7, 1e4)
         if name == "layer.weight":
@@ -461,11 +458,11 @@ def test_another_small_weight_in_float16_is_found(place, altered, tmp_path):
             made[place] = np.float16(sign * altered)
         return made
 
-    assert "other_weights" in narrowed(change)(tmp_path)
+    assert "other_weights" in codes_in_float16(change)(tmp_path)
 
 
 @pytest.mark.parametrize("number", [2e4, -6e4])
-def test_a_large_weight_that_is_clamped_is_found(number, tmp_path, monkeypatch):
+def test_clamped_large_weight_is_found(number, tmp_path, monkeypatch):
     class Large(Small):
         def __init__(self):
             super().__init__()
@@ -474,5 +471,5 @@ def test_a_large_weight_that_is_clamped_is_found(number, tmp_path, monkeypatch):
 
     monkeypatch.setitem(globals(), "Small", Large)
     kept, lost = ((1e-7, 65504.0), (1e-7, 1e4))
-    assert "other_weights" not in narrowed(lambda _, array: clamped(array, *kept))(tmp_path)
-    assert "other_weights" in narrowed(lambda _, array: clamped(array, *lost))(tmp_path)
+    assert "other_weights" not in codes_in_float16(lambda _, array: clamped(array, *kept))(tmp_path)
+    assert "other_weights" in codes_in_float16(lambda _, array: clamped(array, *lost))(tmp_path)

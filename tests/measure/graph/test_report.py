@@ -1,4 +1,4 @@
-"""Reports on files that PyTorch's exporters wrote: correct ones have nothing that is forbidden."""
+"""Graph reports of correct files of the PyTorch exporters."""
 
 import warnings
 
@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 from gate import Digest, TestedFile
-from gate.errors import DigestMismatch, OnnxFileError
+from gate.errors import OnnxFileError
 from gate.onnx_file.reading import read_subject
 from gate.policy.sections import Instruments
 from gate.weights.instrument import read_graph
@@ -112,7 +112,7 @@ def exported(reference, batch, path, *, dynamo):
     ("causal", True),
     pytest.param("vit", True, marks=pytest.mark.proof),
 ])  # fmt: skip
-def test_correct_exports_have_no_forbidden_finding(tmp_path, name, dynamo):
+def test_correct_export_has_no_forbidden_finding(tmp_path, name, dynamo):
     build, batch = MODELS[name]
     torch.manual_seed(0)
     reference = build().eval()
@@ -126,7 +126,7 @@ def test_correct_exports_have_no_forbidden_finding(tmp_path, name, dynamo):
     assert bool(seen.external_data) is dynamo
 
 
-def test_the_facts_of_a_tiny_export(tmp_path):
+def test_report_of_a_small_export(tmp_path):
     reference = tiny.net()
     candidate = tiny.export(reference, tmp_path / "model.onnx")
     asked = observer(reference, {"input": tiny.images(3)})

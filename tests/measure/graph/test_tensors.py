@@ -1,4 +1,4 @@
-"""Constants of a file beside the tensors of a model: layouts, packed cells, folding, mismatches."""
+"""Matching constants with tensors: layouts, recurrent cells, folding, mismatches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_scalars_are_compared():
 
 
 @given(SHAPES, st.data())
-def test_every_order_of_the_axes_and_every_reshape_is_found(shape, data):
+def test_any_transpose_and_reshape_is_matched(shape, data):
     values = weights(shape)
     order = data.draw(st.permutations(range(len(shape))))
     turned = values.transpose(order)
@@ -50,7 +50,7 @@ def test_every_order_of_the_axes_and_every_reshape_is_found(shape, data):
 
 
 @given(SHAPES, st.data())
-def test_one_other_element_is_found_whatever_the_order(shape, data):
+def test_changed_element_is_found_after_any_transpose(shape, data):
     values = weights(shape)
     order = data.draw(st.permutations(range(len(shape))))
     turned = values.transpose(order).copy()
@@ -65,7 +65,7 @@ def test_one_other_element_is_found_whatever_the_order(shape, data):
 
 
 @given(st.integers(4, 12), st.integers(2, 5), st.data())
-def test_slices_and_concatenations_are_found_with_one_other_element_too(rows, columns, data):
+def test_slices_and_concatenations_are_matched(rows, columns, data):
     tables = [weights((rows, columns), seed) for seed in range(3)]
     lines = Lines([stored(str(at), one) for at, one in enumerate(tables)])
     stop = data.draw(st.integers(3, rows))
@@ -86,14 +86,14 @@ def test_slices_and_concatenations_are_found_with_one_other_element_too(rows, co
     assert not (wrong & found.doubtful).any()
 
 
-def test_what_is_joined_with_something_else_is_no_spoiled_tensor():
+def test_concatenation_with_unknown_tensor_is_not_matched():
     table, other = weights((6, 4)), weights((4, 4), 1)
     found = Lines([stored("table", table)]).read(np.concatenate([table, other]))
     assert found is None or (found.doubtful & (found.expected != 0)).any()
 
 
 @pytest.mark.parametrize("way", ["as it is", "transposed", "flipped", None])
-def test_the_way_is_told(way):
+def test_layout_is_named(way):
     values = weights((3, 2, 2, 3))
     file = {
         "as it is": values,
@@ -104,7 +104,7 @@ def test_the_way_is_told(way):
     assert same(np.ascontiguousarray(file), values) == way
 
 
-def test_bits_do_not_depend_on_the_order_and_tensors_of_other_types_are_compared_as_float32():
+def test_bit_sum_does_not_depend_on_order():
     values = weights((5, 7))
     assert bit_sum(values) == bit_sum(values.T) == bit_sum(values[::-1])
     assert bit_sum(values) != bit_sum(-values)
@@ -123,29 +123,29 @@ def packed_constants(memory: nn.Module) -> list[np.ndarray]:
     return [np.array(stored.values) for stored in match_packed_rnn(memory)]
 
 
-def test_what_is_in_its_place(memory):
+def test_correct_recurrent_weights_are_not_misplaced(memory):
     assert misplaced(memory, packed_constants(memory)) == {}
     assert misplaced(memory, []) == {}
 
 
-def test_other_elements_are_not_misplaced(memory):
+def test_changed_recurrent_weights_are_not_misplaced(memory):
     assert misplaced(memory, [array + 1.0 for array in packed_constants(memory)]) == {}
 
 
-def test_directions_that_are_exchanged(memory):
+def test_swapped_directions_are_named(memory):
     weight, *others = packed_constants(memory)
     names = ["weight_ih_l0", "weight_ih_l0_reverse"]
     assert misplaced(memory, [weight[::-1], *others]) == {"directions": names}
 
 
-def test_gates_in_another_order(memory):
+def test_gates_in_wrong_order_are_named(memory):
     weight, hidden, *others = packed_constants(memory)
     hidden[1] = np.roll(hidden[1], 2, axis=0)
     found = misplaced(memory, [weight, hidden, *others])
     assert found == {"gates": ["weight_hh_l0_reverse"]}
 
 
-def test_each_name_is_there_once(memory):
+def test_misplaced_names_are_unique(memory):
     (names,) = misplaced(memory, [array[::-1] for array in packed_constants(memory)]).values()
     assert len(names) == len(set(names)) > 4
 
@@ -163,7 +163,7 @@ def batch_norm(**settings) -> nn.BatchNorm1d:
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
-def test_the_steps_are_those_of_pytorch(dtype, affine):
+def test_batch_norm_folding_matches_pytorch(dtype, affine):
     module = nn.Sequential(batch_norm(affine=affine, eps=1e-6))
     name = None if dtype is None else str(dtype).removeprefix("torch.")
     (norm,) = norms(module, name)
@@ -187,7 +187,7 @@ def test_the_steps_are_those_of_pytorch(dtype, affine):
         assert np.allclose(one, other.double(), rtol=0.0 if dtype else 1e-7, atol=0.0)
 
 
-def test_what_keeps_no_statistics_is_no_norm():
+def test_modules_without_running_statistics_are_not_folded():
     others = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.LayerNorm(3))
     assert list(norms(others)) == []
 
@@ -221,7 +221,7 @@ def halved(table: np.ndarray) -> np.ndarray:
     ("onnx::MatMul_7", halved, "rounded", {"name": "a.weight", "format": "float16"}),
     ("a.weight", lambda table: table * np.float32(1.01), "moved", {"name": ""}),
 ])  # fmt: skip
-def test_a_mismatch_has_a_code_and_its_numbers(place, change, code, params):
+def test_mismatch_has_code_and_params(place, change, code, params):
     found = suspicion(place, "a.weight", change(TABLE), TABLE).finding()
     assert (found.place, found.detail_code) == (place, code)
     measured = dict(found.detail_params)
@@ -236,7 +236,7 @@ VALUES = st.sampled_from([0.0, -0.0, 1.0, np.nan, np.inf, -np.inf])
 
 
 @given(arrays(np.float32, st.integers(0, 50), elements=VALUES), st.integers(1, 7))
-def test_counting_in_pieces_is_counting(array, chunk):
+def test_counting_in_chunks_equals_one_pass(array, chunk):
     before, value_graph._CHUNK = value_graph._CHUNK, chunk
     try:
         seen = Initializers.from_array(array)
@@ -247,7 +247,7 @@ def test_counting_in_pieces_is_counting(array, chunk):
     )
 
 
-def test_dropped_tensors_keep_their_count_but_not_their_bytes():
+def test_dropped_tensors_keep_their_counts():
     ledger = DroppedContents()
     tensors = [numpy_helper.from_array(np.full(2000, n, np.float32), str(n)) for n in (0, 1)]
     for tensor in tensors:
@@ -266,5 +266,5 @@ def test_dropped_tensors_keep_their_count_but_not_their_bytes():
     (TensorProto.UINT4, [], 1),
     (TensorProto.FLOAT, [0, 5], 0),
 ])  # fmt: skip
-def test_bytes_of_a_tensor(kind, shape, size):
+def test_size_of_a_tensor(kind, shape, size):
     assert size_of(TensorProto(data_type=kind, dims=shape)) == size

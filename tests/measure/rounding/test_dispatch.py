@@ -14,7 +14,7 @@ print("torch._dynamo" in sys.modules)
 
 
 @pytest.mark.proof
-def test_a_mode_does_not_import_the_compiler_of_pytorch():
+def test_dispatch_modes_do_not_import_the_compiler():
     told = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Where runtimes err absolutely, correct files pass and faults do not; the table is sound."""
+"""Error models of operators with absolute errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gate.reference.error_models import COMPOSITES, EXACT, MODELS, PARTS, bare, 
 from tests.probes import benches
 
 
-def judged(model, arrays, tmp_path, *, exported=None) -> EvaluationResult:
+def check_model(model, arrays, tmp_path, *, exported=None) -> EvaluationResult:
     """The default policy on the file that `exported`, or the model itself, gives."""
     arrays = {"x": arrays}
     candidate = benches.export((exported or model).eval(), tmp_path / "model.onnx", arrays)
@@ -28,7 +28,7 @@ def judged(model, arrays, tmp_path, *, exported=None) -> EvaluationResult:
     )
 
 
-def noises(verdicted):
+def noise_of_runtimes(verdicted):
     """The noise floor of the only output, on each runtime that is here."""
     found = [runtime.outputs[0].noise for runtime in verdicted.evidence.runtimes if runtime.outputs]
     assert len(found) >= 2
@@ -129,11 +129,11 @@ CORRECT = {
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("name", CORRECT)
-def test_what_a_runtime_computes_with_absolute_errors_passes(name, tmp_path):
+def test_model_with_absolute_errors_passes(name, tmp_path):
     build, shape = CORRECT[name]
-    verdicted = judged(build(), normal(*shape), tmp_path)
+    verdicted = check_model(build(), normal(*shape), tmp_path)
     assert verdicted.decision.verdict is Verdict.PASS
-    for noise in noises(verdicted):
+    for noise in noise_of_runtimes(verdicted):
         assert noise.ratio < 1.25
 
 
@@ -158,13 +158,13 @@ FAULTS = {
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_beside_absolute_errors_is_seen(name, tmp_path):
+def test_fault_with_absolute_errors_fails(name, tmp_path):
     model, wrong, scale = FAULTS[name]
     shape = (32, 4096) if isinstance(model, Counted) else (64, 16)
     x = normal(*shape) * np.float32(scale)
-    verdicted = judged(model, np.abs(x) if scale < 1.0 else x, tmp_path, exported=wrong)
+    verdicted = check_model(model, np.abs(x) if scale < 1.0 else x, tmp_path, exported=wrong)
     assert verdicted.decision.verdict is not Verdict.PASS
-    for noise in noises(verdicted):
+    for noise in noise_of_runtimes(verdicted):
         assert noise.ratio > 3.0
 
 
@@ -173,25 +173,25 @@ def _log_sigmoid(x):
 
 
 @pytest.mark.parametrize("ours", [nn.functional.logsigmoid, _log_sigmoid], ids=["log", "same"])
-def test_what_is_lost_for_good_stays_refused(ours, tmp_path):
+def test_log_of_underflowing_sigmoid_fails(ours, tmp_path):
     """PyTorch's answer is finite, the runtime's sigmoid is 0 and its logarithm infinite."""
-    verdicted = judged(
+    verdicted = check_model(
         Function(ours), 12.0 * normal(64, 16), tmp_path, exported=Function(_log_sigmoid)
     )
     assert verdicted.decision.verdict is not Verdict.PASS
-    for noise in noises(verdicted):
+    for noise in noise_of_runtimes(verdicted):
         assert noise.ratio == math.inf
         assert math.isfinite(noise.floor_rms)
 
 
-def test_every_row_has_a_source_and_no_name_is_in_two_places():
+def test_error_models_are_disjoint_and_have_a_source():
     assert not EXACT & MODELS.keys()
     assert not COMPOSITES & (EXACT | MODELS.keys())
     assert {composite for composite, _ in PARTS} <= COMPOSITES
     assert all(model.source for model in (*MODELS.values(), *PARTS.values()))
 
 
-def test_every_name_is_an_operator_of_pytorch():
+def test_error_model_names_are_pytorch_operators():
     known = {bare(schema.name) for schema in torch._C._jit_get_all_schemas()}
     assert not [name for name in (*EXACT, *MODELS, *COMPOSITES) if name not in known]
 
@@ -202,5 +202,5 @@ def test_every_name_is_an_operator_of_pytorch():
     ("aten::mm", "linear"),
     ("aten::t_", None),
 ])  # fmt: skip
-def test_a_row_is_found_by_the_name_in_the_schema(name, row):
+def test_error_model_is_found_by_schema_name(name, row):
     assert error_model_for(bare(name)) is (None if row is None else MODELS[row])

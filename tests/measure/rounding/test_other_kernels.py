@@ -1,4 +1,4 @@
-"""Recurrent networks under PyTorch's kernels without vector instructions, as on another machine."""
+"""Recurrent networks with PyTorch's kernels without vector instructions."""
 
 import json
 import os

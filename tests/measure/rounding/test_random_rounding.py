@@ -1,4 +1,4 @@
-"""Random rounding moves results as far as an honest float32 implementation may be off, no more."""
+"""Random rounding changes results as far as a correct float32 implementation may differ."""
 
 import math
 
@@ -20,7 +20,7 @@ def inference(request):
         yield
 
 
-def moved(compute, x, *, seed=0, scale=1.0):
+def relative_change(compute, x, *, seed=0, scale=1.0):
     """Relative change of each element, in units of 2^-24."""
     still = compute(x)
     with RandomRounding(seed, scale=scale):
@@ -41,8 +41,8 @@ def draw(*shape):
     (torch.log, 5.0),
     (lambda x: torch.softmax(x, -1), 4.0),
 ], ids=["product", "product in place", "exp", "exp in place", "erf", "log", "softmax"])  # fmt: skip
-def test_how_far_each_kind_of_operator_may_be_off(compute, units):
-    off = moved(compute, draw(8, 3, 48, 64))
+def test_maximum_change_of_each_kind_of_operator(compute, units):
+    off = relative_change(compute, draw(8, 3, 48, 64))
     # 2 more: the product by the toss is rounded itself, by up to a whole ulp below a power of two.
     assert 0.7 * units < off.max() <= units + 2.0
 
@@ -56,8 +56,8 @@ SUMS = {
 
 
 @pytest.mark.parametrize(("compute", "n"), SUMS.values(), ids=SUMS)
-def test_a_sum_of_one_sign_errs_by_the_walk_of_its_roundings(compute, n):
-    rms = moved(compute, draw(64, 3, 48, 64)).square().mean().sqrt()
+def test_error_of_a_sum_is_a_random_walk(compute, n):
+    rms = relative_change(compute, draw(64, 3, 48, 64)).square().mean().sqrt()
     walk = 0.4247 * math.sqrt(n / 3.0)
     assert 0.85 * walk < rms < 1.25 * math.hypot(walk, 1.0)
 
@@ -74,7 +74,7 @@ def normal(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(5))
 
 
-def walked(products):
+def expected_rms(products):
     """The rms error of adding the last axis one by one, as float32 would round it."""
     partial = products.double().cumsum(-1)
     return 0.4247 * partial.square().sum(-1).mean().sqrt()
@@ -94,36 +94,36 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize(("compute", "a", "b"), PRODUCTS.values(), ids=PRODUCTS)
-def test_a_sum_that_cancels_errs_by_its_terms_and_not_by_its_result(compute, a, b):
+def test_error_of_a_cancelling_sum_depends_on_its_terms(compute, a, b):
     rms = error(compute, normal(*a), normal(*b)).square().mean().sqrt()
     terms = normal(4000, 64) * normal(2, 4000, 64)[1]
-    expected = math.sqrt(0.5) * walked(terms)
+    expected = math.sqrt(0.5) * expected_rms(terms)
     assert 0.8 * expected < rms < 1.3 * expected
 
 
-def test_a_long_product_is_added_in_blocks():
+def test_long_product_is_added_in_blocks():
     a, b = draw(100, 4096), draw(50, 4096)
-    off = moved(lambda a: nn.functional.linear(a, b), a).square().mean().sqrt()
+    off = relative_change(lambda a: nn.functional.linear(a, b), a).square().mean().sqrt()
     assert off < 0.2 * 0.4247 * math.sqrt(4096 / 3.0)
 
 
-def test_a_prefix_sum_errs_by_all_roundings_so_far():
+def test_error_of_a_prefix_sum_accumulates():
     x = draw(200, 1024)
     errors = error(lambda x: x.cumsum(1), x)
     for length in (64, 1024):
         measured = errors[:, length - 1].square().mean().sqrt()
-        assert 0.8 < measured / walked(x[:, :length]) < 1.25
+        assert 0.8 < measured / expected_rms(x[:, :length]) < 1.25
     steps = errors.diff(dim=1).square().mean().sqrt()
     assert steps < 0.2 * errors[:, -1].square().mean().sqrt()
 
 
-def test_terms_that_come_again_are_rounded_the_same_way_each_time():
+def test_repeated_terms_have_equal_rounding():
     x = draw(200, 8).repeat(1, 128)
     exact = x.double().cumsum(1)
     one_by_one = torch.from_numpy(np.add.accumulate(x.numpy(), axis=1)).double() - exact
     floor = (error(lambda x: x.cumsum(1), x) * UNIT).square().mean().sqrt()
     assert 0.5 < one_by_one.square().mean().sqrt() / floor < 1.2
-    assert walked(x) * UNIT < 0.5 * one_by_one[:, -1].square().mean().sqrt()
+    assert expected_rms(x) * UNIT < 0.5 * one_by_one[:, -1].square().mean().sqrt()
 
 
 @pytest.mark.parametrize(("compute", "relative"), [
@@ -132,16 +132,16 @@ def test_terms_that_come_again_are_rounded_the_same_way_each_time():
     (lambda x: x.norm(dim=1), math.sqrt(256 / 3) / 2),
     (lambda x: x.var(1), math.sqrt(256 / 3)),
 ], ids=["cumprod", "prod", "norm", "var"])  # fmt: skip
-def test_roundings_that_are_relative_add_up(compute, relative):
+def test_relative_errors_accumulate(compute, relative):
     x = draw(400, 256) + 0.3
-    off = moved(compute, x)
+    off = relative_change(compute, x)
     off = (off[:, -1] if off.dim() > 1 else off).square().mean().sqrt()
     # Squares of one sign, added one by one as ReduceL2 does, err 1.43 times as far as a walk here.
     assert 0.8 < off / (0.4247 * relative) < 1.5
 
 
 @pytest.mark.parametrize("compute", [lambda x: x.logsumexp(1), lambda x: x.logcumsumexp(1)])
-def test_the_logarithm_of_a_sum_errs_absolutely(compute):
+def test_error_of_logsumexp_is_absolute(compute):
     x = draw(300, 1200)
     off = error(compute, x).reshape(300, -1)[:, -1].square().mean().sqrt()
     assert 0.8 * 0.4247 * 20.0 < off < 24.0
@@ -156,7 +156,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_a_norm_errs_by_its_mean_where_the_mean_cancels(name):
+def test_error_of_a_norm_depends_on_its_mean(name):
     if name == "instance" and not torch.is_inference_mode_enabled():
         pytest.skip("with gradients it is shown as a batch norm in training mode")
     compute, x = NORMS[name], normal(16, 8, 4096)
@@ -184,13 +184,13 @@ def test_a_norm_errs_by_its_mean_where_the_mean_cancels(name):
     ids=["sigmoid", "in place", "tail", "saturated sigmoid", "saturated tanh", "silu", "gelu",
          "elu below zero", "elu above zero"],
 )  # fmt: skip
-def test_an_absolute_error_does_not_shrink_with_the_result(compute, x, least, most):
+def test_absolute_error_does_not_depend_on_the_result(compute, x, least, most):
     errors = error(compute, x * (1.0 + 0.01 * draw(4000))).abs()
     assert least <= errors.square().mean().sqrt()
     assert errors.max() <= most
 
 
-def test_a_part_of_an_approximation_s_error_is_its_neighbors_too():
+def test_approximation_error_is_correlated_between_neighbors():
     x = -4.6 + 1e-3 * draw(100_000)
     means = [error(torch.sigmoid, x, seed=seed).mean().abs() for seed in range(9)]
     assert max(means) > 0.3
@@ -202,7 +202,7 @@ def test_a_part_of_an_approximation_s_error_is_its_neighbors_too():
     ("compute", "low", "high"),
     [(torch.sigmoid, 0.0, 1.0), (torch.tanh, -1.0, 1.0), (torch.cos, -1.0, 1.0)],
 )
-def test_no_result_leaves_its_range(compute, low, high):
+def test_results_stay_in_their_range(compute, low, high):
     x = torch.linspace(-90.0, 90.0, 100_001)
     with RandomRounding(0, scale=8.0):
         tossed = compute(x)
@@ -211,13 +211,13 @@ def test_no_result_leaves_its_range(compute, low, high):
     assert torch.equal(tossed == 0.0, compute(x) == 0.0)
 
 
-def test_no_logarithm_becomes_infinite_by_the_toss():
+def test_logarithm_of_sigmoid_stays_finite():
     x = torch.linspace(-80.0, 20.0, 100_001)
     with RandomRounding(0, scale=2.0):
         assert torch.isfinite(torch.log(torch.sigmoid(x))).all()
 
 
-def test_zeros_infinities_and_nan_stay():
+def test_zeros_infinities_and_nan_are_unchanged():
     x = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0])
     for compute in (torch.sigmoid, nn.functional.silu, torch.tanh, torch.exp, lambda x: x * 1.5):
         with RandomRounding(0):
@@ -228,7 +228,7 @@ def test_zeros_infinities_and_nan_stay():
         assert torch.equal(tossed.isnan(), still.isnan())
 
 
-def test_masks_of_the_largest_number_spoil_nothing():
+def test_masks_of_the_lowest_number_stay_finite():
     x = torch.full((4, 8), torch.finfo(torch.float32).min)
     x[:, 0] = 1.7
     with RandomRounding(0):
@@ -236,7 +236,7 @@ def test_masks_of_the_largest_number_spoil_nothing():
     assert torch.isfinite(tossed).all()
 
 
-def test_an_output_that_is_given_is_moved_where_it_is():
+def test_out_argument_is_changed_in_place():
     x, place = draw(50, 60), torch.empty(50)
     with RandomRounding(0):
         returned = torch.sum(x, 1, out=place)
@@ -253,7 +253,7 @@ RECURRENT = {
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_what_is_made_of_parts_errs_by_its_parts(name):
+def test_error_of_recurrent_layers_comes_from_their_parts(name):
     """As one operator an LSTM would be moved by one rounding; its gates err absolutely."""
     module, x = RECURRENT[name], normal(8, 20, 6)
     still = module(x)[0]
@@ -267,7 +267,7 @@ def test_what_is_made_of_parts_errs_by_its_parts(name):
 
 
 @pytest.mark.parametrize(("kind", "beyond"), [(nn.GRU, 8.0), (nn.RNN, 0.0)])
-def test_only_a_gru_saturates_beyond_one(kind, beyond):
+def test_only_gru_exceeds_one(kind, beyond):
     """As ONNX Runtime's does, where the composite is seen; what it remembers is 1 or -1 here."""
     module = kind(6, 5, batch_first=True)
     for weight in module.parameters():
@@ -277,7 +277,7 @@ def test_only_a_gru_saturates_beyond_one(kind, beyond):
     assert abs(float((largest.double() - 1.0) / UNIT) - beyond) <= 2.0
 
 
-def test_attention_s_fast_path_is_not_taken_and_left_as_it_was():
+def test_attention_fast_path_is_disabled_and_restored():
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     x = normal(3, 5, 16)
     for fast in (True, False):
@@ -292,7 +292,7 @@ def test_attention_s_fast_path_is_not_taken_and_left_as_it_was():
         assert torch.allclose(tossed, layer(x), atol=1e-5)
 
 
-def test_a_seed_gives_the_same_and_leaves_the_caller_s_randomness():
+def test_seed_is_reproducible_and_keeps_the_global_generator():
     before = torch.get_rng_state()
     results = []
     for seed in (1, 1, 2):
@@ -313,7 +313,7 @@ def test_a_seed_gives_the_same_and_leaves_the_caller_s_randomness():
     lambda x: nn.functional.interpolate(x, scale_factor=2, mode="nearest"),
     lambda x: torch.stack([x.amax(1), x.max(1).values, x.sort(1).values[:, 0]]),
 ])  # fmt: skip
-def test_what_moves_or_chooses_numbers_is_exact(compute):
+def test_operators_that_move_or_select_are_exact(compute):
     x = draw(8, 3, 6, 6)
     with RandomRounding(0):
         tossed = compute(x)
@@ -321,13 +321,13 @@ def test_what_moves_or_chooses_numbers_is_exact(compute):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.bool])
-def test_other_dtypes_stay(dtype):
+def test_other_dtypes_are_unchanged(dtype):
     x = (draw(40) * 8).to(dtype)
     with RandomRounding(0):
         assert torch.equal(x.repeat(2), torch.cat([x, x]))
 
 
-def test_what_is_not_rounded_at_all_stays():
+def test_exact_results_are_unchanged_with_ties():
     x = draw(50, 4)
     with RandomRounding(0, ties=True):
         halves, thirds = x * 0.5, x / 3.0
@@ -335,7 +335,7 @@ def test_what_is_not_rounded_at_all_stays():
     assert not torch.equal(thirds, x / 3.0)
 
 
-def test_equal_numbers_have_no_order():
+def test_order_of_equal_numbers_is_random_unless_stable():
     x = torch.zeros(20, 30)
     with RandomRounding(0):
         values, places = x.topk(5, dim=1)
@@ -350,7 +350,7 @@ def test_equal_numbers_have_no_order():
     lambda x: torch.fft.fft2(x.reshape(50, 2, 512)).abs().flatten(1),
     lambda x: torch.fft.irfft(torch.fft.rfft(x)),
 ], ids=["rfft", "fft2", "and back"])  # fmt: skip
-def test_a_transform_errs_by_the_size_of_the_whole_row(compute):
+def test_error_of_fft_depends_on_the_whole_row(compute):
     errors = error(compute, normal(50, 1024))
     rms = compute(normal(50, 1024)).square().mean().sqrt()
     assert 2.0 < errors.square().mean().sqrt() / rms < 30.0
@@ -358,7 +358,7 @@ def test_a_transform_errs_by_the_size_of_the_whole_row(compute):
 
 
 @pytest.mark.parametrize("still", [[], [0.0], [3.0, -7.0], [0.0, 5.0, float(2**19)]])
-def test_zeros_and_small_integers_stay_and_the_rest_moves_as_without_them(still):
+def test_zeros_and_small_integers_are_unchanged(still):
     others = [0.3, -2.5, float(2**20), float(2**20 + 1), -3e7, 1e-30]
     with RandomRounding(0, scale=8.0):
         tossed = torch.tensor([*others, *still]) + 0.0
@@ -377,7 +377,7 @@ def test_zeros_and_small_integers_stay_and_the_rest_moves_as_without_them(still)
     lambda x: nn.functional.batch_norm(x, torch.zeros(6), torch.ones(6)),
     lambda x: nn.functional.conv1d(x[None], torch.ones(3, 8, 2)),
 ])  # fmt: skip
-def test_numbers_that_all_runs_share_stay(compute):
+def test_shared_random_numbers_are_not_changed(compute):
     before = [store().clone() for store in (random_rounding._normal, random_rounding._uniform)]
     with RandomRounding(1):
         compute(draw(8, 6))
@@ -394,20 +394,20 @@ def buckets(distances):
     return torch.where(near, distances, far)
 
 
-def of_positions():
+def position_buckets():
     """Buckets of the distances between 40 places."""
     places = torch.arange(40)
     return buckets((places[None] - places[:, None]).abs())
 
 
-def test_buckets_of_distances_between_places_stay():
-    want = of_positions()
+def test_buckets_of_positions_are_unchanged():
+    want = position_buckets()
     for seed in SEEDS:
         with RandomRounding(seed):
-            assert torch.equal(of_positions(), want)
+            assert torch.equal(position_buckets(), want)
 
 
-def test_what_is_decided_on_an_input_may_come_out_otherwise():
+def test_buckets_of_inputs_may_change():
     given = torch.full((64,), 16)
     seen = set()
     for seed in SEEDS:
@@ -423,7 +423,7 @@ def test_what_is_decided_on_an_input_may_come_out_otherwise():
     lambda x: x * 8.0 >= 2.0,
     lambda x: (x * 8.0 - 2.0).sign(),
 ])  # fmt: skip
-def test_steps_and_comparisons_stay(decide):
+def test_steps_and_comparisons_of_constants_are_unchanged(decide):
     def of_numbers():
         quarter = torch.log(torch.full((50,), 2)) / math.log(16)
         return decide(quarter)
@@ -434,7 +434,7 @@ def test_steps_and_comparisons_stay(decide):
             assert torch.equal(of_numbers(), want)
 
 
-def test_tables_that_are_computed_are_moved_as_before():
+def test_computed_tables_are_changed():
     def table():
         return torch.sin(torch.arange(1, 65) * 0.37)
 
@@ -443,7 +443,7 @@ def test_tables_that_are_computed_are_moved_as_before():
     assert 0.0 < (tossed - table()).abs().max() < 1e-5
 
 
-def test_what_is_sorted_of_numbers_of_the_code_stays():
+def test_order_of_constants_is_unchanged():
     def order():
         return torch.topk(torch.arange(6).remainder(3) * torch.tensor(0.3), 4)
 
@@ -456,7 +456,7 @@ def test_what_is_sorted_of_numbers_of_the_code_stays():
         assert torch.equal(places, first[1])
 
 
-def test_what_an_input_was_written_into_is_decided_as_it_is():
+def test_tensor_with_written_input_is_not_a_constant():
     """Also by way of a view: the tensor is no more what it was of shapes alone."""
     given = torch.tensor([0.5, 2.5, 3.5])
 
@@ -472,7 +472,7 @@ def test_what_an_input_was_written_into_is_decided_as_it_is():
     assert floor.tolist() == [0.0, 0.0, 2.0, 3.0]
 
 
-def test_what_is_drawn_is_drawn_once():
+def test_random_numbers_of_the_model_are_drawn_once():
     torch.manual_seed(1)
     want = torch.rand(3)
     torch.manual_seed(1)

@@ -43,7 +43,7 @@ def rows(count: int) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)}
 
 
-def stand(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext:
+def context(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext:
     made = benches.stand(Counting(), rows(4))
     if determinism is None:
         return made
@@ -53,8 +53,8 @@ def stand(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext
     )
 
 
-def test_runs_are_reproducible_by_their_number_and_move_what_is_computed():
-    bench, batch = stand(), rows(4)
+def test_rounded_runs_are_reproducible_by_draw():
+    bench, batch = context(), rows(4)
     (still,) = bench.reference.run(batch)
     (one,), (again,), (other,) = (bench.rounded_run(batch, draw=n) for n in (0, 0, 1))
     assert np.array_equal(one, again)
@@ -66,17 +66,17 @@ def test_runs_are_reproducible_by_their_number_and_move_what_is_computed():
 @pytest.mark.parametrize(
     ("count", "asked", "threads"), [(4, None, 1), (2**15 + 1, None, 2), (4, 2, 2), (4, 1, 2)]
 )
-def test_a_small_batch_has_one_thread_unless_the_policy_says_how_many(count, asked, threads):
+def test_small_batch_uses_one_thread_unless_policy_sets_it(count, asked, threads):
     """The policy's own number is set before, around the whole measurement."""
-    bench = stand(determinism=DeterminismPolicy(threads=asked))
+    bench = context(determinism=DeterminismPolicy(threads=asked))
     THREADS.clear()
     bench.rounded_run(rows(count), draw=0)
     assert threads == THREADS[0]
 
 
-def test_threads_are_restored_where_the_model_fails():
+def test_threads_are_restored_after_an_error():
     with pytest.raises(EvidenceError):
-        stand().rounded_run({"x": np.zeros((2, 7), np.float32)}, draw=0)
+        context().rounded_run({"x": np.zeros((2, 7), np.float32)}, draw=0)
 
 
 class Wide(nn.Module):
@@ -112,7 +112,7 @@ def runs_of(model: nn.Module) -> tuple[list[int], list[int]]:
     return rounded, double
 
 
-def test_large_tensors_are_computed_a_sample_at_a_time():
+def test_large_tensors_are_computed_one_sample_at_a_time():
     rounded, double = runs_of(Wide())
     assert set(rounded) == set(double) == {1}
 
@@ -125,13 +125,13 @@ def test_large_tensors_are_computed_a_sample_at_a_time():
     lambda x: x.mean(0, keepdim=True),
     lambda x: x + x[:1],
 ], ids=["mean", "largest", "sum of those before", "count", "one row", "the first"])  # fmt: skip
-def test_a_batch_stays_whole_where_samples_change_each_other(company):
+def test_batch_is_not_split_when_samples_depend_on_each_other(company):
     rounded, double = runs_of(Wide(company))
     assert set(rounded) == set(double) == {6}
 
 
 @pytest.mark.parametrize(("count", "size"), [(7, 3), (4, 3), (5, 3), (6, 1), (3, 3)])
-def test_parts_differ_by_one_sample_at_most(count, size):
+def test_part_sizes_differ_by_at_most_one(count, size):
     sizes = []
 
     def run(batch):
@@ -150,12 +150,12 @@ def test_parts_differ_by_one_sample_at_most(count, size):
     lambda x: [np.float32(x.sum()) * np.ones(())],
     lambda x: [x[:, : 1 + int(x[0, 0] > 0.0)]],
 ], ids=["a number", "other lengths"])  # fmt: skip
-def test_outputs_that_cannot_be_joined_are_those_of_the_whole_batch(outputs):
+def test_unjoinable_outputs_use_the_whole_batch(outputs):
     x = np.array([[1.0, 2.0], [-1.0, 2.0]], np.float32)
     made = run_in_parts(lambda batch: outputs(batch["x"]), {"x": x}, size=1)
     assert np.array_equal(made[0], outputs(x)[0])
 
 
 @pytest.mark.parametrize("own", [-1, 2**63 + 5])
-def test_any_seed_of_a_policy_is_one_of_a_generator(own):
+def test_any_policy_seed_is_a_valid_generator_seed(own):
     assert 0 <= seed(DeterminismPolicy(seed=own), 3) < 2**64

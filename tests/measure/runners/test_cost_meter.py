@@ -21,7 +21,7 @@ class Opened(Session):
         return Proof()
 
 
-def test_the_first_run_is_apart_and_single_samples_are_apart_from_batches():
+def test_first_run_batches_and_single_samples_are_separate():
     meter = CostMeter()
     meter.open(Opened, cuda=False)
     meter.first(0.5, batch_size=2)
@@ -41,14 +41,14 @@ def test_the_first_run_is_apart_and_single_samples_are_apart_from_batches():
     assert cost.cuda_bytes is None
 
 
-def test_a_sessions_own_clock_counts():
+def test_open_time_of_the_session_is_used():
     session, meter = Opened(), CostMeter()
     session.open_seconds = 0.25
     assert meter.open(lambda: session, cuda=False) is session
     assert meter.cost(Proof()).open_ms == 250.0
 
 
-def test_batches_of_one_sample_are_the_single_ones():
+def test_batches_of_one_sample_are_single_samples():
     meter = CostMeter()
     meter.batches.add(0.5, batch_size=1)
     single = meter.cost().single
@@ -56,7 +56,7 @@ def test_batches_of_one_sample_are_the_single_ones():
     assert (single, single.cold) == (meter.batches.result(), True)
 
 
-def test_memory_is_watched_up_to_the_first_batch(monkeypatch):
+def test_memory_is_measured_up_to_the_first_batch(monkeypatch):
     """What is resident is scripted: a system in need of memory takes some from whoever has it."""
     resident = {"now": 1000, "highest": 1000}
     monkeypatch.setattr(peak_memory, "_restart_peak", lambda: True)
@@ -73,7 +73,7 @@ def test_memory_is_watched_up_to_the_first_batch(monkeypatch):
     assert (meter.memory_bytes(Proof()), meter.cost(Proof()).peak_bytes) == (500, 1500)
 
 
-def test_a_process_of_its_own_speaks_for_itself():
+def test_memory_of_a_separate_process_is_used():
     meter, proof = CostMeter(), Proof(memory_bytes=3, peak_bytes=7)
     meter.open(Opened, cuda=False)
     assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (3, 7)
@@ -81,7 +81,7 @@ def test_a_process_of_its_own_speaks_for_itself():
     assert meter.cost(browser).peak_bytes is None
 
 
-def test_cuda_memory_is_what_the_device_has_less(monkeypatch):
+def test_cuda_memory_is_the_decrease_of_free_memory(monkeypatch):
     free = iter([900, 600, 700])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 1000))
@@ -92,7 +92,7 @@ def test_cuda_memory_is_what_the_device_has_less(monkeypatch):
     assert meter.cost(Proof()).cuda_bytes == 300
 
 
-def test_a_device_that_can_t_be_asked_has_no_figure(monkeypatch):
+def test_unreadable_device_memory_is_none(monkeypatch):
     answers = iter([(900, 1000), (600, 1000)])
 
     def asked(device: int) -> tuple[int, int]:
@@ -117,7 +117,7 @@ def test_a_device_that_can_t_be_asked_has_no_figure(monkeypatch):
     ("said", "expected"),
     [(1.5e8, 150_000_000), (np.int64(15), 15), (-1, None), (float("nan"), None), ("3", None)],
 )
-def test_words_that_are_no_figure_stop_nobody(said, expected):
+def test_invalid_figures_of_a_session_are_ignored(said, expected):
     session, meter = Opened(), CostMeter()
     session.open_seconds = said
     meter.open(lambda: session, cuda=False)
@@ -128,34 +128,34 @@ def test_words_that_are_no_figure_stop_nobody(said, expected):
     assert cost.open_ms > 0
 
 
-def test_a_process_of_its_own_that_says_nothing_is_not_the_gates():
+def test_separate_process_without_memory_has_none():
     meter, proof = CostMeter(), Proof(own_process=True)
     meter.open(Opened, cuda=False)
     assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (None, None)
 
 
-def watched(*batches):
+def stopwatch_result(*batches):
     stopwatch = Stopwatch()
     for seconds, size in batches:
         stopwatch.add(seconds, batch_size=size)
     return stopwatch.result()
 
 
-def test_nothing_timed_is_no_latency():
-    assert watched() is None
+def test_no_latency_without_batches():
+    assert stopwatch_result() is None
 
 
-def test_the_only_batch_counts():
-    latency = watched((0.5, 3))
+def test_only_batch_is_used():
+    latency = stopwatch_result((0.5, 3))
     assert (latency.batch_size, latency.batches, latency.median_ms) == (3, 1, 500.0)
 
 
-def test_the_first_batch_warms_up_and_a_partial_last_one_is_left_out():
-    latency = watched((9.0, 8), (0.01, 8), (0.02, 8), (0.03, 8), (5.0, 2))
+def test_first_and_partial_last_batch_are_excluded():
+    latency = stopwatch_result((9.0, 8), (0.01, 8), (0.02, 8), (0.03, 8), (5.0, 2))
     assert (latency.batch_size, latency.batches) == (8, 3)
     assert latency.median_ms == pytest.approx(20.0)
     assert latency.p95_ms == pytest.approx(29.0)
 
 
-def test_times_are_capped():
-    assert watched(*[(0.001, 4)] * (KEPT + 50)).batches == KEPT
+def test_number_of_times_is_limited():
+    assert stopwatch_result(*[(0.001, 4)] * (KEPT + 50)).batches == KEPT

@@ -1,4 +1,4 @@
-"""The environment of a measurement: what is recorded, and which switches are set and restored."""
+"""The recorded environment, and the determinism switches that are set and restored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SWITCHES = Determinism(
 )
 
 
-def test_the_environment_names_versions_and_cpu():
+def test_environment_has_versions_and_cpu():
     seen = environment.describe_environment(SWITCHES)
     assert seen.versions["torch"] == torch.__version__
     assert {"python", "torch", "torchvision", "onnx", "onnxruntime", "numpy"} <= set(seen.versions)
@@ -42,12 +42,12 @@ def test_the_environment_names_versions_and_cpu():
     assert seen.determinism == SWITCHES
 
 
-def test_without_a_device_there_is_no_gpu(monkeypatch):
+def test_environment_without_cuda_device_has_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert environment.describe_environment(SWITCHES).gpu is None
 
 
-def test_the_driver_version_is_read(monkeypatch, tmp_path):
+def test_driver_version_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "_DRIVER", tmp_path)
     (tmp_path / "version").write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
@@ -55,7 +55,7 @@ def test_the_driver_version_is_read(monkeypatch, tmp_path):
     assert environment.describe_environment(SWITCHES).driver == "580.65.06"
 
 
-def test_the_machine_is_told_apart_from_others():
+def test_environment_has_cores_os_and_kernel():
     found = environment.describe_environment(SWITCHES)
     assert found.cores is not None
     assert found.cores >= 1
@@ -65,7 +65,7 @@ def test_the_machine_is_told_apart_from_others():
     assert platform.machine() in found.kernel
 
 
-def test_a_system_without_affinity_or_a_name_is_no_error(monkeypatch):
+def test_missing_affinity_and_os_name_are_no_error(monkeypatch):
     def missing(*_: object) -> None:
         raise OSError
 
@@ -79,7 +79,7 @@ def test_a_system_without_affinity_or_a_name_is_no_error(monkeypatch):
     assert found.cores
 
 
-def test_of_several_builds_the_imported_one_counts(monkeypatch):
+def test_version_is_that_of_the_imported_build(monkeypatch):
     """onnxruntime and onnxruntime-gpu lie in one folder, or one of them before the other."""
     monkeypatch.setattr("onnxruntime.__version__", "1.2.3")
     assert environment.describe_environment(SWITCHES).versions["onnxruntime"] == "1.2.3"
@@ -104,7 +104,7 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes asimddp sve sve2 i8mm bf
     ("", None),
     (None, None),
 ])  # fmt: skip
-def test_flags_of_interest(text, expected, tmp_path, monkeypatch):
+def test_relevant_cpu_flags_are_read(text, expected, tmp_path, monkeypatch):
     place = tmp_path / "cpuinfo"
     if text is not None:
         place.write_text(text)
@@ -150,7 +150,7 @@ def state():
     }
 
 
-def as_it_is():
+def unchanged():
     pass
 
 
@@ -204,13 +204,13 @@ def single_thread():
 
 
 CALLERS = [
-    as_it_is, legacy_flags, medium, general_precision, backend_precision, mixed, cudnn, warned,
+    unchanged, legacy_flags, medium, general_precision, backend_precision, mixed, cudnn, warned,
     strict, off_with_warnings, compiler, single_thread,
 ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def _same_process_afterwards():
+def _restore_switches():
     threads = torch.get_num_threads()
     yield
     for level in _LEVELS:
@@ -224,9 +224,9 @@ def _same_process_afterwards():
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 
-@pytest.mark.parametrize("caller", [as_it_is, legacy_flags, mixed, general_precision])
+@pytest.mark.parametrize("caller", [unchanged, legacy_flags, mixed, general_precision])
 @pytest.mark.parametrize("tf32", [False, True])
-def test_switches_are_set_read_back_and_restored(caller, tf32):
+def test_tf32_and_cudnn_switches_are_set_and_restored(caller, tf32):
     caller()
     before = state()
     policy = DeterminismPolicy(tf32=tf32, cudnn_benchmark=tf32, seed=7)
@@ -248,7 +248,7 @@ def test_switches_are_set_read_back_and_restored(caller, tf32):
     assert state() == before
 
 
-def test_general_precision_is_still_inherited_afterwards():
+def test_inherited_precision_stays_inherited():
     torch.backends.fp32_precision = "tf32"
     with deterministic(DeterminismPolicy()):
         pass
@@ -256,13 +256,13 @@ def test_general_precision_is_still_inherited_afterwards():
     assert torch._C._get_fp32_precision_getter("mkldnn", "conv") == "none"
 
 
-def test_autocast_of_the_caller_is_off_inside():
+def test_autocast_is_disabled_inside():
     with torch.autocast("cpu", dtype=torch.bfloat16), deterministic(DeterminismPolicy()):
         product = torch.ones(4, 4) @ torch.ones(4, 4)
         assert product.dtype == torch.float32
 
 
-def test_the_seed_makes_runs_equal():
+def test_seed_makes_runs_equal():
     drawn = []
     for _ in range(2):
         with deterministic(DeterminismPolicy(seed=3)):
@@ -270,9 +270,9 @@ def test_the_seed_makes_runs_equal():
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("caller", [as_it_is, warned, strict])
+@pytest.mark.parametrize("caller", [unchanged, warned, strict])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_and_algorithms_are_set_read_back_and_restored(caller, threads):
+def test_threads_and_algorithms_are_set_and_restored(caller, threads):
     caller()
     before = state()
     policy = DeterminismPolicy(threads=threads, algorithms=True)
@@ -285,7 +285,7 @@ def test_threads_and_algorithms_are_set_read_back_and_restored(caller, threads):
     assert state() == before
 
 
-def test_algorithms_that_only_warn_are_not_in_force():
+def test_warn_only_algorithms_are_not_deterministic():
     with deterministic(DeterminismPolicy(algorithms=True)):
         warned()
         with deterministic(DeterminismPolicy(algorithms=False)) as seen:
@@ -307,7 +307,7 @@ POLICIES = st.builds(
 @given(
     st.lists(st.sampled_from(CALLERS), max_size=3), st.lists(POLICIES, max_size=3), st.booleans()
 )
-def test_whatever_the_caller_has_set_it_is_so_afterwards(callers, policies, raises):
+def test_any_caller_state_is_restored(callers, policies, raises):
     """Nested as deep as it may be, whether the body raises or not."""
     for caller in callers:
         caller()
@@ -339,7 +339,9 @@ def test_whatever_the_caller_has_set_it_is_so_afterwards(callers, policies, rais
     (True, None, "CUBLAS_WORKSPACE_CONFIG is not set"),
     (True, ":0:0", "CUBLAS_WORKSPACE_CONFIG is ':0:0'"),
 ])  # fmt: skip
-def test_deterministic_cublas_needs_its_variable(monkeypatch, algorithms, variable, words):
+def test_deterministic_cublas_needs_its_environment_variable(
+    monkeypatch, algorithms, variable, words
+):
     if variable is None:
         monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     else:
@@ -357,7 +359,7 @@ class Interrupted(Exception):
     pass
 
 
-def everything(model):
+def caller_state(model):
     """The caller's model and all that `state` tells."""
     return (
         state(),
@@ -372,7 +374,7 @@ def everything(model):
     ([general_precision, strict], False),
     ([legacy_flags, warned, cudnn, single_thread], True),
 ])  # fmt: skip
-def test_measuring_leaves_the_caller_as_it_was(exported, callers, raises):
+def test_measuring_restores_the_caller_state(exported, callers, raises):
     """The model in train mode, gradients on, switches and random states of the caller's own."""
     model = tiny.net().train()
     model.norm.eval()
@@ -394,7 +396,7 @@ def test_measuring_leaves_the_caller_as_it_was(exported, callers, raises):
         if raises:
             raise Interrupted
 
-    before = everything(model)
+    before = caller_state(model)
     assert torch.is_grad_enabled()
     try:
         measure_job(
@@ -402,12 +404,12 @@ def test_measuring_leaves_the_caller_as_it_was(exported, callers, raises):
         )
     except Interrupted:
         assert raises
-    assert everything(model) == before
+    assert caller_state(model) == before
     assert set(calls) == {(2, True)}
 
 
 @pytest.mark.parametrize(("threads", "algorithms"), [(1, True), (3, False)])
-def test_both_sides_run_under_the_switches_of_the_policy(exported, threads, algorithms):
+def test_both_sides_use_the_determinism_of_the_policy(exported, threads, algorithms):
     wanted = DeterminismPolicy(threads=threads, algorithms=algorithms)
     policy = tiny.policy(instruments=Instruments.none(), determinism=wanted)
     seen = measure_job(MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy))
@@ -418,7 +420,7 @@ def test_both_sides_run_under_the_switches_of_the_policy(exported, threads, algo
     assert options["use_deterministic_compute"] == str(int(algorithms))
 
 
-def test_torch_on_cuda_says_which_variable_is_missing(exported, monkeypatch):
+def test_torch_cuda_names_the_missing_variable(exported, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(ort, "cuda_absent_reason", lambda: None)
     monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: None)

@@ -1,4 +1,4 @@
-"""One runtime, fed with samples, and what kind of failure it has."""
+"""Running one session on samples, and the classification of its failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = {"x": np.zeros((3, 2), np.float32), "y": np.zeros((3,), np.int64)}
 SHAPES = ValueError("shapes do not fit")
 
 
-def taking(condition):
+def accept_sizes(condition):
     def compute(batch):
         sizes = {len(array) for array in batch.values()}
         assert len(sizes) == 1
@@ -35,13 +35,13 @@ def taking(condition):
     (lambda _size: True, ()),
     (lambda size: size < 5, ()),
 ])  # fmt: skip
-def test_sizes_are_named_where_some_break_that_are_smaller_than_others(condition, sizes):
-    assert batch_sizes_of(SHAPES, BATCH, taking(condition)) == sizes
+def test_supported_batch_sizes_are_found(condition, sizes):
+    assert batch_sizes_of(SHAPES, BATCH, accept_sizes(condition)) == sizes
 
 
 @pytest.mark.parametrize("error", [OutputMismatch("another shape"), MemoryError("no memory")])
-def test_what_says_its_cause_itself_is_not_tried_again(error):
-    assert batch_sizes_of(error, BATCH, taking(lambda size: size == 2)) == ()
+def test_error_with_known_cause_is_not_retried(error):
+    assert batch_sizes_of(error, BATCH, accept_sizes(lambda size: size == 2)) == ()
 
 
 @pytest.mark.parametrize(("error", "code"), [
@@ -53,7 +53,7 @@ def test_what_says_its_cause_itself_is_not_tried_again(error):
     (RuntimeError("com.acme:Relu(-1) is not a registered function/op"), "unregistered_operator"),
     (RuntimeError("dimensions must match"), None),
 ])  # fmt: skip
-def test_a_failure_has_a_kind(error, code):
+def test_failure_is_classified(error, code):
     assert classify_failure(error)[0] == code
 
 
@@ -68,19 +68,19 @@ class Clocked(Session):
         return Proof()
 
 
-def timed(said: Any) -> float:
+def run_seconds(said: Any) -> float:
     runner = SessionRunner(Clocked(said), builders.evidence().subject, None)
     runner.run({"input": np.zeros((2, 3), np.float32)})
     return runner.seconds
 
 
 @pytest.mark.parametrize("said", [None, 0.0, -1.0, math.nan, math.inf, "0.1"])
-def test_where_its_own_clock_says_no_time_ours_counts(said):
-    assert 0 < timed(said) < 60
+def test_invalid_session_time_is_replaced(said):
+    assert 0 < run_seconds(said) < 60
 
 
-def test_its_own_clock_counts():
-    found = timed(np.float32(0.5))
+def test_session_time_is_used():
+    found = run_seconds(np.float32(0.5))
     assert (found, type(found)) == (0.5, float)
 
 
@@ -97,7 +97,7 @@ class Counted(Session):
         return Proof()
 
 
-def test_an_answer_to_a_probe_is_not_computed_again():
+def test_probe_answer_is_cached():
     session = Counted()
     runner = SessionRunner(session, builders.evidence().subject, None)
     batch = {"input": np.ones((2, 3), np.float32)}
@@ -108,7 +108,7 @@ def test_an_answer_to_a_probe_is_not_computed_again():
     assert session.ran == 2
 
 
-def test_a_run_is_a_run():
+def test_runs_are_never_cached():
     """Whether a runtime repeats itself is not read off an answer that was kept."""
     session = Counted()
     runner = SessionRunner(session, builders.evidence().subject, None)

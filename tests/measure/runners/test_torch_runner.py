@@ -48,7 +48,7 @@ def test_outputs_are_flattened_in_order(function, shapes):
 
 
 @pytest.mark.parametrize("value", [1.0, "text", object(), {1}])
-def test_what_is_no_tensor_is_refused(value):
+def test_output_that_is_not_a_tensor_is_refused(value):
     with pytest.raises(ModelError, match=type(value).__name__):
         run(lambda x: (x, value))
 
@@ -56,7 +56,7 @@ def test_what_is_no_tensor_is_refused(value):
 @pytest.mark.parametrize(
     "function", [lambda x: x.bfloat16(), lambda x: x.to(torch.complex64), lambda x: x.to_sparse()]
 )
-def test_tensors_without_counterpart_are_refused(function):
+def test_unsupported_tensor_types_are_refused(function):
     with pytest.raises(ModelError, match="float32"):
         run(function)
 
@@ -69,7 +69,7 @@ def test_tensors_without_counterpart_are_refused(function):
     (np.uint8, torch.uint8),
     (np.bool_, torch.bool),
 ])  # fmt: skip
-def test_floats_go_in_as_float32_and_the_rest_as_it_is(dtype, seen):
+def test_float_inputs_become_float32(dtype, seen):
     def forward(x):
         assert x.dtype == seen
         return x
@@ -77,25 +77,25 @@ def test_floats_go_in_as_float32_and_the_rest_as_it_is(dtype, seen):
     run(forward, {"x": np.ones((4, 2), dtype)})
 
 
-def test_inputs_go_by_keyword_where_the_names_are_parameters():
+def test_inputs_are_passed_by_keyword():
     binding = InputBinding((("a", "p"), ("b", "q")), 4, fixed=False)
     (output,) = run(lambda b, a: a - b, {"q": X, "p": X + 1}, binding)
     assert (output == 1).all()
 
 
-def test_inputs_go_by_position_in_the_file_s_order_otherwise():
+def test_unknown_names_are_passed_by_position():
     binding = InputBinding((("a", "p"), ("b", "q")), 4, fixed=False)
     (output,) = run(lambda x, y: x - y, {"q": X, "p": X + 1}, binding)
     assert (output == 1).all()
 
 
-def test_the_caller_s_array_is_never_written():
+def test_input_array_is_not_changed():
     array = X.copy()
     run(lambda x: x.zero_(), {"x": array})
     assert (array == X).all()
 
 
-def test_a_private_copy_is_float32_in_eval_mode():
+def test_copied_model_is_float32_in_eval_mode():
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).half().train()
     copy = copy_model(model, device="cpu")
     assert not any(module.training for module in copy.modules())
@@ -109,7 +109,7 @@ def test_a_private_copy_is_float32_in_eval_mode():
     lambda layer: prune.random_unstructured(layer, "weight", 0.5),
 ], ids=["weight_norm", "prune"])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_private_copy_of_a_weight_that_is_computed(computed):
+def test_model_with_computed_weight_is_copied(computed):
     model = nn.Sequential(computed(nn.Linear(3, 2)))
     weight = model[0].weight
     x = torch.ones(1, 3)
@@ -117,13 +117,13 @@ def test_a_private_copy_of_a_weight_that_is_computed(computed):
     assert weight.grad_fn is not None
 
 
-def test_a_private_copy_keeps_complex_numbers():
+def test_copied_model_keeps_complex_buffers():
     model = nn.Module()
     model.register_buffer("turn", torch.tensor([1j]))
     assert copy_model(model, device="cpu").turn.dtype == torch.complex64
 
 
-def test_a_train_that_forgets_to_return_the_model():
+def test_train_without_return_value_is_supported():
     class Frozen(nn.Linear):
         def train(self, mode=True):
             super().train(mode)
@@ -138,7 +138,7 @@ def test_a_train_that_forgets_to_return_the_model():
     (lambda x: torch.return_types.max((x, x)), (None, None)),
     (lambda x: Pair(x, x), ("mean", "spread")),
 ])  # fmt: skip
-def test_keys_are_the_names_of_the_outputs(function, keys):
+def test_keys_are_output_names(function, keys):
     model = nn.Module()
     model.forward = function
     runner = TorchSession(model, ONE, device="cpu")
@@ -192,7 +192,7 @@ def if_it_works(x):
 )  # fmt: skip
 @pytest.mark.parametrize("mode", ["plain", "float64", "rounded"])
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch.func's own
-def test_forward_may_compute_gradients(function, mode):
+def test_forward_can_compute_gradients(function, mode):
     model = nn.Module()
     model.forward = lambda x: function(x)  # noqa: PLW0108 - a transform has no signature
     with deterministic(DeterminismPolicy()):
@@ -207,7 +207,7 @@ def test_forward_may_compute_gradients(function, mode):
     np.testing.assert_allclose(outputs[0], 1 - np.tanh(X.astype(np.float64)) ** 2, atol=1e-6)
 
 
-def test_modes_see_composite_operators_whole():
+def test_dispatch_modes_receive_composite_operators():
     seen = []
 
     class Seen(DispatchMode):

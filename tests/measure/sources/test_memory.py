@@ -25,7 +25,7 @@ def collected_as_outside():
     gc.set_threshold(*before)
 
 
-def peak(source):
+def peak_memory(source):
     """Bytes, of opening it, its digest, and measuring it."""
     tracemalloc.start()
     try:
@@ -40,15 +40,15 @@ def peak(source):
 
 
 @pytest.mark.parametrize("name", ["", "streamed_"])
-def test_of_data_sets(name, monkeypatch):
+def test_memory_of_data_sets(name, monkeypatch):
     monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 13)
     monkeypatch.setattr("gate.data.array_files._CHUNK_BYTES", 1 << 13)
-    peak(f"{HERE}:{name}few")  # imports take memory, too
-    few, many = (peak(f"{HERE}:{name}{count}") for count in ("few", "many"))
+    peak_memory(f"{HERE}:{name}few")  # imports take memory, too
+    few, many = (peak_memory(f"{HERE}:{name}{count}") for count in ("few", "many"))
     assert many < few + 64_000 < 4000 * ROW.nbytes
 
 
-def test_of_many_small_samples():
+def test_memory_of_many_small_samples():
     """Each of which is more as an object than it has bytes."""
     samples = SampleSet.open(f"{HERE}:scalars")
     tracemalloc.start()
@@ -59,7 +59,7 @@ def test_of_many_small_samples():
         tracemalloc.stop()
 
 
-def test_of_tars(tmp_path, monkeypatch):
+def test_memory_of_tars(tmp_path, monkeypatch):
     monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 13)
 
     def shards(count):
@@ -71,13 +71,13 @@ def test_of_tars(tmp_path, monkeypatch):
         return folder
 
     few, many = shards(4), shards(20)
-    peak(few)  # imports take memory, too
+    peak_memory(few)  # imports take memory, too
     # where each row lies takes a hundred bytes, too
-    assert peak(many) < peak(few) + 16 * 40 * ROW.nbytes * 0.75
+    assert peak_memory(many) < peak_memory(few) + 16 * 40 * ROW.nbytes * 0.75
 
 
 @pytest.mark.parametrize("write", [written.parquet, written.arrow])
-def test_of_columns(write, tmp_path, monkeypatch):
+def test_memory_of_columns(write, tmp_path, monkeypatch):
     """Of one group of rows, whose numbers no compression makes less."""
     monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 20)
     monkeypatch.setattr("gate.data.columnar_files._BATCH_BYTES", 1 << 18)
@@ -90,7 +90,7 @@ def test_of_columns(write, tmp_path, monkeypatch):
     assert most < values.nbytes / 4
 
 
-def test_a_tar_needs_no_torch(tmp_path):
+def test_tar_is_read_without_torch(tmp_path):
     """Which takes half a gigabyte in each process that reads ahead."""
     path = written.tar(tmp_path / "x.tar", written.members())
     code = (

@@ -1,4 +1,4 @@
-"""All sources of the same samples are the same samples."""
+"""Each source of the same samples gives equal samples and digests."""
 
 import uuid
 
@@ -18,7 +18,7 @@ TENSORS = np.stack([pillow_preprocess(picture, SPEC) for picture in PIXELS])
 FACTORIES = [f"{HERE}:{name}" for name in ("pairs", "tensors", "records", "stream", "generator")]
 
 
-def several(suffix, write):
+def write_shards(suffix, write):
     def save(folder):
         for number, rows in enumerate((range(4), range(4, 5), range(5, 11))):
             write(folder / f"{number}{suffix}", rows)
@@ -27,7 +27,7 @@ def several(suffix, write):
     return save
 
 
-def sliced(rows):
+def table_slice(rows):
     return written.table(rows=slice(rows.start, rows.stop))
 
 
@@ -42,14 +42,16 @@ FILES = {
     "tar": lambda d: written.tar(d / "x.tar", written.members()),
     "as Spark leaves it": lambda d: (
         (d / "_SUCCESS").touch()
-        or several(".parquet", lambda p, rows: written.parquet(p, sliced(rows)))(d)
+        or write_shards(".parquet", lambda p, rows: written.parquet(p, table_slice(rows)))(d)
     ),
-    "parquet shards": several(".parquet", lambda p, rows: written.parquet(p, sliced(rows))),
-    "tar shards": several(".tar", lambda p, rows: written.tar(p, written.members(rows))),
+    "parquet shards": write_shards(
+        ".parquet", lambda p, rows: written.parquet(p, table_slice(rows))
+    ),
+    "tar shards": write_shards(".tar", lambda p, rows: written.tar(p, written.members(rows))),
 }
 
 
-def same(samples, *, labels=True):
+def assert_same_samples(samples, *, labels=True):
     """Whether they are X and Y by every way in."""
     assert len(samples) == 11
     assert [(s.name, s.dtype, s.shape) for s in samples.specs] == [
@@ -75,28 +77,28 @@ def same(samples, *, labels=True):
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_data_sets(factory):
-    same(SampleSet.open(factory))
+def test_data_set_factories(factory):
+    assert_same_samples(SampleSet.open(factory))
 
 
 @pytest.mark.parametrize("name", ["unlabelled", "array", "records#label=", "pairs#label="])
-def test_data_sets_without_labels(name):
+def test_unlabeled_data_sets(name):
     if name == "records#label=":  # then it is an input like any other
         assert SampleSet.open(f"{HERE}:records#label=").names == ("input", "label")
     else:
-        same(SampleSet.open(f"{HERE}:{name}"), labels=False)
+        assert_same_samples(SampleSet.open(f"{HERE}:{name}"), labels=False)
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_files(kind, tmp_path):
-    same(SampleSet.open(FILES[kind](tmp_path)))
+def test_file_formats(kind, tmp_path):
+    assert_same_samples(SampleSet.open(FILES[kind](tmp_path)))
 
 
 @pytest.mark.parametrize(
     "kind", ["parquet", "arrow", "arrow stream", "tar", "tar shards", "npy", "npz", "npy shards"]
 )
 @pytest.mark.parametrize("scheme", ["memory", "file"])
-def test_urls(kind, scheme, tmp_path, monkeypatch):
+def test_remote_files(kind, scheme, tmp_path, monkeypatch):
     temporary, source = tmp_path / "temporary", tmp_path / "source"
     temporary.mkdir()
     source.mkdir()
@@ -104,7 +106,7 @@ def test_urls(kind, scheme, tmp_path, monkeypatch):
     plain = {
         "npy": lambda d: np.save(d / "x.npy", X) or d / "x.npy",
         "npz": lambda d: np.savez(d / "x.npz", input=X) or d / "x.npz",
-        "npy shards": several(".npy", lambda p, rows: np.save(p, X[rows.start : rows.stop])),
+        "npy shards": write_shards(".npy", lambda p, rows: np.save(p, X[rows.start : rows.stop])),
     }
     path = (FILES | plain)[kind](source)
     url = f"file://{path}"
@@ -113,22 +115,22 @@ def test_urls(kind, scheme, tmp_path, monkeypatch):
         system.put(str(path), f"{root}/{path.name}", recursive=True)
         url = f"memory:/{root}/{path.name}"
     samples = SampleSet.open(url)
-    same(samples, labels=kind not in plain)
+    assert_same_samples(samples, labels=kind not in plain)
     assert list(temporary.iterdir()) == []
 
 
-def test_several_inputs_by_name():
+def test_inputs_are_selected_by_name():
     samples = SampleSet.open(f"{HERE}:named#inputs=ids,image")
     assert samples.names == ("ids", "image")
     assert samples.digest() == SampleSet.from_arrays({"ids": IDS, "image": X}).digest()
 
 
-def test_a_field_called_label_that_is_none_is_an_input():
+def test_array_field_called_label_is_an_input():
     samples = SampleSet.open(f"{HERE}:strange_label")
     assert (samples.names, samples.labels()) == (("input", "label"), None)
 
 
-def test_columns_by_name(tmp_path):
+def test_columns_are_selected_by_name(tmp_path):
     made = written.table().append_column("digit", written.pa.array(Y[::-1]))
     made = made.append_column("path", written.pa.array(["x"] * 11))
     path = written.parquet(tmp_path / "x.parquet", made)
@@ -166,7 +168,7 @@ def picture_paths(folder):
     [pictures_parquet, pictures_tar, picture_paths,
      *(lambda _, name=name: f"{HERE}:{name}" for name in ("pictures", "picture_bytes", "picture_stream"))],
 )  # fmt: skip
-def test_pictures_become_what_the_spec_says(source, tmp_path, monkeypatch):
+def test_pictures_are_preprocessed(source, tmp_path, monkeypatch):
     place = source(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path.cwd()))
     monkeypatch.chdir(tmp_path)

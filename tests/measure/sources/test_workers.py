@@ -1,4 +1,4 @@
-"""Reading ahead in other processes gives the same samples, and fails in the same words."""
+"""Reading ahead in worker processes."""
 
 import os
 
@@ -40,14 +40,14 @@ def test_workers_give_the_same_samples():
     ("deadly", StorageError, "reads .* ahead ended.*--decode-workers 1"),
     ("other_in_each_process", DataError, "samples 2 to 3 .* others in another process"),
 ])  # fmt: skip
-def test_what_fails_in_a_worker(factory, error, words, monkeypatch):
+def test_error_in_a_worker_is_raised(factory, error, words, monkeypatch):
     monkeypatch.setattr(factories, "PID", os.getpid())
     samples = SampleSet.open(f"{HERE}:{factory}", decode_workers=1)
     with pytest.raises(error, match=words):
         list(samples.batches(2))
 
 
-def test_a_worker_answers_with_arrays_or_with_the_error():
+def test_worker_returns_arrays_or_the_error():
     opened = _WorkerSamples(Opening(f"{HERE}:pairs"))
     arrays, labels = opened[range(2, 5)]
     np.testing.assert_array_equal(arrays["input"], X[2:5])
@@ -60,7 +60,7 @@ def test_a_worker_answers_with_arrays_or_with_the_error():
 @pytest.mark.parametrize(
     ("said", "error"), [("StorageError", StorageError), ("OSError", DataError)]
 )
-def test_the_error_of_a_worker_is_that_error_here(said, error, monkeypatch):
+def test_error_of_a_worker_keeps_its_type(said, error, monkeypatch):
     monkeypatch.setattr(AheadRows, "_results", lambda _, spans: [(said, "no room")] * len(spans))
     samples = SampleSet.open(f"{HERE}:pairs", decode_workers=1)
     with pytest.raises(error, match="no room"):
@@ -75,14 +75,14 @@ def test_the_error_of_a_worker_is_that_error_here(said, error, monkeypatch):
     (2, 1, 0.0, False),
     (0, 8, 60.0, False),
 ])  # fmt: skip
-def test_workers_are_started_where_that_pays(wanted, cores, alone_s, pays, monkeypatch):
+def test_workers_are_started_only_when_faster(wanted, cores, alone_s, pays, monkeypatch):
     monkeypatch.setattr(open_samples, "_cores", lambda: cores)
     opening = Opening(f"{HERE}:pairs")
     assert AheadRows(opening.rows(), opening, wanted)._pays(alone_s) is pays
 
 
 @pytest.mark.parametrize("workers", [0, 2, None])
-def test_the_first_batch_starts_nobody(workers, monkeypatch):
+def test_first_batch_starts_no_worker(workers, monkeypatch):
     monkeypatch.setattr(AheadRows, "_started", lambda _: pytest.fail("workers were started"))
     samples = SampleSet.open(f"{HERE}:pairs", decode_workers=workers)
     next(samples.batches(4))

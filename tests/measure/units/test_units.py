@@ -27,7 +27,7 @@ SIZES = st.integers(1, 70_000)
 
 
 @given(SIZES, st.integers(1, 300), st.integers(0, 500), st.integers(1, 400))
-def test_units_are_all_samples_once_in_whole_batches(samples, batch_size, lead, most):
+def test_units_cover_all_samples_in_whole_batches(samples, batch_size, lead, most):
     units = split_into_units(samples, batch_size=batch_size, lead=lead, most=most)
     assert [unit.index for unit in units] == list(range(len(units)))
     assert units[0].start == 0
@@ -38,7 +38,7 @@ def test_units_are_all_samples_once_in_whole_batches(samples, batch_size, lead, 
 
 
 @given(SIZES, st.integers(1, 300), st.integers(1, 500))
-def test_the_first_unit_is_the_batches_with_a_float64_reference(samples, batch_size, lead):
+def test_first_unit_has_the_batches_with_float64_reference(samples, batch_size, lead):
     first = split_into_units(samples, batch_size=batch_size, lead=lead)[0]
     assert len(first) == min(math.ceil(lead / batch_size) * batch_size, samples)
 
@@ -50,17 +50,17 @@ def test_the_first_unit_is_the_batches_with_a_float64_reference(samples, batch_s
     (64 + 128 + 5, 64, [64, 128, 5]),
     (300, 0, [128, 128, 44]),
 ])  # fmt: skip
-def test_few_samples_make_few_units(samples, lead, lengths):
+def test_unit_lengths(samples, lead, lengths):
     assert [len(unit) for unit in split_into_units(samples, batch_size=32, lead=lead)] == lengths
 
 
-def test_many_samples_make_larger_units():
+def test_number_of_units_is_limited():
     units = split_into_units(1_000_000, batch_size=32, lead=64)
     assert MOST / 2 < len(units) <= MOST + 1
     assert {len(unit) for unit in units[1:-1]} == {math.ceil(999_936 / 32 / MOST) * 32}
 
 
-def folded(values: list[str]) -> str:
+def fold_letters(values: list[str]) -> str:
     fold = PairwiseMerge(lambda left, right: f"({left}{right})")
     for value in values:
         fold.add(value)
@@ -74,12 +74,12 @@ def folded(values: list[str]) -> str:
     ("abcd", "((ab)(cd))"),
     ("abcdefg", "(((ab)(cd))((ef)g))"),
 ])  # fmt: skip
-def test_a_binary_tree_by_index(letters, tree):
-    assert folded(list(letters)) == tree
+def test_pairwise_merge_builds_a_binary_tree(letters, tree):
+    assert fold_letters(list(letters)) == tree
 
 
 @given(st.integers(1, 500))
-def test_it_holds_the_logarithm_of_what_came(count):
+def test_pairwise_merge_keeps_logarithmically_many_parts(count):
     fold = PairwiseMerge(lambda left, right: left + right)
     for value in range(count):
         fold.add(value)
@@ -88,7 +88,7 @@ def test_it_holds_the_logarithm_of_what_came(count):
 
 
 @given(st.integers(1, 60), st.randoms(use_true_random=False))
-def test_no_order_and_no_doubled_part_changes_a_bit(count, chance):
+def test_order_and_duplicates_do_not_change_the_result(count, chance):
     values = [chance.uniform(-1, 1) * 10.0 ** chance.randrange(-8, 8) for _ in range(count)]
     wanted = PairwiseMerge(lambda left, right: left + right)
     for value in values:
@@ -103,7 +103,7 @@ def test_no_order_and_no_doubled_part_changes_a_bit(count, chance):
     assert fold.result().hex() == wanted.result().hex()
 
 
-def test_what_is_missing_holds_up_all_that_comes_after():
+def test_missing_part_delays_later_parts():
     taken: list[str] = []
     ordered = InOrder(taken.append)
     for index, value in enumerate("abcd"):
@@ -123,18 +123,18 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
-def there_and_back(value: Any) -> Any:
+def round_trip(value: Any) -> Any:
     return from_plain(json.loads(json.dumps(to_plain(value), allow_nan=False)))
 
 
 @given(PLAIN)
-def test_what_python_has(value):
-    assert repr(there_and_back(value)) == repr(value)
+def test_python_values_survive_json(value):
+    assert repr(round_trip(value)) == repr(value)
 
 
 @given(st.sets(st.integers()))
-def test_sets(value):
-    assert there_and_back(value) == value
+def test_sets_survive_json(value):
+    assert round_trip(value) == value
 
 
 @given(
@@ -143,15 +143,15 @@ def test_sets(value):
         arrays.array_shapes(min_dims=0, min_side=0),
     )
 )
-def test_arrays(array):
-    back = there_and_back(array)
+def test_arrays_survive_json(array):
+    back = round_trip(array)
     assert (back.dtype, back.shape) == (array.dtype, array.shape)
     assert back.tobytes() == array.tobytes()
     if back.size:
         back.reshape(-1)[0] = back.reshape(-1)[0]  # an own copy
 
 
-def compared(seed: int, start: int) -> OutputComparison:
+def compare(seed: int, start: int) -> OutputComparison:
     rng = np.random.default_rng(seed)
     comparison = OutputComparison(OutputCheck("ort-cpu", ("logits", "labels")))
     truth = rng.normal(size=(64, 5))
@@ -163,14 +163,14 @@ def compared(seed: int, start: int) -> OutputComparison:
     return comparison
 
 
-def test_a_comparison_goes_on_as_if_it_had_stayed():
-    lead = compared(0, 0)
+def test_comparison_continues_after_json():
+    lead = compare(0, 0)
     rng = np.random.default_rng(1)
     later, there = lead.successor(), lead.successor()
     reference = rng.normal(size=(40, 5)).astype(np.float32)
     sides = reference, reference * np.float32(1 + 1e-4)
     for comparison in (later, there):
-        comparison.floor = there_and_back(lead.floor) if comparison is there else lead.floor
+        comparison.floor = round_trip(lead.floor) if comparison is there else lead.floor
         r, c = ([side, side.argmax(axis=1)] for side in sides)
         comparison.update(r, c, Span(64, 40, np.ones(40, np.int64)))
         comparison.update_outliers(r, c, Span(64, 40))
@@ -182,7 +182,7 @@ def test_a_comparison_goes_on_as_if_it_had_stayed():
     assert brought.drain_rows()["logits"].tobytes() == here.drain_rows()["logits"].tobytes()
 
 
-HOSTILE = {
+INVALID_JSON = {
     "no kind": {"v": 1},
     "another class": {"$": "Popen", "v": {"args": "true"}},
     "a field too many": {"$": "Moments", "v": {"count": 1, "secret": 2}},
@@ -197,19 +197,19 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("plain", HOSTILE.values(), ids=HOSTILE)
-def test_nothing_else_is_made(plain):
+@pytest.mark.parametrize("plain", INVALID_JSON.values(), ids=INVALID_JSON)
+def test_invalid_json_is_refused(plain):
     with pytest.raises(EvidenceError, match="again"):
         from_plain(plain)
 
 
-def test_what_is_no_statistics_is_not_packed():
+def test_unregistered_object_is_refused():
     with pytest.raises(TypeError, match="object is not a registered"):
         to_plain([object()])
 
 
-def test_a_class_comes_back_as_itself():
-    assert there_and_back(Moments(3, 0.1, math.inf)) == Moments(3, 0.1, math.inf)
+def test_registered_class_survives_json():
+    assert round_trip(Moments(3, 0.1, math.inf)) == Moments(3, 0.1, math.inf)
 
 
 SAMPLES, BATCH, LEAD = 700, 16, 64
@@ -232,7 +232,7 @@ def sides():
     return truth, reference, candidate
 
 
-def compared_in_units(sides, edges):
+def compare_in_units(sides, edges):
     """`edges`: the units."""
     comparison = OutputComparison(OutputCheck("ort-cpu", NAMES))
     fold = PairwiseMerge(OutputComparison.merge)
@@ -256,11 +256,11 @@ def picked(output: OutputParity) -> dict[str, object]:
     return output.model_dump(include=COUNTED)
 
 
-def test_counts_do_not_depend_on_where_it_is_cut(sides):
+def test_counts_do_not_depend_on_the_units(sides):
     units = split_into_units(SAMPLES, batch_size=BATCH, lead=LEAD)
     assert len(units) > 8
-    one = compared_in_units(sides, [(0, SAMPLES)])
-    many = compared_in_units(sides, [(unit.start, unit.stop) for unit in units])
+    one = compare_in_units(sides, [(0, SAMPLES)])
+    many = compare_in_units(sides, [(unit.start, unit.stop) for unit in units])
     assert many.outliers == one.outliers
     assert {100, 350, 699} <= set(many.outliers)
     assert many.mismatched_integers == one.mismatched_integers == [100, 350, 699]
@@ -277,21 +277,21 @@ def test_counts_do_not_depend_on_where_it_is_cut(sides):
     assert classes[0].model_dump(include=OF_CLASSES) == classes[1].model_dump(include=OF_CLASSES)
 
 
-def test_the_table_of_samples_is_whole_and_in_order(sides):
-    whole = compared_in_units(sides, [(0, 64), (64, 128), (128, SAMPLES)])
+def test_sample_rows_are_complete_and_ordered(sides):
+    whole = compare_in_units(sides, [(0, 64), (64, 128), (128, SAMPLES)])
     assert whole.drain_rows()["logits"]["index"].tolist() == list(range(SAMPLES))
     assert not len(whole.drain_rows()["logits"])  # each row is given once
 
 
-def test_a_unit_without_samples_changes_nothing(sides):
-    whole = compared_in_units(sides, [(0, SAMPLES)])
+def test_empty_unit_changes_nothing(sides):
+    whole = compare_in_units(sides, [(0, SAMPLES)])
     empty = whole.successor()
     for merged in (whole.merge(empty), empty.merge(whole)):
         assert merged.result() == whole.result()
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_the_axis_of_samples_is_the_same_in_a_last_batch_of_any_size(last):
+def test_batch_axis_is_the_same_in_a_smaller_last_batch(last):
     """Two layers, then samples: as the states of an LSTM."""
     rng = np.random.default_rng(0)
     comparison = OutputComparison(OutputCheck("ort-cpu", ("states",)))
@@ -310,7 +310,7 @@ def test_the_axis_of_samples_is_the_same_in_a_last_batch_of_any_size(last):
     assert comparison.merge(unit).outliers == [16 + last - 1]
 
 
-def test_units_with_too_many_differences_keep_none():
+def test_too_many_differences_are_not_kept():
     merged = IntegerMismatches()
     for unit in range(3):
         part = IntegerMismatches()

@@ -1,4 +1,4 @@
-"""A runtime that is refused by its first samples gets no second looks, and no other verdict."""
+"""A runtime that fails on its first samples skips the outlier analysis without changing the verdict."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def runs(monkeypatch):
     return made
 
 
-def evidence(candidate_model, tmp_path, wanted):
+def measure(candidate_model, tmp_path, wanted):
     file = benches.export(candidate_model, tmp_path / "model.onnx", {"x": ROWS})
     job = MeasurementJob(
         net(), file, SampleSet.from_arrays({"x": ROWS}), policy=wanted, batch_size=16
@@ -59,7 +59,7 @@ def evidence(candidate_model, tmp_path, wanted):
     return measure_job(job)
 
 
-def wrong(size: float) -> nn.Module:
+def perturbed_net(size: float) -> nn.Module:
     model = copy.deepcopy(net())
     with torch.no_grad():
         model[2].weight *= 1.0 + size * torch.randn(
@@ -68,8 +68,8 @@ def wrong(size: float) -> nn.Module:
     return model
 
 
-def test_a_file_that_is_far_off_costs_no_second_look(tmp_path, runs):
-    found = evidence(wrong(1e-2), tmp_path, policy())
+def test_large_error_skips_outlier_analysis(tmp_path, runs):
+    found = measure(perturbed_net(1e-2), tmp_path, policy())
     runtime = found.runtimes[0]
     assert runtime.unexamined > 0
     assert runtime.outputs[0].noise.rounding_draws == 3
@@ -81,17 +81,17 @@ def test_a_file_that_is_far_off_costs_no_second_look(tmp_path, runs):
     assert "noise_ratio" in {c.name for c in decided.checks if c.verdict is Verdict.FAIL}
 
 
-def test_progress_names_the_step_and_the_forwards_that_are_left(tmp_path, caplog):
+def test_progress_has_step_and_remaining_forwards(tmp_path, caplog):
     with caplog.at_level(logging.DEBUG, "gate.steps"):
-        evidence(wrong(3e-6), tmp_path, policy())
+        measure(perturbed_net(3e-6), tmp_path, policy())
     steps = [record.getMessage() for record in caplog.records]
     floor = [f"rounding floor: {left} of 48 forwards left" for left in (48, 32, 16)]
     looks = [f"second looks: {left} of 4 samples left" for left in (4, 3, 2, 1)]
     assert steps == ["samples", *floor, "samples", *looks, "probes"]
 
 
-def test_a_file_that_is_clearly_off_gets_few_runs_and_says_so(tmp_path, runs):
-    found = evidence(wrong(3e-6), tmp_path, policy())
+def test_clear_error_uses_few_rounding_runs(tmp_path, runs):
+    found = measure(perturbed_net(3e-6), tmp_path, policy())
     runtime = found.runtimes[0]
     noise = runtime.outputs[0].noise
     assert 4.5 < noise.whole_ratio <= noise.ratio < 15.0  # 3 times and 10 times the bound
@@ -107,7 +107,7 @@ def test_a_file_that_is_clearly_off_gets_few_runs_and_says_so(tmp_path, runs):
 @pytest.mark.parametrize(
     ("ratio", "verdict"), [(1.5, Verdict.FAIL), (3.0, Verdict.ERROR), (1e3, Verdict.PASS)]
 )
-def test_a_ratio_of_few_runs_refuses_by_the_whole_output_alone(ratio, verdict):
+def test_ratio_of_few_runs_fails_only_by_the_whole_output(ratio, verdict):
     """The column that is 20 times off may be so by chance, the output that is 5 times off is not:
     it is refused by a third of that."""
     noise = builders.noise_parity(
@@ -135,14 +135,14 @@ LATE = np.concatenate([ROWS[:16], 4.0 * ROWS[16:]])
 """The samples that have no truth are larger."""
 
 
-def late_evidence(model, other, tmp_path, wanted):
+def measure_late(model, other, tmp_path, wanted):
     file = benches.export(other, tmp_path / "model.onnx", {"x": LATE})
     samples = SampleSet.from_arrays({"x": LATE})
     return measure_job(MeasurementJob(model, file, samples, policy=wanted, batch_size=16))
 
 
-def test_a_file_that_is_off_on_late_samples_gets_few_second_looks(tmp_path):
-    found = late_evidence(Limited(9.0), Limited(2.5), tmp_path, policy())
+def test_error_on_late_samples_limits_outlier_analysis(tmp_path):
+    found = measure_late(Limited(9.0), Limited(2.5), tmp_path, policy())
     runtime = found.runtimes[0]
     noise = runtime.outputs[0].noise
     assert noise.ratio < 1.5
@@ -173,8 +173,8 @@ class Cancelling(nn.Module):
         return (self.layer(x) + large) - large
 
 
-def test_a_correct_file_gets_all_second_looks_and_says_how_many(tmp_path):
-    found = late_evidence(Cancelling(), Cancelling(squared=True), tmp_path, policy())
+def test_correct_file_gets_full_outlier_analysis(tmp_path):
+    found = measure_late(Cancelling(), Cancelling(squared=True), tmp_path, policy())
     runtime = found.runtimes[0]
     noise = runtime.outputs[0].noise
     assert runtime.second_looks > 2
@@ -184,8 +184,8 @@ def test_a_correct_file_gets_all_second_looks_and_says_how_many(tmp_path):
     assert decide(policy(), found, decided_at=NOW).verdict is not Verdict.FAIL
 
 
-def test_a_bound_that_an_unexamined_sample_may_exceed_does_not_pass(tmp_path):
-    found = evidence(wrong(1e-2), tmp_path, policy())
+def test_unexamined_samples_are_an_error(tmp_path):
+    found = measure(perturbed_net(1e-2), tmp_path, policy())
     assert found.runtimes[0].unexamined > 0
     for diff in (32.0, 1e9):
         decided = decide(policy(ratio=1e9, noise_diff=diff), found, decided_at=NOW)
@@ -199,14 +199,14 @@ def test_a_bound_that_an_unexamined_sample_may_exceed_does_not_pass(tmp_path):
     ("ratio", "exceptions", "refused"),
     [(5.0, None, True), (5.0, {"LogSoftmax": 7.0}, False), (8.0, {"LogSoftmax": 7.0}, True)],
 )
-def test_what_an_operator_may_exceed_is_no_early_refusal(ratio, exceptions, refused):
+def test_operator_bounds_apply_to_early_refusal(ratio, exceptions, refused):
     wanted = policy(noise_ratio_by_operator=exceptions)
     noise = {"y": builders.noise_parity(ratio=ratio, peak=1.0)}
     assert is_refused(wanted, "ort-cpu", noise) is refused
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("float16", 1.0), ("bfloat16", 4.0)])
-def test_a_file_in_bfloat16_is_refused_by_its_own_bounds(dtype, times):
+def test_bfloat16_file_uses_its_own_bounds(dtype, times):
     stand = benches.stand(net(), {"x": ROWS}, size=16)
     outputs = (TensorSpec(name="y", dtype=dtype, shape=("n", 8)),)
     subject = stand.tested_file.subject.model_copy(update={"outputs": outputs})
@@ -216,15 +216,15 @@ def test_a_file_in_bfloat16_is_refused_by_its_own_bounds(dtype, times):
     assert bounds.noise_ratio == times * Policy.reduced().runtimes["ort-cpu"].bounds.noise_ratio
 
 
-def test_a_correct_file_leaves_nothing_out(tmp_path):
-    found = evidence(net(), tmp_path, policy())
+def test_correct_file_has_no_unexamined_samples(tmp_path):
+    found = measure(net(), tmp_path, policy())
     runtime = found.runtimes[0]
     assert runtime.unexamined == 0
     assert not any(probe.unexamined for probe in runtime.probes)
     assert decide(policy(), found, decided_at=NOW).verdict is not Verdict.FAIL
 
 
-def test_samples_of_large_activations_make_smaller_batches():
+def test_large_activations_make_smaller_batches():
     class Wide(nn.Module):
         def forward(self, x):
             return x[:, :1] + torch.ones(len(x), 2**21).sum(1, keepdim=True)  # 8 MiB a sample

@@ -1,4 +1,4 @@
-"""What rounding alone makes of a doubtful sample, and what only a wrong file does."""
+"""Outlier analysis: differences explained by rounding, and faults."""
 
 import copy
 import math
@@ -44,7 +44,7 @@ class Late(nn.Module):
         return self.model(x) * (1.0 + late * self.factor)
 
 
-def measured(reference, exported, tmp_path, arrays):
+def measure(reference, exported, tmp_path, arrays):
     candidate = benches.export(exported, tmp_path / "model.onnx", arrays)
     measurement = benches.measured(
         reference, candidate, arrays, probes=False, stability_samples=0, search_inputs=0
@@ -53,25 +53,25 @@ def measured(reference, exported, tmp_path, arrays):
 
 
 @pytest.mark.parametrize("count", [50, 2000])
-def test_a_heavy_tail_is_no_fault_however_many_samples(count, tmp_path):
+def test_heavy_tail_passes_with_any_number_of_samples(count, tmp_path):
     model = Tail().eval()
-    (output,) = measured(model, model, tmp_path, {"x": table(count)}).outputs
+    (output,) = measure(model, model, tmp_path, {"x": table(count)}).outputs
     assert output.noise.ratio <= 1.5
     assert output.noise.diff <= 8.0
 
 
 @pytest.mark.parametrize("factor", [1e-4, 0.5])
-def test_a_fault_of_late_samples_alone_is_seen(factor, tmp_path):
+def test_fault_of_late_samples_is_found(factor, tmp_path):
     arrays = {"x": table(300)}
     arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
     arrays["x"][200, 0] = 4.0
     model = Tail().eval()
-    (output,) = measured(model, Late(model, factor).eval(), tmp_path, arrays).outputs
+    (output,) = measure(model, Late(model, factor).eval(), tmp_path, arrays).outputs
     assert output.noise.ratio <= 1.5
     assert output.noise.diff > 50.0
 
 
-def test_a_look_says_what_rounding_makes_of_a_sample():
+def test_analysis_of_an_outlier():
     stand = benches.stand(Tail().eval(), {"x": table(20)}, size=8)
     with torch.inference_mode():
         look = OutlierAnalysis(stand).at(13)
@@ -85,7 +85,7 @@ def test_a_look_says_what_rounding_makes_of_a_sample():
     assert len(look.alternatives(0)) == 10
 
 
-def test_there_is_no_look_without_a_truth():
+def test_no_outlier_analysis_without_truth():
     stand = benches.stand(Tail().eval(), {"x": table(20)}, noise_samples=0)
     assert OutlierAnalysis(stand).at(3) is None
 
@@ -121,11 +121,11 @@ class Cancelling(nn.Module):
     (Tail(), Late(Tail(), 1e-4), True),
     (Cancelling(), Cancelling(), False),
 ], ids=["a fault", "rounding"])  # fmt: skip
-def test_late_samples_on_another_axis_are_looked_at(model, of_file, is_off, tmp_path):
+def test_late_samples_on_axis_one_are_analyzed(model, of_file, is_off, tmp_path):
     arrays = {"x": table(300)}
     arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
     arrays["x"][200, 0] = 4.0
-    (output,) = measured(States(model).eval(), States(of_file).eval(), tmp_path, arrays).outputs
+    (output,) = measure(States(model).eval(), States(of_file).eval(), tmp_path, arrays).outputs
     assert (output.noise.diff > 50.0) is is_off
     assert is_off or output.noise.diff <= 8.0
 
@@ -141,27 +141,27 @@ class Halves(nn.Module):
         return torch.round(x * 0.1 * 10.0 + 0.5 + self.shift).to(torch.int32), x * 1.7
 
 
-def halves(count=400):
+def halves(count=100):
     """Whole numbers, which are near-ties after the sum, only in sample 7; else far from any."""
     x = np.round(table(count) * 10.0) + 0.25
     x[7, 0] = 3.0
     return {"x": x.astype(np.float32)}
 
 
-def test_integers_that_rounding_moves_are_near_ties(tmp_path):
+def test_integers_changed_by_rounding_are_near_ties(tmp_path):
     model = Halves().eval()
-    integers, _ = measured(model, Halves(3e-7).eval(), tmp_path, halves()).outputs
-    plain, _ = measured(model, model, tmp_path, halves()).outputs
+    integers, _ = measure(model, Halves(3e-7).eval(), tmp_path, halves()).outputs
+    plain, _ = measure(model, model, tmp_path, halves()).outputs
     assert plain.unequal == 0
     assert integers.max_abs_diff == 0.0
     assert integers.near_ties <= 1
-    integers, _ = measured(Halves().eval(), Halves(0.9).eval(), tmp_path, halves()).outputs
+    integers, _ = measure(Halves().eval(), Halves(0.9).eval(), tmp_path, halves()).outputs
     assert integers.near_ties <= 1
     assert integers.max_abs_diff >= 1.0
     assert integers.unequal > 100
 
 
-def test_answers_that_rounding_decides_are_ties(tmp_path):
+def test_classes_decided_by_rounding_are_ties(tmp_path):
     """Two classes with the same weights, but for the last bit of one of them."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
@@ -169,12 +169,12 @@ def test_answers_that_rounding_decides_are_ties(tmp_path):
     model[2].bias.data[1] = model[2].bias.data[0]
     other = copy.deepcopy(model)
     other[2].bias.data[1] = torch.nextafter(model[2].bias.data[1], torch.tensor(9.0))
-    (output,) = measured(model, other, tmp_path, {"x": table(64)}).outputs
+    (output,) = measure(model, other, tmp_path, {"x": table(64)}).outputs
     assert output.classification.top1_disagreements == 0
     assert output.classification.top1_ties > 0
     far = copy.deepcopy(model)
     far[2].bias.data[2] += 0.3
-    (output,) = measured(model, far, tmp_path, {"x": table(64)}).outputs
+    (output,) = measure(model, far, tmp_path, {"x": table(64)}).outputs
     assert output.classification.top1_disagreements > 0
 
 
@@ -189,10 +189,10 @@ class Pairs(nn.Module):
         return (x * self.factor).argmax(1)[:, None] - x.argmax(1)[None], x @ (x * self.factor).T
 
 
-def test_pairs_of_a_batch_have_no_columns_to_look_at(tmp_path):
+def test_output_over_pairs_of_samples_is_measured(tmp_path):
     arrays = {"x": table(40)}
     turned = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, 1.0])
-    runtime = measured(Pairs().eval(), Pairs(turned).eval(), tmp_path, arrays)
+    runtime = measure(Pairs().eval(), Pairs(turned).eval(), tmp_path, arrays)
     assert runtime.failure is None
     assert runtime.outputs[0].near_ties == 0
     assert runtime.outputs[0].max_abs_diff > 0.0
@@ -214,7 +214,7 @@ class Levels(nn.Module):
 
 
 @pytest.mark.parametrize(("gain", "verdict"), [(10200.0, "PASS"), (10200.2, "FAIL")])
-def test_ties_of_probes_are_found(gain, verdict, tmp_path):
+def test_ties_in_probes_are_found(gain, verdict, tmp_path):
     """The reference's own choices are no measure of what a runtime decides."""
     rows = np.random.default_rng(2).normal(size=(24, 3, 160, 160))[:, :, :32, :32]
     arrays = {"x": rows.astype(np.float32)}
@@ -236,7 +236,7 @@ class Rounded(nn.Module):
         return torch.round(scaled) if self.even else torch.floor(scaled + 0.5)
 
 
-def test_an_exact_half_is_no_tie_of_rounding(tmp_path):
+def test_exact_half_is_not_a_tie(tmp_path):
     rows = (np.random.default_rng(5).integers(-400, 400, (60, 40)) * 4).astype(np.float32)
     rows[7::20, 3] += 2.0
     reference, exported = Rounded(even=True).eval(), Rounded(even=False).eval()
@@ -249,7 +249,7 @@ def test_an_exact_half_is_no_tie_of_rounding(tmp_path):
         def forward(self, x):
             return self.model(x).to(torch.int64)
 
-    (output,) = measured(Whole(reference), Whole(exported), tmp_path, {"x": rows}).outputs
+    (output,) = measure(Whole(reference), Whole(exported), tmp_path, {"x": rows}).outputs
     assert (output.near_ties, output.max_abs_diff) == (0, 1.0)
 
 
@@ -262,9 +262,7 @@ def test_an_exact_half_is_no_tie_of_rounding(tmp_path):
     ([50.0, 5.0], False, [3, 15]),
     ([math.inf, math.inf], False, [3]),
 ])  # fmt: skip
-def test_the_floor_is_measured_more_exactly_where_that_may_decide(
-    suspicions, clear, runs, monkeypatch
-):
+def test_floor_is_measured_with_more_runs_when_undecided(suspicions, clear, runs, monkeypatch):
     class Doubtful:
         def __init__(self):
             self.left = list(suspicions)
@@ -280,12 +278,12 @@ def test_the_floor_is_measured_more_exactly_where_that_may_decide(
         def is_clearly_refused(self, policy):
             return clear
 
-    measured, runtime = [], Doubtful()
-    monkeypatch.setattr(outliers, "rounding_floor", lambda stand, *, draws: measured.append(draws))
+    measure, runtime = [], Doubtful()
+    monkeypatch.setattr(outliers, "rounding_floor", lambda stand, *, draws: measure.append(draws))
     validity = SimpleNamespace(validity=UNRESTRICTED)
     stand = SimpleNamespace(truth=validity, applied_policy=None)
     floor = outliers.RoundingFloor(stand, [runtime])
     floor.widen()
     floor.widen()
-    assert measured == runs
+    assert measure == runs
     assert runtime.few_draws is clear

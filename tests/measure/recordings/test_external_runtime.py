@@ -1,4 +1,4 @@
-"""What is sent can be read by whoever knows the header alone, and is what the gate will ask for."""
+"""Samples written for an external runtime, and the recording of its outputs."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ def read(folder, part):
     return raw, npy
 
 
-def test_samples_and_probes_are_written_twice_alike(good, tmp_path):
+def test_samples_and_probes_are_written_as_raw_and_npy(good, tmp_path):
     Sending(good, tiny.samples(), POLICY).write(tmp_path / "sent")
     header = json.loads((tmp_path / "sent/samples.json").read_text())
     assert header["model_sha256"] == str(good.subject.sha256)
@@ -62,7 +62,7 @@ class Words(nn.Module):
         return self.table(words).mean(1)
 
 
-def test_the_model_adds_the_probes_that_it_is_asked_about(tmp_path):
+def test_model_adds_its_probes(tmp_path):
     words = {"words": np.random.default_rng(0).integers(3, 20, (8, 5))}
     model = Words()
     file = tiny.export(model, tmp_path / "words.onnx", example=words)
@@ -75,7 +75,7 @@ def test_the_model_adds_the_probes_that_it_is_asked_about(tmp_path):
     assert np.load(tmp_path / "asked" / more.inputs[0].npy).max() > 20
 
 
-def test_several_inputs_go_by_the_names_of_the_file(tmp_path):
+def test_inputs_have_the_names_of_the_file(tmp_path):
     arrays = {
         "left": np.arange(24, dtype=np.float32).reshape(6, 4),
         "right": np.ones((6, 4), np.float32),
@@ -92,34 +92,34 @@ def test_several_inputs_go_by_the_names_of_the_file(tmp_path):
     }
 
 
-def test_a_fixed_batch_is_said(model, tmp_path):
+def test_fixed_batch_is_written_in_the_header(model, tmp_path):
     file = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
     header = Sending(file, tiny.samples(), POLICY).write(tmp_path / "sent")
     assert {part.batch for part in header.parts} == {2}
 
 
-def test_without_probes_only_the_samples_are_written(good, tmp_path):
+def test_only_samples_are_written_without_probes(good, tmp_path):
     policy = tiny.policy(instruments=Instruments.none())
     assert len(Sending(good, tiny.samples(), policy).write(tmp_path / "sent").parts) == 1
 
 
-def test_a_folder_that_is_there_is_not_written_into(good, tmp_path):
+def test_existing_export_folder_is_refused(good, tmp_path):
     with pytest.raises(StorageError, match="exists already"):
         Sending(good, tiny.samples(), POLICY).write(tmp_path)
 
 
-def test_samples_that_do_not_fit_leave_nothing(good, tmp_path):
+def test_mismatching_samples_leave_no_files(good, tmp_path):
     other = SampleSet.from_arrays({"input": torch.zeros(4, 5).numpy()})
     with pytest.raises(InputMismatch):
         Sending(good, other, POLICY).write(tmp_path / "sent")
     assert list(tmp_path.iterdir()) == []
 
 
-WHENCE = RecordingSource.model_validate(consumer.META)
+SOURCE = RecordingSource.model_validate(consumer.META)
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory):
+def recorded_folder(tmp_path_factory):
     """The file, what was sent, and what the consumer of the raw files gave back."""
     folder = tmp_path_factory.mktemp("there")
     good = tiny.export(tiny.net(), folder / "model.onnx")
@@ -136,8 +136,8 @@ def there(tmp_path_factory):
 
 
 @pytest.fixture
-def subject(there):
-    return tiny.candidate(there / "model.onnx").subject
+def subject(recorded_folder):
+    return tiny.candidate(recorded_folder / "model.onnx").subject
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [
@@ -146,23 +146,27 @@ def subject(there):
     ("images.npy", "logits.npy"),
     ("images.npy", "logits.npz"),
 ])  # fmt: skip
-def test_the_ways_to_give_them_agree(there, subject, tmp_path, inputs, outputs):
-    made = Packing(subject, there / inputs, there / outputs, WHENCE).write(tmp_path / "made")
+def test_each_form_of_outputs_gives_the_same_recording(
+    recorded_folder, subject, tmp_path, inputs, outputs
+):
+    made = Packing(subject, recorded_folder / inputs, recorded_folder / outputs, SOURCE).write(
+        tmp_path / "made"
+    )
     recording = Recording(tmp_path / "made")
     assert recording.manifest == made
-    assert np.array_equal(recording.outputs["samples"][0], np.load(there / "logits.npy"))
+    assert np.array_equal(recording.outputs["samples"][0], np.load(recorded_folder / "logits.npy"))
     assert made.samples.inputs_sha256 == Digest.parse(
-        json.loads((there / "sent/samples.json").read_text())["parts"][0]["inputs_sha256"]
+        json.loads((recorded_folder / "sent/samples.json").read_text())["parts"][0]["inputs_sha256"]
     )
     assert (len(made.parts) > 10) == (outputs == "outputs")
 
 
 @pytest.fixture
-def outputs(there, tmp_path):
-    return shutil.copytree(there / "outputs", tmp_path / "outputs")
+def outputs(recorded_folder, tmp_path):
+    return shutil.copytree(recorded_folder / "outputs", tmp_path / "outputs")
 
 
-def edited(outputs, change):
+def edit_outputs(outputs, change):
     plain = json.loads((outputs / "outputs.json").read_text())
     change(plain["parts"])
     (outputs / "outputs.json").write_text(json.dumps(plain))
@@ -188,10 +192,12 @@ def of_samples(parts):
     (lambda parts: parts.update(samples={"failed": "out of memory"}), "out of memory"),
     (lambda parts: parts["batch_1"].update(failed="why"), "both outputs and failed"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_not_packed(there, subject, outputs, tmp_path, change, words):
-    edited(outputs, change)
+def test_mismatching_outputs_are_refused(
+    recorded_folder, subject, outputs, tmp_path, change, words
+):
+    edit_outputs(outputs, change)
     with pytest.raises(GateError, match=words):
-        Packing(subject, there / "sent", outputs, WHENCE).write(tmp_path / "made")
+        Packing(subject, recorded_folder / "sent", outputs, SOURCE).write(tmp_path / "made")
     assert not (tmp_path / "made").exists()
 
 
@@ -200,28 +206,30 @@ def test_what_does_not_fit_is_not_packed(there, subject, outputs, tmp_path, chan
     ({"other": np.zeros((6, 7), np.float32)}, "the file has the outputs"),
     ({"logits": np.array(["a"] * 6)}, "dtype"),
 ])  # fmt: skip
-def test_arrays_that_do_not_fit(there, subject, tmp_path, array, words):
+def test_mismatching_arrays_are_refused(recorded_folder, subject, tmp_path, array, words):
     np.savez(tmp_path / "outputs.npz", **array)
     with pytest.raises(GateError, match=words):
-        Packing(subject, there / "images.npy", tmp_path / "outputs.npz", WHENCE).write(
+        Packing(subject, recorded_folder / "images.npy", tmp_path / "outputs.npz", SOURCE).write(
             tmp_path / "made"
         )
 
 
-def test_inputs_that_were_changed_after_they_were_sent(there, subject, tmp_path):
-    sent = shutil.copytree(there / "sent", tmp_path / "sent")
+def test_changed_inputs_are_refused(recorded_folder, subject, tmp_path):
+    sent = shutil.copytree(recorded_folder / "sent", tmp_path / "sent")
     np.save(sent / "samples/0.npy", -tiny.images(6))
     with pytest.raises(GateError, match="inputs of samples"):
-        Packing(subject, sent, there / "outputs", WHENCE).write(tmp_path / "made")
+        Packing(subject, sent, recorded_folder / "outputs", SOURCE).write(tmp_path / "made")
 
 
 @pytest.mark.parametrize("by", ["sent", "meta"])
-def test_another_file_than_the_one_that_ran(there, subject, tmp_path, by):
+def test_recording_of_another_file_is_refused(recorded_folder, subject, tmp_path, by):
     other = Digest.from_bytes(b"another")
-    whence = WHENCE.model_copy(update={"model_sha256": other if by == "meta" else None})
+    whence = SOURCE.model_copy(update={"model_sha256": other if by == "meta" else None})
     file = subject if by == "meta" else subject.model_copy(update={"sha256": other})
     with pytest.raises(GateError, match=other.hex):
-        Packing(file, there / "sent", there / "outputs", whence).write(tmp_path / "made")
+        Packing(file, recorded_folder / "sent", recorded_folder / "outputs", whence).write(
+            tmp_path / "made"
+        )
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -232,12 +240,14 @@ def test_another_file_than_the_one_that_ran(there, subject, tmp_path, by):
     ({"model_sha256": "sha256:12"}, "model_sha256"),
     ({"notes": "nice"}, "notes"),
 ])  # fmt: skip
-def test_what_meta_json_has_to_say(tmp_path, change, words):
+def test_invalid_recording_source_is_refused(tmp_path, change, words):
     (tmp_path / "meta.json").write_text(json.dumps(consumer.META | change))
     with pytest.raises(GateError, match=words):
         read_recording_source(tmp_path / "meta.json")
 
 
-def test_nothing_is_overwritten(there, subject, tmp_path):
+def test_existing_recording_is_refused(recorded_folder, subject, tmp_path):
     with pytest.raises(GateError, match="exists already"):
-        Packing(subject, there / "sent", there / "outputs", WHENCE).write(tmp_path)
+        Packing(subject, recorded_folder / "sent", recorded_folder / "outputs", SOURCE).write(
+            tmp_path
+        )

@@ -1,4 +1,4 @@
-"""What is broken, or meant to harm: refused in words, before memory or a disk is taken for it."""
+"""Invalid and malicious samples are refused before they use memory or disk."""
 
 import errno
 import os
@@ -25,20 +25,20 @@ from tests.measure.sources.written import member, members, npy, tar
 SPEC = PreprocessSpec()
 
 
-class Harm:
+class ExitOnUnpickle:
     """Unpickled, it ends this process."""
 
     def __reduce__(self):
         return os._exit, (66,)
 
 
-def claims(shape, dtype="<f4", data=b""):
+def npy_with_header(shape, dtype="<f4", data=b""):
     """An .npy whose header says more than there is."""
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data
 
 
-def bomb():
+def huge_png():
     """A PNG of a hundred thousand by a hundred thousand pixels, in some bytes."""
 
     def chunk(kind, data):
@@ -55,7 +55,7 @@ def bomb():
     )
 
 
-def taken(monkeypatch, data):
+def register_factory(monkeypatch, data):
     """The name of a factory that gives this."""
     monkeypatch.setattr(factories, "spoiled", lambda: data, raising=False)
     return f"{HERE}:spoiled"
@@ -68,7 +68,7 @@ ITEMS = {
     "other inputs": ({"input": X[0], "mask": X[0]}, "sample 5 .*'mask'"),
     "None": (None, "sample 5 .*None"),
     "a list": ([1, 2, 3], "sample 5 .*type list"),
-    "Python objects": (np.array([Harm()], dtype=object), "sample 5 .*dtype object"),
+    "Python objects": (np.array([ExitOnUnpickle()], dtype=object), "sample 5 .*dtype object"),
     "bfloat16": (torch.zeros(2, 3, dtype=torch.bfloat16), "sample 5 .*bfloat16"),
     "a sparse tensor": (torch.eye(3).to_sparse(), "sample 5 .*Tensor of torch.float32"),
     "complex numbers": (X[0].astype(complex), "dtype complex"),
@@ -79,11 +79,11 @@ ITEMS = {
 
 @pytest.mark.parametrize("make", [Map, Stream], ids=["by place", "in order"])
 @pytest.mark.parametrize("kind", ITEMS)
-def test_an_item_that_is_not_like_the_first(kind, make, monkeypatch):
+def test_item_unlike_the_first_is_refused(kind, make, monkeypatch):
     item, words = ITEMS[kind]
     data = make(at(5, item).item)
     with pytest.raises(DataError, match=words):
-        list(SampleSet.open(taken(monkeypatch, data)).batches(4))
+        list(SampleSet.open(register_factory(monkeypatch, data)).batches(4))
 
 
 FIRST = {
@@ -98,10 +98,10 @@ FIRST = {
 
 
 @pytest.mark.parametrize("kind", FIRST)
-def test_a_first_item_that_is_no_sample(kind, monkeypatch):
+def test_invalid_first_item_is_refused(kind, monkeypatch):
     item, words = FIRST[kind]
     with pytest.raises(DataError, match=words):
-        SampleSet.open(taken(monkeypatch, [item]))
+        SampleSet.open(register_factory(monkeypatch, [item]))
 
 
 class NoLength(Map):
@@ -135,10 +135,10 @@ SETS = {
 
 
 @pytest.mark.parametrize("kind", SETS)
-def test_a_set_that_fails(kind, monkeypatch):
+def test_failing_data_set_is_refused(kind, monkeypatch):
     make, words = SETS[kind]
     with pytest.raises(DataError, match=words):
-        list(SampleSet.open(taken(monkeypatch, make())).batches(4))
+        list(SampleSet.open(register_factory(monkeypatch, make())).batches(4))
 
 
 @pytest.mark.parametrize(("factory", "words"), [
@@ -147,26 +147,26 @@ def test_a_set_that_fails(kind, monkeypatch):
     (f"{HERE}:PID", "an object of type int, expected a callable .*Dataset"),
     ("no_such_package.data:build", "no module named 'no_such_package'"),
 ])  # fmt: skip
-def test_a_factory_that_is_none(factory, words):
+def test_invalid_factory_is_refused(factory, words):
     with pytest.raises(DataError, match=words):
         SampleSet.open(factory)
 
 
-def test_a_stream_that_does_not_end_fills_no_disk(monkeypatch):
+def test_endless_stream_is_stopped(monkeypatch):
     monkeypatch.setattr("gate.data.datasets._RESERVED_BYTES", 1 << 8)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 9})())
     endless = Stream(lambda place: X[0], 1 << 12)
     with pytest.raises(StorageError, match="after 11 of them.*check that it ends"):
-        SampleSet.open(taken(monkeypatch, endless))
+        SampleSet.open(register_factory(monkeypatch, endless))
 
 
 TARS = {
-    "a pickle": ([*members([0]), member("1.npy", npy(np.array([Harm()], dtype=object))), member("1.cls", b"1")], "Python objects"),
-    "a bare pickle": ([member("0001.npy", pickle.dumps(Harm()))], "cannot read npy of sample 0"),
-    "more than there is": ([member("0.npy", claims((1 << 40,)))], "4398046511104 bytes"),
-    "less than there is": ([member("0.npy", claims((1,), data=bytes(8)))], "4 bytes of numbers, but 8 bytes"),
-    "negative shape": ([member("0.npy", claims((-4,), data=bytes(4)))], "sample 0"),
-    "code in the header": ([member("0.npy", claims("__import__('os')._exit(66)"))], "cannot read"),
+    "a pickle": ([*members([0]), member("1.npy", npy(np.array([ExitOnUnpickle()], dtype=object))), member("1.cls", b"1")], "Python objects"),
+    "a bare pickle": ([member("0001.npy", pickle.dumps(ExitOnUnpickle()))], "cannot read npy of sample 0"),
+    "more than there is": ([member("0.npy", npy_with_header((1 << 40,)))], "4398046511104 bytes"),
+    "less than there is": ([member("0.npy", npy_with_header((1,), data=bytes(8)))], "4 bytes of numbers, but 8 bytes"),
+    "negative shape": ([member("0.npy", npy_with_header((-4,), data=bytes(4)))], "sample 0"),
+    "code in the header": ([member("0.npy", npy_with_header("__import__('os')._exit(66)"))], "cannot read"),
     "a way out": ([member("../../0.npy", npy(X[0]))], "is outside of its folder"),
     "the root": ([member("/etc/0.npy", npy(X[0]))], "is outside of its folder"),
     "a link": ([member("0.npy", type=tarfile.SYMTYPE, linkname="/etc/passwd")], "is a link"),
@@ -181,15 +181,15 @@ TARS = {
     "a label beyond int64": ([member("0.npy", npy(X[0])), member("0.cls", b"9" * 19)], "int64"),
     "a label of a megabyte": ([member("0.npy", npy(X[0])), member("0.cls", b"9" * 1_000_000)], "int64"),
     "a negative label": ([member("0.npy", npy(X[0])), member("0.cls", b"-1")], "b'-1'"),
-    "only texts": ([member("0.json", b"{}"), member("0.pth", pickle.dumps(Harm()))], "neither arrays"),
+    "only texts": ([member("0.json", b"{}"), member("0.pth", pickle.dumps(ExitOnUnpickle()))], "neither arrays"),
     "no members": ([], "neither arrays"),
-    "a bomb": ([member("0.png", bomb())], "10000000000 pixels"),
-    "half a picture": ([member("0.png", bomb()[:40])], "not a complete picture"),
+    "a bomb": ([member("0.png", huge_png())], "10000000000 pixels"),
+    "half a picture": ([member("0.png", huge_png()[:40])], "not a complete picture"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", TARS)
-def test_a_tar_that_is_spoiled(kind, tmp_path):
+def test_invalid_tar_is_refused(kind, tmp_path):
     made, words = TARS[kind]
     path = tar(tmp_path / "x.tar", made)
     with pytest.raises(DataError, match=words):
@@ -197,7 +197,7 @@ def test_a_tar_that_is_spoiled(kind, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["x.tar"]
 
 
-def test_a_member_that_says_it_is_huge(tmp_path):
+def test_huge_tar_member_is_refused(tmp_path):
     info, _ = member("0.npy")
     info.size = 1 << 50
     (tmp_path / "x.tar").write_bytes(info.tobuf() + bytes(1024))
@@ -206,14 +206,14 @@ def test_a_member_that_says_it_is_huge(tmp_path):
 
 
 @pytest.mark.parametrize("left", [3072, 3000, 512 * 3, 100, 0])
-def test_a_tar_that_was_cut_off(left, tmp_path):
+def test_truncated_tar_is_refused(left, tmp_path):
     path = tar(tmp_path / "x.tar", members())
     path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(DataError, match=r"cannot read|no end"):
         SampleSet.open(path)
 
 
-def test_a_compressed_tar_is_not_unpacked(tmp_path):
+def test_compressed_tar_is_refused(tmp_path):
     path = tar(tmp_path / "x.tar", members(), mode="w:gz")
     with pytest.raises(DataError, match="gunzip"):
         SampleSet.open(path)
@@ -244,7 +244,7 @@ COLUMNS = {
 
 @pytest.mark.parametrize("write", ["parquet", "arrow"])
 @pytest.mark.parametrize("kind", COLUMNS)
-def test_columns_that_are_spoiled(kind, write, tmp_path):
+def test_invalid_columns_are_refused(kind, write, tmp_path):
     made, words = COLUMNS[kind]
     path = getattr(written, write)(tmp_path / f"x.{write}", made)
     with pytest.raises(DataError, match=words):
@@ -252,7 +252,7 @@ def test_columns_that_are_spoiled(kind, write, tmp_path):
 
 
 @pytest.mark.parametrize("size", [4, 8])
-def test_lists_that_grow_from_one_group_to_the_next(size, tmp_path):
+def test_lists_of_different_length_are_refused(size, tmp_path):
     made = column([[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4, FLOATS)
     samples = SampleSet.open(written.arrow(tmp_path / "x.arrow", made))
     with pytest.raises(DataError, match="Give all samples the same shape"):
@@ -264,9 +264,9 @@ def test_lists_that_grow_from_one_group_to_the_next(size, tmp_path):
     lambda d: b"",
     lambda d: d[: len(d) // 2],
     lambda d: bytes(len(d)),
-    lambda d: pickle.dumps(Harm()),
+    lambda d: pickle.dumps(ExitOnUnpickle()),
 ])  # fmt: skip
-def test_files_of_columns_that_are_broken(name, spoil, tmp_path):
+def test_corrupt_columnar_file_is_refused(name, spoil, tmp_path):
     path = tmp_path / name
     getattr(written, "parquet" if name == "x.parquet" else "arrow")(path, written.table())
     path.write_bytes(spoil(path.read_bytes()))
@@ -274,7 +274,7 @@ def test_files_of_columns_that_are_broken(name, spoil, tmp_path):
         SampleSet.open(path)
 
 
-def test_a_group_with_fewer_rows_than_it_says():
+def test_row_group_with_missing_rows_is_refused():
     file = SimpleNamespace(name="x.parquet")
     batches = [pa.record_batch({"x": [1, 2]})]
     group = SimpleNamespace(rows=5, file=file, batches=lambda _: iter(batches))
@@ -282,7 +282,7 @@ def test_a_group_with_fewer_rows_than_it_says():
         list(_Reading().rows(group, range(1, 5), ["x"]))
 
 
-def test_pages_that_are_broken_inside(tmp_path):
+def test_corrupt_parquet_page_is_refused(tmp_path):
     path = written.parquet(
         tmp_path / "x.parquet", written.table(), compression="none", use_dictionary=False
     )
@@ -307,7 +307,7 @@ def test_pages_that_are_broken_inside(tmp_path):
     ("nowhere://a/b", "cannot open nowhere://a/b.*Install"),
     ("nowhere://me:secret@host/b", r"cannot open nowhere://host/b"),
 ])  # fmt: skip
-def test_places_where_nothing_is(text, words, tmp_path, monkeypatch):
+def test_invalid_location_is_refused(text, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("there.npy", X)
     with pytest.raises(DataError, match=words) as raised:
@@ -315,7 +315,7 @@ def test_places_where_nothing_is(text, words, tmp_path, monkeypatch):
     assert "secret" not in str(raised.value)
 
 
-def test_a_folder_with_anything_else(tmp_path):
+def test_folder_with_other_files_is_refused(tmp_path):
     tar(tmp_path / "0.tar", members())
     (tmp_path / "labels.csv").write_text("0")
     with pytest.raises(DataError, match=r"labels\.csv"):
@@ -328,14 +328,14 @@ def test_a_folder_with_anything_else(tmp_path):
         SampleSet.open(tmp_path)
 
 
-def test_shards_with_other_columns(tmp_path):
+def test_shards_with_different_columns_are_refused(tmp_path):
     written.parquet(tmp_path / "0.parquet", written.table())
     written.parquet(tmp_path / "1.parquet", written.table().drop_columns("label"))
     with pytest.raises(DataError, match=r"1\.parquet differ"):
         SampleSet.open(tmp_path)
 
 
-def test_a_path_with_a_colon_or_fields_in_its_name_is_a_path(tmp_path, monkeypatch):
+def test_existing_path_with_special_characters_is_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a:b", "x.tar#label=y"):
         (tmp_path / name).touch()
@@ -343,7 +343,7 @@ def test_a_path_with_a_colon_or_fields_in_its_name_is_a_path(tmp_path, monkeypat
         assert not SampleLocation.parse(name).is_factory
 
 
-def test_a_url_that_finds_no_room_or_gives_more_than_it_said(tmp_path, monkeypatch):
+def test_remote_file_without_disk_space_is_refused(tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", X)
     url = f"file://{tmp_path}/x.npy"
     with monkeypatch.context() as patched:
@@ -352,7 +352,7 @@ def test_a_url_that_finds_no_room_or_gives_more_than_it_said(tmp_path, monkeypat
             SampleSet.open(url)
     for error, kind in ((errno.ENOSPC, StorageError), (errno.EIO, DataError)):
         with monkeypatch.context() as patched:
-            patched.setattr("fsspec.filesystem", Broken(error))
+            patched.setattr("fsspec.filesystem", BrokenCache(error))
             with pytest.raises(kind, match="not enough space to copy|cannot read"):
                 SampleSet.open(url)
     monkeypatch.setattr("gate.data.location.RemoteFile.size", 100)
@@ -360,7 +360,7 @@ def test_a_url_that_finds_no_room_or_gives_more_than_it_said(tmp_path, monkeypat
         SampleSet.open(url)
 
 
-class Broken:
+class BrokenCache:
     """A cache on a disk that is full, or broken."""
 
     def __init__(self, number):
@@ -373,14 +373,14 @@ class Broken:
         raise OSError(self.number, os.strerror(self.number))
 
 
-def test_a_store_that_does_not_say_how_long_a_file_is(tmp_path, monkeypatch):
+def test_remote_file_of_unknown_size_is_read(tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", X)
     monkeypatch.setattr("gate.data.location.RemoteFile.size", None)
     samples = SampleSet.open(f"file://{tmp_path}/x.npy")
     assert samples.digest() == SampleSet.from_arrays({"input": X}).digest()
 
 
-def test_a_tar_of_a_store_that_gives_less_than_it_did(tmp_path, monkeypatch):
+def test_tar_truncated_after_opening_is_refused(tmp_path, monkeypatch):
     path = tar(tmp_path / "x.tar", members())
     samples = SampleSet.open(path)
     monkeypatch.setattr("gate.data.location.LocalFile.check", lambda *_: None)
@@ -389,15 +389,15 @@ def test_a_tar_of_a_store_that_gives_less_than_it_did(tmp_path, monkeypatch):
         samples.at([9])
 
 
-def test_a_picture_of_too_many_bytes_is_not_read(tmp_path, monkeypatch):
+def test_picture_with_too_many_bytes_is_refused(tmp_path, monkeypatch):
     Image.new("RGB", (16, 16)).save(tmp_path / "x.png")
     monkeypatch.setattr("gate.data.datasets.MAX_BYTES", 16)
     with pytest.raises(DataError, match="more than 16 bytes"):
-        SampleSet.open(taken(monkeypatch, [tmp_path / "x.png"]), preprocessing=SPEC)
+        SampleSet.open(register_factory(monkeypatch, [tmp_path / "x.png"]), preprocessing=SPEC)
 
 
-def test_a_picture_of_too_many_pixels_is_refused_by_its_header(monkeypatch):
+def test_picture_with_too_many_pixels_is_refused(monkeypatch):
     image = Image.new("RGB", (16, 16))
     monkeypatch.setattr("gate.data.datasets.MAX_PIXELS", 255)
     with pytest.raises(DataError, match="16 x 16 pixels, the maximum is 255"):
-        SampleSet.open(taken(monkeypatch, [image]), preprocessing=SPEC)
+        SampleSet.open(register_factory(monkeypatch, [image]), preprocessing=SPEC)

@@ -1,4 +1,4 @@
-"""A source that gives another sample than before, and a file that is written to meanwhile."""
+"""Samples and files that change between or during reads."""
 
 import os
 import uuid
@@ -14,39 +14,39 @@ from tests.measure.sources import factories, written
 from tests.measure.sources.factories import HERE, Map, X
 
 
-def everything(samples, size=4):
+def all_batches(samples, size=4):
     return [batch["input"] for batch in samples.batches(size)]
 
 
 @pytest.mark.parametrize("again", [
-    everything,
+    all_batches,
     lambda s: s.at([7]),
     lambda s: s.take([7]),
-    lambda s: everything(s.slice(5, 9)),
+    lambda s: all_batches(s.slice(5, 9)),
     lambda s: s.slice(6, 8).digest(),
 ])  # fmt: skip
-def test_another_sample_the_second_time_is_named(again):
+def test_sample_that_changes_on_second_read_is_named(again):
     samples = SampleSet.open(f"{HERE}:changing")
     samples.digest()
     with pytest.raises(DataError, match="sample 7 of .*shuffles, augments or changes"):
         again(samples)
 
 
-def test_what_is_beside_it_is_still_there():
+def test_unchanged_samples_are_still_read():
     samples = SampleSet.open(f"{HERE}:changing")
-    everything(samples)
-    everything(samples.slice(0, 7))
+    all_batches(samples)
+    all_batches(samples.slice(0, 7))
     np.testing.assert_array_equal(samples.at([8])["input"], X[[8]])
 
 
-def test_another_label_is_another_sample():
+def test_changed_label_is_refused():
     samples = SampleSet.open(f"{HERE}:relabelled")
     samples.labels()
     with pytest.raises(DataError, match="sample 3 of"):
-        everything(samples)
+        all_batches(samples)
 
 
-def test_a_shuffled_set_has_another_digest_in_each_process(monkeypatch):
+def test_shuffled_data_set_has_different_digests(monkeypatch):
     orders = iter((range(11), [0, 2, 1, *range(3, 11)]))
     monkeypatch.setattr(factories, "shuffled", lambda: X[list(next(orders))], raising=False)
     one, other = (SampleSet.open(f"{HERE}:shuffled") for _ in range(2))
@@ -54,7 +54,7 @@ def test_a_shuffled_set_has_another_digest_in_each_process(monkeypatch):
     assert one.slice(3, 11).digest() == other.slice(3, 11).digest()
 
 
-def test_each_sample_is_read_twice_for_digest_labels_and_measuring(monkeypatch):
+def test_each_sample_is_read_twice(monkeypatch):
     asked = []
     data = Map(lambda place: asked.append(place) or (X[place], 1))
     monkeypatch.setattr(factories, "counted", lambda: data, raising=False)
@@ -62,12 +62,12 @@ def test_each_sample_is_read_twice_for_digest_labels_and_measuring(monkeypatch):
     asked.clear()
     samples.digest()
     samples.labels()
-    everything(samples)
+    all_batches(samples)
     samples.allow_nan().digest()
     assert sorted(asked) == sorted([*range(11)] * 2)
 
 
-def later(path):
+def touch_later(path):
     """As written a second later: clocks of file systems are coarse."""
     soon = path.stat().st_mtime_ns + 10**9
     os.utime(path, ns=(soon, soon))
@@ -92,7 +92,7 @@ WRITTEN = {
     ("tar", "file://{}"),
     ("parquet", "file://{}"),
 ])  # fmt: skip
-def test_a_file_that_is_written_to_meanwhile(kind, at, tmp_path, monkeypatch):
+def test_file_changed_while_reading_is_refused(kind, at, tmp_path, monkeypatch):
     monkeypatch.setattr("gate.data.location._CHECK_INTERVAL_S", 0.0)
     path = WRITTEN[kind](tmp_path)
     batches = SampleSet.open(at.format(path)).batches(4)
@@ -100,33 +100,33 @@ def test_a_file_that_is_written_to_meanwhile(kind, at, tmp_path, monkeypatch):
     with path.open("r+b") as file:
         file.seek(-60, os.SEEK_END)
         file.write(b"other bytes")
-    later(path)
+    touch_later(path)
     with pytest.raises(DataError, match=r"x\.(npy|tar|parquet) was .*sample"):
         list(batches)
 
 
-def test_a_file_that_was_cut_off_meanwhile_does_not_end_the_process(tmp_path):
+def test_file_truncated_while_reading_is_refused(tmp_path):
     path = npy(tmp_path)
     samples = SampleSet.open(path)
     os.truncate(path, 128)
     with pytest.raises(DataError, match="samples 0 to 3"):
-        everything(samples)
+        all_batches(samples)
 
 
 @pytest.mark.parametrize("kind", ["npy", "tar"])
-def test_a_file_that_was_exchanged_or_deleted_stays_as_it_was(kind, tmp_path):
+def test_replaced_or_deleted_file_is_read_from_the_open_handle(kind, tmp_path):
     samples = SampleSet.open(WRITTEN[kind](tmp_path))
     (path,) = tmp_path.iterdir()
     other = tmp_path / "other"
     other.write_bytes(b"other")
     other.replace(path)
-    np.testing.assert_array_equal(np.concatenate(everything(samples)), X)
+    np.testing.assert_array_equal(np.concatenate(all_batches(samples)), X)
     path.unlink()
-    np.testing.assert_array_equal(np.concatenate(everything(samples)), X)
+    np.testing.assert_array_equal(np.concatenate(all_batches(samples)), X)
 
 
 @pytest.mark.parametrize("suffix", ["tar", "arrow", "parquet"])
-def test_a_file_that_was_exchanged_before_it_is_opened_again(suffix, tmp_path):
+def test_replaced_shard_is_refused_when_reopened(suffix, tmp_path):
     def write(name, rows):
         if suffix == "tar":
             return written.tar(tmp_path / name, written.members(rows))
@@ -141,7 +141,7 @@ def test_a_file_that_was_exchanged_before_it_is_opened_again(suffix, tmp_path):
         samples.at([1])
 
 
-def test_arrays_of_a_store_are_copied_once_and_read_to_the_end():
+def test_remote_arrays_are_copied_once():
     system, root = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
     for number in range(4):
         system.pipe(f"{root}/{number}.npy", written.npy(X + number))
@@ -153,14 +153,14 @@ def test_arrays_of_a_store_are_copied_once_and_read_to_the_end():
     assert samples.digest() == digest
 
 
-def test_a_file_of_a_store_that_is_exchanged_while_it_is_copied(tmp_path, monkeypatch):
+def test_remote_file_replaced_while_copying_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("gate.data.location._CHECK_INTERVAL_S", 0.0)
     path = npy(tmp_path)
     cached = RemoteFile.cached
 
     def exchanged(file, folder):
         copy = cached(file, folder)
-        later(path)
+        touch_later(path)
         return copy
 
     monkeypatch.setattr(RemoteFile, "cached", exchanged)

@@ -1,4 +1,4 @@
-"""One sample in turns, measured on real files."""
+"""Latency of single samples and batches, measured on real files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ POLICY = Policy(
 )
 
 
-def measured(model, candidate, *, count: int = 12, batch_size: int = 4) -> Evidence:
+def measure(model, candidate, *, count: int = 12, batch_size: int = 4) -> Evidence:
     return measure_job(
         MeasurementJob(model, candidate, tiny.samples(count), POLICY, batch_size=batch_size)
     )
 
 
-def test_both_sides_have_times_of_one_sample_and_of_the_batch(model, good):
-    found = measured(model, good)
+def test_both_sides_have_single_and_batch_latency(model, good):
+    found = measure(model, good)
     (runtime,) = found.runtimes
     for latency, cost in (
         (found.reference_latency, found.reference_cost),
@@ -52,11 +52,11 @@ def test_both_sides_have_times_of_one_sample_and_of_the_batch(model, good):
     assert found.reference_cost.open_ms is None
 
 
-def test_a_fixed_batch_is_no_failure(model, tmp_path):
+def test_fixed_batch_has_no_single_latency(model, tmp_path):
     fixed = tiny.export(
         model, tmp_path / "fixed.onnx", example={"input": tiny.images(4)}, dynamic=False
     )
-    found = measured(model, fixed)
+    found = measure(model, fixed)
     (runtime,) = found.runtimes
     assert runtime.measured
     assert runtime.latency is not None
@@ -66,8 +66,8 @@ def test_a_fixed_batch_is_no_failure(model, tmp_path):
         assert cost.single_unmeasured == "fixed_batch"
 
 
-def test_batches_of_one_are_taken_as_they_are(model, good):
-    found = measured(model, good, count=4, batch_size=1)
+def test_single_latency_equals_batches_of_one(model, good):
+    found = measure(model, good, count=4, batch_size=1)
     (runtime,) = found.runtimes
     assert runtime.cost is not None
     assert runtime.cost.single == runtime.latency
@@ -76,13 +76,11 @@ def test_batches_of_one_are_taken_as_they_are(model, good):
 @pytest.mark.parametrize(
     ("count", "batch_size", "fixed"), [(4, 4, False), (7, 4, False), (4, 4, True), (1, 4, False)]
 )
-def test_the_only_full_batch_is_repeated_until_it_is_warm(
-    model, good, tmp_path, count, batch_size, fixed
-):
+def test_only_full_batch_is_repeated_for_timing(model, good, tmp_path, count, batch_size, fixed):
     example = {"input": tiny.images(batch_size)}
     if fixed:
         good = tiny.export(model, tmp_path / "fixed.onnx", example=example, dynamic=False)
-    found = measured(model, good, count=count, batch_size=batch_size)
+    found = measure(model, good, count=count, batch_size=batch_size)
     (runtime,) = found.runtimes
     for latency in (found.reference_latency, runtime.latency):
         assert latency is not None
@@ -91,7 +89,7 @@ def test_the_only_full_batch_is_repeated_until_it_is_warm(
         assert turns._LEAST - 1 <= latency.batches < turns._MOST
 
 
-def test_a_batch_that_breaks_when_it_is_repeated_is_a_failure(model, good, monkeypatch):
+def test_failure_of_a_repeated_batch_is_a_failure(model, good, monkeypatch):
     ran = []
 
     def run(self, batch):
@@ -102,20 +100,20 @@ def test_a_batch_that_breaks_when_it_is_repeated_is_a_failure(model, good, monke
 
     original = OrtSession.run
     monkeypatch.setattr(OrtSession, "run", run)
-    (runtime,) = measured(model, good, count=4).runtimes
+    (runtime,) = measure(model, good, count=4).runtimes
     assert runtime.failure == "RuntimeError: worn out"
 
 
-def test_a_fixed_batch_of_one_lacks_nothing(model, tmp_path):
+def test_fixed_batch_of_one_has_single_latency(model, tmp_path):
     fixed = tiny.export(
         model, tmp_path / "one.onnx", example={"input": tiny.images(1)}, dynamic=False
     )
-    (runtime,) = measured(model, fixed, count=4).runtimes
+    (runtime,) = measure(model, fixed, count=4).runtimes
     assert runtime.cost is not None
     assert (runtime.cost.single, runtime.cost.single_unmeasured) == (runtime.latency, None)
 
 
-def test_what_was_timed_alone_is_not_computed_alone_again(model, good, monkeypatch):
+def test_timed_single_samples_are_reused(model, good, monkeypatch):
     """Three samples have their turns; stability asks for four alone."""
     instruments = Instruments.none().model_copy(update={"stability_samples": 4})
     policy = POLICY.model_copy(update={"instruments": instruments})

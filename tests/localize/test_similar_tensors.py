@@ -1,4 +1,4 @@
-"""Tensors that are nearly a value, or fit it by name only, are not taken for it."""
+"""Tensors with similar values or matching names are not confused."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def made(kind):
     ("kind", "example"),
     [(Faint, VECTORS), (Tabled, TOKENS), (Recurrent, SERIES), (Pictures, IMAGES)],
 )
-def test_nothing_diverges_in_a_right_file(tmp_path, kind, example, by):
+def test_correct_file_has_no_divergence(tmp_path, kind, example, by):
     model = made(kind)
     candidate = nets.export(model, tmp_path / "m.onnx", example, by=by)
     told = found(model, candidate, example)
@@ -120,7 +120,7 @@ def test_nothing_diverges_in_a_right_file(tmp_path, kind, example, by):
     (Recurrent, SERIES, "lstm.weight_hh_l1", "lstm"),
     (Recurrent, SERIES, "lstm.bias_ih_l0_reverse", "lstm"),
 ])  # fmt: skip
-def test_the_module_that_owns_what_differs_is_the_only_source(
+def test_module_of_the_wrong_parameter_is_the_only_source(
     tmp_path, kind, example, parameter, module, by
 ):
     model, wrong = made(kind), made(kind)
@@ -136,7 +136,7 @@ def test_the_module_that_owns_what_differs_is_the_only_source(
     assert {row.module for row in told.layers if row.verdict == "source"} == {module}
 
 
-def test_the_last_node_of_a_module_is_what_it_returns(tmp_path):
+def test_output_of_a_module_is_its_last_node(tmp_path):
     def net():
         return nn.Sequential(nn.Linear(6, 6), made(Scaled), nn.Linear(6, 3)).eval()
 
