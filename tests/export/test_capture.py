@@ -1,4 +1,4 @@
-"""What the exporters print and warn of, kept away from the user."""
+"""Capturing output and warnings of the exporters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gate.export.export_warnings import captured, hazards, tracer_warnings, warn
 ROOT = Path(__file__).parents[2]
 
 
-def shout() -> None:
+def print_everywhere() -> None:
     print("from python")
     print("from python's stderr", file=sys.stderr)
     ctypes.CDLL(None).puts(b"from C")
@@ -26,10 +26,10 @@ def shout() -> None:
     os.write(1, b"\xff\xfe no utf-8\n")
 
 
-def test_takes_everything_and_shows_nothing(capfd):
+def test_all_output_is_captured(capfd):
     print("before")
     with captured() as capture:
-        shout()
+        print_everywhere()
     print("after")
     for line in ("python", "python's stderr", "C", "the descriptor", "the second descriptor"):
         assert f"from {line}\n" in capture.text
@@ -52,7 +52,7 @@ print("captured:", capture.text)
 
 
 @pytest.mark.proof
-def test_lines_that_c_holds_back_land_on_their_side():
+def test_buffered_c_output_is_separated():
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", BUFFERED]
     ended = subprocess.run(
@@ -61,10 +61,10 @@ def test_lines_that_c_holds_back_land_on_their_side():
     assert ended.stdout.split("\n") == ["C before", "C after", "captured: C within", "", ""]
 
 
-def test_gives_the_streams_back_after_an_error(capfd):
+def test_streams_are_restored_after_an_error(capfd):
     out, err = sys.stdout, sys.stderr
     with pytest.raises(KeyboardInterrupt), captured() as capture:
-        shout()
+        print_everywhere()
         raise KeyboardInterrupt
     assert "from C" in capture.text
     assert (sys.stdout, sys.stderr) == (out, err)
@@ -73,7 +73,7 @@ def test_gives_the_streams_back_after_an_error(capfd):
     assert "heard again" in capfd.readouterr().out
 
 
-def test_leaves_no_descriptor_open():
+def test_no_descriptor_stays_open():
     before = len(os.listdir("/dev/fd"))
     for _ in range(20):
         with captured():
@@ -81,7 +81,7 @@ def test_leaves_no_descriptor_open():
     assert len(os.listdir("/dev/fd")) < before + 20
 
 
-def test_collects_warnings_even_where_they_are_errors():
+def test_warnings_are_collected_when_they_are_errors():
     with captured() as capture:
         for _ in range(2):
             warnings.warn("look", UserWarning, stacklevel=1)
@@ -90,7 +90,7 @@ def test_collects_warnings_even_where_they_are_errors():
         warnings.warn("again an error", UserWarning, stacklevel=1)
 
 
-def test_a_closed_standard_stream_is_no_fault():
+def test_closed_standard_stream_is_supported():
     spare = os.dup(1)
     os.close(1)
     try:
@@ -102,7 +102,7 @@ def test_a_closed_standard_stream_is_no_fault():
     assert "still heard" in capture.text
 
 
-def test_a_place_has_no_path_of_this_machine(tmp_path):
+def test_warning_location_has_no_absolute_path(tmp_path):
     with captured() as capture:
         warnings.warn("here", UserWarning, stacklevel=1)
         warnings.warn_explicit("there", UserWarning, str(tmp_path / "net.py"), 7)
@@ -120,7 +120,7 @@ def warning(message: str, category: type[Warning], file: Path | str) -> warnings
     return warnings.WarningMessage(message, category, str(file), 5)
 
 
-def test_tracer_warnings_are_told_once_with_their_place():
+def test_tracer_warnings_are_unique_with_location():
     kind = torch.jit.TracerWarning
     seen = [
         warning("to a\nPython boolean", kind, Path(__file__)),
@@ -135,7 +135,7 @@ def test_tracer_warnings_are_told_once_with_their_place():
     )
 
 
-def test_hazards_are_what_the_exporter_says_of_the_file():
+def test_hazards_are_warnings_of_the_exporter():
     exporter = TORCH / "onnx" / "utils.py"
     seen = [
         warning("dropout is set to train=True", UserWarning, exporter),

@@ -57,7 +57,7 @@ def registry() -> dict[str, Any]:
 
 @pytest.mark.rows(3)
 @pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])
-def test_the_example_is_exported_and_passes_the_gate(tmp_path, strategy):
+def test_custom_operator_example_passes(tmp_path, strategy):
     with registered(SPEC, opset=18) as symbolics:
         path = export(tmp_path / "model.onnx", strategy=strategy, table=symbolics.translations)
     np.save(tmp_path / "samples.npy", SAMPLES.numpy())
@@ -67,7 +67,7 @@ def test_the_example_is_exported_and_passes_the_gate(tmp_path, strategy):
     assert foreign_in(path) == ()
 
 
-def test_a_wrong_symbolic_function_is_rejected(tmp_path):
+def test_wrong_symbolic_function_fails(tmp_path):
     def wrong(g: Any, x: Any, shift: Any) -> Any:
         return custom_example.symbolic(g, x, g.op("Constant", value_t=torch.tensor(2.4)))
 
@@ -78,7 +78,7 @@ def test_a_wrong_symbolic_function_is_rejected(tmp_path):
     assert verdicted.decision.verdict is Verdict.FAIL
 
 
-def test_the_page_shows_the_code_that_is_tested():
+def test_page_contains_the_tested_code():
     page = (ROOT / "docs/custom-operators.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     code = Path(custom_example.__file__).read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def test_the_page_shows_the_code_that_is_tested():
     ]
 
 
-def test_nothing_is_left_afterwards(tmp_path):
+def test_registrations_are_removed(tmp_path):
     before = dict(registry())
     with pytest.raises(ZeroDivisionError), registered(SPEC, opset=18) as symbolics:
         assert NAME in registry()
@@ -101,7 +101,7 @@ def test_nothing_is_left_afterwards(tmp_path):
         export(tmp_path / "model.onnx", strategy="direct", table={})
 
 
-def test_what_the_user_registered_before_is_back(tmp_path):
+def test_previous_user_registration_is_restored(tmp_path):
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     register_custom_op_symbolic(NAME, custom_example.symbolic, 9)
@@ -113,7 +113,7 @@ def test_what_the_user_registered_before_is_back(tmp_path):
         del registry()[NAME]
 
 
-def test_torchs_own_function_is_back():
+def test_builtin_symbolic_function_is_restored():
     before = registry()["aten::relu"]
     own = before.get(18)
     with overriding("aten::relu", custom_example.symbolic, opset=18):
@@ -122,7 +122,7 @@ def test_torchs_own_function_is_back():
     assert before.get(18) is own
 
 
-def test_the_function_is_told_the_opset(module_of):
+def test_function_receives_the_opset(module_of):
     spec = module_of(
         f"""
         def register(symbolics):
@@ -159,7 +159,7 @@ def module_of(tmp_path, monkeypatch):
     ("tests.export.custom_example:nope", "nope is not there, expected a function in"),
     ("tests.export.custom_example:__doc__", "__doc__ is not callable"),
 ])  # fmt: skip
-def test_says_what_is_wrong_with_the_setting(spec, says):
+def test_invalid_setting_is_refused(spec, says):
     with pytest.raises(ExportError, match=re.escape(says)), registered(spec, opset=13):
         pass
 
@@ -183,7 +183,7 @@ def test_says_what_is_wrong_with_the_setting(spec, says):
         ("s.dynamo(torch.ops.aten.relu.default, None)", "aten.relu.default is None, expected"),
     ],
 )
-def test_says_what_is_wrong_with_the_function(
+def test_invalid_registration_function_is_refused(
     module_of: Callable[[str], str], body: str, says: str
 ) -> None:
     spec = module_of(f"def register(s):\n    {body}\n")
@@ -196,13 +196,13 @@ def test_says_what_is_wrong_with_the_function(
     assert registry() == before
 
 
-def test_a_module_that_cannot_be_imported_is_told(module_of):
+def test_import_error_is_described(module_of):
     spec = module_of("raise RuntimeError('no licence')\n")
     with pytest.raises(ExportError, match="no licence"), registered(spec, opset=13):
         pass
 
 
-def test_an_operator_of_a_foreign_domain_is_refused(tmp_path):
+def test_operator_of_unknown_domain_is_found(tmp_path):
     def not_lowered(g: Any, x: Any, shift: Any) -> Any:
         return g.op("mydomain::ShiftedSwish", x, shift).setType(x.type())
 
@@ -211,7 +211,7 @@ def test_an_operator_of_a_foreign_domain_is_refused(tmp_path):
     assert foreign_in(path) == ("mydomain::ShiftedSwish at /1/ShiftedSwish",)
 
 
-def test_foreign_operators_are_found_in_subgraphs_and_functions():
+def test_unknown_operators_in_subgraphs_and_functions_are_found():
     from onnx import TensorProto, helper
 
     foreign = helper.make_node("Secret", ["x"], ["y"], domain="mine", name="inner")

@@ -17,25 +17,25 @@ ONE = np.arange(6, dtype=np.float32).reshape(3, 2)
 TWO = ONE + 10
 
 
-def test_binds_by_name_where_the_names_are_the_same():
+def test_arrays_are_bound_by_name():
     bound = Example.bind({"b": TWO, "a": ONE}, ("a", "b"))
     assert list(bound.arrays) == ["a", "b"]
     np.testing.assert_array_equal(bound.arrays["a"], ONE)
 
 
-def test_binds_by_position_where_names_differ():
+def test_arrays_are_bound_by_position_when_names_differ():
     bound = Example.bind({"x": ONE, "a": TWO}, ("a", "b"))
     np.testing.assert_array_equal(bound.arrays["a"], ONE)
     np.testing.assert_array_equal(bound.arrays["b"], TWO)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
-def test_a_batch_has_its_size_and_repeats_the_samples(size):
+def test_batch_repeats_the_samples(size):
     array = Example.bind({"x": ONE}, ("x",)).batch(size).arrays["x"]
     np.testing.assert_array_equal(array, np.concatenate([ONE, ONE, ONE])[:size])
 
 
-def test_tensors_own_their_memory():
+def test_tensors_are_copies():
     source = ONE.copy()
     source.setflags(write=False)
     (tensor,) = Example.bind({"x": source}, ("x",)).tensors()
@@ -54,7 +54,7 @@ def test_tensors_own_their_memory():
     ({"a": np.array([np.nan])}, ("a",), "NaN or infinity"),
     ({"a": np.array([1, np.inf], np.float16)}, ("a",), "NaN or infinity"),
 ])  # fmt: skip
-def test_refuses_what_cannot_be_traced(arrays, names, says):
+def test_invalid_example_is_refused(arrays, names, says):
     with pytest.raises(ExportError, match=says):
         Example.bind(arrays, names)
 
@@ -108,13 +108,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def written(folder: Path, name: str, *, before: str = "") -> str:
+def write_module(folder: Path, name: str, *, before: str = "") -> str:
     (folder / f"{name}.py").write_text(FOLDER.format(before=before))
     return name
 
 
-def test_arrays_without_a_common_length_are_one_call(folder, capsys):
-    module = written(folder, "layouts_of_one_call")
+def test_arrays_without_common_length_are_one_call(folder, capsys):
+    module = write_module(folder, "layouts_of_one_call")
     assert main(["export", f"{module}:graph", "--example-input", "graph.npz",
                  "--output", "graph.onnx"]) == 0  # fmt: skip
     assert "one call is one sample" in capsys.readouterr().out
@@ -125,17 +125,17 @@ def test_arrays_without_a_common_length_are_one_call(folder, capsys):
                  "--inputs", "graph.npz"]) == 0  # fmt: skip
 
 
-def test_lengths_that_agree_on_other_axes_are_asked_for(folder):
-    module = written(folder, "layouts_of_a_batch")
+def test_ambiguous_batch_axis_is_refused(folder):
+    module = write_module(folder, "layouts_of_a_batch")
     np.savez(folder / "odd.npz", x=np.zeros((9, 4), np.float32), edge_index=np.zeros((2, 9), int))
     assert main(["export", f"{module}:graph", "--example-input", "odd.npz",
                  "--output", "odd.onnx"]) == 2  # fmt: skip
 
 
 @pytest.mark.parametrize("inputs", ["x.npy", "wide.npy"])
-def test_module_with_float64_as_the_default(folder, inputs):
+def test_module_with_float64_default_dtype(folder, inputs):
     wide = inputs == "wide.npy"
-    module = written(
+    module = write_module(
         folder, f"layouts_in_{'double' if wide else 'single'}",
         before="torch.set_default_dtype(torch.float64)",
     )  # fmt: skip

@@ -39,7 +39,7 @@ ADVICE = (
 )
 
 
-def failed(model: nn.Module, folder: Path, **settings: Any) -> str:
+def failure_text(model: nn.Module, folder: Path, **settings: Any) -> str:
     """What the export of `model` says."""
     asked = {"input_names": None, "output_names": None, **settings}
     output = folder / "model.onnx"
@@ -78,9 +78,9 @@ NETS = st.recursive(
     broken=st.sampled_from([failing.Eigenvalues, failing.ShiftedSwish]),
     strategy=st.sampled_from(["traced", "direct", "scripted"]),
 )
-def test_any_net_with_operators_that_cannot_be_exported(net, broken, strategy):
+def test_failure_of_any_net_is_short(net, broken, strategy):
     with tempfile.TemporaryDirectory() as folder:
-        text = failed(nn.Sequential(net, broken()), Path(folder), strategy=strategy)
+        text = failure_text(nn.Sequential(net, broken()), Path(folder), strategy=strategy)
     assert_short(text)
 
 
@@ -97,8 +97,8 @@ def test_any_net_with_operators_that_cannot_be_exported(net, broken, strategy):
     (failing.DictInput, {"strategy": "ladder"}, "does not accept the example"),
     (failing.ShiftedSwish, {"custom_symbolics": "nowhere:register"}, "no module named"),
 ])  # fmt: skip
-def test_other_failures(tmp_path, capfd, kind, settings, says):
-    text = failed(kind(), tmp_path, **settings)
+def test_failure_is_short_and_ends_with_advice(tmp_path, capfd, kind, settings, says):
+    text = failure_text(kind(), tmp_path, **settings)
     lines = text.splitlines()
     assert len(lines) <= MOST
     assert any(advice.lower() in lines[-1].lower() for advice in ADVICE), lines[-1]
@@ -114,31 +114,24 @@ def test_other_failures(tmp_path, capfd, kind, settings, says):
 @pytest.mark.parametrize(
     ("kind", "place"), [(failing.Structured, "block"), (failing.Several, "left.1.1")]
 )
-def test_places_are_known_for_every_strategy(tmp_path, kind, place, strategy):
-    text = failed(kind(), tmp_path, strategy=strategy, opset=18)
+def test_each_strategy_names_module_and_line(tmp_path, kind, place, strategy):
+    text = failure_text(kind(), tmp_path, strategy=strategy, opset=18)
     (line,) = [line for line in text.splitlines() if line.startswith("  aten::linalg_eig")]
     assert f"{place} (tests/export/failing.py:" in line
 
 
 @exhaustive
 @pytest.mark.proof
-def test_the_graph_goes_to_a_file(tmp_path):
-    text = failed(failing.Several(blocks=40), tmp_path, strategy="direct")
+def test_graph_is_written_to_the_log(tmp_path):
+    text = failure_text(failing.Several(blocks=40), tmp_path, strategy="direct")
     assert_short(text)
     log = tmp_path / "model.onnx.export.log"
     assert f"The exporter's log is {log}." in text
     assert len(log.read_text().splitlines()) > 5 * MOST
 
 
-def test_what_custom_symbolics_write_is_not_counted_as_missing(tmp_path):
-    register = "tests.export.custom_example:register"
-    text = failed(failing.Several(), tmp_path, strategy="direct", custom_symbolics=register)
-    assert "example::shifted_swish" not in text
-    assert "aten::linalg_eigvals" in text
-
-
-def test_a_file_for_no_runtime_is_refused(tmp_path):
-    text = failed(
+def test_file_with_unknown_operators_is_refused(tmp_path):
+    text = failure_text(
         failing.ShiftedSwish(),
         tmp_path,
         strategy="direct",
@@ -149,7 +142,7 @@ def test_a_file_for_no_runtime_is_refused(tmp_path):
 
 
 @pytest.mark.proof
-def test_the_command_prints_at_most_forty_lines(tmp_path, capfd):
+def test_export_command_prints_at_most_forty_lines(tmp_path, capfd):
     np.save(tmp_path / "samples.npy", SAMPLES)
     command = ["export", "tests.export.failing:Several", "--strategy", "ladder"]
     command += ["--example-input", str(tmp_path / "samples.npy")]

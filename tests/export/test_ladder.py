@@ -1,4 +1,4 @@
-"""Models of many kinds by `strategy: ladder`, each judged by the gate with its default policy."""
+"""Models of many kinds exported with `strategy: ladder` and checked with the default policy."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from benchmarks import torchvision_models
 from gate import EvaluationData, EvaluationResult, Reference, SampleSet, Verdict, check
-from gate.errors import ExportError
 from gate.export.export import Exported, export_model
 from gate.records.evidence import Source
 from gate.records.export import ExportSettings
 from gate.summary.render import render_check
 from tests.exhaustive import exhaustive
-from tests.export import custom_example
 
 SAMPLES, BATCH, SIDE = 8, 2, 32
 
 
-def judged(model, arrays, folder, **settings):
+def export_and_check(model, arrays, folder, **settings):
     output = folder / "model.onnx"
     asked = ExportSettings(**{"batch_size": BATCH, "opset": "auto", **settings})
     exported = export_model(model, arrays, settings=asked, output=output)
@@ -54,7 +52,7 @@ def assert_passes(verdicted: EvaluationResult) -> None:
 def test_torchvision(tmp_path, name):
     model = torchvision_models.build(name, side=SIDE)
     images = torchvision_models.images(SAMPLES, name, seed=2, side=SIDE)
-    exported, verdicted = judged(model, {"input": images}, tmp_path)
+    exported, verdicted = export_and_check(model, {"input": images}, tmp_path)
     assert (exported.record.strategy, exported.subject.opset) == ("traced", 13)
     assert_passes(verdicted)
 
@@ -62,11 +60,11 @@ def test_torchvision(tmp_path, name):
 def judged_on_images(model: nn.Module, folder: Path) -> tuple[Exported, EvaluationResult]:
     seen = torchvision_models.images(16, "a small one", seed=1, side=SIDE)
     images = torchvision_models.images(SAMPLES, "a small one", seed=2, side=SIDE)
-    return judged(torchvision_models.calibrated(model, seen), {"input": images}, folder)
+    return export_and_check(torchvision_models.calibrated(model, seen), {"input": images}, folder)
 
 
 @pytest.mark.proof
-def test_a_small_vision_transformer(tmp_path):
+def test_small_vision_transformer(tmp_path):
     torch.manual_seed(0)
     model = VisionTransformer(
         image_size=SIDE, patch_size=16, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128
@@ -78,7 +76,7 @@ def test_a_small_vision_transformer(tmp_path):
 
 @exhaustive
 @pytest.mark.proof
-def test_a_small_maxvit(tmp_path):
+def test_small_maxvit(tmp_path):
     torch.manual_seed(0)
     model = MaxVit(
         input_size=(SIDE, SIDE), stem_channels=16, block_channels=[16, 32],
@@ -93,14 +91,14 @@ def test_a_small_maxvit(tmp_path):
 
 
 @pytest.mark.proof
-def test_a_detector_backbone_returns_its_levels_by_name(tmp_path):
+def test_detector_backbone_keeps_level_names(tmp_path):
     torch.manual_seed(0)
     widths = [3, 8, 12, 16, 20]
     body = nn.Sequential(*(nn.Conv2d(a, b, 3, 2, 1) for a, b in itertools.pairwise(widths)))
     names = {str(place): str(place) for place in range(4)}
     model = BackboneWithFPN(body, names, widths[1:], 16).eval()
     images = torchvision_models.images(SAMPLES, "a small one", seed=2, side=SIDE)
-    exported, verdicted = judged(
+    exported, verdicted = export_and_check(
         model, {"x": images}, tmp_path, dynamic_axes={"x": {2: "height", 3: "width"}}
     )
     assert [spec.name for spec in exported.subject.outputs] == ["0", "1", "2", "3", "pool"]
@@ -129,14 +127,14 @@ class Question(nn.Module):
         return {"logits": self.answer((look @ seen.transpose(1, 2)).squeeze(1)), "look": look}
 
 
-def test_two_inputs_one_by_keyword(tmp_path):
+def test_keyword_only_input(tmp_path):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     arrays = {
         "words": rng.integers(0, 16, (SAMPLES, 6)),
         "image": rng.standard_normal((SAMPLES, 3, 10, 10)).astype(np.float32),
     }
-    exported, verdicted = judged(
+    exported, verdicted = export_and_check(
         Question().eval(), arrays, tmp_path, dynamic_axes={"words": {1: "sequence"}}
     )
     assert [spec.name for spec in exported.subject.inputs] == ["image", "words"]
@@ -158,11 +156,11 @@ class Halving(nn.Module):
         return self.fc(x)
 
 
-def test_a_loop_on_data_is_kept_by_script_only(tmp_path):
+def test_data_dependent_loop_is_scripted(tmp_path):
     torch.manual_seed(0)
     x = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
     # One sample at a time: in a batch, another sample decides how often this one is halved.
-    exported, verdicted = judged(
+    exported, verdicted = export_and_check(
         Halving().eval(), {"x": x}, tmp_path, batch_size=1, dynamic_batch=False
     )
     assert exported.record.strategy == "scripted"
@@ -170,7 +168,7 @@ def test_a_loop_on_data_is_kept_by_script_only(tmp_path):
     assert traced.startswith("traced: refused by TRC008 at ")
     assert direct.startswith("direct: refused by TRC008 at ")
     assert_passes(verdicted)
-    unsafe, _ = judged(
+    unsafe, _ = export_and_check(
         Halving().eval(), {"x": x}, tmp_path, batch_size=1, dynamic_batch=False, lint="off"
     )
     assert unsafe.record.strategy == "scripted"
@@ -179,7 +177,7 @@ def test_a_loop_on_data_is_kept_by_script_only(tmp_path):
     assert direct.startswith("direct: ")
 
 
-class Ahead(nn.Module):
+class Wrapper(nn.Module):
     """Something around a part that may be TorchScript."""
 
     def __init__(self, part: nn.Module) -> None:
@@ -191,27 +189,17 @@ class Ahead(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-@pytest.mark.parametrize("around", [lambda part: part, Ahead], ids=["whole", "part"])
-def test_a_model_that_is_torchscript_already(tmp_path, around):
+@pytest.mark.parametrize("around", [lambda part: part, Wrapper], ids=["whole", "part"])
+def test_torchscript_model(tmp_path, around):
     torch.manual_seed(0)
     model = around(torch.jit.script(Halving())).eval()
     x = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
-    exported, verdicted = judged(model, {"x": x}, tmp_path, batch_size=1, dynamic_batch=False)
+    exported, verdicted = export_and_check(
+        model, {"x": x}, tmp_path, batch_size=1, dynamic_batch=False
+    )
     assert exported.record.lint_unread
     assert_passes(verdicted)
     assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_a_custom_operator_by_a_symbolic_function_of_its_own(tmp_path):
-    model = custom_example.build().eval()
-    x = 3 * np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
-    exported, verdicted = judged(
-        model, {"x": x}, tmp_path, custom_symbolics="tests.export.custom_example:register"
-    )
-    assert exported.record.strategy == "traced"
-    assert_passes(verdicted)
-    with pytest.raises(ExportError, match=r"example::shifted_swish"):
-        judged(model, {"x": x}, tmp_path, ladder=("traced", "direct"))
 
 
 @dataclass
@@ -235,7 +223,7 @@ class Nested(nn.Module):
 @pytest.mark.parametrize(
     "strategy", ["traced", "direct", pytest.param("dynamo", marks=pytest.mark.proof)]
 )
-def test_nested_inputs_and_outputs_keep_their_names(tmp_path, strategy):
+def test_nested_inputs_and_outputs_keep_names(tmp_path, strategy):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     widths = {"pair.0": 3, "pair.1": 3, "batch.image": 4, "batch.mask": 4}
@@ -243,7 +231,7 @@ def test_nested_inputs_and_outputs_keep_their_names(tmp_path, strategy):
         name: rng.standard_normal((SAMPLES, width)).astype(np.float32)
         for name, width in widths.items()
     }
-    exported, verdicted = judged(Nested().eval(), arrays, tmp_path, strategy=strategy)
+    exported, verdicted = export_and_check(Nested().eval(), arrays, tmp_path, strategy=strategy)
     assert [spec.name for spec in exported.subject.inputs] == [
         "batch.image", "batch.mask", "pair.0", "pair.1"
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Axes of outputs: declared and seen to move, or moving and not asked for."""
+"""Dynamic axes of outputs: declared ones are checked, undeclared ones are noticed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def export(folder: Path, model: nn.Module, axes: dict[str, Any], **more: Any) ->
 
 
 @pytest.mark.parametrize(("strategy", "opset"), [("direct", 13), ("dynamo", 18)])
-def test_a_declared_axis_has_its_label_and_is_checked_by_another_size(tmp_path, strategy, opset):
+def test_declared_axis_is_checked_with_another_size(tmp_path, strategy, opset):
     axes = {**WIDE, "y": {1: "doubled"}}
     exported = export(tmp_path, Doubled(), axes, strategy=strategy, opset=opset)
     y, z = exported.subject.outputs
@@ -52,7 +52,7 @@ def test_a_declared_axis_has_its_label_and_is_checked_by_another_size(tmp_path, 
     assert "y:1=doubled" in str(used.get("dynamic_axes") or used["dynamic_shapes"])
 
 
-def test_a_declared_batch_axis_may_have_a_name_of_its_own(tmp_path):
+def test_declared_batch_axis_keeps_its_name(tmp_path):
     exported = export(tmp_path, Doubled(), {"y": {0: "rows"}})
     assert exported.subject.outputs[0].shape == ("rows", 12)
 
@@ -66,13 +66,13 @@ def test_a_declared_batch_axis_may_have_a_name_of_its_own(tmp_path):
     ({**WIDE, "y": {1: "n"}, "z": {0: "n"}}, "label n have several sizes"),
     ({**WIDE, "y": {1: "batch"}}, "label batch have several sizes"),
 ])  # fmt: skip
-def test_a_declaration_that_does_not_hold_is_refused_before_the_export(tmp_path, axes, says):
+def test_wrong_axis_declaration_is_refused(tmp_path, axes, says):
     with pytest.raises(ExportError, match=says):
         export(tmp_path, Doubled(), axes)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_axis_that_depends_on_the_data(tmp_path):
+def test_data_dependent_axis(tmp_path):
     """Nobody asked for it: said. Declared: it moves with other data."""
     fixed: dict[str, Any] = {"dynamic_batch": False, "output_names": ("found",)}
     (notice,) = export(tmp_path, Positive(), {}, **fixed).record.notices
@@ -84,21 +84,21 @@ def test_an_axis_that_depends_on_the_data(tmp_path):
     assert exported.record.notices == ()
 
 
-class Baked(nn.Module):
+class FixedWidth(nn.Module):
     """The width of the answer is a number in the trace."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean(1, keepdim=True) * x.new_ones(1, 2 * int(x.shape[1]))
 
 
-def test_a_file_whose_declared_axis_stays_fails_at_the_other_size(tmp_path):
+def test_fixed_declared_axis_fails_with_another_size(tmp_path):
     settings = {"strategy": "traced", "output_names": ("y",)}
-    exported = export(tmp_path, Baked(), {**WIDE, "y": {1: "doubled"}}, **settings)
+    exported = export(tmp_path, FixedWidth(), {**WIDE, "y": {1: "doubled"}}, **settings)
     with pytest.raises(ExportError, match=r"returns \[\d+, \d+\] for y|the exported file fails"):
-        self_check(Baked(), exported, EXAMPLE)
+        self_check(FixedWidth(), exported, EXAMPLE)
 
 
-def test_what_moves_beside_a_declared_axis_is_said(tmp_path):
+def test_undeclared_dynamic_axis_is_a_notice(tmp_path):
     exported = export(tmp_path, Doubled(), {**WIDE, "y": {0: "rows"}})
     (notice,) = exported.record.notices
     assert "axis 1 of y has no fixed size" in notice

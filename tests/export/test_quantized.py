@@ -19,7 +19,6 @@ from gate.errors import ExportError, OnnxFileError
 from gate.export.quantize import QuantizeSettings, quantize
 from gate.onnx_file.tested_file import QUANTIZED_FROM, quantized_from
 from gate.summary.render import render_check
-from tests.registry.releases import onnx_file
 
 SETTINGS = QuantizeSettings(samples=32, batch_size=8)
 
@@ -47,7 +46,7 @@ def batches(arrays: np.ndarray, size: int = 8, name: str = "input") -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory):
+def exact_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("exact") / "model.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations of the exporter
@@ -63,8 +62,8 @@ def exact(tmp_path_factory):
     SETTINGS.model_copy(update={"method": "percentile", "per_channel": False}),
     SETTINGS.model_copy(update={"activation": "int8", "reduce_range": False}),
 ])  # fmt: skip
-def test_a_twin_answers_alike_and_says_what_it_is(exact, tmp_path, settings, capsys):
-    made = quantize(exact, batches(images()), tmp_path / "twin.onnx", settings=settings)
+def test_quantized_file_agrees_and_has_metadata(exact_file, tmp_path, settings, capsys):
+    made = quantize(exact_file, batches(images()), tmp_path / "twin.onnx", settings=settings)
     told = made.record.settings
     assert (made.record.strategy, told["calibration_samples"]) == ("quantized", 32)
     assert told["method"] == settings.method
@@ -77,16 +76,16 @@ def test_a_twin_answers_alike_and_says_what_it_is(exact, tmp_path, settings, cap
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(
             None, {"input": x}
         )[0]
-        for path in (exact, made.path)
+        for path in (exact_file, made.path)
     ]
     assert 0 < np.abs(answers[0] - answers[1]).max() < answers[0].std()
     assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() > 0.9
     assert capsys.readouterr().out == ""
 
 
-def test_the_same_file_samples_and_settings_give_the_same_bytes(exact, tmp_path):
+def test_quantization_is_reproducible(exact_file, tmp_path):
     one, two, other = (
-        quantize(exact, batches(images(seed=seed)), tmp_path / f"{i}.onnx", settings=SETTINGS)
+        quantize(exact_file, batches(images(seed=seed)), tmp_path / f"{i}.onnx", settings=SETTINGS)
         for i, seed in enumerate((0, 0, 5))
     )
     assert one.subject.sha256 == two.subject.sha256 != other.subject.sha256
@@ -118,31 +117,31 @@ NAN = np.full_like(images(), np.nan)
     (batches(images(), name="other"), "input"),
     (batches(images()[:, :2]), "calibration samples fit"),
 ])  # fmt: skip
-def test_what_cant_be_calibrated_is_told(exact, tmp_path, calibration, message):
+def test_invalid_calibration_samples_are_refused(exact_file, tmp_path, calibration, message):
     old = tmp_path / "twin.onnx"
     old.write_bytes(b"old")
     with pytest.raises(ExportError, match=message):
-        quantize(exact, calibration, old, settings=SETTINGS)
+        quantize(exact_file, calibration, old, settings=SETTINGS)
     assert old.read_bytes() == b"old"
 
 
-def test_a_file_without_anything_to_quantize_is_refused(tmp_path):
-    exact = nothing_to_quantize(tmp_path)
+def test_file_without_quantizable_nodes_is_refused(tmp_path):
+    exact_file = nothing_to_quantize(tmp_path)
     with pytest.raises(ExportError, match="nothing in .* could be quantized"):
-        quantize(exact, batches(images()), tmp_path / "twin.onnx", settings=SETTINGS)
+        quantize(exact_file, batches(images()), tmp_path / "twin.onnx", settings=SETTINGS)
 
 
-def test_what_is_quantized_already_is_refused_and_the_old_file_stays(twin, tmp_path):
+def test_quantized_input_is_refused_and_the_old_file_kept(quantized_file, tmp_path):
     old = tmp_path / "old.onnx"
     old.write_bytes(b"old")
     with pytest.raises(ExportError, match="already quantized"):
-        quantize(twin, batches(images()), old, settings=SETTINGS)
+        quantize(quantized_file, batches(images()), old, settings=SETTINGS)
     assert old.read_bytes() == b"old"
 
 
-def test_a_file_says_what_it_was_made_of(exact, twin, tmp_path):
-    assert quantized_from(twin) == str(Digest.from_file(exact))
-    assert quantized_from(exact) is None
+def test_quantized_file_names_its_origin(exact_file, quantized_file, tmp_path):
+    assert quantized_from(quantized_file) == str(Digest.from_file(exact_file))
+    assert quantized_from(exact_file) is None
     (tmp_path / "no.onnx").write_bytes(b"no model")
     with pytest.raises(OnnxFileError):
         quantized_from(tmp_path / "no.onnx")
@@ -151,12 +150,12 @@ def test_a_file_says_what_it_was_made_of(exact, twin, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def twin(exact, tmp_path_factory):
+def quantized_file(exact_file, tmp_path_factory):
     path = tmp_path_factory.mktemp("twin") / "model.onnx"
-    return quantize(exact, batches(images()), path, settings=SETTINGS).path
+    return quantize(exact_file, batches(images()), path, settings=SETTINGS).path
 
 
-def judged(path: Path, policy: Policy | None):
+def check_file(path: Path, policy: Policy | None):
     return check_(path, Net().eval(), {"input": images(128, seed=2)}, policy).decision
 
 
@@ -165,18 +164,18 @@ def names(decision, *verdicts: Verdict) -> set[str]:
 
 
 @pytest.mark.proof
-def test_its_own_policy_lets_it_pass_and_the_exact_one_does_not(twin):
-    own = judged(twin, LENIENT)
+def test_quantized_file_passes_only_its_policy(quantized_file):
+    own = check_file(quantized_file, LENIENT)
     assert own.passed, [render_check(check) for check in own.problems]
-    exact = judged(twin, None)
-    assert not exact.passed
-    assert {"graph_quantized", "noise_ratio"} <= names(exact, Verdict.FAIL)
+    exact_file = check_file(quantized_file, None)
+    assert not exact_file.passed
+    assert {"graph_quantized", "noise_ratio"} <= names(exact_file, Verdict.FAIL)
 
 
-def test_a_wrong_twin_fails_its_own_policy(exact, tmp_path):
+def test_wrongly_calibrated_file_fails_its_policy(exact_file, tmp_path):
     flat = np.full_like(images(), 0.01)
-    made = quantize(exact, batches(flat), tmp_path / "twin.onnx", settings=SETTINGS)
-    assert "top1_agreement" in names(judged(made.path, LENIENT), Verdict.FAIL)
+    made = quantize(exact_file, batches(flat), tmp_path / "twin.onnx", settings=SETTINGS)
+    assert "top1_agreement" in names(check_file(made.path, LENIENT), Verdict.FAIL)
 
 
 def _lenient() -> Policy:
@@ -194,11 +193,3 @@ def _lenient() -> Policy:
 
 
 LENIENT = _lenient()
-
-
-def test_tiny_twins_can_be_made_of_any_file(tmp_path):
-    calibration = ({"input": np.eye(3, dtype=np.float32)} for _ in range(2))
-    made = quantize(
-        onnx_file(tmp_path / "a.onnx"), calibration, tmp_path / "t.onnx", settings=SETTINGS
-    )
-    assert made.record.settings["calibration_samples"] == 6

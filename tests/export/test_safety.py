@@ -31,7 +31,7 @@ class Branch(nn.Module):
         return -self.body(x)
 
 
-class Silenced(Branch):
+class SuppressedBranch(Branch):
     """The same, and somebody knows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ def export(model: nn.Module, folder: Path, **settings):
     return export_model(model.eval(), example(), settings=asked, output=folder / "model.onnx")
 
 
-def test_the_ladder_climbs_past_what_is_forbidden_and_says_why(tmp_path):
+def test_ladder_skips_refused_strategies(tmp_path):
     record = export(Branch(), tmp_path).record
     assert record.strategy == "scripted"
     assert [line.partition(":")[0] for line in record.rungs] == ["traced", "direct"]
@@ -57,7 +57,7 @@ def test_the_ladder_climbs_past_what_is_forbidden_and_says_why(tmp_path):
     assert record.lint == ()
 
 
-def test_where_all_are_forbidden_nothing_is_written(tmp_path):
+def test_nothing_is_written_when_all_strategies_are_refused(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"old")
     with pytest.raises(ExportRefused) as refused:
         export(Branch(), tmp_path, strategy="traced")
@@ -68,16 +68,16 @@ def test_where_all_are_forbidden_nothing_is_written(tmp_path):
     assert (tmp_path / "model.onnx").read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("model", [Silenced(), Branch()])
-def test_what_is_allowed_is_exported_and_recorded(tmp_path, model):
+@pytest.mark.parametrize("model", [SuppressedBranch(), Branch()])
+def test_suppressed_findings_are_recorded(tmp_path, model):
     lint = "off" if type(model) is Branch else "error"
     record = export(model, tmp_path, strategy="traced", lint=lint).record
     assert record.settings["lint"] == lint
     assert "TRC008" in {finding.code for finding in record.lint}
-    assert all(finding.suppressed for finding in record.lint) is (type(model) is Silenced)
+    assert all(finding.suppressed for finding in record.lint) is (type(model) is SuppressedBranch)
 
 
-def test_a_model_without_findings_has_none(tmp_path):
+def test_model_without_findings(tmp_path):
     output = tmp_path / "model.onnx"
     exported = export_model(seeded(), images(), settings=ExportSettings(), output=output)
     assert exported.record.lint == exported.record.lint_unread == ()
@@ -92,7 +92,7 @@ def command(tmp_path, monkeypatch):
     return ["export", factory, "--example-input", "x.npy", "--output", "m.onnx"]
 
 
-def test_the_command_refuses_with_1(command, capsys):
+def test_export_command_exits_with_1_when_refused(command, capsys):
     assert cli.main([*command, "--strategy", "traced"]) == 1
     told = capsys.readouterr().out
     assert "TRC008" in told
@@ -104,7 +104,7 @@ def test_the_command_refuses_with_1(command, capsys):
     assert "TRC008" in "\n".join(plain["refused"])
 
 
-def test_the_command_without_lint_exports_and_says_what_to_look_at(command, capsys):
+def test_export_command_without_lint_shows_findings(command, capsys):
     assert cli.main([*command, "--strategy", "traced", "--no-lint"]) == 0
     assert "TRC008 error at" in capsys.readouterr().out
     assert cli.main(command) == 0
@@ -114,7 +114,7 @@ def test_the_command_without_lint_exports_and_says_what_to_look_at(command, caps
 
 
 @pytest.mark.proof
-def test_exporters_side_by_side_from_the_command_line(tmp_path, monkeypatch, capsys):
+def test_export_compare_command(tmp_path, monkeypatch, capsys):
     """`gate export compare` exports all the same, and shows which is wrong."""
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.abs(example()["x"]) * np.array([[1], [1], [1], [-1]], np.float32))

@@ -54,7 +54,7 @@ def export(model: nn.Module, folder: Path, example: dict[str, Any], **settings: 
 
 @pytest.mark.parametrize(("make", "example"), [(Limited, ids), (IndexAdd, numbers)])
 @pytest.mark.parametrize("strategy", ["traced", "direct", "scripted"])
-def test_the_rules_refuse_torchscript_and_without_them_the_check(make, example, strategy, tmp_path):
+def test_stateful_model_is_refused_by_lint_or_self_check(make, example, strategy, tmp_path):
     with pytest.raises(ExportRefused, match="TRC019|TRC020"):
         export(make(), tmp_path, example(), strategy=strategy)
     if strategy != "scripted":
@@ -68,7 +68,7 @@ def test_the_rules_refuse_torchscript_and_without_them_the_check(make, example, 
     ("make", "example"),
     [(Limited, ids), (Limited, lambda: ids(2)), (IndexAdd, numbers), (Grouped, grouped)],
 )
-def test_a_ladder_goes_on_to_dynamo(make, example, tmp_path):
+def test_ladder_falls_back_to_dynamo(make, example, tmp_path):
     """Also where the example itself does not show it: two samples, or groups that differ."""
     exported = export(make(), tmp_path, example(), lint="off")
     assert exported.record.strategy == "dynamo"

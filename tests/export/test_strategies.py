@@ -101,7 +101,7 @@ def export(folder: Path, model: nn.Module, *names: str) -> Exported:
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )  # fmt: skip
-def test_what_torchscript_can(tmp_path, model, inputs, outputs):
+def test_scripted_export_of_nested_types(tmp_path, model, inputs, outputs):
     exported = export(tmp_path, model, *inputs)
     assert tuple(spec.name for spec in exported.subject.inputs) == inputs
     assert [spec.name for spec in exported.subject.outputs] == outputs
@@ -115,13 +115,13 @@ def test_what_torchscript_can(tmp_path, model, inputs, outputs):
     (Mixed(), ("x",), r"values of several types \(Tensor, list\)(.|\n)*Return a named tuple"),
     (ByKeyword(), ("x", "y"), r"takes y by keyword only(.|\n)*leave out the \*"),
 ], ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "")  # fmt: skip
-def test_what_it_can_not(tmp_path, model, inputs, says):
+def test_unscriptable_model_is_refused(tmp_path, model, inputs, says):
     with pytest.raises(ExportError, match=says):
         export(tmp_path, model, *inputs)
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_another_reason_is_told_as_torch_tells_it(tmp_path):
+def test_other_script_errors_are_passed_on(tmp_path):
     class Generator(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return sum(y for y in x.unbind(1))  # type: ignore[return-value]
@@ -131,13 +131,13 @@ def test_another_reason_is_told_as_torch_tells_it(tmp_path):
     assert torch.is_grad_enabled()
 
 
-def test_only_numbers_get_a_stand_in():
+def test_numeric_names_are_replaced():
     assert accepted(["0", "pool", "a.0", "12"]) == [
         "parity_gate_value_0", "pool", "a.0", "parity_gate_value_12"
     ]  # fmt: skip
 
 
-def test_inner_values_of_the_same_name_make_way_in_subgraphs_too(tmp_path):
+def test_conflicting_names_in_subgraphs_are_renamed(tmp_path):
     def value(name: str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
 
@@ -167,7 +167,7 @@ def test_inner_values_of_the_same_name_make_way_in_subgraphs_too(tmp_path):
         assert (seen == sign * x).all()
 
 
-def test_a_file_without_numbers_keeps_its_bytes(tmp_path):
+def test_file_without_numeric_names_is_unchanged(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"untouched")
     rename(tmp_path / "m.onnx", ("x", "logits"))
     assert (tmp_path / "m.onnx").read_bytes() == b"untouched"

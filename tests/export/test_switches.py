@@ -1,4 +1,4 @@
-"""Each switch of the exporter is seen in the file that it writes, or refused before the export."""
+"""Each exporter switch has an effect on the file, or is refused before the export."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def difference(exported: Exported, model: nn.Module) -> float:
 @pytest.mark.parametrize(
     "strategy", ["traced", "direct", "scripted", pytest.param("dynamo", marks=pytest.mark.proof)]
 )
-def test_weights_that_are_kept_as_inputs(tmp_path, strategy):
+def test_keep_initializers_as_inputs(tmp_path, strategy):
     opset = 18 if strategy == "dynamo" else 15
     kept = export(tmp_path, strategy=strategy, opset=opset, keep_initializers_as_inputs=True)
     graph = graph_of(kept).graph
@@ -99,7 +99,7 @@ def test_weights_that_are_kept_as_inputs(tmp_path, strategy):
     assert [value.name for value in graph_of(plain).graph.input] == ["x"]
 
 
-def test_modules_as_functions(tmp_path):
+def test_export_all_modules_as_functions(tmp_path):
     exported = export(tmp_path, export_modules_as_functions=True)
     model = graph_of(exported)
     assert [node.op_type for node in model.graph.node] == ["Twice"]
@@ -110,7 +110,7 @@ def test_modules_as_functions(tmp_path):
     assert exported.record.settings["export_modules_as_functions"] is True
 
 
-def test_modules_of_one_class_as_functions(tmp_path):
+def test_export_one_class_as_functions(tmp_path):
     exported = export(tmp_path, export_modules_as_functions=("Block",), opset="auto")
     model = graph_of(exported)
     assert exported.subject.opset == 15
@@ -120,7 +120,7 @@ def test_modules_of_one_class_as_functions(tmp_path):
     assert graph_of(whole).functions[0].name == "Block"
 
 
-def test_the_version_of_a_domain(tmp_path):
+def test_custom_opsets(tmp_path):
     asked = {"export_modules_as_functions": ("Block",), "custom_opsets": {__name__: 3}}
     exported = export(tmp_path, **asked)
     assert domains(graph_of(exported)) == {"": 15, __name__: 3}
@@ -129,7 +129,7 @@ def test_the_version_of_a_domain(tmp_path):
         export(tmp_path, custom_opsets={"mine": 2})
 
 
-def test_an_autograd_function_by_hand(tmp_path):
+def test_autograd_inlining(tmp_path):
     inlined = export(tmp_path, Squared())
     assert operators(graph_of(inlined)) == ["::Mul", "::Constant", "::Add"]
     assert inlined.record.settings["autograd_inlining"] is True
@@ -143,7 +143,7 @@ def test_an_autograd_function_by_hand(tmp_path):
         export(tmp_path, Squared(), autograd_inlining=False)
 
 
-def test_what_is_no_plain_onnx_is_a_hazard(tmp_path):
+def test_aten_operators_are_a_hazard(tmp_path):
     exported = export(tmp_path, operator_export_type="ONNX_ATEN")
     assert set(operators(graph_of(exported))) == {"org.pytorch.aten::ATen"}
     (hazard,) = exported.record.hazards
@@ -159,7 +159,7 @@ def test_what_is_no_plain_onnx_is_a_hazard(tmp_path):
     assert "prim::PythonOp" in kept.record.hazards[0]
 
 
-def test_an_export_type_that_changes_nothing(tmp_path):
+def test_unused_operator_export_type_is_a_hazard(tmp_path):
     exported = export(tmp_path, operator_export_type="ONNX_ATEN_FALLBACK")
     assert set(operators(graph_of(exported))) == {"::Gemm", "::Relu"}
     assert "changed nothing: all operators are plain ONNX" in exported.record.hazards[0]
@@ -170,7 +170,7 @@ def test_an_export_type_that_changes_nothing(tmp_path):
     ("strategy", "opset"),
     [("direct", 15), pytest.param("dynamo", 18, marks=[pytest.mark.proof, exhaustive])],
 )
-def test_what_the_exporter_tells_is_kept_beside_the_same_file(tmp_path, strategy, opset):
+def test_verbose_log_is_written(tmp_path, strategy, opset):
     quiet = export(tmp_path, strategy=strategy, opset=opset)
     log = log_of(quiet.path)
     assert not log.exists()
@@ -182,7 +182,7 @@ def test_what_the_exporter_tells_is_kept_beside_the_same_file(tmp_path, strategy
     assert not log.exists()
 
 
-def test_a_class_that_the_model_has_not(tmp_path):
+def test_unknown_module_class_is_refused(tmp_path):
     with pytest.raises(ExportError, match=rf"names Bloc, .* It has: {__name__}.Block, "):
         export(tmp_path, export_modules_as_functions=("Bloc",))
     assert list(tmp_path.iterdir()) == []
@@ -194,7 +194,7 @@ def test_a_class_that_the_model_has_not(tmp_path):
     {"export_modules_as_functions": True},
     {"operator_export_type": "ONNX_ATEN"},
 ], ids=lambda asked: next(iter(asked)))  # fmt: skip
-def test_a_pytorch_without_the_switch(asked, monkeypatch):
+def test_switch_missing_in_pytorch_is_refused(asked, monkeypatch):
     def export(model: Any, args: Any, f: Any, *, dynamo: bool = True) -> None:
         """Of a later PyTorch."""
 

@@ -1,4 +1,4 @@
-"""What an export and its ladder see in a file: what is wrong for certain, in doubt, or rounding."""
+"""The self-check of an export: failures, doubts and rounding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Frozen(nets.TwoOutputs):
         super().train(mode)
 
 
-def test_several_outputs_are_all_looked_at(tmp_path):
+def test_each_output_is_checked(tmp_path):
     model = seeded(Frozen)
     exported = export(model, tmp_path, output_names=("logits", "features"))
     assert max(self_check(model, exported, images()).values()) < 1e-5
@@ -49,7 +49,7 @@ def test_several_outputs_are_all_looked_at(tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [2, 3])
-def test_a_right_export_is_close_at_both_batches(tmp_path, batch_size):
+def test_correct_export_agrees_at_both_batch_sizes(tmp_path, batch_size):
     model = seeded().train()
     modes = [module.training for module in model.modules()]
     found = self_check(model, export(model, tmp_path, batch_size=batch_size), images())
@@ -58,12 +58,12 @@ def test_a_right_export_is_close_at_both_batches(tmp_path, batch_size):
     assert [module.training for module in model.modules()] == modes
 
 
-def test_a_fixed_batch_is_checked_at_its_own_size_only(tmp_path):
+def test_fixed_batch_is_checked_at_one_size(tmp_path):
     exported = export(seeded(), tmp_path, dynamic_batch=False)
     assert list(self_check(seeded(), exported, images())) == ["max_abs_diff_export_batch"]
 
 
-def test_other_numbers_are_caught(tmp_path):
+def test_wrong_values_are_found(tmp_path):
     exported = export(seeded(), tmp_path)
     other = seeded()
     other.fc.bias.data[1] += 0.25
@@ -71,7 +71,7 @@ def test_other_numbers_are_caught(tmp_path):
         self_check(other, exported, images())
 
 
-def test_a_baked_batch_is_caught(tmp_path):
+def test_fixed_batch_in_a_dynamic_file_is_found(tmp_path):
     model = seeded(nets.BakedBatch)
     exported = export(model, tmp_path)
     assert exported.subject.outputs[0].shape == ("batch", 3)  # the file itself looks right
@@ -79,20 +79,20 @@ def test_a_baked_batch_is_caught(tmp_path):
         self_check(model, exported, images())
 
 
-def test_another_shape_is_caught(tmp_path):
+def test_wrong_shape_is_found(tmp_path):
     exported = export(seeded(), tmp_path)
     other = nn.Sequential(seeded(), nn.Linear(3, 7))
     with pytest.raises(ExportError, match=r"returns \[2, 3\] for logits, the model \[2, 7\]"):
         self_check(other, exported, images())
 
 
-def test_values_that_are_not_finite_are_caught(tmp_path):
+def test_nonfinite_model_output_is_found(tmp_path):
     model = seeded(nets.NotFinite)
     with pytest.raises(ExportError, match="the model returns NaN or infinity for logits"):
         self_check(model, export(model, tmp_path), images())
 
 
-def test_a_file_that_returns_nan_is_caught(tmp_path):
+def test_nan_of_the_file_is_found(tmp_path):
     exported = export(seeded(), tmp_path)
     model = onnx.load(exported.path)
     for tensor in model.graph.initializer:
@@ -103,14 +103,14 @@ def test_a_file_that_returns_nan_is_caught(tmp_path):
         self_check(seeded(), exported, images())
 
 
-def test_a_file_that_cannot_be_loaded(tmp_path):
+def test_unloadable_file_is_found(tmp_path):
     exported = export(seeded(), tmp_path)
     exported.path.write_bytes(b"something else")
     with pytest.raises(ExportError, match="ONNX Runtime can't load"):
         self_check(seeded(), exported, images())
 
 
-def test_a_file_without_weights_cannot_be_checked(tmp_path):
+def test_file_without_weights_cannot_be_checked(tmp_path):
     with pytest.raises(ExportError, match="without weights"):
         self_check(seeded(), export(seeded(), tmp_path, export_params=False), images())
 
@@ -155,7 +155,7 @@ class Index(nn.Module):
         return x.argmax(1)
 
 
-def written(model: nn.Module, path: Path, *, batch: bool = True) -> Path:
+def export_other(model: nn.Module, path: Path, *, batch: bool = True) -> Path:
     """The file that an exporter makes of another model, without asking the gate."""
     x = torch.rand(2, 3) + 0.5
     axes = {"x": {0: "batch"}, "output": {0: "batch"}} if batch else {}
@@ -185,8 +185,8 @@ def objection(model: nn.Module, path: Path) -> CheckFailure | None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_rounding_and_chance_are_no_reason(tmp_path, model, other):
-    assert objection(model, written(other, tmp_path / "m.onnx")) is None
+def test_rounding_and_randomness_are_no_objection(tmp_path, model, other):
+    assert objection(model, export_other(other, tmp_path / "m.onnx")) is None
 
 
 @pytest.mark.parametrize(("model", "other", "kind", "says"), [
@@ -197,23 +197,23 @@ def test_rounding_and_chance_are_no_reason(tmp_path, model, other):
     (Index(), Scaled(), "fails", "exported file returns"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore")
-def test_says_what_is_wrong(tmp_path, model, other, kind, says):
-    found = objection(model, written(other, tmp_path / "m.onnx"))
+def test_objection_has_kind_and_cause(tmp_path, model, other, kind, says):
+    found = objection(model, export_other(other, tmp_path / "m.onnx"))
     assert found is not None
     assert found.kind == kind
     assert re.search(says, found.cause), found.cause
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_fixed_batch_fails_for_certain(tmp_path):
-    found = objection(Scaled(), written(Scaled(), tmp_path / "m.onnx", batch=False))
+def test_fixed_batch_is_a_failure(tmp_path):
+    found = objection(Scaled(), export_other(Scaled(), tmp_path / "m.onnx", batch=False))
     assert found is not None
     assert found.kind == "fails"
     assert "fails with 3 samples" in found.cause
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_no_file_fails_for_certain(tmp_path):
+def test_invalid_file_is_a_failure(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"nothing")
     found = objection(Scaled(), tmp_path / "m.onnx")
     assert found is not None

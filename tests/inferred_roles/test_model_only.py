@@ -1,4 +1,4 @@
-"""Inputs that the model takes and the file does not: dropped rightly, or baked in."""
+"""Inputs of the model that the file lacks: unused, or fixed by the export."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tagger(nn.Module):
         return self.linear(rows)
 
 
-class Filled(nn.Module):
+class FixedMask(nn.Module):
     """The tagger with a mask of ones, as an exporter may bake it in."""
 
     def __init__(self, tagger: Tagger) -> None:
@@ -50,7 +50,7 @@ class Filled(nn.Module):
 def file_without_mask(model: Tagger, path: Path) -> Path:
     with captured():
         torch.onnx.export(
-            Filled(model).eval(), (torch.zeros(2, 5, dtype=torch.long),), str(path), dynamo=False,
+            FixedMask(model).eval(), (torch.zeros(2, 5, dtype=torch.long),), str(path), dynamo=False,
             input_names=["ids"], output_names=["scores"], opset_version=17,
             dynamic_axes={"ids": {0: "batch", 1: "length"}},
         )  # fmt: skip
@@ -65,13 +65,13 @@ def samples(mask: int | None = 1, **others: np.ndarray) -> gate.SampleSet:
     return gate.SampleSet.from_arrays({"ids": ids, "mask": masks, **others})
 
 
-def judged(model, path, given):
+def check_file(model, path, given):
     return gate.check(file_without_mask(model, path), model, gate.EvaluationData(given), POLICY)
 
 
 @pytest.mark.parametrize("mask", [1, None])
-def test_an_input_that_the_model_ignores_may_be_lacking(tmp_path, mask):
-    seen = judged(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(mask))
+def test_ignored_input_may_be_missing_in_the_file(tmp_path, mask):
+    seen = check_file(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(mask))
     assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
     assert seen.evidence.dataset.model_only == ("mask",)
     [line] = [one for one in seen.decision.checks if one.name == "inputs"]
@@ -83,9 +83,9 @@ def test_an_input_that_the_model_ignores_may_be_lacking(tmp_path, mask):
 
 
 @pytest.mark.parametrize("mask", [1, None])
-def test_one_that_is_baked_in_fails(tmp_path, mask):
+def test_used_input_missing_in_the_file_fails(tmp_path, mask):
     """With a mask of ones in all samples only the probes can show it."""
-    seen = judged(Tagger(masked=True).eval(), tmp_path / "model.onnx", samples(mask))
+    seen = check_file(Tagger(masked=True).eval(), tmp_path / "model.onnx", samples(mask))
     assert seen.decision.verdict is Verdict.FAIL
     probes = [one for runtime in seen.evidence.runtimes for one in runtime.probes]
     sizes = [one for one in probes if one.kind == "size"]
@@ -95,17 +95,17 @@ def test_one_that_is_baked_in_fails(tmp_path, mask):
     assert all(name.startswith("probe_") for name in names) if mask else "noise_ratio" in names
 
 
-def test_it_is_localised_with_what_only_the_model_takes(tmp_path):
+def test_localization_with_model_only_inputs(tmp_path):
     model = Tagger(masked=True).eval()
-    job = judged(model, tmp_path / "model.onnx", samples(None)).job
+    job = check_file(model, tmp_path / "model.onnx", samples(None)).job
     found = gate.locate(job, runtime="ort-cpu")
     assert found.first_divergence is not None
 
 
-def test_an_array_that_nobody_takes_is_refused(tmp_path):
+def test_unknown_array_is_refused(tmp_path):
     labels = np.zeros((48, 1), np.int64)
     with pytest.raises(GateError, match=r"\['labels'\] is neither an input"):
-        judged(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(1, labels=labels))
+        check_file(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(1, labels=labels))
 
 
 class Any(nn.Module):
@@ -119,7 +119,7 @@ class Any(nn.Module):
         return self.tagger(*tensors)
 
 
-def test_a_wrapper_gets_the_samples_in_their_order(tmp_path):
+def test_wrapper_receives_samples_in_order(tmp_path):
     tagger = Tagger(masked=False).eval()
     path = file_without_mask(tagger, tmp_path / "model.onnx")
     seen = gate.check(path, Any(tagger).eval(), gate.EvaluationData(samples(None)), POLICY)

@@ -46,7 +46,7 @@ def exported(model: nn.Module, path: Path, dtype: type = np.float32) -> Path:
     return path
 
 
-def exported_as_it_is(model: nn.Module, path: Path, dtype: type = np.float32) -> Path:
+def export_with_torch(model: nn.Module, path: Path, dtype: type = np.float32) -> Path:
     """By PyTorch alone: the gate's own export makes every model float32."""
     torch.onnx.export(
         model.eval(), (torch.from_numpy(inputs(4, dtype)),), str(path), dynamo=False,
@@ -55,7 +55,7 @@ def exported_as_it_is(model: nn.Module, path: Path, dtype: type = np.float32) ->
     return path
 
 
-def judged(model, onnx, dtype=np.float32, samples=40):
+def check_file(model, onnx, dtype=np.float32, samples=40):
     return gate.check(onnx, model, {"input": inputs(samples, dtype)}, quick())
 
 
@@ -67,7 +67,7 @@ def with_buffer(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.linear(x) * net.scale
 
 
-def narrowed(net: Net, x: torch.Tensor) -> torch.Tensor:
+def narrow_input(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.linear(x.float())
 
 
@@ -78,12 +78,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
     (cast, False, np.float32, "float64"),
     (with_buffer, False, np.float32, "float64"),
     (with_buffer, True, np.float64, "float64"),
-    (narrowed, False, np.float64, "float32"),
+    (narrow_input, False, np.float64, "float32"),
 ])  # fmt: skip
-def test_what_file_and_model_have_in_float64_is_judged(tmp_path, make, double, dtype, gives):
+def test_float64_in_file_and_model_passes(tmp_path, make, double, dtype, gives):
     net = Net(make).double() if double else Net(make)
-    path = exported_as_it_is(net, tmp_path / "model.onnx", dtype)
-    verdicted = judged(net, path, dtype)
+    path = export_with_torch(net, tmp_path / "model.onnx", dtype)
+    verdicted = check_file(net, path, dtype)
     assert verdicted.decision.verdict is Verdict.PASS, verdicted.decision.problems
     (output,) = verdicted.evidence.runtimes[1].outputs
     assert output.dtype == gives
@@ -91,28 +91,28 @@ def test_what_file_and_model_have_in_float64_is_judged(tmp_path, make, double, d
     wrong = copy.deepcopy(net)
     with torch.no_grad():
         wrong.linear.weight[2, 3] *= 1.001
-    assert judged(wrong, path, dtype).decision.verdict is Verdict.FAIL
+    assert check_file(wrong, path, dtype).decision.verdict is Verdict.FAIL
 
 
-def test_a_model_of_float64_judges_its_file_in_float32(tmp_path):
+def test_float32_file_of_a_float64_model_passes(tmp_path):
     net = Net(with_buffer).double()
     path = exported(copy.deepcopy(net).float(), tmp_path / "model.onnx")
-    assert judged(net, path).decision.verdict is Verdict.PASS
+    assert check_file(net, path).decision.verdict is Verdict.PASS
     assert net.linear.weight.dtype is torch.float64
 
 
-def test_a_file_that_narrows_is_told_which_dtypes_differ(tmp_path):
+def test_narrowed_output_dtype_is_described(tmp_path):
     path = exported(Net(lambda net, x: net.linear(x)), tmp_path / "model.onnx")
-    problems = judged(Net(cast), path).decision.problems
+    problems = check_file(Net(cast), path).decision.problems
     told = " ".join(render_check(problem) for problem in problems)
     assert "returned float32 (1, 5)" in told
     assert "the model returns float64" in told
     assert "cast it in forward" in told
 
 
-def test_an_empty_output_is_the_reason_by_itself(tmp_path):
+def test_empty_output_is_the_only_problem(tmp_path):
     path = exported(net := Net(lambda net, x: (net.linear(x), x[:, :0])), tmp_path / "model.onnx")
-    decision = judged(net, path).decision
+    decision = check_file(net, path).decision
     assert decision.verdict is Verdict.ERROR
     assert {problem.name for problem in decision.problems} == {"empty"}
     assert {problem.output for problem in decision.problems} == {"output_1"}
@@ -131,7 +131,7 @@ def test_an_empty_output_is_the_reason_by_itself(tmp_path):
     ([], "float64", "float32", True),
     ([torch.float16], "float32", "float32", False),
 ])  # fmt: skip
-def test_when_the_reference_keeps_float64(own, takes, gives, keeps):
+def test_reference_keeps_float64(own, takes, gives, keeps):
     model = nn.Module()
     for place, dtype in enumerate(own):
         model.register_buffer(f"b{place}", torch.zeros(1, dtype=dtype))
@@ -161,7 +161,7 @@ class Clock(nn.Module):
 @pytest.mark.parametrize(
     ("kept_in", "verdict"), [(torch.float64, Verdict.PASS), (torch.float32, Verdict.FAIL)]
 )
-def test_a_buffer_of_float64_in_a_model_of_float32_stays_so(tmp_path, kept_in, verdict):
-    path = exported_as_it_is(Clock(kept_in), tmp_path / "model.onnx")
-    seen = judged(Clock(torch.float64).eval(), path, samples=48)
+def test_float64_buffer_of_a_float32_model_stays_float64(tmp_path, kept_in, verdict):
+    path = export_with_torch(Clock(kept_in), tmp_path / "model.onnx")
+    seen = check_file(Clock(torch.float64).eval(), path, samples=48)
     assert seen.decision.verdict is verdict, seen.decision.problems

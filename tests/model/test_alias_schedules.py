@@ -1,5 +1,5 @@
-"""All schedules of two promoters: a crash at every step of both, and a lease that is lost at every
-step. After one reconcile the ledger and the alias agree, and nothing is pending."""
+"""All schedules of two promotions with a crash or a lost lease at each step: after one
+reconciliation the ledger and the alias agree, and nothing is pending."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Promoter:
 
 
 def no_hook(_number: int, _label: str) -> None:
-    """A promoter that nothing happens to."""
+    """Do nothing before a step."""
 
 
 @pytest.fixture
-def stepping(monkeypatch: pytest.MonkeyPatch) -> list[Promoter]:
+def step_promoters(monkeypatch: pytest.MonkeyPatch) -> list[Promoter]:
     """The promoters whose ledger entries and ends of moves are steps, too."""
     promoters: list[Promoter] = []
     append, clear = Ledger.append, FencingToken.clear_pending
@@ -93,14 +93,14 @@ def registry_with(place: Path) -> Simulator:
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulator, bytes]:
+def initial_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulator, bytes]:
     place = tmp_path_factory.mktemp("begun") / "state.db"
     registry = registry_with(place)
     return registry, place.read_bytes()
 
 
 @contextlib.contextmanager
-def dying() -> Iterator[None]:
+def suppress_crash() -> Iterator[None]:
     with contextlib.suppress(Crash, PromotionConflict):
         yield
 
@@ -133,10 +133,10 @@ def check(
 @pytest.mark.rows(40)
 @pytest.mark.parametrize("lost_at", [None, *range(STEPS)])
 @pytest.mark.parametrize("second_dies_at", [None, *range(STEPS)])
-def test_after_one_reconcile_ledger_and_alias_agree(
+def test_ledger_and_alias_agree_after_one_reconcile(
     tmp_path: Path,
-    begun: tuple[Simulator, bytes],
-    stepping: list[Promoter],
+    initial_state: tuple[Simulator, bytes],
+    step_promoters: list[Promoter],
     lost_at: int | None,
     second_dies_at: int | None,
 ) -> None:
@@ -144,40 +144,40 @@ def test_after_one_reconcile_ledger_and_alias_agree(
     second one runs, until it dies or to its end. The first dies at each later step, or at none."""
     for dies_at in (None, *range(0 if lost_at is None else lost_at, STEPS)):
         place = tmp_path / f"{dies_at}.db"
-        place.write_bytes(begun[1])
+        place.write_bytes(initial_state[1])
         registry = replace(
-            begun[0],
-            versions=[replace(v, tags=dict(v.tags)) for v in begun[0].versions],
-            aliases=dict(begun[0].aliases),
+            initial_state[0],
+            versions=[replace(v, tags=dict(v.tags)) for v in initial_state[0].versions],
+            aliases=dict(initial_state[0].aliases),
         )
         first, second = Promoter(registry, place, "4"), Promoter(registry, place, "1")
         second.at = crash_at(second_dies_at)
-        first.at = overtaken_at(lost_at, first, second, then=crash_at(dies_at))
-        stepping[:] = [first, second]
-        with dying():
+        first.at = lose_lease_at(lost_at, first, second, then=crash_at(dies_at))
+        step_promoters[:] = [first, second]
+        with suppress_crash():
             first.run()
-        stepping.clear()
+        step_promoters.clear()
         check(registry, place, first, second, was_lost=lost_at is not None)
         if lost_at is None and dies_at is None:
             assert registry.aliases[CHAMPION] == "4"
             assert first.steps <= STEPS
 
 
-def overtaken_at(
+def lose_lease_at(
     step: int | None, first: Promoter, second: Promoter, *, then: Callable[[int, str], None]
 ) -> Callable[[int, str], None]:
     def at(number: int, label: str) -> None:
         if number == step:
             with first.model.ledger.state.writing() as connection:
                 connection.execute(sa.update(LOCKS).values(leased_until=0.0))
-            with dying():
+            with suppress_crash():
                 second.run()
         then(number, label)
 
     return at
 
 
-def moving(registry: Any, place: Path, version: str) -> None:
+def move_champion(registry: Any, place: Path, version: str) -> None:
     """Move `champion` from 3 to a version."""
     model = RegisteredModel(registry, Ledger(place), NAME)
     vouched = model.history().approving_entry(version)
@@ -187,7 +187,7 @@ def moving(registry: Any, place: Path, version: str) -> None:
         )
 
 
-def test_a_conflict_on_previous_leaves_champion_where_the_ledger_says(tmp_path: Path) -> None:
+def test_conflict_on_previous_keeps_champion(tmp_path: Path) -> None:
     registry = registry_with(tmp_path / "state.db")
     watched = Watched(registry)
 
@@ -197,14 +197,12 @@ def test_a_conflict_on_previous_leaves_champion_where_the_ledger_says(tmp_path: 
 
     watched.before = other_client
     with pytest.raises(PromotionConflict):
-        moving(watched, tmp_path / "state.db", "4")
+        move_champion(watched, tmp_path / "state.db", "4")
     model = RegisteredModel(registry, Ledger(tmp_path / "state.db"), NAME)
     assert model.alias(CHAMPION) == model.history().serving == "4"
 
 
-def test_a_move_that_was_deployed_is_not_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deployed_move_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process died before it could clear the id; then somebody pointed `champion` back."""
     registry, place = registry_with(tmp_path / "state.db"), tmp_path / "state.db"
     with monkeypatch.context() as patched, contextlib.suppress(Crash):
@@ -213,7 +211,7 @@ def test_a_move_that_was_deployed_is_not_done_again(
             raise Crash
 
         patched.setattr(FencingToken, "clear_pending", die)
-        moving(registry, place, "4")
+        move_champion(registry, place, "4")
     assert pending_in(place) != ""
     model = RegisteredModel(registry, Ledger(place), NAME)
     model.write("deployed", "passed", version="4", about=APPROVED)

@@ -51,13 +51,13 @@ class Boxes:
         ({}, [], False),
     ],
 )
-def test_outputs_are_named_by_where_they_stand(returned: Any, names: list[str], stated: bool):
+def test_outputs_are_named_by_their_position(returned: Any, names: list[str], stated: bool):
     found = leaves(returned)
     assert [leaf.name for leaf in found] == names
     assert all(leaf.stated == stated for leaf in found)
 
 
-def test_a_key_anywhere_on_the_way_states_a_name_and_places_do_not():
+def test_only_keys_state_a_name():
     found = leaves((T, [T, {"a": (T, T)}]))
     assert [(leaf.name, leaf.stated) for leaf in found] == [
         ("output_0", False),
@@ -68,14 +68,14 @@ def test_a_key_anywhere_on_the_way_states_a_name_and_places_do_not():
 
 
 @pytest.mark.parametrize("value", [1, 1.0, "text", object(), {1}, Boxes])
-def test_what_is_no_tensor_is_refused(value: Any):
+def test_output_that_is_not_a_tensor_is_refused(value: Any):
     for returned in (value, (T, value), {"a": T, "b": [value]}):
         with pytest.raises(ModelError, match="among its outputs"):
             leaves(returned)
 
 
 @pytest.mark.parametrize("returned", [{"a.b": T, "a": {"b": T}}, {"a b": T, "a_b": T}])
-def test_two_tensors_of_one_name_are_refused(returned: Any):
+def test_duplicate_output_names_are_refused(returned: Any):
     with pytest.raises(ModelError, match="two tensors with the name"):
         leaves(returned)
 
@@ -94,14 +94,14 @@ def nested(least: int) -> Any:
 
 
 @given(nested(0))
-def test_every_tensor_has_one_name_without_white_space(returned: Any):
+def test_output_names_are_unique_without_whitespace(returned: Any):
     names = [leaf.name for leaf in leaves(returned)]
     assert len(set(names)) == len(names)
     assert all(name and not any(char.isspace() for char in name) for name in names)
 
 
 @given(st.dictionaries(st.text("xyz", min_size=1, max_size=3), nested(1), min_size=1, max_size=4))
-def test_what_leaves_names_call_puts_together_again(returned: dict[str, Any]):
+def test_leaves_and_call_are_inverse(returned: dict[str, Any]):
     tensors = {leaf.name: torch.ones(1) * place for place, leaf in enumerate(leaves(returned))}
     seen = {}
     model = module(lambda **arguments: seen.update(arguments))
@@ -151,24 +151,24 @@ def typed(boxes: Boxes, pair: Pair, several: list[torch.Tensor]) -> Any:
         (lambda a: a, ("a",), A),
     ],
 )
-def test_names_become_arguments(function: Any, names: tuple[str, ...], expected: Any):
+def test_names_are_bound_to_arguments(function: Any, names: tuple[str, ...], expected: Any):
     model = module(function)
     assert ForwardSignature(model, names)(model, [A, B][: len(names)]) == expected
 
 
-def test_dataclasses_named_tuples_and_lists_are_made_where_forward_asks_for_them():
+def test_annotated_structures_are_built():
     model = module(typed)
     names = ("boxes.corners", "pair.mean", "pair.spread", "several.0")
     boxes, pair, several = ForwardSignature(model, names)(model, [A, B, C, A])
     assert (boxes, pair, several) == (Boxes(A), Pair(B, C), [A])
 
 
-def test_the_first_names_that_fit_are_taken():
+def test_first_matching_names_are_used():
     model = module(lambda p, q: (p, q))
     assert ForwardSignature(model, ("a", "b"), ("q", "p"))(model, [A, B]) == (B, A)
 
 
-def test_a_forward_without_signature_takes_positions():
+def test_forward_without_signature_is_called_by_position():
     model = module(dict)
     assert ForwardSignature(model, ("x",))(model, [[("a", 1)]]) == {"a": 1}
 
@@ -185,11 +185,11 @@ def test_a_forward_without_signature_takes_positions():
         (lambda *a: None, ("x", "y"), True),
     ],
 )
-def test_plain_calls_are_those_by_position(function: Any, names: tuple[str, ...], plain: bool):
+def test_plain_call_is_positional(function: Any, names: tuple[str, ...], plain: bool):
     assert ForwardSignature(module(function), names).plain == plain
 
 
-def test_names_are_sorted_as_forward_lists_them():
+def test_names_are_sorted_like_forward():
     call = ForwardSignature(module(lambda a, b, *, c: None), ("c", "b.y", "a", "b.x"))
     assert call.sorted(("c", "b.y", "a", "b.x")) == ("a", "b.y", "b.x", "c")
     assert ForwardSignature(module(lambda *x: None), ("c", "a")).sorted(("c", "a")) == ("c", "a")
@@ -206,7 +206,7 @@ def test_names_are_sorted_as_forward_lists_them():
         (None, False),
     ],
 )
-def test_plain_outputs_are_tensors_in_tuples(returned: Any, plain: bool):
+def test_plain_outputs_are_tensors_or_tuples(returned: Any, plain: bool):
     assert is_plain(returned) == plain
 
 
@@ -222,7 +222,7 @@ class Deep(nn.Module):
         return boxes, levels, both
 
 
-def test_inner_annotations_are_followed():
+def test_nested_annotations_are_used():
     names = ["boxes.0.mean", "boxes.0.spread", "levels.low.0", "both.0.corners", "both.0.scores",
              "both.1.0"]  # fmt: skip
     boxes, levels, both = ForwardSignature(Deep(), names)(Deep(), [T] * len(names))
@@ -233,7 +233,7 @@ def test_inner_annotations_are_followed():
     assert type(both[1]) is list
 
 
-def test_what_an_argument_is_put_together_of():
+def test_structured_and_keyword_only_arguments():
     class Some(nn.Module):
         def forward(self, x, parts, *, last: torch.Tensor | None = None):
             return x

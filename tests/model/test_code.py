@@ -1,4 +1,4 @@
-"""Which source files a model stands on, and how a change of one shows."""
+"""Source files of a model, and detection of their changes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ OWN = {"mine_", "mine_.models", "mine_.heads", "mine_.late", "mine_.parts.blocks
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     write(FILES)
@@ -96,7 +96,7 @@ def edit(name: str, before: str, after: str) -> None:
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9))
 
 
-def test_all_own_files_and_no_others(place: Path) -> None:
+def test_own_source_files_are_collected(project: Path) -> None:
     found = code()
     assert set(found.files) == OWN
     assert set(found.packages) == {"torch", "numpy"}
@@ -105,9 +105,9 @@ def test_all_own_files_and_no_others(place: Path) -> None:
 
 
 @pytest.mark.proof
-def test_the_same_in_another_folder_and_process(place: Path, tmp_path: Path) -> None:
+def test_digest_is_the_same_in_another_folder_and_process(project: Path, tmp_path: Path) -> None:
     other = tmp_path / "other place"
-    shutil.copytree(place / "mine_", other / "mine_")
+    shutil.copytree(project / "mine_", other / "mine_")
     program = (
         "from gate.model.loading import collect_code as code_of\nfrom gate.model.loading import build_model\n"
         "print(code_of(build_model('mine_.models:build'), factory='mine_.models:build').digest())"
@@ -129,7 +129,7 @@ def test_the_same_in_another_folder_and_process(place: Path, tmp_path: Path) -> 
         ("mine_/__init__.py", "\n", "import json\n", "mine_"),
     ],
 )
-def test_an_edit_changes_the_digest(place, file, before, after, told) -> None:
+def test_edit_changes_the_digest(project, file, before, after, told) -> None:
     old = code()
     assert changed_files(old) == ()
     edit(file, before, after)
@@ -142,7 +142,7 @@ def test_an_edit_changes_the_digest(place, file, before, after, told) -> None:
     assert code().changes_since(old)[0] == told
 
 
-def test_a_new_import_and_a_file_that_went(place: Path) -> None:
+def test_new_import_and_removed_file(project: Path) -> None:
     old = code()
     edit("mine_/scale.py", "FACTOR", "import mine_.more\nFACTOR")
     Path("mine_/more.py").write_text("")
@@ -154,7 +154,7 @@ def test_a_new_import_and_a_file_that_went(place: Path) -> None:
     assert changed_files(old, gone=True) == ("mine_.late", "mine_.scale")
 
 
-def test_where_nothing_of_it_is_there_nothing_is_told(place, tmp_path, monkeypatch) -> None:
+def test_no_change_is_reported_without_sources(project, tmp_path, monkeypatch) -> None:
     old = code()
     forget("mine_")
     elsewhere = tmp_path / "elsewhere"
@@ -164,7 +164,7 @@ def test_where_nothing_of_it_is_there_nothing_is_told(place, tmp_path, monkeypat
     assert changed_files(old) == ()
 
 
-def test_what_is_loaded_is_not_what_the_file_says(place: Path) -> None:
+def test_loaded_code_differing_from_its_file_is_reported(project: Path) -> None:
     build_model("mine_.models:build")
     edit("mine_/parts/blocks.py", "relu", "sigmoid")
     found = code()
@@ -173,31 +173,31 @@ def test_what_is_loaded_is_not_what_the_file_says(place: Path) -> None:
     assert "mine_.scale" in found.files
 
 
-def test_of_torch_alone_there_are_only_packages() -> None:
+def test_torch_model_has_only_packages() -> None:
     found = collect_code(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), factory="torch.nn:Sequential")
     assert (found.files, set(found.packages), found.unread) == ({}, {"torch"}, {})
 
 
-def test_a_distribution_with_another_name_than_its_modules(place: Path) -> None:
+def test_distribution_name_differs_from_module_name(project: Path) -> None:
     write({"lone_.py": "from torch import nn\nimport PIL.Image, yaml_that_is_not_there\n"})
     found = collect_code(nn.ReLU(), factory="lone_:build")
     assert set(found.files) == {"lone_"}
     assert {name.lower() for name in found.packages} == {"torch", "pillow"}
 
 
-def test_a_loose_file_among_the_packages_is_the_users(place: Path, monkeypatch) -> None:
+def test_single_file_in_site_packages_is_user_code(project: Path, monkeypatch) -> None:
     write({"site-packages/lone_.py": "FACTOR = 1\n"})
-    monkeypatch.setattr(sys, "path", [str(place / "site-packages"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(project / "site-packages"), *sys.path])
     assert set(collect_code(nn.ReLU(), factory="lone_:build").files) == {"lone_"}
 
 
-def test_the_chain_of_a_release_is_code_of_the_model(place: Path) -> None:
-    (place / "between_.py").write_text("def run(parts, batch): return parts['a'](batch['input'])")
+def test_chain_of_a_release_is_included(project: Path) -> None:
+    (project / "between_.py").write_text("def run(parts, batch): return parts['a'](batch['input'])")
     importlib.invalidate_caches()
     assert set(collect_code(nn.ReLU(), chain="between_:run").files) == {"between_"}
 
 
-def test_functions_that_hang_on_modules(place: Path) -> None:
+def test_functions_attached_to_modules_are_included(project: Path) -> None:
     write({
         "lone_.py": "def scaled(module, inputs, output):\n    return output * 2\n"
                     "def outer(inner):\n    def hook(*a):\n        return inner(*a)\n    return hook\n"
@@ -222,17 +222,17 @@ def of_module(name: str) -> nn.Module:
     return type("Net", (nn.Module,), {"__module__": name})()
 
 
-def test_a_class_that_was_typed_in() -> None:
+def test_interactively_defined_class() -> None:
     assert "typed in" in collect_code(of_module("__main__")).unread["__main__"]
 
 
-def test_a_module_that_was_made_while_running(monkeypatch) -> None:
+def test_module_created_at_runtime(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "lone_", types.ModuleType("lone_"))
     assert "no source file" in collect_code(of_module("lone_")).unread["lone_"]
     assert "no source file" in collect_code(of_module("never_was")).unread["never_was"]
 
 
-def test_bytecode_without_source(place: Path) -> None:
+def test_bytecode_without_source_is_unread(project: Path) -> None:
     write({"byte_.py": "X = 1\n"})
     py_compile.compile("byte_.py", cfile="byte_.pyc")
     Path("byte_.py").unlink()
@@ -241,7 +241,7 @@ def test_bytecode_without_source(place: Path) -> None:
     assert "bytecode" in collect_code(of_module("byte_")).unread["byte_"]
 
 
-def test_an_extension_module(place: Path) -> None:
+def test_extension_module_is_unread(project: Path) -> None:
     import _ctypes_test as extension
 
     shutil.copy(extension.__file__, Path("lone_" + Path(extension.__file__).name[12:]))
@@ -249,7 +249,7 @@ def test_an_extension_module(place: Path) -> None:
     assert "extension module" in found.unread["lone_"]
 
 
-def test_a_file_that_vanished(place: Path) -> None:
+def test_deleted_file_is_unread(project: Path) -> None:
     write({"lone_.py": "X = 1\n"})
     import lone_  # noqa: F401
 
@@ -257,7 +257,7 @@ def test_a_file_that_vanished(place: Path) -> None:
     assert "not there" in collect_code(of_module("lone_")).unread["lone_"]
 
 
-def test_torchscript_and_generated_code() -> None:
+def test_torchscript_and_generated_code_are_unread() -> None:
     plain = nn.Sequential(nn.ReLU())
     with captured():
         scripted = collect_code(nn.Sequential(torch.jit.script(plain)))
@@ -265,10 +265,10 @@ def test_torchscript_and_generated_code() -> None:
     assert any("torch.fx" in why for why in collect_code(fx.symbolic_trace(plain)).unread.values())
 
 
-def test_an_archive_is_read(place: Path, monkeypatch) -> None:
+def test_zip_archive_is_read(project: Path, monkeypatch) -> None:
     with zipfile.ZipFile("library.zip", "w") as archive:
         archive.writestr("zipped_.py", "X = 1\n")
-    monkeypatch.setattr(sys, "path", [str(place / "library.zip"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(project / "library.zip"), *sys.path])
     import zipped_  # noqa: F401
 
     found = modules_of(of_module("zipped_"))
@@ -289,5 +289,5 @@ def test_an_archive_is_read(place: Path, monkeypatch) -> None:
         ("\0", "", set()),
     ],
 )
-def test_names_that_a_source_imports(source: str, package: str, names: set[str]) -> None:
+def test_imported_names_of_a_source(source: str, package: str, names: set[str]) -> None:
     assert set(imported_names(source.encode(), package)) == names

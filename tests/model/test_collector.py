@@ -18,7 +18,7 @@ def _as_it_was():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_collector_rests_meanwhile(fails) -> None:
+def test_garbage_collection_is_paused(fails) -> None:
     try:
         with paused_gc():
             assert not gc.isenabled()
@@ -29,14 +29,14 @@ def test_the_collector_rests_meanwhile(fails) -> None:
     assert gc.isenabled()
 
 
-def test_what_was_loaded_counts_as_old() -> None:
+def test_loaded_objects_are_frozen() -> None:
     with paused_gc():
         loaded = [[] for _ in range(5000)]
     assert len(gc.get_objects(generation=0)) < len(loaded)
     assert len(gc.get_objects(generation=2)) > len(loaded)
 
 
-def test_who_has_no_collector_gets_none() -> None:
+def test_disabled_garbage_collection_stays_disabled() -> None:
     gc.disable()
     with paused_gc():
         pass

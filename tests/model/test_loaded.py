@@ -43,12 +43,12 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     del sys.modules["made_up"]
 
 
-def test_an_object_that_makes_up_its_attributes_is_not_asked(source: str) -> None:
+def test_dynamic_attributes_are_not_accessed(source: str) -> None:
     assert not source_code.differs("made_up", source.encode())
 
 
 @pytest.mark.parametrize(
     ("old", "new"), [("x * 2", "x * 3"), ("cls()", "None"), ("return 1", "return 2")]
 )
-def test_each_kind_of_method_is_compared(source: str, old: str, new: str) -> None:
+def test_each_kind_of_method_is_compared_with_its_source(source: str, old: str, new: str) -> None:
     assert source_code.differs("made_up", source.replace(old, new).encode())

@@ -17,7 +17,7 @@ HERE = "tests.export.nets"
 
 
 @pytest.mark.parametrize("factory", [f"{HERE}:Small", f"{HERE}:Holder.small", f"{HERE}:seeded"])
-def test_builds_what_the_callable_returns(factory: str) -> None:
+def test_factory_builds_the_model(factory: str) -> None:
     assert isinstance(build_model(factory), Small)
 
 
@@ -42,7 +42,7 @@ def test_builds_what_the_callable_returns(factory: str) -> None:
         (f"{HERE}:leaves", "SystemExit"),
     ],
 )
-def test_says_what_is_wrong_with_the_factory(factory: str, says: str) -> None:
+def test_invalid_factory_is_refused(factory: str, says: str) -> None:
     with pytest.raises(ModelError, match=says.replace("(", r"\(")):
         build_model(factory)
 
@@ -55,14 +55,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_current_folder_is_importable(folder: Path) -> None:
+def test_current_folder_is_importable(folder: Path) -> None:
     (folder / "own_net_of_user.py").write_text(
         "from torch import nn\ndef build():\n    return nn.Linear(2, 2)\n"
     )
     assert isinstance(build_model("own_net_of_user:build"), nn.Linear)
 
 
-def test_a_module_that_changes_the_folder_is_brought_back(folder: Path) -> None:
+def test_working_directory_is_restored(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     (folder / "moving_net_of_user.py").write_text(
         "import os\nfrom torch import nn\ndef build():\n"
@@ -81,7 +81,7 @@ def test_a_module_that_changes_the_folder_is_brought_back(folder: Path) -> None:
         ("raise SystemExit(1)", "SystemExit"),
     ],
 )
-def test_a_module_that_cannot_be_imported(folder: Path, source: str, says: str) -> None:
+def test_import_error_is_described(folder: Path, source: str, says: str) -> None:
     (folder / "broken_net_of_user.py").write_text(source)
     with pytest.raises(ModelError, match=says):
         build_model("broken_net_of_user:build")
@@ -146,9 +146,7 @@ def reference(folder: Path, factory: str, **options: bool) -> Reference:
 @pytest.mark.parametrize(
     ("factory", "name"), [("unseeded", "weight"), ("by_numpy", "weight"), ("buffer", "noise")]
 )
-def test_weights_that_are_drawn_anew_are_no_reference(
-    folder: Path, factory: str, name: str
-) -> None:
+def test_random_weights_are_refused(folder: Path, factory: str, name: str) -> None:
     with pytest.raises(ModelError, match=f"{name}.*--checkpoint"):
         reference(folder, factory)
     assert reference(folder, factory, untrained=True).model is not None
@@ -157,7 +155,7 @@ def test_weights_that_are_drawn_anew_are_no_reference(
 @pytest.mark.parametrize(
     "factory", ["seeded", "with_nan", "scratch", "kept", "lazy", "half", "empty"]
 )
-def test_the_same_weights_each_time(folder: Path, factory: str) -> None:
+def test_reproducible_weights_are_accepted(folder: Path, factory: str) -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -166,7 +164,7 @@ def test_the_same_weights_each_time(folder: Path, factory: str) -> None:
         assert torch.rand(1) == expected
 
 
-def test_a_checkpoint_settles_the_weights(folder: Path) -> None:
+def test_checkpoint_replaces_random_weights(folder: Path) -> None:
     save_checkpoint(nn.Linear(2, 2), folder / "weights.safetensors")
     (folder / "factories_of_user.py").write_text(FACTORIES)
     found = Reference.from_factory(
@@ -175,6 +173,6 @@ def test_a_checkpoint_settles_the_weights(folder: Path) -> None:
     assert found.is_reproducible
 
 
-def test_a_large_model_is_built_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_model_is_built_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gate.model.loading._LARGE", 16)
     assert not reference(folder, "unseeded").is_reproducible

@@ -18,7 +18,7 @@ NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
         ({"GOMP_SPINCOUNT": "5"}, (None, "5")),
     ],
 )
-def test_threads_sleep_unless_somebody_says_how_they_wait(
+def test_openmp_threads_sleep_by_default(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], then: tuple[str | None, ...]
 ) -> None:
     others = {name: text for name, text in os.environ.items() if name not in NAMES}
@@ -37,7 +37,7 @@ def test_threads_sleep_unless_somebody_says_how_they_wait(
         ({"THP_MEM_ALLOC_ENABLE": "0"}, None),
     ],
 )
-def test_freed_memory_is_kept_unless_the_environment_says_otherwise(
+def test_freed_memory_is_kept_by_default(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], trimmed_from: str | None
 ) -> None:
     stated = ("MALLOC_", "GLIBC_TUNABLES", "THP_MEM_")

@@ -43,38 +43,40 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+def weights_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
     return Shelf(tmp_path / "shelf", monkeypatch)
 
 
 @pytest.mark.parametrize("classes", [None, 7])
-def test_without_weights(classes: int | None) -> None:
+def test_model_without_weights(classes: int | None) -> None:
     model = torchvision_model(NAME, weights=None, num_classes=classes)
     assert model.fc.out_features == (classes or 1000)
 
 
 @pytest.mark.parametrize("weights", ["IMAGENET1K_V1", "DEFAULT", f"{type(ENTRY).__name__}.DEFAULT"])
-def test_downloads_the_named_weights_and_loads_them(
-    shelf: Shelf, trained: nn.Module, weights: str, capfd: pytest.CaptureFixture[str]
+def test_named_weights_are_downloaded(
+    weights_cache: Shelf, trained: nn.Module, weights: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    name = shelf.offer(trained.state_dict())
+    name = weights_cache.offer(trained.state_dict())
     model = torchvision_model(NAME, weights=weights, num_classes=None)
     for key, value in trained.state_dict().items():
         assert torch.equal(model.state_dict()[key], value)
-    assert (shelf.cache / name).exists()
+    assert (weights_cache.cache / name).exists()
     assert capfd.readouterr().out == ""
 
 
-def test_takes_the_file_that_lies_in_the_cache(shelf: Shelf, trained: nn.Module) -> None:
-    name = shelf.offer(trained.state_dict())
-    shelf.cache.mkdir(parents=True)
-    (shelf.folder / name).rename(shelf.cache / name)
+def test_cached_weights_are_used(weights_cache: Shelf, trained: nn.Module) -> None:
+    name = weights_cache.offer(trained.state_dict())
+    weights_cache.cache.mkdir(parents=True)
+    (weights_cache.folder / name).rename(weights_cache.cache / name)
     model = torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=1000)
     assert torch.equal(model.fc.weight, trained.fc.weight)
 
 
-def test_another_number_of_classes_gets_a_new_head_only(shelf: Shelf, trained: nn.Module) -> None:
-    shelf.offer(trained.state_dict())
+def test_different_number_of_classes_replaces_the_head(
+    weights_cache: Shelf, trained: nn.Module
+) -> None:
+    weights_cache.offer(trained.state_dict())
     model = torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=10)
     for key, value in trained.state_dict().items():
         if key.startswith("fc."):
@@ -84,18 +86,18 @@ def test_another_number_of_classes_gets_a_new_head_only(shelf: Shelf, trained: n
     assert model.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_a_download_that_fails_names_the_way_out(shelf: Shelf, trained: nn.Module) -> None:
-    name = shelf.offer(trained.state_dict())
-    (shelf.folder / name).unlink()
+def test_failed_download_names_the_remedy(weights_cache: Shelf, trained: nn.Module) -> None:
+    name = weights_cache.offer(trained.state_dict())
+    (weights_cache.folder / name).unlink()
     says = rf"cannot download.*Place the file {name} in .*checkpoints.*local checkpoint"
     with pytest.raises(CheckpointError, match=says):
         torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=None)
 
 
-def test_a_cached_file_that_is_not_whole_is_refused(shelf: Shelf, trained: nn.Module) -> None:
-    name = shelf.offer(trained.state_dict())
-    shelf.cache.mkdir(parents=True)
-    (shelf.cache / name).write_bytes((shelf.folder / name).read_bytes()[:-100])
+def test_truncated_cached_weights_are_refused(weights_cache: Shelf, trained: nn.Module) -> None:
+    name = weights_cache.offer(trained.state_dict())
+    weights_cache.cache.mkdir(parents=True)
+    (weights_cache.cache / name).write_bytes((weights_cache.folder / name).read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="its name promises"):
         torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=None)
 
@@ -108,17 +110,17 @@ class RunsCode:
         return os.mkdir, (str(self.folder),)
 
 
-def test_a_weights_file_that_wants_to_run_code_does_not(
-    shelf: Shelf, trained: nn.Module, tmp_path: Path
+def test_malicious_weights_file_does_not_run_code(
+    weights_cache: Shelf, trained: nn.Module, tmp_path: Path
 ) -> None:
-    shelf.offer(dict(trained.state_dict()) | {"extra": RunsCode(tmp_path / "proof")})
+    weights_cache.offer(dict(trained.state_dict()) | {"extra": RunsCode(tmp_path / "proof")})
     with pytest.raises(CheckpointError, match="UnpicklingError"):
         torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=None)
     assert not (tmp_path / "proof").exists()
 
 
-def test_weights_of_another_model_are_refused(shelf: Shelf) -> None:
-    shelf.offer(nn.Linear(2, 2).state_dict())
+def test_weights_of_a_different_model_are_refused(weights_cache: Shelf) -> None:
+    weights_cache.offer(nn.Linear(2, 2).state_dict())
     with pytest.raises(ModelError, match=f"cannot build {NAME}"):
         torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=None)
 
@@ -132,12 +134,14 @@ def test_weights_of_another_model_are_refused(shelf: Shelf) -> None:
         (NAME, None, 0, "expected at least 1"),
     ],
 )
-def test_unknown_names(name: str, weights: str | None, classes: int | None, says: str) -> None:
+def test_unknown_names_are_refused(
+    name: str, weights: str | None, classes: int | None, says: str
+) -> None:
     with pytest.raises(ModelError, match=says):
         torchvision_model(name, weights=weights, num_classes=classes)
 
 
 @pytest.mark.parametrize("name", ["googlenet", "lraspp_mobilenet_v3_large"])
-def test_models_whose_builders_would_warn_or_download(shelf: Shelf, name: str) -> None:
+def test_builders_do_not_warn_or_download(weights_cache: Shelf, name: str) -> None:
     assert isinstance(torchvision_model(name, weights=None, num_classes=4), nn.Module)
-    assert not shelf.cache.exists()
+    assert not weights_cache.cache.exists()

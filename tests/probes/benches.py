@@ -1,4 +1,4 @@
-"""Stands without a file, and whole measurements with one, for the tests of probes."""
+"""Measurement contexts without a file, and measurements with one, for the tests of probes."""
 
 from __future__ import annotations
 

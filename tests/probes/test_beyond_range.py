@@ -31,7 +31,7 @@ class Of(nn.Module):
         return self.last(self.function(x * self.scale))
 
 
-def naive(x):
+def naive_softplus(x):
     return torch.log(1.0 + torch.exp(x))
 
 
@@ -40,9 +40,9 @@ def overflows_beyond(limit):
     return lambda x: torch.where(x.abs() > limit, x * torch.inf, x)
 
 
-def mixed(x):
+def overflow_and_clamp(x):
     """Overflows in one column, and is limited in another."""
-    y = naive(x)
+    y = naive_softplus(x)
     return torch.cat([y[:, :3], y[:, 3:].clamp(max=6.0)], 1)
 
 
@@ -57,7 +57,7 @@ class Columns(nn.Module):
         return self.function(x)
 
 
-def judged(model, file_model, tmp_path, arrays=X, **instruments):
+def check_model(model, file_model, tmp_path, arrays=X, **instruments):
     torch.manual_seed(0)
     file_model.load_state_dict(model.state_dict())
     candidate = benches.export(file_model.eval(), tmp_path / "m.onnx", arrays)
@@ -66,7 +66,7 @@ def judged(model, file_model, tmp_path, arrays=X, **instruments):
     return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
 
 
-def failed(decision):
+def failed_checks(decision):
     return {check.name for check in decision.checks if check.verdict is Verdict.FAIL}
 
 
@@ -74,20 +74,20 @@ SOFTPLUS = torch.nn.functional.softplus
 
 
 @pytest.mark.parametrize(("build", "function", "of_file"), [
-    (Of, SOFTPLUS, naive),
+    (Of, SOFTPLUS, naive_softplus),
     (Of, lambda x: x, overflows_beyond(4.0 * 9.9)),
     (Columns, lambda x: x, overflows_beyond(4.0 * 50)),
 ], ids=["softplus", "9.9", "50 by column"])  # fmt: skip
-def test_an_overflow_far_beyond_the_samples_is_a_warning(tmp_path, build, function, of_file):
-    decision = judged(build(function), build(of_file), tmp_path)
-    assert decision.verdict is Verdict.PASS, failed(decision)
+def test_overflow_far_beyond_the_samples_is_a_warning(tmp_path, build, function, of_file):
+    decision = check_model(build(function), build(of_file), tmp_path)
+    assert decision.verdict is Verdict.PASS, failed_checks(decision)
     warned = {c.name for c in decision.waived if c.code == "beyond_range"}
     assert "probe_magnitudes" in warned
     assert '"beyond_range"' in json.dumps(decision.to_plain())
 
 
-def test_the_policy_may_refuse_it(tmp_path):
-    decision = judged(Of(SOFTPLUS), Of(naive), tmp_path, probe_beyond_range="fail")
+def test_policy_can_fail_an_overflow_beyond_the_samples(tmp_path):
+    decision = check_model(Of(SOFTPLUS), Of(naive_softplus), tmp_path, probe_beyond_range="fail")
     assert decision.verdict is Verdict.FAIL
     refused = [c for c in decision.checks if c.verdict is Verdict.FAIL]
     assert {c.code for c in refused} == {"beyond_range"}
@@ -98,11 +98,11 @@ def test_the_policy_may_refuse_it(tmp_path):
     (lambda x: x, lambda x: torch.where(x.abs() > 200.0, x * 0.0, x)),
     (lambda x: x, overflows_beyond(3.0)),
     (lambda x: x, overflows_beyond(30.0)),
-    (SOFTPLUS, mixed),
+    (SOFTPLUS, overflow_and_clamp),
     (lambda x: x / (x.abs() < 50.0).float() * 1.0, lambda x: x * 1.0),
 ], ids=["relu6", "finite at 100", "samples", "8", "mixed", "reference not finite"])  # fmt: skip
-def test_what_no_limit_of_range_explains_is_refused(tmp_path, function, of_file):
-    decision = judged(Columns(function), Columns(of_file), tmp_path)
+def test_difference_not_explained_by_overflow_fails(tmp_path, function, of_file):
+    decision = check_model(Columns(function), Columns(of_file), tmp_path)
     assert decision.verdict is Verdict.FAIL
 
 
@@ -112,17 +112,17 @@ def log_of_sigmoid(x):
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.01, Verdict.FAIL)])
-def test_the_value_of_float64_counts_where_float32_overflows(tmp_path, factor, verdict):
+def test_float64_value_is_used_when_float32_overflows(tmp_path, factor, verdict):
     def of_file(x):
         exact = -SOFTPLUS(-x.clamp(-300.0, 300.0))
         return torch.where(x < -90.0, exact * factor, exact)
 
-    decision = judged(Columns(log_of_sigmoid), Columns(of_file), tmp_path)
-    assert decision.verdict is verdict, failed(decision)
+    decision = check_model(Columns(log_of_sigmoid), Columns(of_file), tmp_path)
+    assert decision.verdict is verdict, failed_checks(decision)
 
 
-def test_a_correct_file_has_no_warning(tmp_path):
-    decision = judged(Of(SOFTPLUS), Of(SOFTPLUS), tmp_path)
+def test_correct_file_has_no_range_warning(tmp_path):
+    decision = check_model(Of(SOFTPLUS), Of(SOFTPLUS), tmp_path)
     assert decision.verdict is Verdict.PASS
     assert "beyond_range" not in {check.code for check in decision.checks}
 
@@ -152,13 +152,13 @@ def _check(breaks, **probe):
     ({"kind": "no_rows", "failure": "y"}, {"failure": "x"}, Verdict.FAIL),
     ({"kind": "no_rows", "relative_diff": 1.0}, {"failure": "x"}, Verdict.FAIL),
 ])  # fmt: skip
-def test_all_else_must_hold(rest, probe, verdict):
+def test_range_warning_needs_all_other_elements_within_bounds(rest, probe, verdict):
     about = {"kind": "overflow", "factor": 30.0, "elements": 2, **rest}
     numbers = {"noise_ratio": None, "relative_diff": None} if probe else {}
     assert _check(BeyondRange(**about), **numbers, **probe).verdict is verdict
 
 
-def test_the_field_keeps_the_digest_of_policies():
+def test_default_probe_beyond_range_is_not_serialized():
     assert "probe_beyond_range" not in Instruments().to_json()
     assert '"fail"' in Instruments(probe_beyond_range="fail").to_json()
 
@@ -180,7 +180,7 @@ class Detector(nn.Module):
 BOXES = {"x": np.random.default_rng(1).uniform(1, 2, (6, 5, 2)).astype(np.float32)}
 
 
-def detected(tmp_path, limit, **instruments):
+def check_detector(tmp_path, limit, **instruments):
     model, file_model = Detector(limit, reshaped=False), Detector(limit, reshaped=True)
     file_model.load_state_dict(model.state_dict())
     path = tmp_path / "m.onnx"
@@ -191,15 +191,15 @@ def detected(tmp_path, limit, **instruments):
     return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
 
 
-def test_a_runtime_that_fails_without_boxes_far_beyond_the_samples(tmp_path):
-    decision = detected(tmp_path, 15.0)
-    assert decision.verdict is Verdict.PASS, failed(decision)
+def test_failure_without_boxes_far_beyond_the_samples_is_a_warning(tmp_path):
+    decision = check_detector(tmp_path, 15.0)
+    assert decision.verdict is Verdict.PASS, failed_checks(decision)
     assert {"beyond_range"} == {c.code for c in decision.waived}
-    assert detected(tmp_path, 15.0, probe_beyond_range="fail").verdict is Verdict.FAIL
+    assert check_detector(tmp_path, 15.0, probe_beyond_range="fail").verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize("limit", [4.0, 1.45], ids=["three times", "the samples"])
-def test_a_runtime_that_fails_without_boxes_nearby(tmp_path, limit):
-    decision = detected(tmp_path, limit)
+def test_failure_without_boxes_near_the_samples_fails(tmp_path, limit):
+    decision = check_detector(tmp_path, limit)
     assert decision.verdict in (Verdict.FAIL, Verdict.ERROR)
     assert not decision.passed

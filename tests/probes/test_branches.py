@@ -36,14 +36,14 @@ class Branch(nn.Module):
         return self.layer(x) if x.sum() > 0 else -self.layer(x)
 
 
-def traced(model, arrays=None):
+def trace_model(model, arrays=None):
     arrays = arrays or X
     stand = benches.stand(model, arrays)
     return stand, TracedReference(stand, arrays)
 
 
-def test_a_trace_keeps_the_branch_of_its_example(capfd):
-    stand, module = traced(Branch())
+def test_trace_keeps_the_branch_of_its_example(capfd):
+    stand, module = trace_model(Branch())
     assert module.warned
     negative = {"x": -X["x"]}
     assert not disagree(stand.reference.run(X), module.run(X))
@@ -51,22 +51,22 @@ def test_a_trace_keeps_the_branch_of_its_example(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_watch_sees_the_model_and_nothing_else():
-    _, module = traced(Branch())
+def test_recorder_sees_only_reads_of_the_model():
+    _, module = trace_model(Branch())
     watch, computed = module.watched(X)
     assert computed
     assert watch.path == (True,)
     assert len(watch.reads) == 1
 
 
-def test_what_the_model_refuses():
+def test_inputs_refused_by_the_model_are_recorded():
     class Strict(Branch):
         def forward(self, x):
             if x.max() > 5:
                 raise ValueError("too bright")
             return x
 
-    _, module = traced(Strict())
+    _, module = trace_model(Strict())
     watch, computed = module.watched({"x": X["x"] + 10})
     assert not computed
     assert watch.path == (True,)
@@ -86,8 +86,8 @@ class Deep(nn.Module):
         return self.layers(x) * self.step
 
 
-def test_no_module_below_is_built_anew_and_the_weights_are_shared():
-    stand, module = traced(Deep(nn.Linear(6, 6)))
+def test_traced_module_shares_the_weights():
+    stand, module = trace_model(Deep(nn.Linear(6, 6)))
     assert len(list(module._module.modules())) == 1
     before = module.run(X)[0]
     assert not disagree([before], stand.reference.run(X))
@@ -100,8 +100,8 @@ def test_no_module_below_is_built_anew_and_the_weights_are_shared():
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_a_scripted_part_is_traced_too():
-    stand, module = traced(Deep(torch.jit.script(nn.Linear(6, 6))))
+def test_scripted_submodule_is_traced():
+    stand, module = trace_model(Deep(torch.jit.script(nn.Linear(6, 6))))
     assert not disagree(stand.reference.run(X), module.run(X))
 
 
@@ -113,7 +113,7 @@ class Anchored(Branch):
         self.register_buffer("anchor", self.layer.weight)
 
 
-class Dropped(Branch):
+class HookedWeight(Branch):
     """A hook, as of code that drops weights, puts a plain tensor in the place of a parameter."""
 
     def __init__(self):
@@ -137,9 +137,9 @@ class Quantized(Branch):
         self.layer.set_weight_bias(torch.quantize_per_tensor(weight, 0.01, 0, torch.qint8), None)
 
 
-@pytest.mark.parametrize("kind", [Anchored, Dropped, Quantized])
-def test_whatever_a_model_holds_its_branch_is_kept(kind):
-    stand, module = traced(kind())
+@pytest.mark.parametrize("kind", [Anchored, HookedWeight, Quantized])
+def test_trace_of_unusual_weights_keeps_the_branch(kind):
+    stand, module = trace_model(kind())
     negative = {"x": -X["x"]}
     assert not disagree(stand.reference.run(X), module.run(X))
     assert disagree(stand.reference.run(negative), module.run(negative))
@@ -150,18 +150,18 @@ class Nested(nn.Module):
         return {"sum": left + right, "more": [(left > right), (None, right.long())]}
 
 
-def test_outputs_of_any_nesting_and_inputs_by_keyword():
+def test_nested_outputs_and_keyword_inputs_are_traced():
     arrays = {"right": benches.vectors(seed=1), "left": benches.vectors()}
-    stand, module = traced(Nested(), arrays)
+    stand, module = trace_model(Nested(), arrays)
     assert not module.warned
     outputs = module.run(arrays)
     assert [output.dtype.name for output in outputs] == ["float32", "bool", "int64"]
     assert not disagree(stand.reference.run(arrays), outputs)
 
 
-def test_torch_s_own_library_warns_of_nothing():
+def test_torch_modules_cause_no_tracer_warning():
     model = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
-    _, module = traced(model, {"src": benches.vectors(width=18).reshape(12, 3, 6)})
+    _, module = trace_model(model, {"src": benches.vectors(width=18).reshape(12, 3, 6)})
     assert not module.warned
 
 
@@ -170,13 +170,13 @@ class Text(nn.Module):
         return "text" if torch.jit.is_tracing() else x
 
 
-def test_what_can_not_be_traced_says_why():
+def test_untraceable_model_has_a_reason():
     with pytest.raises(ModelError, match=r"can't be traced: .*returned str"):
-        traced(Text())
+        trace_model(Text())
 
 
-def test_nothing_is_kept():
-    stand, module = traced(Branch())
+def test_tracing_leaves_no_references_or_state():
+    stand, module = trace_model(Branch())
     weight = weakref.ref(stand.model.module.layer.weight)
     torch._C._set_graph_executor_optimize(True)  # as it is from the beginning
     module.run(X)
@@ -207,7 +207,7 @@ def test_disagreement(eager, other, expected):
     assert disagree(one, two) is expected
 
 
-def test_integers_and_dtypes():
+def test_disagreement_of_integers_and_dtypes():
     one = [np.array([3])]
     assert not disagree(one, [np.array([3])])
     assert disagree(one, [np.array([4])])
@@ -217,7 +217,7 @@ def test_integers_and_dtypes():
 MATRIX = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 
 
-def reads(function):
+def branch_reads(function):
     with BranchRecorder() as watch:
         function(MATRIX)
     return [(read.branch, read.margin) for read in watch.reads]
@@ -247,8 +247,8 @@ def reads(function):
     (lambda x: torch.allclose(x, x + 1), False, None),
     (lambda x: bool((x > 0).isnan().any()), False, None),
 ])  # fmt: skip
-def test_branches_and_how_near_they_are(function, branch, margin):
-    assert reads(function) == [(branch, margin)]
+def test_branch_and_margin_of_a_read(function, branch, margin):
+    assert branch_reads(function) == [(branch, margin)]
 
 
 @pytest.mark.parametrize("function", [
@@ -262,17 +262,18 @@ def test_branches_and_how_near_they_are(function, branch, margin):
     lambda x: np.asarray(x) > 2,
     lambda x: complex(x.max()),
 ])  # fmt: skip
-def test_numbers_that_are_read(function):
-    assert reads(function) == [(None, None)]
+def test_values_read_from_tensors_are_recorded(function):
+    assert branch_reads(function) == [(None, None)]
 
 
-def test_what_is_no_read():
+def test_shape_access_is_not_recorded():
     assert (
-        reads(lambda x: (len(x), x.shape[0], x.sum() > 3, x.dim(), torch.where(x > 1, x, 0))) == []
+        branch_reads(lambda x: (len(x), x.shape[0], x.sum() > 3, x.dim(), torch.where(x > 1, x, 0)))
+        == []
     )
 
 
-def test_the_path():
+def test_recorded_path():
     with BranchRecorder() as watch:
         if MATRIX.sum() > 1:
             float(MATRIX.max())
@@ -281,11 +282,11 @@ def test_the_path():
     assert watch.path == (True, False)
 
 
-def draws(model, arrays=None):
+def rounding_draws(model, arrays=None):
     arrays = arrays or X
     stand = benches.stand(model, arrays)
     with torch.inference_mode():
-        return stand.reference.run(arrays), perturb_rounding(stand, arrays, draws=range(3))
+        return stand.reference.run(arrays), perturb_rounding(stand, arrays, rounding_draws=range(3))
 
 
 class Times(nn.Module):
@@ -297,17 +298,17 @@ class Times(nn.Module):
         return x * self.factor
 
 
-def test_each_run_moves_by_about_the_last_bit():
-    (reference,), runs = draws(Times())
+def test_perturbed_runs_change_the_last_bit():
+    (reference,), runs = rounding_draws(Times())
     assert len(runs) == 3
     for (moved,) in runs:
         off = np.abs(moved / reference - 1.0)
         assert 0.0 < off.max() < 4 * 2.0**-23
 
 
-def test_a_seed_gives_the_same_runs_and_leaves_the_caller_s_randomness():
+def test_perturbed_runs_are_reproducible():
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    first, second = draws(Times())[1], draws(Times())[1]
+    first, second = rounding_draws(Times())[1], rounding_draws(Times())[1]
     assert all(np.array_equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
     assert not np.array_equal(first[0][0], first[1][0])
     assert torch.equal(before[0], torch.get_rng_state())
@@ -317,19 +318,19 @@ def test_a_seed_gives_the_same_runs_and_leaves_the_caller_s_randomness():
 @pytest.mark.parametrize(
     "x", [np.zeros((2, 3)), np.arange(6.0).reshape(2, 3), np.full((2, 3), 2.0**20 - 1)]
 )
-def test_zeros_and_integers_are_exact(x):
+def test_zeros_and_integers_are_not_perturbed(x):
     arrays = {"x": x.astype(np.float32)}
-    (reference,), runs = draws(Times(1.0), arrays)
+    (reference,), runs = rounding_draws(Times(1.0), arrays)
     assert all(np.array_equal(moved, reference) for (moved,) in runs)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**70])
-def test_any_seed_of_a_policy_will_do(seed):
+def test_any_policy_seed_is_accepted(seed):
     stand = benches.stand(Times(), X)
     determinism = stand.policy.determinism.model_copy(update={"seed": seed})
     policy = stand.policy.model_copy(update={"determinism": determinism})
     with torch.inference_mode():
-        assert len(perturb_rounding(replace(stand, policy=policy), X, draws=range(3))) == 3
+        assert len(perturb_rounding(replace(stand, policy=policy), X, rounding_draws=range(3))) == 3
 
 
 class Indices(nn.Module):
@@ -338,8 +339,8 @@ class Indices(nn.Module):
         return x[:, grid.long()], (x.shape[1] - 1 - grid).long()
 
 
-def test_indices_that_are_computed_in_floats_stay():
-    (_, indices), runs = draws(Indices())
+def test_indices_computed_in_floats_are_not_perturbed():
+    (_, indices), runs = rounding_draws(Indices())
     assert all(np.array_equal(moved[1], indices) for moved in runs)
 
 
@@ -350,11 +351,11 @@ class Constant(nn.Module):
         return nn.functional.layer_norm(x, x.shape[1:])
 
 
-def test_what_is_ill_conditioned_moves_far():
+def test_ill_conditioned_output_changes_more():
     constant = {"x": np.full((4, 6), 0.7, np.float32)}
-    (reference,), runs = draws(Constant(), constant)
+    (reference,), runs = rounding_draws(Constant(), constant)
     assert max(np.abs(moved - reference).max() for (moved,) in runs) > 1e-6
-    (reference,), runs = draws(Constant())
+    (reference,), runs = rounding_draws(Constant())
     assert max(np.abs(moved - reference).max() for (moved,) in runs) < 1e-5
 
 
@@ -371,8 +372,8 @@ class InPlace(nn.Module):
         return y, y.view(-1)
 
 
-def test_views_and_what_is_done_in_place_keep_their_meaning():
-    (reference, flat), runs = draws(InPlace())
+def test_views_and_in_place_operations_are_preserved():
+    (reference, flat), runs = rounding_draws(InPlace())
     for moved, view in runs:
         assert np.allclose(moved, reference, rtol=1e-5)
         assert np.allclose(view, flat, rtol=1e-5)
@@ -386,5 +387,5 @@ class Refuses(nn.Module):
         return x
 
 
-def test_a_model_that_can_not_be_computed_so_has_no_runs():
-    assert draws(Refuses())[1] == []
+def test_model_failing_under_perturbation_has_no_runs():
+    assert rounding_draws(Refuses())[1] == []

@@ -90,7 +90,7 @@ NESTED = (
 )
 
 
-def loop(*nodes):
+def loop_node(*nodes):
     """Of as many steps as the batch has samples; each may change the factor."""
     body = helper.make_graph(
         [*nodes, node("Identity", "go", "again"), node("Identity", "state", "next")],
@@ -113,7 +113,7 @@ def loop(*nodes):
     return (*SIZE, ends)
 
 
-OF_STATE = loop(
+OF_STATE = loop_node(
     node("Shape", "state", "s"),
     node("Gather", "s axis", "n"),
     node("Equal", "n limit", "e"),
@@ -121,7 +121,7 @@ OF_STATE = loop(
 )
 
 
-OF_STEP = loop(node("Equal", "step limit", "e"), node("Where", "e wrong kept", "changed"))
+OF_STEP = loop_node(node("Equal", "step limit", "e"), node("Where", "e wrong kept", "changed"))
 
 WAYS = {
     "loop over a state": OF_STATE,
@@ -142,7 +142,7 @@ class Rows(nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
-def judged(tmp_path, nodes, arrays, *, limit, wrong, axis=0, axes=None):
+def check_model(tmp_path, nodes, arrays, *, limit, wrong, axis=0, axes=None):
     torch.manual_seed(0)
     model = Rows().eval()
     path = tmp_path / "m.onnx"
@@ -167,49 +167,49 @@ def judged(tmp_path, nodes, arrays, *, limit, wrong, axis=0, axes=None):
     return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
 
 
-def failed(decision):
+def failed_checks(decision):
     return {check.name for check in decision.checks if check.verdict is Verdict.FAIL}
 
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_fault_at_one_batch_size(tmp_path, way):
+def test_fault_at_one_batch_size_fails(tmp_path, way):
     limit = 33 if "loop" in way else 5
-    decision = judged(tmp_path, WAYS[way], VECTORS, limit=limit, wrong=1.5)
-    assert f"probe_batch_{limit}" in failed(decision)
+    decision = check_model(tmp_path, WAYS[way], VECTORS, limit=limit, wrong=1.5)
+    assert f"probe_batch_{limit}" in failed_checks(decision)
 
 
 @pytest.mark.rows(3)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_correct_file_with_a_condition(tmp_path, way):
-    decision = judged(tmp_path, WAYS[way], VECTORS, limit=33, wrong=1.0)
+def test_correct_file_with_a_size_condition_passes(tmp_path, way):
+    decision = check_model(tmp_path, WAYS[way], VECTORS, limit=33, wrong=1.0)
     assert decision.verdict is Verdict.PASS
     probes = {check.name for check in decision.checks}
     assert {"probe_batch_32", "probe_batch_33", "probe_batch_34"} <= probes
 
 
 @pytest.mark.parametrize(("way", "limit"), [("where", 9), ("of an intermediate", 7), ("if", 128)])
-def test_a_fault_at_one_length(tmp_path, way, limit):
+def test_fault_at_one_length_fails(tmp_path, way, limit):
     about = {"limit": limit, "axis": 1, "axes": LENGTHS}
-    decision = judged(tmp_path, WAYS[way], SEQUENCES, wrong=1.5, **about)
-    assert failed(decision) == {f"probe_size_{limit}"}
-    decision = judged(tmp_path, WAYS[way], SEQUENCES, wrong=1.0, **about)
+    decision = check_model(tmp_path, WAYS[way], SEQUENCES, wrong=1.5, **about)
+    assert failed_checks(decision) == {f"probe_size_{limit}"}
+    decision = check_model(tmp_path, WAYS[way], SEQUENCES, wrong=1.0, **about)
     assert decision.verdict is Verdict.PASS
 
 
-def test_a_fault_above_a_batch_size(tmp_path):
-    decision = judged(tmp_path, ABOVE, VECTORS, limit=100, wrong=1.5)
-    assert failed(decision) == {"probe_batch_101"}
+def test_fault_above_a_batch_size_fails(tmp_path):
+    decision = check_model(tmp_path, ABOVE, VECTORS, limit=100, wrong=1.5)
+    assert failed_checks(decision) == {"probe_batch_101"}
 
 
-def test_a_fault_at_one_step_of_a_loop(tmp_path):
+def test_fault_at_one_loop_step_fails(tmp_path):
     """It shows where the loop makes more steps than that."""
     limit = 70
-    decision = judged(tmp_path, OF_STEP, VECTORS, limit=limit, wrong=1.5)
-    assert f"probe_batch_{limit + 1}" in failed(decision)
-    assert judged(tmp_path, OF_STEP, VECTORS, limit=limit, wrong=1.0).verdict is Verdict.PASS
+    decision = check_model(tmp_path, OF_STEP, VECTORS, limit=limit, wrong=1.5)
+    assert f"probe_batch_{limit + 1}" in failed_checks(decision)
+    assert check_model(tmp_path, OF_STEP, VECTORS, limit=limit, wrong=1.0).verdict is Verdict.PASS
 
 
-def test_a_limit_without_a_comparison(tmp_path):
-    decision = judged(tmp_path, PIECEWISE, VECTORS, limit=60, wrong=1.5)
-    assert failed(decision) == {"probe_batch_61"}
+def test_limit_by_minimum_fails(tmp_path):
+    decision = check_model(tmp_path, PIECEWISE, VECTORS, limit=60, wrong=1.5)
+    assert failed_checks(decision) == {"probe_batch_61"}

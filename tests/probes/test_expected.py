@@ -1,4 +1,4 @@
-"""How a runtime is judged on one probe."""
+"""Comparison of a runtime with the reference on one probe."""
 
 import math
 
@@ -32,14 +32,14 @@ def expected(model, arrays=None, **options):
     return ExpectedOutputs(benches.stand(model, arrays, **options), probe)
 
 
-def judged(model, change, arrays=None, *, refused=False, **options):
+def compare(model, change, arrays=None, *, refused=False, **options):
     """`change` makes the runtime's outputs of the reference's."""
     return expected(model, arrays, **options).parity(
         lambda batch, reference: change([array.copy() for array in reference]), refused=refused
     )
 
 
-def same(outputs):
+def unchanged(outputs):
     return outputs
 
 
@@ -57,8 +57,8 @@ def off_by(amount):
     return lambda outputs: [outputs[0] + np.float32(amount)]
 
 
-def test_the_reference_itself_is_about_one_off():
-    seen = judged(Linear(), same)
+def test_noise_ratio_of_the_reference_is_about_one():
+    seen = compare(Linear(), unchanged)
     assert (seen.name, seen.kind, seen.batch_size) == ("p", "value", 12)
     assert 0.3 < seen.noise_ratio <= 1.0
     assert seen.relative_diff == 0.0
@@ -67,14 +67,14 @@ def test_the_reference_itself_is_about_one_off():
 
 
 @pytest.mark.parametrize("amount", [1e-3, 0.1, 10.0])
-def test_other_answers_are_far_off(amount):
-    seen = judged(Linear(), off_by(amount))
+def test_wrong_outputs_have_a_large_noise_ratio(amount):
+    seen = compare(Linear(), off_by(amount))
     assert seen.noise_ratio > 1e4 * amount
     assert seen.relative_diff > amount / 10
 
 
-def test_without_a_float64_reference_there_is_the_relative_difference_alone():
-    seen = judged(Linear(), off_by(0.1), noise_samples=0)
+def test_only_relative_diff_without_float64_reference():
+    seen = compare(Linear(), off_by(0.1), noise_samples=0)
     assert seen.noise_ratio is None
     assert seen.relative_diff > 0.01
 
@@ -94,18 +94,18 @@ class NanInDouble(Linear):
 
 
 @pytest.mark.parametrize("model", [NoDouble, NanInDouble])
-def test_a_float64_reference_that_breaks_on_the_probe_is_left_out_of_it(model):
+def test_failing_float64_reference_is_skipped_for_the_probe(model):
     probe = expected(model())
     assert probe.parity(lambda batch, reference: reference).noise_ratio is None
     assert probe._context.truth.unmeasured is None  # says nothing about the samples
 
 
-def test_what_the_model_refuses_does_not_apply():
+def test_probe_refused_by_the_model_is_inapplicable():
     class Refuses(nn.Module):
         def forward(self, x):
             raise ValueError("too bright\nsee above")
 
-    seen = judged(Refuses(), same)
+    seen = compare(Refuses(), unchanged)
     assert seen.inapplicable == "ValueError: too bright"
     assert seen.noise_ratio is seen.relative_diff is seen.failure is None
 
@@ -114,7 +114,7 @@ def test_what_the_model_refuses_does_not_apply():
     (RuntimeError("no kernel\nat all"), "RuntimeError: no kernel"),
     (OutputMismatch("shape (3,), expected (4,)."), "shape (3,), expected (4,)."),
 ])  # fmt: skip
-def test_what_the_runtime_raises_is_its_failure(error, words):
+def test_exception_of_the_runtime_is_its_failure(error, words):
     def broken(batch, reference):
         raise error
 
@@ -123,7 +123,7 @@ def test_what_the_runtime_raises_is_its_failure(error, words):
     assert seen.inapplicable is seen.noise_ratio is None
 
 
-def holding(value, where=0):
+def with_value(value, where=0):
     def change(outputs):
         outputs[0].ravel()[where] = value
         return outputs
@@ -141,20 +141,20 @@ class Holes(nn.Module):
 
 @pytest.mark.parametrize("float64_samples", [32, 0])
 @pytest.mark.parametrize(("model", "change", "agrees"), [
-    (Holes, same, True),
-    (Holes, holding(NAN, 6), True),
-    (Holes, holding(1.0, 6), False),
-    (Holes, holding(INF, 6), False),
-    (Holes, holding(-INF, 7), False),
-    (Holes, holding(NAN, 7), False),
-    (Holes, holding(3e38, 7), False),
-    (Holes, holding(NAN, 0), False),
-    (Holes, holding(INF, 0), False),
-    (Linear, holding(NAN, 5), False),
-    (Linear, holding(-INF, 5), False),
+    (Holes, unchanged, True),
+    (Holes, with_value(NAN, 6), True),
+    (Holes, with_value(1.0, 6), False),
+    (Holes, with_value(INF, 6), False),
+    (Holes, with_value(-INF, 7), False),
+    (Holes, with_value(NAN, 7), False),
+    (Holes, with_value(3e38, 7), False),
+    (Holes, with_value(NAN, 0), False),
+    (Holes, with_value(INF, 0), False),
+    (Linear, with_value(NAN, 5), False),
+    (Linear, with_value(-INF, 5), False),
 ])  # fmt: skip
-def test_nan_and_infinity_on_one_side_are_infinitely_far(model, change, agrees, float64_samples):
-    seen = judged(model(), change, noise_samples=float64_samples)
+def test_nonfinite_value_on_one_side_is_infinitely_far(model, change, agrees, float64_samples):
+    seen = compare(model(), change, noise_samples=float64_samples)
     assert math.isinf(seen.relative_diff) is not agrees
     if float64_samples:
         assert math.isinf(seen.noise_ratio) is not agrees
@@ -171,10 +171,10 @@ class Nothing(nn.Module):
         return x[:, :0]
 
 
-def test_nothing_finite_on_both_sides_proves_nothing():
-    assert judged(OnlyNan(), same).inapplicable == "no_finite_number"
-    assert judged(OnlyNan(), holding(1.0)).noise_ratio == INF
-    assert judged(Nothing(), same).inapplicable == "no_finite_number"
+def test_probe_without_finite_numbers_is_inapplicable():
+    assert compare(OnlyNan(), unchanged).inapplicable == "no_finite_number"
+    assert compare(OnlyNan(), with_value(1.0)).noise_ratio == INF
+    assert compare(Nothing(), unchanged).inapplicable == "no_finite_number"
 
 
 class Several(nn.Module):
@@ -182,7 +182,7 @@ class Several(nn.Module):
         return x * 1.1, x.argmax(1), x > 0.5
 
 
-def one_off(index):
+def change_output(index):
     def change(outputs):
         first = outputs[index][..., :1]
         outputs[index][..., :1] = ~first if first.dtype == bool else first + 1
@@ -191,13 +191,13 @@ def one_off(index):
     return change
 
 
-def test_the_worst_output_counts():
-    assert judged(Several(), same).noise_ratio <= 1.0
-    assert judged(Several(), one_off(0)).noise_ratio > 1e5
+def test_worst_output_is_recorded():
+    assert compare(Several(), unchanged).noise_ratio <= 1.0
+    assert compare(Several(), change_output(0)).noise_ratio > 1e5
     for index in (1, 2):
-        seen = judged(Several(), one_off(index))
+        seen = compare(Several(), change_output(index))
         assert (seen.noise_ratio, seen.relative_diff) == (INF, INF)
-        assert judged(Several(), one_off(index), noise_samples=0).relative_diff == INF
+        assert compare(Several(), change_output(index), noise_samples=0).relative_diff == INF
 
 
 CONSTANT = {"x": np.full((4, 6), 0.7, np.float32)}
@@ -217,19 +217,19 @@ class Scores(nn.Module):
         return (x * 1.3).argmax(1)
 
 
-def test_equal_scores_decide_nothing():
-    seen = judged(Scores(), one_off(0), CONSTANT)
+def test_equal_scores_are_no_difference():
+    seen = compare(Scores(), change_output(0), CONSTANT)
     assert (seen.noise_ratio, seen.relative_diff) == (0.0, 0.0)
-    assert judged(Scores(), one_off(0)).noise_ratio == INF
+    assert compare(Scores(), change_output(0)).noise_ratio == INF
 
 
 @pytest.mark.parametrize("float64_samples", [32, 0])
-def test_rounding_in_an_ill_conditioned_probe_is_no_fault(float64_samples):
+def test_rounding_in_an_ill_conditioned_probe_passes(float64_samples):
     ulp = off_by(6e-8)
-    seen = judged(Centred(), ulp, CONSTANT, noise_samples=float64_samples)
+    seen = compare(Centred(), ulp, CONSTANT, noise_samples=float64_samples)
     assert (seen.noise_ratio or 0.0) < 8.0
     assert (seen.inapplicable is not None) is (float64_samples == 0)
-    fault = judged(Centred(), off_by(0.01), CONSTANT, noise_samples=float64_samples)
+    fault = compare(Centred(), off_by(0.01), CONSTANT, noise_samples=float64_samples)
     assert fault.inapplicable is None
     assert (fault.noise_ratio or fault.relative_diff) > 1e3
 
@@ -241,9 +241,9 @@ class Guarded(nn.Module):
         return x + 1.5 if x.abs().sum() == 0 else x * 1.5
 
 
-def test_a_branch_at_zero_is_still_seen():
+def test_branch_at_zero_is_found():
     zeros = {"x": np.zeros((4, 6), np.float32)}
-    baked = judged(Guarded(), lambda outputs: [outputs[0] * 0], zeros)
+    baked = compare(Guarded(), lambda outputs: [outputs[0] * 0], zeros)
     assert baked.noise_ratio > 1e6
 
 
@@ -252,7 +252,7 @@ class Ragged(nn.Module):
         return x[(x * 1.3).sum(1) > 1.3 * x[:1].sum()]
 
 
-def test_a_shape_that_rounding_changes_decides_nothing():
+def test_shape_changed_by_rounding_is_inapplicable():
     def mismatch(batch, reference):
         raise OutputMismatch("other shape")
 
@@ -268,17 +268,17 @@ class Tiny(nn.Module):
         return (x * 400.0).softmax(1)
 
 
-def flushed(outputs):
+def flush_denormals(outputs):
     return [np.where(np.abs(outputs[0]) < 2.0**-126, np.float32(0.0), outputs[0])]
 
 
-def test_flushing_denormal_numbers_is_no_fault():
+def test_flushed_denormals_pass():
     x = {"x": np.array([[0.0, 0.01, 0.02, 0.03, 0.04, 0.24]], np.float32)}
     assert 0 < expected(Tiny(), x)._reference[0].min() < 2.0**-126
-    assert judged(Tiny(), flushed, x).noise_ratio < 4.0
+    assert compare(Tiny(), flush_denormals, x).noise_ratio < 4.0
 
 
-def test_only_a_runtime_that_is_far_off_costs_more_runs(monkeypatch):
+def test_additional_runs_only_for_large_differences(monkeypatch):
     calls = []
     monkeypatch.setattr(
         "gate.probes.expected_outputs.perturb_rounding",
@@ -300,10 +300,12 @@ class Explodes(nn.Module):
 
 
 @pytest.mark.parametrize("float64_samples", [32, 0])
-def test_an_answer_that_is_far_larger_than_to_any_sample_is_judged_too(float64_samples):
+def test_much_larger_output_is_compared(float64_samples):
     arrays = {"x": np.full((2, 4), 15.3, np.float32)}
-    assert judged(Explodes(), same, arrays, noise_samples=float64_samples).inapplicable is None
-    far = judged(
+    assert (
+        compare(Explodes(), unchanged, arrays, noise_samples=float64_samples).inapplicable is None
+    )
+    far = compare(
         Explodes(), lambda o: [o[0] * np.float32(1.5)], arrays, noise_samples=float64_samples
     )
     assert far.inapplicable is None
@@ -311,16 +313,16 @@ def test_an_answer_that_is_far_larger_than_to_any_sample_is_judged_too(float64_s
     assert float64_samples == 0 or far.noise_ratio > 1e4
 
 
-def test_what_random_rounding_moves_as_far_is_waived():
+def test_difference_explained_by_random_rounding_passes():
     arrays = {"x": np.full((2, 4), 60.3, np.float32)}
-    near = judged(Explodes(), lambda o: [o[0] * np.float32(1 + 4e-6)], arrays)
+    near = compare(Explodes(), lambda o: [o[0] * np.float32(1 + 4e-6)], arrays)
     assert near.noise_ratio < 8.0  # an ulp of 60 is 4e-6
 
 
-def apart(model, change, rows, **options):
+def compare_rows(model, change, rows, **options):
     """As `judged`, each row in its own scale."""
     arrays = {"x": rows}
-    probe = Probe("p", "value", len(rows), lambda: arrays, apart=options.pop("apart", True))
+    probe = Probe("p", "value", len(rows), lambda: arrays, compare_rows=options.pop("apart", True))
     seen = ExpectedOutputs(benches.stand(model, arrays, **options), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
@@ -334,27 +336,33 @@ def in_row(row, factor):
 
 
 @pytest.mark.parametrize("float64_samples", [32, 0])
-def test_a_small_sample_beside_large_ones_is_judged_in_its_own_scale(float64_samples):
+def test_small_row_next_to_large_rows_has_its_own_scale(float64_samples):
     rows = benches.vectors(8) * np.float32([[1], [1e6], [1], [1], [1], [1], [1], [1]])
     fault = in_row(0, 0.9)
-    assert apart(Linear(), same, rows, noise_samples=float64_samples).relative_diff == 0.0
-    together = apart(Linear(), fault, rows, apart=False, noise_samples=float64_samples)
-    alone = apart(Linear(), fault, rows, noise_samples=float64_samples)
+    assert (
+        compare_rows(Linear(), unchanged, rows, noise_samples=float64_samples).relative_diff == 0.0
+    )
+    together = compare_rows(
+        Linear(), fault, rows, compare_rows=False, noise_samples=float64_samples
+    )
+    alone = compare_rows(Linear(), fault, rows, noise_samples=float64_samples)
     assert together.relative_diff < 1e-6
     assert alone.relative_diff > 0.01
     if float64_samples:
         assert alone.noise_ratio > 1e4
 
 
-def test_an_answer_of_zeros_is_no_scale():
+def test_row_of_zeros_has_no_scale():
     rows = np.zeros((4, 6), np.float32)
     rows[1:] = benches.vectors(3)
-    seen = apart(nn.Identity(), same, rows)
+    seen = compare_rows(nn.Identity(), unchanged, rows)
     assert (seen.noise_ratio, seen.relative_diff) == (0.0, 0.0)
 
 
-def finite(model, change):
-    probe = Probe("nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, finite=True)
+def compare_finite(model, change):
+    probe = Probe(
+        "nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, compare_finite=True
+    )
     seen = ExpectedOutputs(benches.stand(model, {"x": np.ones((2, 4), np.float32)}), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
@@ -372,12 +380,14 @@ class Places(nn.Module):
 @pytest.mark.parametrize(
     ("model", "applies"), [(Mends(), True), (nn.Identity(), False), (Places(), False)]
 )
-def test_what_is_not_finite_is_asked_only_where_the_answer_is_finite(model, applies):
-    seen = finite(model, same)
+def test_nonfinite_probe_applies_only_with_finite_output(model, applies):
+    seen = compare_finite(model, unchanged)
     assert (seen.inapplicable is None) is applies
     assert seen.relative_diff == (0.0 if applies else None)
     if applies:
-        assert finite(model, lambda outputs: [outputs[0] * np.float32(NAN)]).noise_ratio == INF
+        assert (
+            compare_finite(model, lambda outputs: [outputs[0] * np.float32(NAN)]).noise_ratio == INF
+        )
 
 
 class Steps(nn.Module):
@@ -388,11 +398,11 @@ class Steps(nn.Module):
 
 
 @pytest.mark.parametrize(("units", "excused"), [(0, True), (4, False)])
-def test_an_integer_that_rounding_rarely_moves_is_decided_by_more_runs(units, excused):
+def test_rarely_rounded_integer_needs_more_runs(units, excused):
     """`units` of float32 beyond a whole number: three runs happen not to lower the input."""
     rows = np.full((12, 6), 0.5, np.float32)
     rows[9, 2] = np.float32(6.0 / 5.7) * np.float32(1.0 + units * 2.0**-23)
-    seen = judged(Steps(), lambda outputs: [np.where(outputs[0] == 6, 5, outputs[0])], {"x": rows})
+    seen = compare(Steps(), lambda outputs: [np.where(outputs[0] == 6, 5, outputs[0])], {"x": rows})
     assert (seen.noise_ratio == 0.0) == excused
     assert excused or seen.noise_ratio == INF
 
@@ -404,9 +414,7 @@ def test_an_integer_that_rounding_rarely_moves_is_decided_by_more_runs(units, ex
     (50.0, 35, False, [3]),
     (1e5, 36, False, [3]),
 ])  # fmt: skip
-def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
-    ratio, few_elements, refused, runs, monkeypatch
-):
+def test_undecided_floor_uses_more_runs(ratio, few_elements, refused, runs, monkeypatch):
     """Not where it is plain anyway, nor where so many runs would not fit, nor where the samples
     refuse the runtime: then the record says so."""
     asked, real = [], expected_outputs.perturb_rounding
@@ -417,22 +425,22 @@ def test_a_floor_that_may_be_narrow_by_chance_is_taken_of_more_runs(
 
     monkeypatch.setattr(expected_outputs, "perturb_rounding", jittered)
     monkeypatch.setattr(expected_outputs, "_MOST_ELEMENTS", few_elements)
-    unit = judged(Linear(), off_by(1e-5)).noise_ratio
+    unit = compare(Linear(), off_by(1e-5)).noise_ratio
     asked.clear()
-    seen = judged(Linear(), off_by(1e-5 * ratio / unit), refused=refused)
+    seen = compare(Linear(), off_by(1e-5 * ratio / unit), refused=refused)
     assert asked == runs
     assert seen.rounding_draws == runs[-1]
     assert seen.unexamined is refused
     assert seen.noise_ratio > 0.3 * ratio
 
 
-class InCompany(Linear):
+class BatchDependent(Linear):
     def forward(self, x):
         return self.layer(x - x.mean(0))
 
 
-@pytest.mark.parametrize(("model", "runs"), [(Linear(), [8]), (InCompany(), [20, 3])])
-def test_batches_of_the_same_samples_share_their_runs(model, runs, monkeypatch):
+@pytest.mark.parametrize(("model", "runs"), [(Linear(), [8]), (BatchDependent(), [20, 3])])
+def test_batches_of_the_same_samples_share_runs(model, runs, monkeypatch):
     """Unless their company matters to the model."""
     made, real = [], expected_outputs.perturb_rounding
 
@@ -456,7 +464,7 @@ def test_batches_of_the_same_samples_share_their_runs(model, runs, monkeypatch):
     assert made == runs
 
 
-class Taken(nn.Module):
+class RoundedPlaces(nn.Module):
     """Of what rounding decides, the places that are taken, and the score of one of them."""
 
     def forward(self, x):
@@ -465,7 +473,7 @@ class Taken(nn.Module):
 
 
 @pytest.mark.parametrize(("units", "excused"), [(0, True), (4, False)])
-def test_where_rounding_takes_others_what_comes_with_them_is_seen_in_more_runs(units, excused):
+def test_output_depending_on_rounded_choice_needs_more_runs(units, excused):
     """Three runs take others, and happen not to change the score of the tenth sample."""
     rows = np.full((12, 6), 0.5, np.float32)
     rows[:, :2] = np.float32(6.0 / 5.7)
@@ -478,5 +486,5 @@ def test_where_rounding_takes_others_what_comes_with_them_is_seen_in_more_runs(u
             np.where(outputs[1] == score, np.float32(0.05), outputs[1]),
         ]
 
-    seen = judged(Taken(), a_step_less, {"x": rows})
+    seen = compare(RoundedPlaces(), a_step_less, {"x": rows})
     assert (seen.noise_ratio < 32.0) == excused

@@ -1,4 +1,4 @@
-"""How far integers are taken, and which values are tried on the way."""
+"""Probes of integer inputs: ranges, table lookups, masks and compared values."""
 
 import numpy as np
 import pytest
@@ -41,19 +41,19 @@ class Table(nn.Module):
         return self.tables[0](x)
 
 
-def found(model, arrays, **options):
+def probes_of(model, arrays, **options):
     stand = benches.stand(model, arrays, **options)
     return {probe.name: probe for probe in integer_probes(stand, SampleProfile.from_source(stand))}
 
 
-def values(model, array, name="values_x", **options):
-    return found(model, {"x": array}, **options)[name].batch["x"]
+def probe_values(model, array, name="values_x", **options):
+    return probes_of(model, {"x": array}, **options)[name].batch["x"]
 
 
 @pytest.mark.parametrize("reads", ["embedding", "bag", "index", "select", "gather"])
-def test_every_row_of_a_table_is_read(reads):
+def test_probe_reads_each_row_of_a_table(reads):
     model = Table(40, reads=reads)
-    seen = found(model, {"x": TOKENS})
+    seen = probes_of(model, {"x": TOKENS})
     rows = seen["values_x"].batch["x"]
     assert set(rows.ravel()) == set(range(40))
     assert rows.dtype == TOKENS.dtype
@@ -62,23 +62,23 @@ def test_every_row_of_a_table_is_read(reads):
     assert (seen["below_x"].batch["x"] == -1).all()
 
 
-def test_of_a_large_table_both_ends_and_some_between():
-    rows = values(Table(30000), TOKENS)
+def test_probe_of_a_large_table_reads_ends_and_samples():
+    rows = probe_values(Table(30000), TOKENS)
     assert rows.shape == (8, 5)
     assert {0, 21, 22, 29998, 29999} <= set(rows.ravel())
     assert rows.max() == 29999
     assert ((rows > 100) & (rows < 29000)).sum() > 5
 
 
-def test_each_column_has_its_own_range():
+def test_each_column_has_its_own_table():
     x = np.random.default_rng(0).integers(0, 3, (12, 3))
-    rows = values(Table(3, 11, 50), x)
+    rows = probe_values(Table(3, 11, 50), x)
     for place, size in enumerate((3, 11, 50)):
         assert set(rows[:, place]) == set(range(size))
-    assert set(values(Table(3, 400), x[:, :2])[:, 1]) == set(range(400))
+    assert set(probe_values(Table(3, 400), x[:, :2])[:, 1]) == set(range(400))
 
 
-def test_columns_of_which_nothing_is_read_keep_their_range():
+def test_columns_without_lookup_keep_their_range():
     class Half(nn.Module):
         def __init__(self):
             super().__init__()
@@ -88,17 +88,17 @@ def test_columns_of_which_nothing_is_read_keep_their_range():
             return self.table(x[:, 0]) + x[:, 1:2]
 
     x = np.random.default_rng(0).integers(0, 9, (12, 2))
-    rows = values(Half(), x)
+    rows = probe_values(Half(), x)
     assert set(rows[:, 0]) == set(range(30))
     assert set(rows[:, 1]) == set(range(x[:, 1].min(), x[:, 1].max() + 1))
 
 
-def test_numbers_that_are_no_indices_go_beyond_and_below():
+def test_numbers_without_lookup_go_beyond_the_range():
     class Counts(nn.Module):
         def forward(self, x):
             return x * 1.5
 
-    seen = found(Counts(), {"x": TOKENS})
+    seen = probes_of(Counts(), {"x": TOKENS})
     assert set(seen) == {"values_x", "zero_x", "above_x", "far_x", "below_x", "less_x"}
     assert set(seen["values_x"].batch["x"].ravel()) == set(range(3, 21))
     told = {name: set(seen[name].batch["x"].ravel()) for name in seen if name != "values_x"}
@@ -109,51 +109,51 @@ def test_numbers_that_are_no_indices_go_beyond_and_below():
         "below_x": {-1},
         "less_x": {1, 2},
     }
-    signed = found(Counts(), {"x": TOKENS - 10})
+    signed = probes_of(Counts(), {"x": TOKENS - 10})
     assert (signed["below_x"].batch["x"] == -8).all()
 
 
 @pytest.mark.parametrize(
     ("dtype", "low", "high"), [(np.uint8, 0, 255), (np.int8, -128, 127)]
 )  # fmt: skip
-def test_eight_bits_are_tried_as_a_whole(dtype, low, high):
+def test_8_bit_integers_are_tried_completely(dtype, low, high):
     x = np.random.default_rng(0).integers(40, 90, (12, 3, 10, 10)).astype(dtype)
-    seen = found(nn.Flatten(), {"x": x})
+    seen = probes_of(nn.Flatten(), {"x": x})
     assert set(seen) == {"values_x"}
     rows = seen["values_x"].batch["x"]
     assert rows.dtype == dtype
     assert set(rows.ravel()) == set(range(low, high + 1))
     assert rows.shape == (1, 3, 10, 10)
-    few = values(nn.Flatten(), x[:, 0, 0, :2])
-    assert {low, high} <= set(values(nn.Flatten(), x[:, 0, 0, 0]))
+    few = probe_values(nn.Flatten(), x[:, 0, 0, :2])
+    assert {low, high} <= set(probe_values(nn.Flatten(), x[:, 0, 0, 0]))
     assert len(few) <= 64
 
 
-def test_what_is_at_the_end_of_its_dtype_has_no_beyond():
+def test_range_ending_at_the_dtype_limit_is_not_exceeded():
     class Counts(nn.Module):
         def forward(self, x):
             return x * 1.5
 
     x = np.array([[0, 2**31 - 1]] * 3, np.int32)
-    assert set(found(Counts(), {"x": x})) == {"values_x", "below_x"}
+    assert set(probes_of(Counts(), {"x": x})) == {"values_x", "below_x"}
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.uint32])
 @pytest.mark.parametrize("shape", [(40,), (40, 3)])
-def test_the_whole_range_of_a_dtype_is_probed_within_the_samples(dtype, shape):
+def test_full_dtype_range_is_probed_within_the_samples(dtype, shape):
     limits = np.iinfo(dtype)
     x = np.random.default_rng(0).integers(limits.min, limits.max, shape, dtype, endpoint=True)
     x.flat[:2] = limits.min, limits.max
-    seen = found(nn.Identity(), {"x": x})
+    seen = probes_of(nn.Identity(), {"x": x})
     rows = seen["values_x"].batch["x"]
     assert rows.dtype == dtype
     assert len(set(np.mod(rows.ravel().astype(object), 8))) > 3
     assert all(probe.batch["x"].dtype == dtype for probe in seen.values())
 
 
-def test_hashes_are_probed_within_the_range_of_the_samples():
+def test_hashes_are_probed_within_the_sample_range():
     x = np.random.default_rng(0).integers(2**60, 2**61, 40)
-    seen = found(nn.Identity(), {"x": x})
+    seen = probes_of(nn.Identity(), {"x": x})
     assert set(seen) == {"values_x"}
     rows = seen["values_x"].batch["x"]
     assert x.min() <= rows.min()
@@ -162,7 +162,7 @@ def test_hashes_are_probed_within_the_range_of_the_samples():
 
 def test_integers_that_float32_cannot_hold_are_probed():
     x = np.array([0, 5, 2**24 + 6] * 4)
-    rows = values(nn.Identity(), x)
+    rows = probe_values(nn.Identity(), x)
     assert (rows.astype(np.float32).astype(np.int64) != rows).any()
     assert rows.max() <= x.max()
 
@@ -178,9 +178,9 @@ MASKS = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_what_is_constant_becomes_the_other_in_places(name):
+def test_constant_mask_is_changed_in_places(name):
     mask = MASKS[name]
-    seen = found(nn.Identity(), {"x": mask})
+    seen = probes_of(nn.Identity(), {"x": mask})
     emptied = {"types": {"full_x"}, "float": set(), "square": set()}.get(name, {"empty_x"})
     assert set(seen) == {"masked_x", *emptied}
     for title in emptied:
@@ -194,17 +194,17 @@ def test_what_is_constant_becomes_the_other_in_places(name):
     assert 0 < (other != mask[0]).sum() < other.size
 
 
-def test_types_that_are_looked_up_go_to_the_end_of_their_table():
-    assert set(found(Table(2), {"x": MASKS["types"]})) == {"masked_x", "full_x"}
-    rows = values(Table(6), MASKS["types"])
+def test_looked_up_types_cover_their_table():
+    assert set(probes_of(Table(2), {"x": MASKS["types"]})) == {"masked_x", "full_x"}
+    rows = probe_values(Table(6), MASKS["types"])
     assert set(rows.ravel()) == set(range(6))
 
 
-def test_a_mask_that_varies_becomes_empty_and_full():
-    assert set(found(nn.Identity(), {"x": TOKENS % 2})) == {"empty_x", "full_x"}
+def test_varying_mask_becomes_empty_and_full():
+    assert set(probes_of(nn.Identity(), {"x": TOKENS % 2})) == {"empty_x", "full_x"}
 
 
-def test_a_mask_is_not_taken_for_an_index_of_what_counts_its_places():
+def test_mask_is_not_an_index_of_positions():
     class Placed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -213,40 +213,40 @@ def test_a_mask_is_not_taken_for_an_index_of_what_counts_its_places():
         def forward(self, x):
             return self.places(torch.arange(x.shape[1]))[None] * x[..., None]
 
-    assert set(found(Placed(), {"x": MASKS["int"]})) == {"masked_x", "empty_x"}
+    assert set(probes_of(Placed(), {"x": MASKS["int"]})) == {"masked_x", "empty_x"}
 
 
-def test_the_other_inputs_stay_samples():
+def test_other_inputs_stay_samples():
     class Both(nn.Module):
         def forward(self, x, mask):
             return x * mask
 
     arrays = {"x": TOKENS, "mask": np.ones_like(TOKENS)}
-    probe = found(Both(), arrays)["masked_mask"]
+    probe = probes_of(Both(), arrays)["masked_mask"]
     assert np.array_equal(probe.batch["x"], TOKENS[:2])
 
 
-def test_a_fixed_batch_is_probed_in_parts():
-    seen = found(Table(20), {"x": TOKENS % 10}, fixed=6)
+def test_fixed_batch_is_probed_in_parts():
+    seen = probes_of(Table(20), {"x": TOKENS % 10}, fixed=6)
     parts = [seen[f"values_x_{part}"] for part in (1, 2, 3, 4)]
     assert {probe.size for probe in parts} == {6}
     assert {len(probe.batch["x"]) for probe in parts} == {6}
     assert set(np.concatenate([p.batch["x"] for p in parts]).ravel()) == set(range(20))
 
 
-def test_what_the_model_refuses_is_no_end():
+def test_values_refused_by_the_model_are_skipped():
     class Strict(Table):
         def forward(self, x):
             if x.max() > 25:
                 raise ValueError("too far")
             return super().forward(x)
 
-    seen = found(Strict(40), {"x": TOKENS})
+    seen = probes_of(Strict(40), {"x": TOKENS})
     assert set(seen) == {"values_x", "zero_x", "above_x", "far_x", "below_x", "less_x"}
     assert seen["values_x"].batch["x"].max() == 20
 
 
-def test_a_model_that_cannot_be_watched_reads_nothing():
+def test_failing_model_has_no_lookups():
     class Breaks(nn.Module):
         def forward(self, x):
             raise ValueError
@@ -255,7 +255,7 @@ def test_a_model_that_cannot_be_watched_reads_nothing():
     assert lookups(stand, {"x": TOKENS}) == []
 
 
-def test_readings_are_recorded_with_the_size_of_the_table():
+def test_lookups_have_the_table_size():
     stand = benches.stand(Table(40, offset=3), {"x": TOKENS})
     (one,) = lookups(stand, {"x": TOKENS})
     assert one.size == 40
@@ -263,14 +263,14 @@ def test_readings_are_recorded_with_the_size_of_the_table():
 
 
 @pytest.mark.parametrize("value", [0, 1])
-def test_one_constant_number_a_sample_is_the_other_for_one_of_two(value):
+def test_constant_number_per_sample_is_changed(value):
     arrays = {"x": benches.vectors(), "task": np.full(12, value)}
 
     class Tasks(nn.Module):
         def forward(self, x, task):
             return x + task[:, None]
 
-    assert found(Tasks(), arrays)["masked_task"].batch["task"].tolist() == [value, 1 - value]
+    assert probes_of(Tasks(), arrays)["masked_task"].batch["task"].tolist() == [value, 1 - value]
 
 
 class Compares(nn.Module):
@@ -284,20 +284,20 @@ class Compares(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
 @pytest.mark.parametrize("bounds", [(9,), (7, 15), (9.5, 15.0)])
-def test_every_number_that_an_input_is_compared_with_is_tried(dtype, bounds):
-    tried = values(Compares(*bounds, dtype=dtype), TOKENS, "bounds_x")
+def test_compared_numbers_are_tried(dtype, bounds):
+    tried = probe_values(Compares(*bounds, dtype=dtype), TOKENS, "bounds_x")
     for bound in bounds:
         for column in tried.T:
             assert {int(bound) - 1, int(bound), int(bound) + 1} <= set(column)
 
 
-def test_a_bound_is_that_of_the_same_sample():
+def test_bound_is_taken_from_the_same_sample():
     class Within(nn.Module):
         def forward(self, x, last):
             return (x <= last[:, None]).float()
 
     last = np.arange(6, 18)
-    batch = found(Within(), {"x": TOKENS, "last": last})["bounds_x"].batch
+    batch = probes_of(Within(), {"x": TOKENS, "last": last})["bounds_x"].batch
     for x, bound in zip(batch["x"], batch["last"], strict=True):
         assert {bound - 1, bound, bound + 1} <= set(x)
     assert len(set(batch["last"])) == 4

@@ -1,4 +1,4 @@
-"""Whole measurements: what the probes see of files that were exported wrongly, and rightly."""
+"""Probes in complete measurements of wrong and correct exports."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from torch import nn
 from gate import Verdict, decide
 from gate.measure.stability import StabilityInstrument
 from gate.probes.instrument import ProbeInstrument
-from gate.reference.float64 import Float64Reference
 from tests.measure import tiny
 from tests.probes import benches
 
@@ -48,24 +47,6 @@ class Window(nn.Module):
         return y.exp() if (x.mean() - 0.371).abs() < 0.004 else y
 
 
-def test_each_batch_in_float64_has_new_samples_and_none_is_of_one(tmp_path, monkeypatch):
-    """A forward in float64 is the dearest of all."""
-    batches, computed, run = [], set(), Float64Reference.run
-
-    def watched(self, batch, *, mode=None):
-        rows = {row.tobytes() for row in batch["x"]}
-        batches.append((len(batch["x"]), len(rows - computed)))
-        computed.update(rows)
-        return run(self, batch, mode=mode)
-
-    monkeypatch.setattr(Float64Reference, "run", watched)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
-    examined(model, model, tmp_path)
-    assert len(computed) > 2 * QUIET["noise_samples"]
-    assert all(size > 1 and 2 * new > size for size, new in batches), batches
-
-
 class Divided(nn.Module):
     """`len` is the example's in the file: right in batches of four."""
 
@@ -90,7 +71,7 @@ class NanAtZero(nn.Module):
     (NanAtZero(), {"probe_zeros"}, {"probe_ones"}),
     (Window(), {"probe_search_"}, {"probe_zeros", "probe_noise"}),
 ], ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "")  # fmt: skip
-def test_what_the_trace_baked_in(tmp_path, model, caught, spared):
+def test_branch_fixed_by_tracing_is_found(tmp_path, model, caught, spared):
     seen, probes, failed = examined(model, model, tmp_path)
     assert all(any(name.startswith(one) for name in failed) for one in caught)
     assert not spared & failed
@@ -100,7 +81,7 @@ def test_what_the_trace_baked_in(tmp_path, model, caught, spared):
         assert (probe.kind == "search") is name.startswith("search_")
 
 
-def test_a_length_that_is_baked_in(tmp_path):
+def test_length_fixed_by_tracing_is_found(tmp_path):
     _, probes, failed = examined(Divided(), Divided(), tmp_path)
     assert {"probe_batch_1", "probe_batch_7", "batch_invariance_ratio"} <= failed
     assert "probe_batch_4" not in failed
@@ -123,7 +104,7 @@ SPATIAL = {"x": {0: "batch", 2: "height", 3: "width"}, "output": {0: "batch"}}
 
 
 @pytest.mark.parametrize("model", [Pooled(), PooledAnywhere()])
-def test_a_size_that_is_baked_in(tmp_path, model):
+def test_size_fixed_by_tracing_is_found(tmp_path, model):
     _, probes, failed = examined(PooledAnywhere(), model, tmp_path, axes=SPATIAL)
     sizes = {name for name in probes if name.startswith("size_")}
     assert sizes == {
@@ -140,7 +121,7 @@ class AtLeastEight(nn.Module):
         return x.mean((2, 3))
 
 
-def test_what_the_model_refuses_does_not_apply_and_passes(tmp_path):
+def test_size_refused_by_the_model_is_inapplicable(tmp_path):
     _, probes, failed = examined(AtLeastEight(), AtLeastEight(), tmp_path, axes=SPATIAL)
     assert probes["size_6x6"].inapplicable == "ValueError: too small"
     assert failed == set()
@@ -215,7 +196,7 @@ CORRECT = {
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("name", CORRECT)
-def test_correct_files_pass_every_probe_by_far(tmp_path, name):
+def test_correct_file_passes_each_probe(tmp_path, name):
     build, arrays = CORRECT[name]
     torch.manual_seed(0)
     model = build().eval()
@@ -228,7 +209,7 @@ def test_correct_files_pass_every_probe_by_far(tmp_path, name):
     assert all(ratio <= 24.0 for ratio in ratios.values()), ratios
 
 
-def test_a_probe_that_is_another_again_is_computed_once(tmp_path):
+def test_equal_probes_are_computed_once(tmp_path):
     x = {"x": np.concatenate([np.zeros((6, 3), np.float32), np.ones((6, 3), np.float32)])}
     _, probes, _ = examined(nn.Identity(), nn.Identity(), tmp_path, x)
     assert "zeros" not in probes  # the first sample is zero, so `batch_1` is
@@ -236,7 +217,7 @@ def test_a_probe_that_is_another_again_is_computed_once(tmp_path):
     assert "max" not in probes
 
 
-def test_nothing_is_computed_that_the_policy_does_not_ask_for(tmp_path):
+def test_disabled_probes_are_not_computed(tmp_path):
     model = tiny.net()
     none = {"probes": False, "stability_samples": 0}
     seen, probes, _ = examined(model, model, tmp_path, **none)
@@ -248,7 +229,7 @@ def test_nothing_is_computed_that_the_policy_does_not_ask_for(tmp_path):
     assert seen.trace_search is None
 
 
-def test_without_a_runtime_that_lives_nothing_is_computed():
+def test_nothing_is_computed_without_a_working_runtime():
     calls = []
 
     class Counting(nn.Module):
@@ -265,7 +246,7 @@ def test_without_a_runtime_that_lives_nothing_is_computed():
     assert not calls
 
 
-def test_a_fixed_batch_is_probed_with_that_batch(tmp_path):
+def test_fixed_batch_is_probed_with_that_batch(tmp_path):
     model = tiny.net()
     candidate = tiny.export(
         model, tmp_path / "m.onnx", example={"input": tiny.images(3)}, dynamic=False

@@ -1,4 +1,4 @@
-"""What the search finds on which models, and what it costs."""
+"""The search for inputs on which a trace differs from the model."""
 
 import numpy as np
 import pytest
@@ -27,13 +27,17 @@ DIGEST = Digest.from_bytes(b"file9")
 """Draws the batch sizes 15 and 43."""
 
 
-def search(model, arrays=None, *, known=True, axes=None, **options):
+def search(model, arrays=None, *, with_usual_probes=True, axes=None, **options):
     """The record and the new probes, with or without the usual probes beforehand."""
     arrays = arrays or X
     stand = benches.stand(model, arrays, **options)
     observed = SampleProfile.from_source(stand)
     inputs = benches.specs(arrays, fixed=options.get("fixed"), **(axes or {}))
-    usual = [*batch_probes(stand, observed, DIGEST), *value_probes(observed)] if known else []
+    usual = (
+        [*batch_probes(stand, observed, DIGEST), *value_probes(observed)]
+        if with_usual_probes
+        else []
+    )
     return TraceSearcher(stand, DynamicAxes.from_inputs(stand, observed, inputs), usual).run()
 
 
@@ -65,28 +69,28 @@ RARE = {
 }
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("with_usual_probes", [True, False])
 @pytest.mark.parametrize("name", RARE)
-def test_rare_branches_are_found(name, known):
+def test_rare_branch_is_found(name, with_usual_probes):
     model = Branch(RARE[name])
-    seen, probes = search(model, known=known)
+    seen, probes = search(model, with_usual_probes=with_usual_probes)
     assert seen.found
     assert seen.reason is None
     assert seen.tried <= 64
-    assert known or [probe.name for probe in probes] == list(seen.found)
+    assert with_usual_probes or [probe.name for probe in probes] == list(seen.found)
     for probe in probes:
         assert probe.kind == "search"
         assert probe.name.startswith("search_")
         assert RARE[name](torch.from_numpy(probe.batch["x"]))
 
 
-def test_what_a_usual_probe_shows_is_not_searched_twice():
+def test_branch_found_by_a_usual_probe_is_not_searched():
     seen, probes = search(Branch(lambda x: x.sum() < 0))
     assert "negated" in seen.found
     assert probes == []
 
 
-def test_each_of_several_branches_becomes_a_probe():
+def test_each_branch_becomes_a_probe():
     class Many(nn.Module):
         def forward(self, x):
             for step in range(4):
@@ -94,21 +98,23 @@ def test_each_of_several_branches_becomes_a_probe():
                     x = x / 2
             return x
 
-    seen, probes = search(Many(), known=False)
+    seen, probes = search(Many(), with_usual_probes=False)
     paths = [tuple(bool(p.batch["x"].max() > 3.0 * 10**k) for k in range(2)) for p in probes]
     assert 2 <= len(probes) <= 5
     assert len(seen.found) == len(probes)
     assert (True, False) in paths or (True, True) in paths
 
 
-def test_one_of_two_inputs():
+def test_branch_on_one_of_two_inputs_is_found():
     arrays = {"left": benches.vectors(), "right": benches.vectors(seed=1)}
-    seen, probes = search(Branch(lambda x, y: y.mean() > 7 and x.mean() < 2), arrays, known=False)
+    seen, probes = search(
+        Branch(lambda x, y: y.mean() > 7 and x.mean() < 2), arrays, with_usual_probes=False
+    )
     assert seen.found
     assert all(probe.batch["right"].mean() > 7 for probe in probes)
 
 
-def test_integers_stay_in_their_range():
+def test_searched_integers_stay_in_range():
     table = nn.Embedding(21, 4)
 
     class Tokens(nn.Module):
@@ -132,14 +138,14 @@ def test_integers_stay_in_their_range():
         (Branch(lambda x: x.isnan().any()), 10, 64),  # nothing flips
     ],
 )
-def test_what_nothing_is_found_for_costs_little(model, least, most):
+def test_search_without_branches_tries_few_inputs(model, least, most):
     seen, probes = search(model)
     assert (seen.found, probes, seen.reason) == ((), [], None)
     assert least <= seen.tried <= most
 
 
 @pytest.mark.parametrize("budget", [1, 2, 10])
-def test_the_policy_bounds_it(budget):
+def test_number_of_searched_inputs_is_limited(budget):
     calls = []
 
     class Counting(Branch):
@@ -152,7 +158,7 @@ def test_the_policy_bounds_it(budget):
     assert len(calls) <= 5 + 2 * budget
 
 
-def test_a_size_that_is_baked_in_is_found():
+def test_fixed_size_is_found():
     class Sized(nn.Module):
         def forward(self, x):
             return x / len(x)
@@ -189,13 +195,13 @@ class Untraceable(nn.Module):
     (Counts, "trace_differs_on_example"),
     (Untraceable, "can't be traced: RuntimeError: not while tracing"),
 ])  # fmt: skip
-def test_where_nothing_can_be_searched_the_reason_is_told(model, words):
+def test_unsearchable_model_has_a_reason(model, words):
     seen, probes = search(model())
     assert words in seen.reason
     assert (seen.found, probes) == ((), [])
 
 
-def test_inputs_that_the_model_refuses_are_left_alone():
+def test_inputs_refused_by_the_model_are_skipped():
     class Strict(nn.Module):
         def forward(self, x):
             if x.max() > 2:
@@ -206,7 +212,7 @@ def test_inputs_that_the_model_refuses_are_left_alone():
     assert (seen.found, probes) == ((), [])
 
 
-def test_a_trace_that_can_not_compute_what_the_model_can():
+def test_failing_trace_is_found():
     class Grid(nn.Module):
         def forward(self, x):
             return x.reshape(int(x.shape[0]), 2, 3)
@@ -237,7 +243,7 @@ SIZES = {"x": {1: "length"}}
     (lambda x: x.shape[0] * x.shape[1] > 90, "search_batch_16"),
     (lambda x: x.numel() > 90, "search_size_91"),
 ])  # fmt: skip
-def test_the_edge_of_a_condition_on_sizes(condition, name):
+def test_edge_of_a_size_condition_is_found(condition, name):
     seen, probes = search(Sizes(condition), axes=SIZES)
     assert name in seen.found
     batch = next(probe.batch for probe in probes if probe.name == name)["x"]
@@ -248,24 +254,24 @@ def test_the_edge_of_a_condition_on_sizes(condition, name):
     "condition",
     [lambda x: x.shape[1] > 10**7, lambda x: x.size(0) > 10**7, lambda x: x.shape[1] < -3],
 )
-def test_an_edge_out_of_reach_is_left_alone(condition):
+def test_unreachable_size_edge_is_skipped(condition):
     assert search(Sizes(condition), axes=SIZES)[0].found == ()
 
 
-def test_an_axis_that_the_file_fixes_has_no_edge():
+def test_fixed_axis_has_no_edge():
     assert search(Sizes(lambda x: x.shape[1] > 32))[0].found == ()
     assert search(Sizes(lambda x: x.shape[0] > 9), fixed=4)[0].found == ()
 
 
-def test_a_fixed_batch():
-    seen, probes = search(Branch(RARE["bright"]), known=False, fixed=6)
+def test_search_with_a_fixed_batch():
+    seen, probes = search(Branch(RARE["bright"]), with_usual_probes=False, fixed=6)
     assert seen.found
     assert all(len(probe.batch["x"]) == probe.size == 6 for probe in probes)
 
 
-def test_the_same_search_finds_the_same():
-    first, one = search(Branch(RARE["a narrow window"]), known=False)
-    second, other = search(Branch(RARE["a narrow window"]), known=False)
+def test_search_is_reproducible():
+    first, one = search(Branch(RARE["a narrow window"]), with_usual_probes=False)
+    second, other = search(Branch(RARE["a narrow window"]), with_usual_probes=False)
     assert first == second
     for left, right in zip(one, other, strict=True):
         assert np.array_equal(left.batch["x"], right.batch["x"])
@@ -293,7 +299,7 @@ class Equal(nn.Module):
 @pytest.mark.parametrize(
     ("model", "often"), [(Sized(), False), (Branching(), True), (Equal(), True)]
 )
-def test_code_that_reads_nothing_is_watched_once_a_shape(model, often, monkeypatch):
+def test_code_without_reads_is_recorded_once_per_shape(model, often, monkeypatch):
     """It can't know what else is in tensors of the same shape."""
     shapes = []
     original = TracedReference.watched
@@ -316,7 +322,7 @@ class Refusing(nn.Module):
         return "nothing" if len(torch.where(x > 0)[0]) == 0 else x * 2
 
 
-def test_what_the_model_refuses_without_a_read_breaks_nothing():
+def test_refusal_without_a_read_is_skipped():
     found, probes = search(Refusing(), {"x": np.abs(benches.vectors()) + 1})
     assert found.tried >= 6
     assert probes == []

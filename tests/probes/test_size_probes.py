@@ -1,4 +1,4 @@
-"""What is observed of samples, and probes of other batches and sizes."""
+"""The profile of samples, and probes of other batch sizes and input sizes."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ X = benches.images()
 ALL = {2: "height", 3: "width"}
 
 
-def sized(arrays, **axes):
+def probes_of_sizes(arrays, **axes):
     stand = benches.stand(nn.Identity(), arrays)
     seen = benches.observed(nn.Identity(), arrays)
     found = DynamicAxes.from_inputs(stand, seen, benches.specs(arrays, **axes))
@@ -31,7 +31,7 @@ def sized(arrays, **axes):
     ({"probe_batch_sizes": (16, 44)}, ["batch_16", "batch_44", "batch_14"]),
     ({"fixed": 6}, ["batch_6"]),
 ])  # fmt: skip
-def test_batches(options, names):
+def test_batch_probes(options, names):
     stand = benches.stand(nn.Identity(), {"x": X}, **options)
     seen = benches.observed(nn.Identity(), {"x": X}, **options)
     probes = list(batch_probes(stand, seen, DIGEST))
@@ -43,7 +43,7 @@ def test_batches(options, names):
             assert np.array_equal(probe.batch["x"], X[np.arange(probe.size) % 8])
 
 
-def test_drawn_batches_mix_the_samples_the_same_way_every_time():
+def test_drawn_batches_are_reproducible():
     stand, seen = benches.stand(nn.Identity(), {"x": X}), benches.observed(nn.Identity(), {"x": X})
     *_, one = batch_probes(stand, seen, DIGEST)
     *_, other = batch_probes(stand, seen, DIGEST)
@@ -52,12 +52,12 @@ def test_drawn_batches_mix_the_samples_the_same_way_every_time():
     assert len(np.unique(one.batch["x"], axis=0)) > 5
 
 
-def test_no_dynamic_axis_no_probe():
-    assert sized({"x": X}) == {}
+def test_no_size_probe_without_dynamic_axis():
+    assert probes_of_sizes({"x": X}) == {}
 
 
-def test_smaller_larger_odd_and_not_square():
-    seen = sized({"x": X}, x=ALL)
+def test_sizes_of_two_dynamic_axes():
+    seen = probes_of_sizes({"x": X}, x=ALL)
     assert list(seen) == [
         "size_6x6", "size_10x10", "size_9x9", "size_6x10", "size_25x8", "size_8x25",
     ]  # fmt: skip
@@ -76,24 +76,24 @@ def test_smaller_larger_odd_and_not_square():
     (("question", "answer"), False),
     (("length", "?"), False),
 ])  # fmt: skip
-def test_axes_that_nobody_named_change_together(names, together):
+def test_unnamed_axes_of_equal_length_change_together(names, together):
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
-    seen = sized(arrays, tokens={1: names[0]}, mask={1: names[1]})
+    seen = probes_of_sizes(arrays, tokens={1: names[0]}, mask={1: names[1]})
     assert (
         all((batch["tokens"].shape == batch["mask"].shape) for batch in seen.values()) == together
     )
 
 
-def test_axes_that_nobody_named_of_other_lengths_change_alone():
+def test_unnamed_axes_of_different_length_change_separately():
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens()[:, :-1] > 5}
-    seen = sized(arrays, tokens={1: "s27"}, mask={1: "s55"})
+    seen = probes_of_sizes(arrays, tokens={1: "s27"}, mask={1: "s55"})
     lengths = {(batch["tokens"].shape[1], batch["mask"].shape[1]) for batch in seen.values()}
     assert len({one - other for one, other in lengths}) > 1
 
 
-def test_axes_of_one_name_change_together():
+def test_axes_with_equal_name_change_together():
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
-    seen = sized(arrays, tokens={1: "length"}, mask={1: "length"})
+    seen = probes_of_sizes(arrays, tokens={1: "length"}, mask={1: "length"})
     assert list(seen) == [
         "size_3",
         "size_6",
@@ -108,26 +108,31 @@ def test_axes_of_one_name_change_together():
         assert batch["tokens"].shape == batch["mask"].shape
 
 
-def test_axes_without_a_name_are_their_own():
-    assert "size_6x10" in sized({"x": X}, x={2: "?", 3: "?"})
+def test_unnamed_axes_of_one_input_change_separately():
+    assert "size_6x10" in probes_of_sizes({"x": X}, x={2: "?", 3: "?"})
 
 
-def test_an_axis_that_is_called_as_the_batch_is_left_to_it():
-    assert sized({"x": X}, x={2: "batch"}) == {}
+def test_axis_named_batch_has_no_size_probe():
+    assert probes_of_sizes({"x": X}, x={2: "batch"}) == {}
 
 
-def test_a_size_of_one_stays_above_zero():
+def test_size_of_one_stays_positive():
     arrays = {"x": np.ones((3, 1), np.float32)}
-    assert {batch["x"].shape[1] for batch in sized(arrays, x={1: "n"}).values()} == {2, 3, 4, 10}
+    assert {batch["x"].shape[1] for batch in probes_of_sizes(arrays, x={1: "n"}).values()} == {
+        2,
+        3,
+        4,
+        10,
+    }
 
 
-def test_of_large_samples_none_becomes_much_longer():
+def test_long_sizes_are_probed_for_large_samples():
     small = {"x": np.ones((3, 20, 10), np.float32)}
     large = {"x": np.ones((3, 20, 2**14), np.float32)}
-    assert "size_61" in sized(small, x={1: "length"})
-    assert "size_61" in sized(large, x={1: "length"})
+    assert "size_61" in probes_of_sizes(small, x={1: "length"})
+    assert "size_61" in probes_of_sizes(large, x={1: "length"})
     wide = {"x": np.ones((3, 20, 20), np.float32)}
-    assert {"size_61x20", "size_20x61"} <= set(sized(wide, x={1: "a", 2: "b"}))
+    assert {"size_61x20", "size_20x61"} <= set(probes_of_sizes(wide, x={1: "a", 2: "b"}))
 
 
 class Placed(nn.Module):
@@ -147,7 +152,7 @@ class Placed(nn.Module):
     (Placed(2000), ["size_1024"]),
     (nn.Embedding(3000, 2), []),
 ])  # fmt: skip
-def test_as_long_as_the_places_that_are_counted(model, names):
+def test_length_probe_uses_the_number_of_positions(model, names):
     arrays = {"tokens": benches.tokens()}
     with torch.inference_mode():
         stand = benches.stand(model, arrays)
@@ -167,9 +172,9 @@ def test_as_long_as_the_places_that_are_counted(model, names):
     (np.array([[1, 0, 0, 1, 1], [1, 1, 1, 1, 1]], np.float32), 1.0),
     (np.array([[0, 2, 0, 1, 1], [1, 1, 1, 1, 1]]), None),
 ])  # fmt: skip
-def test_a_mask_is_the_same_everywhere_in_another_size(mask, usual):
+def test_mask_of_another_size_is_constant(mask, usual):
     arrays = {"tokens": benches.tokens()[:2], "mask": mask}
-    seen = sized(arrays, tokens={1: "length"}, mask={1: "length"})
+    seen = probes_of_sizes(arrays, tokens={1: "length"}, mask={1: "length"})
     for name, batch in seen.items():
         length = int(name.removeprefix("size_"))
         expected = mask[:1, np.arange(length) % 5] if usual is None else np.full((1, length), usual)
@@ -178,7 +183,7 @@ def test_a_mask_is_the_same_everywhere_in_another_size(mask, usual):
 
 
 @pytest.mark.parametrize("count", [80, 256])
-def test_the_range_is_that_of_256_samples(count):
+def test_range_is_taken_from_256_samples(count):
     x = np.zeros((count, 2), np.float32)
     x[10, 0], x[-1, 0] = -3.0, 100.0
     seen = benches.observed(nn.Identity(), {"x": x})
@@ -186,7 +191,7 @@ def test_the_range_is_that_of_256_samples(count):
     assert seen.low["x"].dtype == np.float32
 
 
-def test_of_more_it_is_that_of_samples_from_everywhere():
+def test_range_of_more_samples_is_spread():
     x = np.arange(4000, dtype=np.float32).reshape(2000, 2)
     seen = benches.observed(nn.Identity(), {"x": x})
     assert (seen.low["x"], seen.high["x"]) == (0.0, 3999.0)
@@ -207,13 +212,13 @@ def test_of_large_samples_fewer_are_looked_at():
     (20, {"probe_batch_sizes": (1, 16)}, 8, 1),
     (12, {"fixed": 4}, 4, 4),
 ])  # fmt: skip
-def test_material(count, options, rows, small):
+def test_rows_and_smallest_batch_of_the_profile(count, options, rows, small):
     x = benches.vectors(count)
     seen = benches.observed(nn.Identity(), {"x": x}, **options)
     assert (len(seen.rows["x"]), seen.small) == (rows, small)
 
 
-def test_a_batch_goes_round_and_belongs_to_the_caller():
+def test_batch_repeats_samples_and_is_a_copy():
     x = benches.vectors(3)
     seen = benches.observed(nn.Identity(), {"x": x})
     batch = seen.batch(5, start=1)["x"]
@@ -223,12 +228,12 @@ def test_a_batch_goes_round_and_belongs_to_the_caller():
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**70])
-def test_any_seed_of_a_policy_will_do(seed):
+def test_any_policy_seed_is_accepted(seed):
     seen = benches.observed(nn.Identity(), {"x": benches.vectors()})
     assert 0.0 <= replace(seen, seed=seed).random("a").random() < 1.0
 
 
-def test_randomness_depends_on_seed_and_name_alone():
+def test_random_numbers_depend_on_seed_and_name():
     seen = benches.observed(nn.Identity(), {"x": benches.vectors()})
     first = seen.random("a").random()
     assert seen.random("b").random() != first

@@ -27,7 +27,7 @@ def line_of(code: str) -> str:
     return f"{HERE}:{numbers[0]}"
 
 
-EIG = line_of("torch.linalg.eigvals")
+EIGVALS_LINE = line_of("torch.linalg.eigvals")
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _without_gradients():
         yield
 
 
-def failure(model, strategy, *, opset=13, arguments=X):
+def export_failure(model, strategy, *, opset=13, arguments=X):
     """Export as the strategies do, and explain the error; None if it works."""
     model = model.eval().requires_grad_(False)
     told = {"dynamo": strategy == "dynamo", "opset_version": opset}
@@ -60,10 +60,10 @@ def places_of(refusal: ExportFailure) -> set[tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("strategy", LEGACY)
-def test_lists_every_operator_with_its_module(strategy):
-    refusal = failure(failing.Several(), strategy)
+def test_each_unsupported_operator_has_its_module(strategy):
+    refusal = export_failure(failing.Several(), strategy)
     assert refusal is not None
-    assert EIG in {operator.source for operator in refusal.operators}
+    assert EIGVALS_LINE in {operator.source for operator in refusal.operators}
     eigenvalues = ("left.0.1", "left.1.1", "right.even.0")
     assert places_of(refusal) == {
         *(("aten::linalg_eigvals", place) for place in eigenvalues),
@@ -74,37 +74,37 @@ def test_lists_every_operator_with_its_module(strategy):
 
 
 @pytest.mark.proof
-def test_dynamo_lists_every_operator_with_its_module():
-    refusal = failure(failing.Several(), "dynamo", opset=18)
+def test_dynamo_failure_has_each_operator_with_its_module():
+    refusal = export_failure(failing.Several(), "dynamo", opset=18)
     assert refusal is not None
     assert places_of(refusal) == {
         *(("aten::linalg_eig", place) for place in ("left.0.1", "left.1.1", "right.even.0")),
         ("example::shifted_swish", "right.odd"),
     }
-    assert {one.source for one in refusal.operators if "eig" in one.name} == {EIG}
+    assert {one.source for one in refusal.operators if "eig" in one.name} == {EIGVALS_LINE}
 
 
-def test_looks_into_loops_and_branches_of_a_scripted_module():
-    refusal = failure(failing.LoopedEigenvalues(), "scripted")
+def test_operators_in_scripted_loops_and_branches_are_found():
+    refusal = export_failure(failing.LoopedEigenvalues(), "scripted")
     assert refusal is not None
     assert ("aten::linalg_eigvals", "") in places_of(refusal)
 
 
 @pytest.mark.further
-def test_looks_into_the_branches_of_a_condition():
+def test_operators_in_conditions_are_found():
     found = unsupported(failing.Conditional().eval(), X, strategy="dynamo", opset=18)
     assert [(one.name, one.source) for one in found] == [
         ("aten::linalg_eig", line_of("return torch.cond"))
     ]
 
 
-def test_modules_of_one_name_are_told_apart():
+def test_modules_with_equal_names_are_distinguished():
     found = unsupported(failing.Twins().eval(), X, strategy="traced", opset=13)
     places = {one.place for one in found if one.name == "aten::linalg_eigvals"}
     assert places == {"encoder.0.0", "decoder.0.0"}
 
 
-def test_finds_what_a_stopped_export_did_not_reach():
+def test_operators_after_a_stopped_export_are_found():
     found = unsupported(failing.NeedsShape().eval(), X, strategy="traced", opset=13)
     assert [(one.name, one.place) for one in found] == [
         ("aten::swapaxes", "first"),
@@ -112,7 +112,7 @@ def test_finds_what_a_stopped_export_did_not_reach():
     ]
 
 
-def test_a_module_that_was_traced_before_has_places_too():
+def test_traced_module_has_module_paths():
     with captured():
         model = failing.Several().eval().requires_grad_(False)
         traced = torch.jit.trace(model, X, check_trace=False)
@@ -120,7 +120,7 @@ def test_a_module_that_was_traced_before_has_places_too():
     assert ("aten::grid_sampler", "head") in {(one.name, one.place) for one in found}
 
 
-def test_what_custom_symbolics_write_is_not_listed():
+def test_custom_symbolics_are_not_listed():
     model = failing.Several().eval().requires_grad_(False)
     with registered("tests.export.custom_example:register", opset=18) as symbolics:
         legacy = unsupported(model, X, strategy="direct", opset=18)
@@ -131,11 +131,11 @@ def test_what_custom_symbolics_write_is_not_listed():
 
 
 @pytest.mark.parametrize("strategy", [*LEGACY, "dynamo"])
-def test_a_model_that_can_be_exported_has_none(strategy):
+def test_exportable_model_has_no_unsupported_operator(strategy):
     assert unsupported(nn.Linear(4, 2).eval(), X, strategy=strategy, opset=18) == ()
 
 
-def test_what_can_not_be_captured_has_none(capfd):
+def test_uncapturable_model_has_no_unsupported_operator(capfd):
     assert unsupported(failing.Sorted(), X, strategy="scripted", opset=13) == ()
     assert unsupported(failing.Branch(), X, strategy="dynamo", opset=18) == ()
     assert unsupported(failing.Eigenvalues(), X, strategy="direct", opset=13)
@@ -143,7 +143,7 @@ def test_what_can_not_be_captured_has_none(capfd):
     assert (seen.out, seen.err) == ("", "")
 
 
-def test_nothing_stays_registered():
+def test_registrations_are_restored():
     from torch.onnx._internal.torchscript_exporter import registration
 
     before = dict(registration.registry._registry)
@@ -176,8 +176,8 @@ FREQUENT = [
 
 @pytest.mark.rows(5)
 @pytest.mark.parametrize(("kind", "strategy", "arguments", "cause", "remedy"), FREQUENT)
-def test_frequent_failures_say_why_and_what_helps(kind, strategy, arguments, cause, remedy):
-    refusal = failure(kind(), strategy, opset=13, arguments=arguments)
+def test_frequent_failures_have_cause_and_remedy(kind, strategy, arguments, cause, remedy):
+    refusal = export_failure(kind(), strategy, opset=13, arguments=arguments)
     assert refusal is not None
     lines = refusal.text().splitlines()
     assert cause in refusal.cause
@@ -191,8 +191,8 @@ def test_frequent_failures_say_why_and_what_helps(kind, strategy, arguments, cau
     (failing.Sorted, "scripted", "key=lambda row"),
     (failing.Antialias, "scripted", "antialias=True"),
 ])  # fmt: skip
-def test_other_failures_name_the_line(kind, strategy, code):
-    refusal = failure(kind(), strategy)
+def test_failure_names_the_source_line(kind, strategy, code):
+    refusal = export_failure(kind(), strategy)
     assert refusal is not None
     assert f" at {line_of(code)}" in refusal.cause
 
@@ -204,8 +204,8 @@ def test_other_failures_name_the_line(kind, strategy, code):
     (failing.Fourier, "dynamo", 18),
     (failing.DictOutput, "direct", 18),
 ])  # fmt: skip
-def test_the_advice_is_true(kind, strategy, opset):
-    assert failure(kind(), strategy, opset=opset) is None
+def test_suggested_setting_exports_the_model(kind, strategy, opset):
+    assert export_failure(kind(), strategy, opset=opset) is None
 
 
 @pytest.mark.parametrize(("scope", "path"), [
@@ -216,11 +216,11 @@ def test_the_advice_is_true(kind, strategy, opset):
     ("pkg.Several::/pkg.GridSample::head", "head"),
     ("pkg.Several::/pkg.Linear::nowhere", "nowhere"),
 ])  # fmt: skip
-def test_a_scope_becomes_a_path(scope, path):
+def test_scope_is_converted_to_a_module_path(scope, path):
     assert failures.module_path(scope, failing.Several()) == path
 
 
-def test_a_scope_that_is_lost_is_taken_from_the_hierarchy():
+def test_missing_scope_is_read_from_the_hierarchy():
     scope = failures.node_scope("pkg.Net::", "0(Sequential).1(Eig).UNKNOWN_INSTANCE(UNKNOWN_TYPE)")
     assert scope == "pkg.Net::/Sequential::0/Eig::1"
     assert failures.node_scope("pkg.Net::/pkg.A::a", "b(B)") == "pkg.Net::/pkg.A::a"
@@ -234,5 +234,5 @@ def test_a_scope_that_is_lost_is_taken_from_the_hierarchy():
     ('  File "/a/outer.py", line 1, in f\n  File "/a/inner.py", line 2, in g\n', "inner.py:2"),
     ('  File "/a/inner.py", line 2\n <--- HERE\n  File "/a/outer.py", line 1\n', "inner.py:2"),
 ])  # fmt: skip
-def test_the_innermost_line_of_the_users_own_code(text, line):
+def test_innermost_user_source_line(text, line):
     assert failures.source_line(text) == line

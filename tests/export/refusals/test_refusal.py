@@ -1,4 +1,4 @@
-"""Failures of an export have one table, and no other module of `gate.export` has their texts."""
+"""The table of export failures."""
 
 from __future__ import annotations
 
@@ -100,19 +100,19 @@ OPERATORS = st.builds(
     ),
     (ValueError(""), "the exporter failed: ValueError: no message", "Simplify"),
 ])  # fmt: skip
-def test_names_the_operator_and_the_way_out(error, cause, remedy):
+def test_error_has_cause_and_remedy(error, cause, remedy):
     refusal = ExportFailure.from_error(error)
     assert refusal.cause.startswith(cause)
     assert remedy in refusal.remedy
 
 
-def test_reads_the_whole_chain_of_causes():
+def test_exception_chain_is_read():
     error = RuntimeError("Failed to do it")
     error.__cause__ = UnsupportedOperatorError("aten::eig", 13, None)
     assert ExportFailure.from_error(error).operators[0].name == "aten::eig"
 
 
-def test_causes_in_a_circle_end():
+def test_circular_causes_end():
     error = RuntimeError("round")
     error.__cause__ = error
     assert ExportFailure.from_error(error).cause.endswith("RuntimeError: round")
@@ -128,20 +128,20 @@ def test_causes_in_a_circle_end():
     ("aten::is_autocast_enabled", "bookkeeping"),
     ("aten::swapaxes", "hidden in a traced submodule"),
 ])  # fmt: skip
-def test_knows_the_frequent_families(operator, why):
+def test_operator_families(operator, why):
     known = family(operator)
     assert known is not None
     assert why in known.why
     assert known.strategy is None or family(operator, tried=[known.strategy]) is None
 
 
-def test_no_strategy_that_failed_is_proposed():
+def test_failed_strategy_is_not_suggested():
     error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
     assert "strategy to dynamo" in ExportFailure.from_error(error, strategy="direct").remedy
     assert "dynamo" not in ExportFailure.from_error(error, strategy="dynamo").remedy
 
 
-def test_after_a_whole_ladder_no_strategy_is_proposed():
+def test_no_strategy_is_suggested_after_all_failed():
     tried = ("traced", "direct", "scripted", "dynamo")
     error = UnsupportedOperatorError("aten::fft_fft2", 18, None)
     refusal = ExportFailure.from_error(error, strategy="traced").for_all(tried, cause="none could")
@@ -158,7 +158,7 @@ def test_after_a_whole_ladder_no_strategy_is_proposed():
     assert median.for_all(tried, cause="x").remedy == "Set export.opset to 16 or more."
 
 
-def test_the_text_of_several_operators():
+def test_text_of_several_operators():
     eig = [UnsupportedOperator("aten::eig", f"layer.{i}", "pkg/net.py:3") for i in range(6)]
     grid = UnsupportedOperator("aten::grid_sampler", "", None, since=16)
     swish = UnsupportedOperator("mine::swish", "head", "pkg/net.py:9")
@@ -189,7 +189,7 @@ def test_the_text_of_several_operators():
     ]
 
 
-def test_one_opset_that_has_them_all_is_the_remedy():
+def test_common_opset_is_the_remedy():
     operators = [UnsupportedOperator("aten::a", since=14), UnsupportedOperator("aten::b", since=16)]
     refusal = ExportFailure.from_error(RuntimeError(), operators=operators)
     assert refusal.remedy == "Set export.opset to 16 or more."
@@ -201,9 +201,7 @@ def test_one_opset_that_has_them_all_is_the_remedy():
     notes=st.lists(st.text(max_size=300), max_size=20),
     strategy=st.sampled_from([None, "traced", "direct", "scripted", "dynamo"]),
 )
-def test_the_text_is_short_names_every_operator_and_ends_with_the_remedy(
-    operators, message, notes, strategy
-):
+def test_text_is_short_and_ends_with_the_remedy(operators, message, notes, strategy):
     refusal = ExportFailure.from_error(
         RuntimeError(message), operators=operators, strategy=strategy
     )
@@ -216,7 +214,7 @@ def test_the_text_is_short_names_every_operator_and_ends_with_the_remedy(
         assert operator.name in "\n".join(lines)
 
 
-def test_a_graph_dump_never_gets_through():
+def test_graph_dump_is_removed():
     assert shorten_message(RuntimeError("\n  first.\ngraph(%0):\n")) == "RuntimeError: first"
     assert len(shorten_message(RuntimeError("x" * 100_000))) < 300
     error = torch.onnx.OnnxExporterError("It failed.\n" + "graph(%x : Tensor):\n" * 13_000)
@@ -244,7 +242,7 @@ def test_each_code_has_a_cause_and_a_remedy(code):
 
 
 @pytest.mark.parametrize("file", sorted(EXPORT.glob("*.py")), ids=lambda file: file.name)
-def test_only_the_table_has_texts_of_failures(file):
+def test_failure_texts_are_only_in_the_table(file):
     """A failure is raised by its code, which is an identifier of the table."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):

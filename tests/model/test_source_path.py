@@ -8,7 +8,7 @@ from pathlib import Path
 from gate.model.source_code import below_import_path, file_below, source_location
 
 
-def test_the_file_below_the_longest_import_path(tmp_path: Path, monkeypatch) -> None:
+def test_path_below_the_longest_import_path(tmp_path: Path, monkeypatch) -> None:
     package = tmp_path / "site" / "nets"
     package.mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "site"), "/no/such/folder"])
@@ -16,13 +16,13 @@ def test_the_file_below_the_longest_import_path(tmp_path: Path, monkeypatch) -> 
     assert below_import_path(str(tmp_path / "own.py")) == "own.py"
 
 
-def test_elsewhere_its_name_alone(tmp_path: Path, monkeypatch) -> None:
+def test_path_outside_import_paths_is_the_name(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.chdir(tmp_path)
     assert below_import_path("/somebody/home/model.py") == "model.py"
 
 
-def test_the_way_from_a_folder_is_that_of_its_own_files(tmp_path: Path, monkeypatch) -> None:
+def test_relative_path_from_a_folder(tmp_path: Path, monkeypatch) -> None:
     own, installed = tmp_path / "src" / "nets", tmp_path / ".venv" / "site-packages"
     for folder, name in ((own, "small.py"), (installed, "foreign.py")):
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Whole measurements: files that are wrong only where no sample goes, and correct twins of each."""
+"""Files that are wrong only for inputs outside the samples, and correct files for each."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Positions(nn.Module):
         return self.head((self.table(tokens) + self.places(places)).mean(1))
 
 
-class Company(nn.Module):
+class BatchDependent(nn.Module):
     def __init__(self, most: int | None = None) -> None:
         super().__init__()
         self.layer, self.most = nn.Linear(6, 3), most
@@ -98,7 +98,7 @@ class Pixels(nn.Module):
         return self.head(self.curve[x.long()].flatten(1))
 
 
-class Mended(nn.Module):
+class NanReplaced(nn.Module):
     def __init__(self, *, mends: bool = True) -> None:
         super().__init__()
         self.layer, self.mends = nn.Linear(6, 3), mends
@@ -107,7 +107,7 @@ class Mended(nn.Module):
         return self.layer(torch.nan_to_num(x) if self.mends else x)
 
 
-class Swallowed(nn.Module):
+class NanSwallowed(nn.Module):
     """NaN goes through these in PyTorch; a runtime may swallow it."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Swallowed(nn.Module):
         return self.head(self.layers(x).flatten(1))
 
 
-def made(build, **options):
+def build_model(build, **options):
     torch.manual_seed(0)
     return build(**options).eval()
 
@@ -132,9 +132,9 @@ FAULTS = {
     "rows beyond the samples": (Rows, {}, {"stale": True}, {"tokens": TOKENS}, {"values"}),
     "shorter positions": (Positions, {}, {"most": 20}, {"tokens": TOKENS}, {"size_64"}),
     "other positions": (Positions, {}, {"stale": 60}, {"tokens": TOKENS}, {"size_64"}),
-    "more than 32": (Company, {}, {"most": 32}, {"x": VECTORS}, {"batch_"}),
+    "more than 32": (BatchDependent, {}, {"most": 32}, {"x": VECTORS}, {"batch_"}),
     "bytes beyond": (Pixels, {}, {"stale": True}, {"x": BYTES}, {"values"}),
-    "nan not mended": (Mended, {}, {"mends": False}, {"x": VECTORS}, {"nan", "inf", "minus_inf"}),
+    "nan not mended": (NanReplaced, {}, {"mends": False}, {"x": VECTORS}, {"nan", "inf", "minus_inf"}),
 }  # fmt: skip
 
 
@@ -144,9 +144,9 @@ def _axes(name: str):
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_no_sample_shows(tmp_path, name):
+def test_fault_outside_the_samples_fails(tmp_path, name):
     build, right, wrong, arrays, caught = FAULTS[name]
-    model, file_model = made(build, **right), made(build, **wrong)
+    model, file_model = build_model(build, **right), build_model(build, **wrong)
     file_model.load_state_dict({
         key: value for key, value in model.state_dict().items()
         if not key.startswith(("table", "places", "curve"))
@@ -160,16 +160,16 @@ def test_what_no_sample_shows(tmp_path, name):
 
 CORRECT = {
     **{name: (build, right, arrays) for name, (build, right, _, arrays, _) in FAULTS.items()},
-    "swallowed": (Swallowed, {}, {"x": benches.images()}),
+    "swallowed": (NanSwallowed, {}, {"x": benches.images()}),
     "bool mask": (Masked, {}, {"tokens": TOKENS, "mask": np.ones_like(TOKENS, np.bool_)}),
 }
 
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("name", CORRECT)
-def test_the_correct_file_passes(tmp_path, name):
+def test_correct_file_passes_outside_the_samples(tmp_path, name):
     build, right, arrays = CORRECT[name]
-    model = made(build, **right)
+    model = build_model(build, **right)
     _, probes, failed = examined(model, copy.deepcopy(model), tmp_path, arrays, axes=_axes(name))
     assert failed == set()
     assert not any(probe.failure for probe in probes.values())
