@@ -1,4 +1,4 @@
-"""What commands come to, in every colour, for the files that a CI reads."""
+"""Results of commands with each exit code, for the tests of CI formats."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rich stories with the records that they tell of: passed, rejected by a layer, could not judge,
-waiting for review; and one whose every name attacks the page."""
+"""Reports with their records: passed, waiting for review, failed by a layer, ERROR, and one with
+malicious names."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def passed() -> Report:
         "allowed, on 400 samples with ort-cpu and ort-cpu-optimized.",
     )
     step = Step(label="Promote it", command="gate promote model.onnx --name resnet-digits")
-    return Report(_story(headline, judged, seen, steps=(step,)), seen, judged, pictures=pictures())
+    return Report(
+        _summary(headline, judged, seen, steps=(step,)), seen, judged, pictures=pictures()
+    )
 
 
 def waiting() -> Report:
@@ -129,7 +131,7 @@ def rejected() -> Report:
         ),
         Step(label="See each layer", command="gate locate model.onnx --reference torchvision.models:resnet18 --inputs samples.npy"),
     )  # fmt: skip
-    summary = _story(headline, judged, seen, findings=findings, steps=steps)
+    summary = _summary(headline, judged, seen, findings=findings, steps=steps)
     return Report(summary, seen, judged, Explanation(localisation=_layers()), pictures())
 
 
@@ -146,7 +148,7 @@ def everywhere() -> Report:
             "in 4 096 of 589 824 elements than the checkpoint: 1.2e+04 × rounding, allowed 1.5"
         }
     )
-    summary = _story(
+    summary = _summary(
         headline, judged, seen, findings=case.summary.findings, steps=case.summary.steps
     )
     return Report(summary, seen, judged, case.explanation, pictures())
@@ -181,7 +183,7 @@ def unjudged() -> Report:
     )
     step = Step(label="Judge again on varied samples", command="gate check model.onnx --reference torchvision.models:resnet18 --inputs varied.npy")  # fmt: skip
     absent_change = Change(absent="no champion serves under this name yet")
-    summary = _story(headline, judged, seen, findings=(finding,), steps=(step,))
+    summary = _summary(headline, judged, seen, findings=(finding,), steps=(step,))
     return Report(summary.model_copy(update={"change": absent_change}), seen, judged)
 
 
@@ -216,7 +218,7 @@ def hostile() -> Report:
         checks=judged.problems,
     )  # fmt: skip
     step = Step(label=HOSTILE, command=HOSTILE, address=f"javascript:alert('{HOSTILE}')")
-    summary = _story(headline, judged, seen, findings=(finding,), steps=(step,))
+    summary = _summary(headline, judged, seen, findings=(finding,), steps=(step,))
     row = ChangeRow(name=HOSTILE, before=HOSTILE, now=HOSTILE, changed=True)
     summary = summary.model_copy(
         update={
@@ -241,7 +243,7 @@ def pictures() -> dict[int, bytes]:
     return made
 
 
-def _story(headline, judged, seen, *, findings=(), steps=()):
+def _summary(headline, judged, seen, *, findings=(), steps=()):
     rows = (
         ChangeRow(name="accuracy", before="0.9712", now="0.9711", changed=True, sense="worse"),
         ChangeRow(name="noise_ratio", before="1.2", now="1.1", changed=True, sense="better"),

@@ -11,7 +11,7 @@ from tests.reused_charts import reused_charts
 __all__ = ["reused_charts"]
 
 
-def test_the_records_come_back_as_they_were(tmp_path):
+def test_records_of_a_report_are_read_back(tmp_path):
     decision, evidence = failed()
     write_report(tmp_path / "report", decision, evidence, summary=summarize(decision, evidence))
     assert Evidence.load(tmp_path / "report/evidence.json").digest() == decision.evidence_sha256
@@ -20,7 +20,7 @@ def test_the_records_come_back_as_they_were(tmp_path):
     assert names >= {"report.md", "report.html", "latency.svg"}
 
 
-def test_the_commands_of_a_report_name_the_files_of_its_check(tmp_path):
+def test_report_commands_have_the_file_names_of_the_check(tmp_path):
     decision, evidence = failed()
     write_report(tmp_path, decision, evidence, summary=summarize(decision, evidence))
     CheckArguments(model="my model.onnx", inputs="x.npz").save(tmp_path / "arguments.json")
@@ -29,7 +29,7 @@ def test_the_commands_of_a_report_name_the_files_of_its_check(tmp_path):
     assert f"--inputs x.npz --report {tmp_path}" in command
 
 
-def test_figures_of_an_earlier_report_go_and_other_files_stay(tmp_path):
+def test_old_figures_are_removed_and_other_files_kept(tmp_path):
     decision, evidence = passed()
     write_report(tmp_path, decision, evidence, summary=summarize(decision, evidence))
     (tmp_path / "plots/mine.svg").write_bytes(b"mine")
@@ -39,7 +39,7 @@ def test_figures_of_an_earlier_report_go_and_other_files_stay(tmp_path):
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["mine.svg"]
 
 
-def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
+def test_unwritable_folder_is_a_storage_error(tmp_path):
     (tmp_path / "report").write_text("a file is in the way")
     with pytest.raises(StorageError, match="cannot write"):
         write_report(tmp_path / "report", *passed(), summary=summarize(*passed()))

@@ -18,12 +18,12 @@ from tests.report.samples import HOSTILE, failed, passed
 LINKS = {"run": "http://127.0.0.1:5000/#/experiments/1/runs/a b"}
 
 
-def stories() -> list[Summary]:
+def summaries() -> list[Summary]:
     return [summarize(*judged) for judged in (passed(), failed(), failed(HOSTILE))]
 
 
-def test_the_first_line_is_one_plain_sentence():
-    for summary in stories():
+def test_first_line_is_one_sentence():
+    for summary in summaries():
         text = summary_markdown(summary, LINKS)
         assert not re.search(r"(?<!\\)<script|\x1b", text)
         for sha256 in (
@@ -40,15 +40,15 @@ def test_the_first_line_is_one_plain_sentence():
         assert second == ""
 
 
-def test_a_runtime_is_a_row_with_all_its_cells():
-    for summary in stories():
+def test_each_runtime_is_a_complete_row():
+    for summary in summaries():
         rows = [row for row in summary_markdown(summary, LINKS).split("\n") if row.startswith("|")]
         assert len(rows) == len(summary.proof) + 2
         for row in rows:
             assert len(re.findall(r"(?<!\\)\|", row)) == 8
 
 
-def test_findings_come_with_the_remedy_and_waived_checks_are_shown():
+def test_findings_have_remedies_and_waived_checks_are_shown():
     text = summary_markdown(summarize(*failed()), {})
     assert "max_abs_diff: 0.66, allowed 0.0001" in text
     assert "**Try:** " in text
@@ -59,7 +59,7 @@ def test_findings_come_with_the_remedy_and_waived_checks_are_shown():
     assert "no CUDA device" in text
 
 
-def test_what_changed_against_the_champion_is_there_and_what_did_not_is_not():
+def test_only_changes_against_the_champion_are_shown():
     rows = (
         ChangeRow(name="accuracy", before="97 %", now="96 %", changed=True, sense="worse"),
         ChangeRow(name="opset", before="13", now="13", changed=False),
@@ -71,7 +71,7 @@ def test_what_changed_against_the_champion_is_there_and_what_did_not_is_not():
     assert "--against was not given" in summary_markdown(summarize(*passed()), {})
 
 
-def test_the_last_releases_are_a_table():
+def test_last_releases_are_a_table():
     rows = tuple(
         TrendRow(
             sha256=digest(str(release)),
@@ -103,12 +103,12 @@ def test_the_last_releases_are_a_table():
     ("refused", "## ❌ parity-gate: rejected, the verdict is PASS (digits)"),
     ("promoted", "## ✅ parity-gate: PASS (digits)"),
 ])  # fmt: skip
-def test_the_heading_has_the_colour_and_the_verdict(name, heading):
+def test_heading_has_icon_and_verdict(name, heading):
     assert pull_request_comment(RESULTS[name]()).splitlines()[0] == heading
 
 
 @pytest.mark.parametrize("name", ["rejected", "unjudged", "promoted", "hostile"])
-def test_it_tells_the_story_as_the_version_page_does(name):
+def test_comment_contains_the_version_summary(name):
     result = RESULTS[name]()
     assert result.summary is not None
     text = pull_request_comment(result)
@@ -118,7 +118,7 @@ def test_it_tells_the_story_as_the_version_page_does(name):
     assert order == sorted(order)
 
 
-def test_what_the_command_came_to_is_there():
+def test_comment_contains_the_command_result():
     assert "`gate promote`: **refused: version 7 was taken back**" in pull_request_comment(
         RESULTS["refused"]()
     )
@@ -132,7 +132,7 @@ def test_what_the_command_came_to_is_there():
 
 
 @pytest.mark.parametrize("letter", ["x", "🙂"])
-def test_what_is_too_long_is_cut_after_a_whole_line(letter):
+def test_long_comment_is_truncated_after_a_line(letter):
     summary = RESULTS["passed"]().summary
     assert summary is not None
     note = letter * 200

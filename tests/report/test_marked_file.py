@@ -32,7 +32,7 @@ class Three(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def located(tmp_path_factory):
+def localized(tmp_path_factory):
     model = Three().eval()
     path = tmp_path_factory.mktemp("marked") / "m.onnx"
     candidate = nets.export(model, path, ROWS)
@@ -42,8 +42,8 @@ def located(tmp_path_factory):
     return case, locate(case, runtime="ort-cpu")
 
 
-def test_the_layers_are_outputs_and_right(located, tmp_path):
-    case, found = located
+def test_layers_are_outputs_with_correct_values(localized, tmp_path):
+    case, found = localized
     path = tmp_path / "marked.onnx"
     path.write_bytes(b"older")
     marked = write_marked_file(case, found, path)
@@ -67,8 +67,8 @@ def test_the_layers_are_outputs_and_right(located, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["marked.onnx"]
 
 
-def test_never_over_the_model_itself(located, tmp_path):
-    case, found = located
+def test_marked_file_never_replaces_the_model(localized, tmp_path):
+    case, found = localized
     link = tmp_path / "link.onnx"
     link.hardlink_to(case.candidate.path)
     for path in (case.candidate.path, link):
@@ -77,8 +77,8 @@ def test_never_over_the_model_itself(located, tmp_path):
     case.candidate.verify()
 
 
-def test_weights_in_a_file_of_their_own_stay_where_they_are(located, tmp_path):
-    case, found = located
+def test_external_weights_are_kept(localized, tmp_path):
+    case, found = localized
     model = onnx.load(case.candidate.path)
     path = tmp_path / "large.onnx"
     onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
@@ -95,12 +95,12 @@ def test_weights_in_a_file_of_their_own_stay_where_they_are(located, tmp_path):
         write_marked_file(large, found, tmp_path / "w.bin")
 
 
-def test_a_file_that_the_runtime_does_not_take_is_not_written(located, tmp_path, monkeypatch):
+def test_unloadable_marked_file_is_not_written(localized, tmp_path, monkeypatch):
     def refuse(_path: Path) -> None:
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(marked_file, "open_on_cpu", refuse)
     path = tmp_path / "marked.onnx"
     with pytest.raises(EvidenceError, match="does not take the file .*: no such operator"):
-        write_marked_file(*located, path)
+        write_marked_file(*localized, path)
     assert list(tmp_path.iterdir()) == []

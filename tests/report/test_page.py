@@ -84,7 +84,7 @@ def again():
 class TestEachPage:
     @pytest.mark.further
     @pytest.mark.rows(4)
-    def test_needs_nothing_but_itself(self, pages, name):
+    def test_page_is_self_contained(self, pages, name):
         outline = Outline(pages[name])
         tags = [tag for tag, _ in outline.tags]
         assert tags.count("script") == 1
@@ -92,7 +92,7 @@ class TestEachPage:
         assert all(a.startswith(("data:image/png;base64,", "#")) for a in outline.values("src", "href"))  # fmt: skip
         assert "default-src 'none'" in " ".join(outline.values("content"))
 
-    def test_has_unique_ids_and_headings_in_order(self, pages, name):
+    def test_page_has_unique_ids_and_ordered_headings(self, pages, name):
         outline = Outline(pages[name])
         ids = outline.values("id")
         assert len(ids) == len(set(ids))
@@ -104,18 +104,18 @@ class TestEachPage:
         targets += [a[1:] for a in outline.values("href") if a.startswith("#")]
         assert set(targets) <= set(ids)
 
-    def test_shows_no_none(self, pages, name):
+    def test_page_shows_no_none(self, pages, name):
         outline = Outline(pages[name])
         shown = [outline.text, *outline.values("aria-label", "title", "alt")]
         assert [text for text in shown if re.search(r"\b(None|nan|undefined)\b", text)] == []
 
-    def test_draws_every_chart_with_words(self, pages, name):
+    def test_each_chart_has_a_text_alternative(self, pages, name):
         charts = [attrs for tag, attrs in Outline(pages[name]).tags if tag == "svg"]
         assert len(charts) >= 5
         assert all(c["role"] == "img" and len(c["aria-label"] or "") > 40 for c in charts)
 
 
-def test_is_the_same_again(pages, again):
+def test_page_is_reproducible(pages, again):
     assert again == pages["rejected"]
 
 
@@ -128,7 +128,7 @@ def test_each_check_has_its_text_and_remedy(pages):
         assert render_check(check, "remedy") in text
 
 
-def test_the_story_is_told_in_its_order(pages):
+def test_sections_are_in_order(pages):
     summary = stories.rejected().summary
     text = Outline(pages["rejected"]).text.partition("Skip to the details")[2]
     told = [summary.headline.sentence, "resnet-digits", "version 12", summary.subject.sha256.short,
@@ -141,7 +141,7 @@ def test_the_story_is_told_in_its_order(pages):
     assert "16 checks" in text
 
 
-def test_names_of_others_stay_text(pages):
+def test_malicious_names_are_escaped(pages):
     outline = Outline(pages["hostile"])
     assert all(not name.startswith("on") for _, attrs in outline.tags for name in attrs)
     assert [attrs for tag, attrs in outline.tags if tag == "img" and "data:" not in str(attrs["src"])] == []  # fmt: skip
@@ -153,7 +153,7 @@ def test_names_of_others_stay_text(pages):
     assert HOSTILE.split("$")[0] in outline.text
 
 
-def test_every_check_is_there_with_its_words(pages):
+def test_each_check_is_in_the_table(pages):
     case = stories.rejected()
     table = pages["rejected"].partition('class="cards sortable"')[2].partition("</table>")[0]
     assert table.count("<tr>") == len(case.decision.checks) + 1
@@ -163,7 +163,7 @@ def test_every_check_is_there_with_its_words(pages):
 
 
 @pytest.mark.further
-def test_what_is_too_much_is_counted():
+def test_long_tables_are_truncated_with_a_count():
     case = stories.rejected()
     checks = case.decision.checks * 20
     many = case.decision.model_copy(update={"checks": checks})
@@ -178,7 +178,7 @@ def test_what_is_too_much_is_counted():
     assert f"{html_page.MOST_LAYERS} of {len(deep.layers)} layers, those that are not right" in text
 
 
-def test_only_small_pictures_go_into_the_page():
+def test_only_small_pictures_are_embedded():
     evidence = stories.passed().evidence
     (good, *_) = stories.pictures().values()
     offered = {3: good, 20: b"<svg onload=alert(1)>", 37: good + b"\0" * 200_000}
@@ -188,7 +188,7 @@ def test_only_small_pictures_go_into_the_page():
     assert pictured == {3}
 
 
-def test_what_must_not_be_missed_is_before_the_findings():
+def test_warnings_come_before_the_findings():
     case = stories.rejected()
     shown = render_page(case)
     assert shown.count("Error along the depth of the model") == shown.count('id="chart-cause"') * 3
@@ -197,7 +197,7 @@ def test_what_must_not_be_missed_is_before_the_findings():
     assert 0 < shown.index("the code changed since &lt;b&gt;") < shown.index('class="finding"')
 
 
-def test_reasons_are_short_and_names_of_runtimes_whole():
+def test_reasons_are_short_and_runtime_names_complete():
     case = stories.rejected()
     assert ": no CUDA device. " in render_page(case)
     proof = [
@@ -212,7 +212,7 @@ def test_reasons_are_short_and_names_of_runtimes_whole():
 
 
 @pytest.mark.parametrize("name", [None, "digits"])
-def test_the_page_names_the_model(name):
+def test_page_names_the_model(name):
     case = stories.passed()
     page = render_page(Report(case.summary.about(name=name), case.evidence, case.decision))
     shown = name or case.evidence.source.factory
@@ -222,7 +222,7 @@ def test_the_page_names_the_model(name):
     assert f'<b id="name">{shown}</b>' in page
 
 
-def test_fifty_thousand_samples_and_a_thousand_classes_are_small():
+def test_page_of_many_samples_and_classes_is_small():
     case = stories.rejected()
     per_class = tuple(
         ConfidenceOfClass(label=label, samples=50, mean=1e-5, max=1e-4, signed_mean=-1e-5,
@@ -252,7 +252,7 @@ def test_fifty_thousand_samples_and_a_thousand_classes_are_small():
     assert "the 20 of 1000 that changed most" in page
 
 
-def _told(*outputs: OutputParity) -> tuple[Summary, str]:
+def _summary_and_first_screen(*outputs: OutputParity) -> tuple[Summary, str]:
     """The summary and the first screen of files whose runtimes compute these outputs."""
     good = evidence()
     (spec,) = good.subject.outputs
@@ -279,8 +279,8 @@ def _slightly_worse(output: OutputParity) -> OutputParity:
 
 
 @pytest.mark.parametrize("ratio", [1.1, 194.8])
-def test_the_headline_and_the_first_row_show_the_same_number(ratio):
-    summary, first = _told(output_parity(noise=noise_parity(ratio=ratio)))
+def test_headline_and_first_row_show_the_same_number(ratio):
+    summary, first = _summary_and_first_screen(output_parity(noise=noise_parity(ratio=ratio)))
     worst = summary.proof[0].worst
     assert worst is not None
     assert (worst.name, worst.runtime) == ("noise_ratio", "ort-cpu-optimized")
@@ -293,10 +293,10 @@ def test_the_headline_and_the_first_row_show_the_same_number(ratio):
     assert "ort-cpu" in [row.runtime for row in summary.proof]
 
 
-def test_a_bound_that_allows_nothing_is_not_used_by_an_infinite_factor():
+def test_bound_of_zero_shows_no_infinite_factor():
     wrong = class_parity(top1_disagreements=3)
     case = stories.rejected()
-    summary, first = _told(output_parity(classification=wrong))
+    summary, first = _summary_and_first_screen(output_parity(classification=wrong))
     assert summary.headline.verdict == "FAIL"
     agreement = next(w for w in summary.words if w.check.name == "top1_agreement")
     assert agreement.strain == math.inf
@@ -305,14 +305,14 @@ def test_a_bound_that_allows_nothing_is_not_used_by_an_infinite_factor():
     assert "99.25 %, allowed at least 100 %" in first
 
 
-def test_rows_name_the_output_where_there_are_several():
+def test_rows_name_the_output_when_there_are_several():
     boxes, scores = output_parity(name="boxes"), output_parity(name="scores")
     far = _slightly_worse(scores)
-    summary, first = _told(boxes, far)
+    summary, first = _summary_and_first_screen(boxes, far)
     rows = first.partition('<table class="matrix"')[2].partition("</table>")[0]
     assert re.findall('<span class="output">(.*?)</span>', rows) == ["scores", "scores"]
     assert "scores / noise_ratio" in summary.headline.sentence
     assert "scores / noise" in summary_markdown(summary, {})
-    alone, first = _told(output_parity(name="scores"))
+    alone, first = _summary_and_first_screen(output_parity(name="scores"))
     assert 'class="output"' not in first
     assert "scores / " not in alone.headline.sentence

@@ -1,5 +1,5 @@
-"""The page as people see it: in Chromium, on a telephone and a laptop, without a mouse, without
-colors, and in the frame in which MLflow shows it."""
+"""The HTML report in Chromium: on a phone and a laptop, by keyboard, printed, and in the frame of
+MLflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.browser import chromium
 from tests.report import stories
 
 pytestmark = pytest.mark.slow
-TELEPHONE, LAPTOP = (390, 844), (1280, 800)
+PHONE, LAPTOP = (390, 844), (1280, 800)
 CASES = {
     "passed": stories.passed,
     "rejected": stories.rejected,
@@ -56,7 +56,7 @@ def pages():
     return {name: render_page(case()) for name, case in CASES.items()}
 
 
-def opened(browser: Browser, html: str, size: tuple[int, int], scheme: str = "light") -> Page:
+def open_page(browser: Browser, html: str, size: tuple[int, int], scheme: str = "light") -> Page:
     page = browser.new_page(
         viewport={"width": size[0], "height": size[1]},
         color_scheme=scheme,  # type: ignore[arg-type]
@@ -73,13 +73,13 @@ def unfold(page: Page) -> None:
 @pytest.mark.further
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(("name", "size"), [
-    ("everywhere", TELEPHONE),
+    ("everywhere", PHONE),
     ("everywhere", LAPTOP),
-    ("unjudged", TELEPHONE),
+    ("unjudged", PHONE),
     ("passed", LAPTOP),
 ])  # fmt: skip
-def test_the_answer_is_on_the_first_screen(browser, pages, name, size):
-    page = opened(browser, pages[name], size)
+def test_verdict_is_on_the_first_screen(browser, pages, name, size):
+    page = open_page(browser, pages[name], size)
     for ident in FIRST:
         box = page.locator(f"#{ident}").bounding_box()
         assert box is not None, ident
@@ -95,13 +95,13 @@ def test_the_answer_is_on_the_first_screen(browser, pages, name, size):
 
 
 @pytest.mark.parametrize(("name", "size", "scheme"), [
-    ("rejected", TELEPHONE, "light"),
+    ("rejected", PHONE, "light"),
     pytest.param("rejected", LAPTOP, "dark", marks=pytest.mark.proof),
     pytest.param("passed", LAPTOP, "light", marks=pytest.mark.proof),
-    pytest.param("unjudged", TELEPHONE, "dark", marks=pytest.mark.proof),
+    pytest.param("unjudged", PHONE, "dark", marks=pytest.mark.proof),
 ])  # fmt: skip
-def test_axe_finds_nothing_serious(browser, pages, name, size, scheme):
-    page = opened(browser, pages[name], size, scheme)
+def test_axe_finds_no_serious_violation(browser, pages, name, size, scheme):
+    page = open_page(browser, pages[name], size, scheme)
     unfold(page)
     found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     bad = [
@@ -112,8 +112,8 @@ def test_axe_finds_nothing_serious(browser, pages, name, size, scheme):
     assert bad == []
 
 
-def test_charts_are_readable_on_a_telephone(browser, pages):
-    page = opened(browser, pages["rejected"], TELEPHONE)
+def test_charts_are_readable_on_a_phone(browser, pages):
+    page = open_page(browser, pages["rejected"], PHONE)
     sizes = page.evaluate(
         """Array.from(document.querySelectorAll("svg text"))
             .map(text => [text.getBoundingClientRect().height, text.textContent])"""
@@ -133,8 +133,8 @@ CLIPPED = """() => Array.from(document.querySelectorAll("figure")).flatMap(figur
 
 
 @pytest.mark.further
-@pytest.mark.parametrize("size", [TELEPHONE, (1440, 900)])
-def test_no_text_of_a_chart_is_clipped(browser, size):
+@pytest.mark.parametrize("size", [PHONE, (1440, 900)])
+def test_chart_text_is_not_clipped(browser, size):
     case = stories.rejected()
     one_class = json.loads(case.evidence.to_json())
     for runtime in one_class["runtimes"]:
@@ -143,14 +143,14 @@ def test_no_text_of_a_chart_is_clipped(browser, size):
             confidence["per_class"] = confidence["per_class"][:1]
     seen = Evidence.from_json(json.dumps(one_class))
     for shown in (case, replace(case, evidence=seen)):
-        page = opened(browser, render_page(shown), size)
+        page = open_page(browser, render_page(shown), size)
         assert page.locator("#chart-confidence").count() == 1
         assert page.evaluate(CLIPPED) == []
 
 
-def test_texts_of_charts_follow_the_scheme(browser, pages):
+def test_chart_text_follows_the_color_scheme(browser, pages):
     colors = [
-        opened(browser, pages["passed"], LAPTOP, scheme).evaluate(
+        open_page(browser, pages["passed"], LAPTOP, scheme).evaluate(
             "getComputedStyle(document.querySelector('svg text')).fill"
         )
         for scheme in ("light", "dark")
@@ -158,8 +158,8 @@ def test_texts_of_charts_follow_the_scheme(browser, pages):
     assert colors == ["rgb(26, 29, 33)", "rgb(231, 234, 238)"]
 
 
-def test_a_keyboard_unfolds_and_sorts(browser, pages):
-    page = opened(browser, pages["rejected"], LAPTOP)
+def test_tables_unfold_and_sort_by_keyboard(browser, pages):
+    page = open_page(browser, pages["rejected"], LAPTOP)
     page.locator("#checks > details > summary").focus()
     page.keyboard.press("Enter")
     head = page.locator("#checks th").nth(4)
@@ -176,8 +176,8 @@ def test_a_keyboard_unfolds_and_sorts(browser, pages):
     assert outline == "solid"
 
 
-def test_it_works_in_the_frame_of_mlflow(browser, pages):
-    page = opened(browser, "<!doctype html><body>", LAPTOP)
+def test_page_works_in_the_mlflow_frame(browser, pages):
+    page = open_page(browser, "<!doctype html><body>", LAPTOP)
     page.evaluate(FRAME, pages["rejected"])
     frame = page.frames[1]
     frame.locator("#next .copy").click()
@@ -191,8 +191,8 @@ def test_it_works_in_the_frame_of_mlflow(browser, pages):
     assert frame.locator("#checks th").first.get_attribute("aria-sort") == "ascending"
 
 
-def test_paper_has_everything_on_white(browser, pages):
-    page = opened(browser, pages["rejected"], LAPTOP, "dark")
+def test_print_shows_everything_on_white(browser, pages):
+    page = open_page(browser, pages["rejected"], LAPTOP, "dark")
     page.emulate_media(media="print", color_scheme="dark")
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert page.locator("#checks td").first.is_visible()
@@ -204,7 +204,7 @@ def test_paper_has_everything_on_white(browser, pages):
 
 
 @pytest.mark.further
-def test_hostile_names_run_nothing(browser):
+def test_malicious_names_run_no_script(browser):
     page = browser.new_page()
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     refused: list[str] = []

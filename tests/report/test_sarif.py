@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import json
 from pathlib import Path
@@ -58,12 +57,12 @@ def report(*findings: LintFinding, unread: tuple[UnreadCode, ...] = ()) -> LintR
     return LintReport(strategy="traced", findings=findings, unread=unread, functions=2)
 
 
-def made(found: LintReport | None, **options: Any) -> dict[str, Any]:
+def sarif_run(found: LintReport | None, **options: Any) -> dict[str, Any]:
     """The only run of a log that is valid."""
-    log = json.loads(sarif_log(found, **{"exit_code": 1, **options}))
-    assert [error.message for error in VALID.iter_errors(log)] == []
-    assert log["version"] == "2.1.0"
-    (run,) = log["runs"]
+    read_log = json.loads(sarif_log(found, **{"exit_code": 1, **options}))
+    assert [error.message for error in VALID.iter_errors(read_log)] == []
+    assert read_log["version"] == "2.1.0"
+    (run,) = read_log["runs"]
     return dict(run)
 
 
@@ -79,28 +78,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_schema_holds(name):
-    made(CASES[name])
+def test_sarif_is_valid(name):
+    sarif_run(CASES[name])
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda log: log.pop("version"),
-    lambda log: log["runs"][0].pop("tool"),
-    lambda log: log["runs"][0]["results"][0].pop("message"),
-    lambda log: log["runs"][0]["results"][0].update(level="fatal"),
-    lambda log: log["runs"][0]["results"][0].update(line=3),
-    lambda log: log["runs"][0]["invocations"][0].pop("executionSuccessful"),
-    lambda log: log["runs"][0]["tool"]["driver"]["rules"][0].pop("id"),
-])  # fmt: skip
-def test_the_schema_refuses(spoil):
-    log = json.loads(sarif_log(report(finding()), exit_code=1))
-    assert VALID.is_valid(copy.deepcopy(log))
-    spoil(log)
-    assert not VALID.is_valid(log)
-
-
-def test_every_rule_has_its_help_and_its_page():
-    rules = made(report())["tool"]["driver"]["rules"]
+def test_each_rule_has_help_and_page():
+    rules = sarif_run(report())["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == list(RULES)
     for rule in rules:
         page = f"docs/lint/{rule['id']}.md"
@@ -110,8 +93,8 @@ def test_every_rule_has_its_help_and_its_page():
         assert rule["defaultConfiguration"]["level"] == RULES[rule["id"]].level
 
 
-def test_a_finding_has_its_rule_and_its_place():
-    run = made(report(finding("TRC005", line=8)), file_of=lambda path: f"src/{path}")
+def test_finding_has_rule_and_location():
+    run = sarif_run(report(finding("TRC005", line=8)), file_of=lambda path: f"src/{path}")
     (result,) = run["results"]
     assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "TRC005"
     place = result["locations"][0]["physicalLocation"]
@@ -122,15 +105,15 @@ def test_a_finding_has_its_rule_and_its_place():
     assert RULES["TRC005"].rewrite in result["message"]["text"]
 
 
-def test_what_is_silenced_is_there_and_said_to_be():
-    first, second = made(report(finding(), finding(suppressed=True)))["results"]
+def test_suppressed_finding_is_marked():
+    first, second = sarif_run(report(finding(), finding(suppressed=True)))["results"]
     assert "suppressions" not in first
     assert second["suppressions"] == [{"kind": "inSource"}]
 
 
-def test_a_fingerprint_outlives_lines_above_it_and_is_of_one_finding():
+def test_fingerprint_does_not_depend_on_line_numbers():
     def of(*findings: LintFinding) -> list[str]:
-        return [r["partialFingerprints"]["parityGate/v1"] for r in made(report(*findings))["results"]]  # fmt: skip
+        return [r["partialFingerprints"]["parityGate/v1"] for r in sarif_run(report(*findings))["results"]]  # fmt: skip
 
     assert of(finding(line=3)) == of(finding(line=30))
     same, again = of(finding(line=3), finding(line=9))
@@ -138,11 +121,11 @@ def test_a_fingerprint_outlives_lines_above_it_and_is_of_one_finding():
     assert len({*of(finding()), *of(finding(expression="y")), *of(finding("TRC003"))}) == 3
 
 
-def test_what_could_not_be_read_is_no_clean_run():
-    (failed,) = made(None, exit_code=2, failure="no module nets")["invocations"]
+def test_unread_code_is_a_notification():
+    (failed,) = sarif_run(None, exit_code=2, failure="no module nets")["invocations"]
     assert failed["executionSuccessful"] is False
     assert failed["toolExecutionNotifications"][0]["message"]["text"] == "no module nets"
-    (done,) = made(CASES["unread"], exit_code=0)["invocations"]
+    (done,) = sarif_run(CASES["unread"], exit_code=0)["invocations"]
     assert done["executionSuccessful"] is True
     assert done["toolExecutionNotifications"][0]["message"]["text"] == (
         "not read: nets.script: TorchScript"
@@ -180,7 +163,7 @@ def build():
 """
 
 
-def log(text: str) -> dict[str, Any]:
+def read_log(text: str) -> dict[str, Any]:
     found = json.loads(text)
     assert [error.message for error in VALID.iter_errors(found)] == []
     (run,) = found["runs"]
@@ -188,9 +171,9 @@ def log(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["passed", "rejected", "unjudged"])
-def test_verdicts(name):
+def test_verdicts_in_sarif(name):
     result = RESULTS[name]()
-    run = log(check_sarif_log(result, file="my model.onnx", source=("nets/a.py", 7)))
+    run = read_log(check_sarif_log(result, file="my model.onnx", source=("nets/a.py", 7)))
     places = [
         (where["artifactLocation"]["uri"], where["region"]["startLine"])
         for each in run["results"]
@@ -201,7 +184,7 @@ def test_verdicts(name):
     assert run["invocations"][0]["exitCode"] == result.exit_code
 
 
-def test_the_line_that_makes_a_module(tmp_path, monkeypatch):
+def test_source_line_of_a_module(tmp_path, monkeypatch):
     (tmp_path / "sarif_nets.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -227,7 +210,7 @@ def test_the_line_that_makes_a_module(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_gate_check_points_to_it(tmp_path, monkeypatch):
+def test_gate_check_sarif_points_to_the_module_line(tmp_path, monkeypatch):
     folder = filled(tmp_path / "project")
     monkeypatch.chdir(folder)
     (folder / "sarif_project.py").write_text(MODULE)
@@ -244,7 +227,7 @@ def test_gate_check_points_to_it(tmp_path, monkeypatch):
     )  # fmt: skip
     words = ["check", "wrong.onnx", "--reference", "sarif_project:build", "--inputs", "images.npy"]
     assert cli.main([*words, "--sarif", "check.sarif", "--json"]) == 1
-    first = log(Path("check.sarif").read_text())["results"][0]
+    first = read_log(Path("check.sarif").read_text())["results"][0]
     place = first["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "sarif_project.py"
     lines = MODULE.splitlines()

@@ -24,22 +24,22 @@ from tests.builders import digest
 from tests.report.samples import HOSTILE, failed, passed
 
 
-def printed(summary: Summary, *, width: int = 10_000, verbose: bool = False) -> str:
+def print_text(summary: Summary, *, width: int = 10_000, verbose: bool = False) -> str:
     stream = io.StringIO()
     print_summary(summary, Console(file=stream, width=width), verbose=verbose)
     return stream.getvalue()
 
 
-def test_the_verdict_and_its_cause_come_first():
-    text = printed(summarize(*failed()))
+def test_verdict_and_cause_come_first():
+    text = print_text(summarize(*failed()))
     assert text.startswith("FAIL   ")
     first, second, *_ = text.splitlines()
     assert "0.66, allowed 0.0001" in first or "NaN" in first
     assert second.startswith("try    ")
 
 
-def test_a_pass_has_a_line_a_runtime_and_what_is_waived():
-    text = printed(summarize(*passed()))
+def test_pass_shows_runtimes_and_waived_checks():
+    text = print_text(summarize(*passed()))
     assert text.startswith("PASS   Within every bound on 400 samples, on ort-cpu")
     assert "ort-cpu            passed  " in text
     assert "waived torch-cuda, ort-cuda, ort-cuda-optimized: not measured (no CUDA device" in text
@@ -47,19 +47,19 @@ def test_a_pass_has_a_line_a_runtime_and_what_is_waived():
 
 
 @pytest.mark.parametrize("width", [45, 80, 200])
-def test_a_narrow_terminal_cuts_no_line_but_a_command(width):
+def test_narrow_terminal_wraps_all_but_commands(width):
     summary = summarize(*failed()).with_files({"MODEL.onnx": "my model.onnx"})
-    assert "gate check 'my model.onnx' --reference" in printed(summary, width=width)
+    assert "gate check 'my model.onnx' --reference" in print_text(summary, width=width)
     for judged, most in ((passed(), 20), (failed(), 30)):
-        lines = printed(summarize(*judged), width=width).splitlines()
+        lines = print_text(summarize(*judged), width=width).splitlines()
         told = [line for line in lines if not line.startswith("next")]
         assert max(map(len, told)) <= width
         assert len(lines) <= most if width >= 80 else 2 * most
 
 
-def test_verbose_shows_every_check_and_the_verdict_once_more():
+def test_verbose_shows_each_check_and_repeats_the_verdict():
     summary = summarize(*failed())
-    text = printed(summary, verbose=True)
+    text = print_text(summary, verbose=True)
     for word in summary.words:
         assert word.check.name in text
         assert word.meaning.split()[0] in text
@@ -67,7 +67,7 @@ def test_verbose_shows_every_check_and_the_verdict_once_more():
     assert text.splitlines()[-1] == text.splitlines()[0]
 
 
-def test_what_is_longer_than_the_screen_ends_with_the_verdict():
+def test_long_output_repeats_the_verdict():
     summary = summarize(*failed())
     for height, twice in ((5, True), (60, False)):
         stream = io.StringIO()
@@ -76,13 +76,13 @@ def test_what_is_longer_than_the_screen_ends_with_the_verdict():
         assert (stream.getvalue().count(summary.headline.sentence[:20]) >= 2) == twice
 
 
-def test_names_from_the_file_cannot_steer_the_terminal():
-    text = printed(summarize(*failed(HOSTILE)))
+def test_names_have_no_control_characters():
+    text = print_text(summarize(*failed(HOSTILE)))
     assert "\x1b" not in text
     assert "[red]" in text
 
 
-def test_a_cell_steers_no_terminal_and_a_styled_one_stays_as_it_is():
+def test_table_cells_have_no_control_characters():
     shown = print_table(
         ("name", "n"), [("a\x1b[31m\nb", Text("two  spaces"))], right=("n",), title="of"
     )
@@ -108,7 +108,7 @@ def row(module: str, verdict: str = "ok", **fields: object) -> LayerRow:
     )
 
 
-def found(module: str = "layer1.0.conv1") -> Localization:
+def localization(module: str = "layer1.0.conv1") -> Localization:
     return Localization(
         subject_sha256=digest("model.onnx"),
         runtime="ort-cpu",
@@ -125,8 +125,8 @@ def found(module: str = "layer1.0.conv1") -> Localization:
     )
 
 
-def test_the_record_comes_back_and_says_whether_anything_diverges():
-    record = found()
+def test_localization_survives_json():
+    record = localization()
     assert Localization.from_json(record.to_json()) == record
     assert record.diverges
     assert record.unmapped == ("drop",)
@@ -135,22 +135,22 @@ def test_the_record_comes_back_and_says_whether_anything_diverges():
     assert not clean.diverges
 
 
-def test_the_table_shows_every_layer_and_the_sentences_follow():
+def test_layer_table_is_printed():
     stream = io.StringIO()
-    terminal.print_layers(found(), Console(file=stream, width=200))
+    terminal.print_layers(localization(), Console(file=stream, width=200))
     text = stream.getvalue()
     for shown in ("conv1", "layer1.0.conv1", "fc#1", "drop", "source: 3 weights differ", "inf"):
         assert shown in text
     assert "First diverging layer: layer1.0.conv1 (ort-cpu)." in text
     assert "Try: Export again from the checkpoint." in text
     stream = io.StringIO()
-    terminal.print_layers(found(HOSTILE), Console(file=stream, width=200))
+    terminal.print_layers(localization(HOSTILE), Console(file=stream, width=200))
     assert "\x1b" not in stream.getvalue()
 
 
-def test_every_report_tells_of_the_layer(tmp_path):
+def test_each_report_names_the_layer(tmp_path):
     decision, evidence = failed()
-    explanation = Explanation(localisation=found())
+    explanation = Explanation(localisation=localization())
     write_report(
         tmp_path,
         decision,
@@ -162,7 +162,7 @@ def test_every_report_tells_of_the_layer(tmp_path):
     assert (tmp_path / "plots/localisation.svg").is_file()
     assert "layer1.0.conv1" in (tmp_path / "report.md").read_text().splitlines()[0]
     shown = (tmp_path / "report.html").read_text()
-    assert f"<p>{found().cause}</p>" in shown
+    assert f"<p>{localization().cause}</p>" in shown
     assert "All 4 layers" in shown
     write_report(tmp_path, *passed(), summary=summarize(*passed()))
     assert not (tmp_path / "localisation.json").exists()
@@ -170,7 +170,7 @@ def test_every_report_tells_of_the_layer(tmp_path):
     assert "diverging" not in (tmp_path / "report.html").read_text()
 
 
-def test_a_localisation_that_broke_is_told():
+def test_failed_localization_is_shown():
     decision, evidence = failed()
     explanation = Explanation(failure="mapped 0 of 60 modules")
     summary = summarize(decision, evidence, explanation=explanation)
@@ -222,7 +222,7 @@ def printed_trials(width: int = 160) -> str:
     return stream.getvalue()
 
 
-def test_the_table_has_a_row_for_each_runtime_of_each_export():
+def test_trial_table_has_a_row_per_runtime_and_export():
     shown = printed_trials()
     rows = [line for line in shown.splitlines() if "ort-cpu" in line and "3.2" in line]
     assert len(rows) == 5
@@ -231,7 +231,7 @@ def test_the_table_has_a_row_for_each_runtime_of_each_export():
     assert "\x1b" not in shown
 
 
-def test_the_sentences_name_what_is_wrong():
+def test_trial_sentences_name_the_failures():
     told = list(trials_sentences(TRIALS))
     assert told[0].startswith("2 of 4 exports compute what the model computes")
     assert any("FAIL" in t or "ERROR" in t for t in told if "not folded" in t)
@@ -239,14 +239,14 @@ def test_the_sentences_name_what_is_wrong():
     assert sum(t.startswith("warned: ") for t in told) == 1
 
 
-def test_markdown_keeps_its_columns():
+def test_trial_markdown_keeps_its_columns():
     table = [line for line in markdown(TRIALS).splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1
     assert len(table) == 2 + 6
     assert r"opset 18 \| expected" in markdown(TRIALS)
 
 
-def test_the_chart_is_drawn_for_nan_and_for_no_file_at_all():
+def test_trial_chart_with_nan_and_without_files():
     drawn = trials_chart(TRIALS)
     assert drawn is not None
     assert "<b>" not in drawn.svg

@@ -154,14 +154,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"model": exported(TwoHeads(), folder / "model.onnx")}
 
 
-def judged(files: dict[str, Path], url: str, **options: Any) -> Any:
+def check_server(files: dict[str, Path], url: str, **options: Any) -> Any:
     return check(files["model"], TwoHeads().eval(), SAMPLES, policy(url, **options))
 
 
 @pytest.mark.parametrize("fault", ["", "contents"])
-def test_a_correct_server_passes_under_every_load(files: dict[str, Path], fault: str) -> None:
+def test_correct_grpc_server_passes_under_load(files: dict[str, Path], fault: str) -> None:
     with serving(files["model"], fault) as server:
-        result = judged(files, server.url, rate=400.0)
+        result = check_server(files, server.url, rate=400.0)
     assert result.decision.verdict is Verdict.PASS, codes(result, Verdict.FAIL)
     (runtime,) = result.evidence.runtimes
     assert [load.connections for load in runtime.concurrency] == [1, 8, 32, 32]
@@ -181,11 +181,11 @@ def test_a_correct_server_passes_under_every_load(files: dict[str, Path], fault:
         ("no_digest", Verdict.ERROR, "runtime"),
     ],
 )
-def test_a_wrong_server_is_refused_with_its_cause(
+def test_wrong_grpc_server_fails(
     files: dict[str, Path], fault: str, verdict: Verdict, name: str
 ) -> None:
     with serving(files["model"], fault) as server:
-        result = judged(files, server.url, connections=[2])
+        result = check_server(files, server.url, connections=[2])
     assert result.decision.verdict is verdict
     assert name in {check_name for check_name, _ in codes(result, verdict)}
 
@@ -198,7 +198,7 @@ def test_a_wrong_server_is_refused_with_its_cause(
         "twice",
     ],
 )  # fmt: skip
-def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: str) -> None:
+def test_invalid_answer_is_an_unusable_server(files: dict[str, Path], fault: str) -> None:
     with (
         serving(files["model"], fault) as server,
         pytest.raises(RuntimeUnusable),
@@ -208,7 +208,7 @@ def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: 
 
 
 @pytest.mark.parametrize("fault", ["refuses", "breaks"])
-def test_a_refusal_is_no_unusable_server(files: dict[str, Path], fault: str) -> None:
+def test_refused_request_is_not_an_unusable_server(files: dict[str, Path], fault: str) -> None:
     with (
         serving(files["model"], fault) as server,
         closing(opened(files, url=server.url)) as session,
@@ -218,7 +218,7 @@ def test_a_refusal_is_no_unusable_server(files: dict[str, Path], fault: str) -> 
     assert not isinstance(refused.value, RuntimeUnusable)
 
 
-def test_a_request_beyond_what_grpc_can_send_is_an_unusable_server(
+def test_too_large_request_is_an_unusable_server(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert v2_grpc.MOST_REQUEST_BYTES < 1 << 31
@@ -233,7 +233,7 @@ def test_a_request_beyond_what_grpc_can_send_is_an_unusable_server(
             session.run({"x": np.concatenate([SAMPLES, SAMPLES[:1]])})
 
 
-def test_what_speaks_no_grpc_is_an_unusable_server(files: dict[str, Path]) -> None:
+def test_server_without_grpc_is_unusable(files: dict[str, Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as half_open:  # accepts, and sends nothing
         url = f"grpc://127.0.0.1:{half_open.getsockname()[1]}/v2/models/net"
         with pytest.raises(RuntimeUnusable):
@@ -246,7 +246,7 @@ def test_what_speaks_no_grpc_is_an_unusable_server(files: dict[str, Path]) -> No
         server.shutdown()
 
 
-def test_a_token_comes_from_the_environment(
+def test_token_is_read_from_the_environment(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVER_TOKEN", "Bearer 123")

@@ -23,7 +23,7 @@ def rows(tmp_path, monkeypatch):
 
 
 @pytest.mark.proof
-def test_each_says_what_it_is_or_why_it_is_not(rows):
+def test_each_runtime_is_listed_with_state_and_reason(rows):
     acme_row = rows["acme"]
     assert (acme_row.state, acme_row.provider, acme_row.package) == (
         "ok",
@@ -53,7 +53,7 @@ def test_each_says_what_it_is_or_why_it_is_not(rows):
     assert "no CUDA device" in rows["ort-cuda"].reason
 
 
-def test_of_a_policy_those_that_it_names_with_their_options(tmp_path, monkeypatch):
+def test_runtimes_of_a_policy_are_listed_with_options(tmp_path, monkeypatch):
     wanted = policy("mine", kind="ort", options={"providers": ["RknpuExecutionProvider"]})
     found = {row.name: row for row in listed(wanted)}
     assert set(found) == {"ort-cpu", "mine"}

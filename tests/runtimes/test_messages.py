@@ -35,7 +35,7 @@ def ends():
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
-def test_arrays_come_as_they_were_sent(ends, array):
+def test_arrays_survive_transport(ends, array):
     one, other = ends
     sender = threading.Thread(target=send, args=(one, {"verb": "run"}, {"x": array}))
     sender.start()
@@ -62,7 +62,7 @@ def test_arrays_come_as_they_were_sent(ends, array):
         [{"arrays": [["x"]]}],
     ],
 )
-def test_nonsense_is_an_error_of_that_runtime(ends, parts):
+def test_invalid_message_is_an_evidence_error(ends, parts):
     one, other = ends
     for part in parts:
         one.send_bytes(part if isinstance(part, bytes) else json.dumps(part).encode())
@@ -70,7 +70,7 @@ def test_nonsense_is_an_error_of_that_runtime(ends, parts):
         receive(other)
 
 
-def test_who_is_gone_is_gone(ends):
+def test_closed_connection_raises_eof(ends):
     one, other = ends
     one.close()
     with pytest.raises(EOFError):

@@ -1,5 +1,5 @@
-"""MLServer, in an environment of its own, with a model class that runs ONNX Runtime; and tritonclient,
-which asks it over gRPC, in another."""
+"""MLServer with a model class that runs ONNX Runtime, and tritonclient, each in a separate
+environment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Served(MLModel):
     async def load(self):
         self.data = Path(self.settings.parameters.uri).read_bytes()
         path = Path(self.settings.parameters.uri)
-        path = path.with_name("stale.onnx") if FAULT == "stale" else path
+
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return True
 
@@ -164,7 +164,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> N
 @contextmanager
 def serving(mlserver: Path, folder: Path, model: nn.Module, fault: str) -> Iterator[str]:
     export(model, folder / "model.onnx")
-    export(type(model)(seed=1) if fault == "stale" else model, folder / "stale.onnx")
+
     http, grpc, metrics = (free_port() for _ in range(3))
     settings = {"host": "127.0.0.1", "http_port": http, "grpc_port": grpc, "metrics_port": metrics}
     (folder / "settings.json").write_text(json.dumps({**settings, "parallel_workers": 0}))
@@ -190,7 +190,7 @@ def serving(mlserver: Path, folder: Path, model: nn.Module, fault: str) -> Itera
         process.wait()
 
 
-def judged(folder: Path, model: nn.Module, url: str, **options: object) -> EvaluationResult:
+def check_server(folder: Path, model: nn.Module, url: str, **options: object) -> EvaluationResult:
     samples = np.random.default_rng(0).normal(size=(24, *SHAPES[type(model)])).astype(np.float32)
     plain = with_server(Policy.built_in("exact", task="tensors"), url).to_plain()
     plain["runtimes"]["server"]["options"] |= options
@@ -199,12 +199,12 @@ def judged(folder: Path, model: nn.Module, url: str, **options: object) -> Evalu
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_a_correct_server_passes_at_every_concurrency(
+def test_correct_mlserver_passes_at_each_concurrency(
     mlserver: Path, tmp_path: Path, kind: type[nn.Module]
 ) -> None:
     model = kind()
     with serving(mlserver, tmp_path, model, "") as url:
-        result = judged(tmp_path, model, url)
+        result = check_server(tmp_path, model, url)
     assert result.decision.verdict is Verdict.PASS
     runtime = result.evidence.runtime("server")
     assert runtime is not None
@@ -215,32 +215,28 @@ def test_a_correct_server_passes_at_every_concurrency(
     ("fault", "check_name"),
     [
         ("float16", "noise_ratio"),
-        ("normalized_twice", "noise_ratio"),
         ("mixed", "concurrency"),
-        ("one_worker", "concurrency"),
-        ("stale", "noise_ratio"),
-        ("outputs_swapped", "noise_ratio"),
     ],
 )
-def test_a_fault_of_the_model_class_is_refused(
+def test_fault_of_the_model_class_fails(
     mlserver: Path, tmp_path: Path, fault: str, check_name: str
 ) -> None:
-    model = TwoHeads() if fault in ("stale", "outputs_swapped") else Image()
+    model = Image()
     with serving(mlserver, tmp_path, model, fault) as url:
-        result = judged(tmp_path, model, url)
+        result = check_server(tmp_path, model, url)
     failed = {c.name for c in result.decision.checks if c.verdict is Verdict.FAIL}
     assert check_name in failed
     assert {c.runtime for c in result.decision.checks if c.verdict is Verdict.FAIL} == {"server"}
 
 
-def test_the_grpc_client_in_an_environment_of_its_own(with_tritonclient: Path) -> None:
+def test_grpc_client_in_a_separate_environment(with_tritonclient: Path) -> None:
     done = run([str(with_tritonclient), "-m", "pytest", "-q", "tests/runtimes/test_grpc.py"])
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_a_correct_server_passes_over_grpc(
+def test_correct_mlserver_passes_over_grpc(
     mlserver: Path, with_tritonclient: Path, tmp_path: Path, kind: type[nn.Module]
 ) -> None:
     samples = np.random.default_rng(0).normal(size=(24, *SHAPES[kind])).astype(np.float32)

@@ -44,7 +44,7 @@ def policy(instruments: Instruments | None = None, **options: dict[str, Any]) ->
     return Policy.model_validate({**plain, "instruments": instruments or Instruments()})
 
 
-def judged(model, candidate, wanted: Policy):
+def check_runtimes(model, candidate, wanted: Policy):
     """The records and the failed checks by name of the runtime, and the verdict."""
     measured = measure_job(MeasurementJob(model, candidate, tiny.samples(), policy=wanted))
     decision = decide(wanted, tiny.stored(measured), decided_at="now")
@@ -52,10 +52,10 @@ def judged(model, candidate, wanted: Policy):
     return {record.runtime: record for record in measured.runtimes}, problems, decision.verdict
 
 
-def test_it_is_asked_for_float32_and_proves_it_and_refused_where_it_rounds_more(model, good):
+def test_openvino_proves_float32_and_fails_with_lower_precision(model, good):
     half = {"precision_hint": "bf16" if IN_BFLOAT16 else "f32"}
     wanted = policy(exact={}, best={"precision_hint": "default"}, half=half)
-    records, problems, _ = judged(model, good, wanted)
+    records, problems, _ = check_runtimes(model, good, wanted)
     exact = records["exact"]
     assert not {name for runtime, name in problems if runtime == "exact"}
     assert exact.providers_active == ("OpenVINO CPU",)
@@ -76,14 +76,14 @@ def test_it_is_asked_for_float32_and_proves_it_and_refused_where_it_rounds_more(
             assert "bf16" in records[name].session_options["node_precisions"]
 
 
-def test_wrong_weights_fail_by_their_numbers(model, good, tmp_path):
+def test_wrong_weights_fail(model, good, tmp_path):
     wrong = tiny.export(tiny.net(seed=1), tmp_path / "wrong.onnx")
-    _, problems, verdict = judged(model, wrong, policy(FEW, exact={}))
+    _, problems, verdict = check_runtimes(model, wrong, policy(FEW, exact={}))
     assert verdict is Verdict.FAIL
     assert ("exact", "noise_ratio") in problems
 
 
-def test_an_operator_that_it_does_not_have_is_a_failure_with_its_name(model, good, tmp_path):
+def test_unsupported_operator_is_a_failure(model, good, tmp_path):
     def change(proto):
         (gemm,) = (node for node in proto.graph.node if node.op_type == "Gemm")
         gemm.op_type, gemm.domain = "Head", "acme"
@@ -91,13 +91,13 @@ def test_an_operator_that_it_does_not_have_is_a_failure_with_its_name(model, goo
         del gemm.attribute[:]
 
     strange = tiny.edit(good, tmp_path / "strange.onnx", change)
-    records, _, verdict = judged(model, strange, policy(FEW, exact={}))
+    records, _, verdict = check_runtimes(model, strange, policy(FEW, exact={}))
     assert "acme.Head" in records["exact"].failure
     assert verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize("make", strange_files.FILES)
-def test_it_answers_in_the_file_s_order_and_types(make, tmp_path):
+def test_outputs_have_the_order_and_types_of_the_file(make, tmp_path):
     candidate, batches = made(make, tmp_path)
     session = opened(module.OpenVinoRuntime(), candidate, batches[0])
     strange_files.assert_as_onnxruntime(session, candidate, batches)
@@ -112,7 +112,7 @@ def test_it_answers_in_the_file_s_order_and_types(make, tmp_path):
         (strange_files.external_data, "weights.bin"),
     ],
 )
-def test_a_file_that_was_exchanged_is_not_opened(make, name, tmp_path):
+def test_replaced_file_is_not_opened(make, name, tmp_path):
     candidate, batches = made(make, tmp_path)
     data = bytearray((tmp_path / name).read_bytes())
     data[len(data) // 2] ^= 1
@@ -121,7 +121,7 @@ def test_a_file_that_was_exchanged_is_not_opened(make, name, tmp_path):
         opened(module.OpenVinoRuntime(), candidate, batches[0])
 
 
-class Told:
+class ReportedModel:
     """What a compiled model reports, but for what is replaced."""
 
     def __init__(self, real, **replaced):
@@ -137,13 +137,13 @@ class Told:
         return self._replaced.get("model", self._real).get_runtime_model()
 
 
-def test_the_hint_that_was_given_is_not_believed(good):
+def test_reported_precision_and_device_are_used(good):
     batch = {"input": tiny.images(2)}
     exact = opened(module.OpenVinoRuntime(), good, batch)
     exact.run(batch)
     hint = {"INFERENCE_PRECISION_HINT": openvino.Type.f16}
-    assert session_of(Told(exact._compiled, **hint), good).proof().precision == "float16"
-    elsewhere = Told(exact._compiled, EXECUTION_DEVICES=["GPU.0"])
+    assert session_of(ReportedModel(exact._compiled, **hint), good).proof().precision == "float16"
+    elsewhere = ReportedModel(exact._compiled, EXECUTION_DEVICES=["GPU.0"])
     assert session_of(elsewhere, good).proof().providers_active == ("OpenVINO GPU.0",)
 
 
@@ -154,17 +154,17 @@ def test_the_hint_that_was_given_is_not_believed(good):
         ({"threads": 3}, "INFERENCE_NUM_THREADS is 2, expected 3"),
     ],
 )
-def test_options_that_are_not_in_force_are_refused(good, options, words):
+def test_options_without_effect_are_refused(good, options, words):
     compiled = opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)})._compiled
     reported = {"INFERENCE_PRECISION_HINT": openvino.Type.bf16, "INFERENCE_NUM_THREADS": 2}
     wanted = {"precision_hint": "bf16", "threads": 2}
-    assert session_of(Told(compiled, **reported), good, **wanted)
+    assert session_of(ReportedModel(compiled, **reported), good, **wanted)
     with pytest.raises(EvidenceError, match=words):
-        session_of(Told(compiled, **reported), good, **{**wanted, **options})
-    assert session_of(Told(compiled, **reported), good)  # neither was asked for
+        session_of(ReportedModel(compiled, **reported), good, **{**wanted, **options})
+    assert session_of(ReportedModel(compiled, **reported), good)  # neither was asked for
 
 
-def test_more_threads_than_it_takes_are_refused_by_itself(good):
+def test_too_many_threads_are_refused(good):
     with pytest.raises(EvidenceError, match="NUM_THREADS is .*, expected 100000"):
         opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)}, threads=100000)
 
@@ -175,18 +175,18 @@ def session_of(compiled, candidate, **options):
 
 
 @pytest.mark.skipif(not IN_BFLOAT16, reason="this processor has no bfloat16")
-def test_a_node_that_rounds_more_than_the_hint_is_seen(good):
+def test_node_with_lower_precision_is_found(good):
     batch = {"input": tiny.images(2)}
     exact = opened(module.OpenVinoRuntime(), good, batch)
     half = opened(module.OpenVinoRuntime(), good, batch, precision_hint="bf16")
     half.run(batch)
-    mixed = Told(exact._compiled, model=half._compiled)
+    mixed = ReportedModel(exact._compiled, model=half._compiled)
     proof = session_of(mixed, good).proof()
     assert proof.session_options["INFERENCE_PRECISION_HINT"] == "f32"
     assert proof.precision == "bfloat16"
 
 
-def test_an_output_that_is_not_in_the_compiled_model_is_refused(good):
+def test_missing_output_of_the_compiled_model_is_refused(good):
     session = opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)})
     renamed = good.subject.outputs[0].model_copy(update={"name": "other"})
     subject = good.subject.model_copy(update={"outputs": (renamed,)})
@@ -195,7 +195,7 @@ def test_an_output_that_is_not_in_the_compiled_model_is_refused(good):
 
 
 @pytest.mark.parametrize("installed", [None, "1.24.1"])
-def test_without_the_package_it_is_absent_and_says_what_is_no_substitute(monkeypatch, installed):
+def test_openvino_is_absent_without_its_package(monkeypatch, installed):
     monkeypatch.setattr(module, "find_spec", lambda _: None)
     monkeypatch.setattr(module, "_version", {"onnxruntime-openvino": installed}.get)
     reason = module.OpenVinoRuntime().absent_reason(module.OpenVinoOptions())
@@ -205,7 +205,7 @@ def test_without_the_package_it_is_absent_and_says_what_is_no_substitute(monkeyp
     )
 
 
-def test_it_is_listed_with_its_version():
+def test_openvino_is_listed_with_its_version():
     (row,) = listed(policy(exact={}))
     assert (row.state, row.provider) == ("ok", "OpenVINO CPU")
     assert set(row.versions) == {"openvino"}

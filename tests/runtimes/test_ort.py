@@ -41,7 +41,7 @@ def policy(name: str, options: dict[str, Any], **wanted: Any) -> Policy:
     return Policy.model_validate({**dict(plain), "runtimes": runtimes})
 
 
-def judged(model, good, wanted: Policy, name: str):
+def measure_and_decide(model, good, wanted: Policy, name: str):
     """The record of the runtime, its checks by name, and the verdict."""
     measured = measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))
     evidence = tiny.stored(measured)
@@ -64,7 +64,7 @@ SETTINGS = {
         ("ort-cpu-optimized", None, {}),
     ],
 )  # fmt: skip
-def test_what_is_set_is_in_force_and_recorded(model, good, monkeypatch, name, kind, own):
+def test_settings_are_applied_and_recorded(model, good, monkeypatch, name, kind, own):
     disabled = []
     original = onnxruntime.InferenceSession
 
@@ -74,7 +74,7 @@ def test_what_is_set_is_in_force_and_recorded(model, good, monkeypatch, name, ki
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     wanted = policy(name, SETTINGS | own, kind=kind)
-    record, checks, verdict = judged(model, good, wanted, name)
+    record, checks, verdict = measure_and_decide(model, good, wanted, name)
     assert verdict is Verdict.PASS
     assert ["MatmulTransposeFusion"] in disabled
     options = record.session_options
@@ -95,10 +95,10 @@ def test_what_is_set_is_in_force_and_recorded(model, good, monkeypatch, name, ki
 
 
 @NO_XNNPACK
-def test_a_provider_that_this_build_has_not_is_absent_with_its_reason(model, good):
+def test_provider_missing_in_the_build_is_absent(model, good):
     options = {"providers": [XNNPACK, CPU_PROVIDER]}
     wanted = policy("xnn", options, kind="ort", required="when_present")
-    record, checks, verdict = judged(model, good, wanted, "xnn")
+    record, checks, verdict = measure_and_decide(model, good, wanted, "xnn")
     assert f"does not have {XNNPACK}" in record.absent_reason
     assert checks["runtime"].verdict is Verdict.WAIVED
     assert verdict is Verdict.PASS
@@ -108,13 +108,13 @@ def test_a_provider_that_this_build_has_not_is_absent_with_its_reason(model, goo
 @pytest.mark.parametrize(
     "providers", [["TensorRTExecutionProvider"], ["NoSuchExecutionProvider", CPU_PROVIDER]]
 )
-def test_a_provider_that_nobody_has_is_no_absence(model, good, providers, required):
+def test_unknown_provider_is_a_policy_error(model, good, providers, required):
     wanted = policy("trt", {"providers": providers}, kind="ort", required=required)
     with pytest.raises(PolicyError, match=f"does not support {providers[0]}"):
         measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))
 
 
-def test_a_misspelt_provider_is_answered_with_the_nearest(monkeypatch):
+def test_misspelled_provider_has_a_suggestion(monkeypatch):
     options = OrtOptions(providers=("TensorRTExecutionProvider", CUDA_PROVIDER))
     with pytest.raises(PolicyError, match=f"Did you mean '{TENSORRT}'"):
         Ort().absent_reason(options)
@@ -127,7 +127,7 @@ def test_a_misspelt_provider_is_answered_with_the_nearest(monkeypatch):
 
 
 @pytest.mark.parametrize("provider", [RTX, TENSORRT, CUDA_PROVIDER])
-def test_the_build_is_asked_before_the_device(monkeypatch, provider):
+def test_build_is_checked_before_the_device(monkeypatch, provider):
     monkeypatch.setattr(ort, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU_PROVIDER])
     options = OrtOptions(providers=(provider, CPU_PROVIDER))
@@ -140,22 +140,20 @@ def test_the_build_is_asked_before_the_device(monkeypatch, provider):
 
 
 @pytest.mark.skipif(bool(ort.cuda_traces()), reason="a CUDA device is here")
-def test_one_that_does_not_load_is_absent_without_a_device_and_an_error_with_one(
-    model, good, monkeypatch
-):
+def test_unloadable_provider_is_absent_only_without_device(model, good, monkeypatch):
     if TENSORRT not in onnxruntime.get_available_providers():
         pytest.skip("this build of ONNX Runtime knows no TensorRT")
     wanted = policy("trt", {"providers": [TENSORRT]}, kind="ort")
-    record, _, _ = judged(model, good, wanted, "trt")
+    record, _, _ = measure_and_decide(model, good, wanted, "trt")
     assert "no CUDA device" in record.absent_reason
     monkeypatch.setattr(ort, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
-    record, _, verdict = judged(model, good, wanted, "trt")
+    record, _, verdict = measure_and_decide(model, good, wanted, "trt")
     assert f"could not load {TENSORRT} and used {CPU_PROVIDER}" in record.failure
     assert record.unusable
     assert verdict is Verdict.ERROR
 
 
-class Pretender:
+class FakeXnnpackSession:
     """A real session on the CPU that says it is XNNPACK's; its profile tells the truth."""
 
     reported: ClassVar[dict[str, Any]] = {}
@@ -172,15 +170,15 @@ class Pretender:
         return [XNNPACK, CPU_PROVIDER]
 
     def get_provider_options(self):
-        return {CPU_PROVIDER: {}, XNNPACK: Pretender.reported}
+        return {CPU_PROVIDER: {}, XNNPACK: FakeXnnpackSession.reported}
 
 
 @pytest.mark.parametrize("providers", [[XNNPACK], [XNNPACK, CPU_PROVIDER]])
-def test_nodes_that_fell_back_in_silence_are_refused(model, good, monkeypatch, providers):
-    monkeypatch.setattr(onnxruntime, "InferenceSession", Pretender)
+def test_silent_fallback_of_nodes_fails(model, good, monkeypatch, providers):
+    monkeypatch.setattr(onnxruntime, "InferenceSession", FakeXnnpackSession)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [XNNPACK, CPU_PROVIDER])
     wanted = policy("xnn", {"providers": providers}, kind="ort")
-    record, checks, _ = judged(model, good, wanted, "xnn")
+    record, checks, _ = measure_and_decide(model, good, wanted, "xnn")
     assert record.providers_active[0] == XNNPACK
     assert checks["provider"].verdict is Verdict.FAIL
     assert f"No node is recorded to have run on {XNNPACK}" in render_check(checks["provider"])
@@ -189,13 +187,13 @@ def test_nodes_that_fell_back_in_silence_are_refused(model, good, monkeypatch, p
     assert ("compute nodes ran on the CPU" in render_check(checks["provider"])) is not listed
 
 
-def test_provider_options_that_are_not_in_force_are_refused(model, good, monkeypatch):
-    monkeypatch.setattr(onnxruntime, "InferenceSession", Pretender)
+def test_provider_options_without_effect_fail(model, good, monkeypatch):
+    monkeypatch.setattr(onnxruntime, "InferenceSession", FakeXnnpackSession)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [XNNPACK, CPU_PROVIDER])
     options = {"providers": [XNNPACK], "provider_options": {XNNPACK: {"n": "2"}}}
     for reported, verdict in (({"n": "2"}, Verdict.PASS), ({"n": "1"}, Verdict.FAIL), ({}, Verdict.FAIL)):  # fmt: skip
-        monkeypatch.setattr(Pretender, "reported", reported)
-        _, checks, _ = judged(model, good, policy("xnn", options, kind="ort"), "xnn")
+        monkeypatch.setattr(FakeXnnpackSession, "reported", reported)
+        _, checks, _ = measure_and_decide(model, good, policy("xnn", options, kind="ort"), "xnn")
         assert checks["session"].verdict is verdict
 
 
@@ -203,16 +201,14 @@ def test_provider_options_that_are_not_in_force_are_refused(model, good, monkeyp
     ("kind", "options", "words"),
     [("ortt", {}, r"no runtime named 'ortt'.*Did you mean 'ort'\?")],
 )
-def test_a_kind_that_nobody_has_stops_before_anything_is_measured(
-    model, good, kind, options, words
-):
+def test_unknown_runtime_kind_is_a_policy_error(model, good, kind, options, words):
     with pytest.raises(PolicyError, match=words):
         measure_job(
             MeasurementJob(model, good, tiny.samples(), policy=policy("x", options, kind=kind))
         )
 
 
-def test_its_layers_are_compared_like_those_of_any_other(model, good):
+def test_configured_runtime_is_localized(model, good):
     wanted = policy("plain", {"providers": [CPU_PROVIDER]}, kind="ort")
     found = locate(MeasurementJob(model, good, tiny.samples(), policy=wanted), runtime="plain")
     assert found.runtime == "plain"
@@ -223,7 +219,7 @@ def test_its_layers_are_compared_like_those_of_any_other(model, good):
 
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
-def test_one_session_proves_its_placement_and_computes_as_any_other(good, level, monkeypatch):
+def test_one_session_proves_placement_and_computes(good, level, monkeypatch):
     opened = []
 
     def counted(self, options):
@@ -251,7 +247,7 @@ def test_one_session_proves_its_placement_and_computes_as_any_other(good, level,
 
 
 @pytest.fixture
-def bare(monkeypatch, tmp_path):
+def no_device(monkeypatch, tmp_path):
     """A machine without any device; returns where its files would be."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -262,7 +258,7 @@ def bare(monkeypatch, tmp_path):
     return places
 
 
-def test_without_any_trace_the_reason_says_where_was_looked(bare):
+def test_absent_cuda_reason_names_the_searched_places(no_device):
     reason = ort.cuda_absent_reason()
     for word in ("no CUDA device", "_DRIVER", "_CONTROL_DEVICE", "_WSL_DEVICE"):
         assert word in reason
@@ -270,33 +266,33 @@ def test_without_any_trace_the_reason_says_where_was_looked(bare):
 
 
 @pytest.mark.parametrize("value", ["", "-1", "0"])
-def test_a_hiding_variable_is_said_in_words(bare, monkeypatch, value):
+def test_cuda_visible_devices_is_in_the_reason(no_device, monkeypatch, value):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert f"CUDA_VISIBLE_DEVICES is '{value}'" in ort.cuda_absent_reason()
 
 
 @pytest.mark.parametrize("trace", ["_DRIVER", "_CONTROL_DEVICE"])
-def test_a_trace_of_the_driver_is_a_device(bare, trace):
-    bare[trace].mkdir()
+def test_driver_file_is_a_cuda_trace(no_device, trace):
+    no_device[trace].mkdir()
     assert ort.cuda_absent_reason() is None
-    assert str(bare[trace]) in ort.cuda_unusable_reason()
+    assert str(no_device[trace]) in ort.cuda_unusable_reason()
 
 
-def test_a_device_that_the_variable_hides_is_still_there(bare, monkeypatch):
-    bare["_DRIVER"].mkdir()
+def test_hidden_device_is_unusable_but_not_absent(no_device, monkeypatch):
+    no_device["_DRIVER"].mkdir()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert ort.cuda_absent_reason() is None
     assert "CUDA_VISIBLE_DEVICES is ''" in ort.cuda_unusable_reason()
 
 
-def test_wsl_needs_the_nvidia_library_too(bare):
-    bare["_WSL_DEVICE"].touch()
+def test_wsl_device_needs_the_nvidia_library(no_device):
+    no_device["_WSL_DEVICE"].touch()
     assert ort.cuda_absent_reason() is not None
-    bare["_WSL_LIBRARY"].touch()
+    no_device["_WSL_LIBRARY"].touch()
     assert ort.cuda_absent_reason() is None
 
 
-def test_a_device_that_pytorch_sees_is_there_and_usable(bare, monkeypatch):
+def test_device_of_pytorch_is_usable(no_device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert ort.cuda_absent_reason() is None
     assert ort.cuda_unusable_reason() is None

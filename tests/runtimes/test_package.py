@@ -1,5 +1,4 @@
-"""A package as docs/runtimes.md shows it: installed by pip, measured by `gate check`, nothing of
-`gate/` touched."""
+"""The example package of docs/runtimes.md, installed by pip and measured by `gate check`."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def arguments(model: str, policy: Path | None = None) -> list[str]:
 
 
 @pytest.mark.proof
-def test_the_runtime_of_the_page_judges_a_file(site, policy):
+def test_documented_plugin_passes_a_correct_file(site, policy):
     path = os.pathsep.join([str(site), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-m", "gate", *arguments("good.onnx", policy)],
@@ -71,15 +70,15 @@ def test_the_runtime_of_the_page_judges_a_file(site, policy):
 
 
 @pytest.fixture
-def _here(site, monkeypatch):
+def _project_folder(site, monkeypatch):
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.syspath_prepend(str(small_project.made()))
     monkeypatch.chdir(small_project.made())
 
 
 @pytest.mark.proof
-@pytest.mark.usefixtures("_here")
-def test_and_refuses_another(policy, capsys):
+@pytest.mark.usefixtures("_project_folder")
+def test_documented_plugin_fails_a_wrong_file(policy, capsys):
     assert cli.main(arguments("bad.onnx", policy)) == 1
     decision = json.loads(capsys.readouterr().out)["decision"]
     assert decision["runtimes"] == []
@@ -88,8 +87,8 @@ def test_and_refuses_another(policy, capsys):
 
 
 @pytest.mark.further
-@pytest.mark.usefixtures("_here")
-def test_it_is_added_by_name_within_the_bounds_that_it_promises_to_fit():
+@pytest.mark.usefixtures("_project_folder")
+def test_documented_plugin_is_added_with_its_bounds():
     added = with_runtime(Policy.default(), "acme").runtimes["acme"]
     assert added.required == "always"
     assert added.bounds == Policy.default().runtimes["ort-cpu"].bounds
@@ -103,6 +102,6 @@ def test_it_is_added_by_name_within_the_bounds_that_it_promises_to_fit():
     assert cli.main([*arguments("good.onnx"), "--runtime", "acmee"]) == 2
 
 
-def test_a_runtime_takes_few_lines():
+def test_documented_plugin_has_at_most_30_lines():
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 30

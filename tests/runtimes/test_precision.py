@@ -29,7 +29,7 @@ BFLOAT16 = {"mlas.enable_gemm_fastmath_arm64_bfloat16": "1"}
         ([XNNPACK, CPU_PROVIDER], {}, BFLOAT16, "bfloat16"),
     ],
 )
-def test_float32_is_said_only_where_nothing_can_round_more(providers, reported, config, precision):
+def test_float32_is_reported_only_when_proven(providers, reported, config, precision):
     """TensorRT takes TF32 by itself, and no option of it says so."""
     setup = OrtSetup.from_options({"providers": providers, "config": config}, {})
     assert precision_of(setup, reported) == precision

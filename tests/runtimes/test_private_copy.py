@@ -17,7 +17,7 @@ def candidate(tmp_path):
     return strange_files.made(strange_files.external_data, tmp_path)[0]
 
 
-def test_what_is_exchanged_meanwhile_is_not_in_it_and_it_goes_afterwards(candidate):
+def test_copy_is_unaffected_by_changes_and_removed(candidate):
     data = candidate.path.with_name("weights.bin")
     wanted = data.read_bytes()
     with private_copy(RunnableFile(candidate)) as copied:
@@ -27,7 +27,7 @@ def test_what_is_exchanged_meanwhile_is_not_in_it_and_it_goes_afterwards(candida
     assert not copied.exists()
 
 
-def test_the_digest_is_that_of_the_copy(candidate, monkeypatch):
+def test_digest_of_the_copy_is_verified(candidate, monkeypatch):
     original = shutil.copyfile
 
     def exchanged_for_a_moment(source, target):
@@ -39,7 +39,7 @@ def test_the_digest_is_that_of_the_copy(candidate, monkeypatch):
         pass
 
 
-def test_data_behind_a_link_is_copied(candidate, tmp_path):
+def test_linked_data_is_copied(candidate, tmp_path):
     data = candidate.path.with_name("weights.bin")
     data.rename(tmp_path / "blob")
     data.symlink_to(tmp_path / "blob")
@@ -47,7 +47,7 @@ def test_data_behind_a_link_is_copied(candidate, tmp_path):
         assert not copied.with_name("weights.bin").is_symlink()
 
 
-def test_other_bytes_and_missing_data_are_refused(candidate):
+def test_changed_or_missing_data_is_refused(candidate):
     data = candidate.path.with_name("weights.bin")
     data.write_bytes(data.read_bytes() + b"!")
     with pytest.raises(DigestMismatch), private_copy(RunnableFile(candidate)):

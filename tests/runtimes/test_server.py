@@ -109,7 +109,7 @@ def policy(url: str, *, probes: bool = False, **options: Any) -> Policy:
     return Policy.from_json(json.dumps(plain))
 
 
-def judged(files: dict[str, Path], url: str, **options: Any) -> EvaluationResult:
+def check_server(files: dict[str, Path], url: str, **options: Any) -> EvaluationResult:
     return check(files["model"], TwoHeads().eval(), SAMPLES, policy(url, **options))
 
 
@@ -118,9 +118,9 @@ def codes(result: EvaluationResult, verdict: Verdict) -> set[tuple[str, str | No
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_a_correct_server_passes_under_every_load(files: dict[str, Path], binary: bool) -> None:
+def test_correct_server_passes_under_load(files: dict[str, Path], binary: bool) -> None:
     with serving(files["model"], binary=binary) as server:
-        result = judged(files, server.url, probes=True, rate=400.0)
+        result = check_server(files, server.url, probes=True, rate=400.0)
     assert result.decision.verdict is Verdict.PASS, codes(result, Verdict.FAIL)
     (runtime,) = result.evidence.runtimes
     assert [load.connections for load in runtime.concurrency] == [1, 8, 32, 32]
@@ -147,11 +147,9 @@ FAULTS = {
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_server_is_refused_with_its_cause(
-    files: dict[str, Path], fault: str
-) -> None:
+def test_server_fault_fails_with_its_cause(files: dict[str, Path], fault: str) -> None:
     with serving(files["model"], fault=fault, other=files["other"]) as server:
-        result = judged(files, server.url, connections=[8])
+        result = check_server(files, server.url, connections=[8])
     assert result.decision.verdict is Verdict.FAIL
     assert codes(result, Verdict.FAIL) & FAULTS[fault]
 
@@ -167,11 +165,11 @@ def test_a_fault_of_the_server_is_refused_with_its_cause(
         ("truncated", Verdict.ERROR, "unusable_server"),
     ],
 )
-def test_a_server_that_lies_or_hangs_never_passes(
+def test_inconsistent_or_truncating_server_never_passes(
     files: dict[str, Path], fault: str, verdict: Verdict, code: str
 ) -> None:
     with serving(files["model"], fault=fault) as server:
-        result = judged(files, server.url, timeout_s=1.0)
+        result = check_server(files, server.url, timeout_s=1.0)
     assert result.decision.verdict is verdict
     assert ("runtime", code) in codes(result, verdict)
 
@@ -183,7 +181,7 @@ def test_a_server_that_lies_or_hangs_never_passes(
         "open_shape", "twice", "partial", "compressed", "texts",
     ],
 )  # fmt: skip
-def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: str) -> None:
+def test_invalid_answer_is_an_unusable_server(files: dict[str, Path], fault: str) -> None:
     with (
         serving(files["model"], fault=fault) as server,
         pytest.raises(RuntimeUnusable),
@@ -192,7 +190,7 @@ def test_what_is_no_answer_is_an_unusable_server(files: dict[str, Path], fault: 
         session.run({"x": SAMPLES})
 
 
-def test_two_versions_are_measured_side_by_side(files: dict[str, Path]) -> None:
+def test_two_versions_are_measured_together(files: dict[str, Path]) -> None:
     with serving(files["model"], other=files["other"]) as server:
         plain = policy(server.url, connections=[8]).to_plain()
         served = plain["runtimes"].pop(SERVER)
@@ -208,7 +206,7 @@ def test_two_versions_are_measured_side_by_side(files: dict[str, Path]) -> None:
     assert len(result.evidence.runtimes) == 2
 
 
-def test_outputs_that_the_file_lacks_are_ignored(files: dict[str, Path]) -> None:
+def test_additional_outputs_are_ignored(files: dict[str, Path]) -> None:
     with (
         serving(files["model"], fault="more_outputs") as server,
         closing(opened(files, url=server.url)) as session,
@@ -216,13 +214,13 @@ def test_outputs_that_the_file_lacks_are_ignored(files: dict[str, Path]) -> None
         assert len(session.run({"x": SAMPLES})) == 2
 
 
-def test_truncated_binary_is_no_answer(files: dict[str, Path]) -> None:
+def test_truncated_binary_answer_is_an_error(files: dict[str, Path]) -> None:
     with serving(files["model"], fault="truncated", binary=True) as server:
-        assert judged(files, server.url).decision.verdict is Verdict.ERROR
+        assert check_server(files, server.url).decision.verdict is Verdict.ERROR
 
 
 @pytest.mark.parametrize("part", ["header", "body"])
-def test_a_server_that_sends_byte_by_byte_is_given_up(files: dict[str, Path], part: str) -> None:
+def test_slow_server_times_out(files: dict[str, Path], part: str) -> None:
     beginning = {"header": b"X: ", "body": b"Content-Length: 9999\r\n\r\n"}[part]
 
     class Slow(socketserver.BaseRequestHandler):
@@ -243,7 +241,7 @@ def test_a_server_that_sends_byte_by_byte_is_given_up(files: dict[str, Path], pa
         server.shutdown()
 
 
-def test_a_digest_in_upper_case_is_the_same(files: dict[str, Path]) -> None:
+def test_uppercase_digest_is_accepted(files: dict[str, Path]) -> None:
     with serving(files["model"], fault="upper_case") as server:
         opened(files, url=server.url).close()
 
@@ -257,48 +255,48 @@ def test_a_digest_in_upper_case_is_the_same(files: dict[str, Path]) -> None:
         ({}, "Bearer hush\u00e9d"),
     ],
 )
-def test_what_no_request_can_be_made_with_is_an_unusable_server(
+def test_invalid_ca_or_token_is_an_error(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], token: str
 ) -> None:
     monkeypatch.setenv("SERVER_TOKEN", token)
     headers = {"Authorization": "env:SERVER_TOKEN"}
     with serving(files["model"]) as server:
-        result = judged(files, server.url, headers=headers, connections=[], **options)
+        result = check_server(files, server.url, headers=headers, connections=[], **options)
     assert ("runtime", "unusable_server") in codes(result, Verdict.ERROR)
     assert "hush" not in result.evidence.to_json()
 
 
-def test_a_name_that_is_no_text_does_not_break_the_record(files: dict[str, Path]) -> None:
+def test_invalid_server_name_is_recorded(files: dict[str, Path]) -> None:
     with serving(files["model"], fault="surrogate") as server:
-        result = judged(files, server.url, connections=[])
+        result = check_server(files, server.url, connections=[])
     assert result.decision.verdict is Verdict.PASS
     assert result.evidence.runtimes[0].session_options["server"] == "\ufffd 1"
     assert result.evidence.to_json()
 
 
-def test_an_unreachable_server_is_an_error(files: dict[str, Path]) -> None:
+def test_unreachable_server_is_an_error(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         url = server.url
-    assert ("runtime", "unusable_server") in codes(judged(files, url), Verdict.ERROR)
+    assert ("runtime", "unusable_server") in codes(check_server(files, url), Verdict.ERROR)
 
 
-def test_an_unproven_file_is_waived_where_the_policy_says_so(files: dict[str, Path]) -> None:
+def test_unproven_file_is_waived_only_by_option(files: dict[str, Path]) -> None:
     with serving(files["model"], fault="no_digest") as server:
-        result = judged(files, server.url, allow_unproven_file=True, connections=[])
+        result = check_server(files, server.url, allow_unproven_file=True, connections=[])
         assert result.decision.verdict is Verdict.PASS
         assert ("server_file", "unproven") in codes(result, Verdict.WAIVED)
         manifest = f"{server.url.partition('/v2')[0]}/manifest.json"
-        result = judged(files, server.url, digest_url=manifest, connections=[])
+        result = check_server(files, server.url, digest_url=manifest, connections=[])
         assert ("server_file", "proven") in codes(result, Verdict.PASS)
 
 
-def test_large_batches_are_sent_in_parts(files: dict[str, Path]) -> None:
+def test_large_batch_is_sent_in_parts(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
-        result = judged(files, server.url, max_batch_size=3, connections=[2])
+        result = check_server(files, server.url, max_batch_size=3, connections=[2])
     assert result.decision.verdict is Verdict.PASS
 
 
-def test_the_parts_of_a_batch_are_cut_along_its_axis(tmp_path: Path) -> None:
+def test_batch_is_split_along_its_axis(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, path = Steps().eval(), tmp_path / "steps.onnx"
     with warnings.catch_warnings():
@@ -321,7 +319,7 @@ def test_the_parts_of_a_batch_are_cut_along_its_axis(tmp_path: Path) -> None:
     assert result.decision.verdict is Verdict.PASS
 
 
-def test_bounds_on_time_count_each_load(files: dict[str, Path]) -> None:
+def test_latency_bounds_apply_to_each_load(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         made = policy(server.url, connections=[2]).to_plain()
         made["runtimes"][SERVER]["bounds"] |= {"p95_ms": 1e-6, "throughput_min": 1e9}
@@ -331,21 +329,21 @@ def test_bounds_on_time_count_each_load(files: dict[str, Path]) -> None:
     assert {("p95_ms", "beyond"), ("throughput_min", "beyond")} <= codes(result, Verdict.FAIL)
 
 
-def test_a_token_comes_from_the_environment(
+def test_token_is_read_from_the_environment(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     headers = {"Authorization": "env:SERVER_TOKEN"}
     with serving(files["model"]) as server:
-        refused = judged(files, server.url, headers=headers, connections=[])
+        refused = check_server(files, server.url, headers=headers, connections=[])
         assert refused.decision.verdict is Verdict.ERROR
         monkeypatch.setenv("SERVER_TOKEN", "Bearer 123")
-        result = judged(files, server.url, headers=headers, connections=[])
+        result = check_server(files, server.url, headers=headers, connections=[])
         assert result.decision.verdict is Verdict.PASS
         assert server.headers[-1]["Authorization"] == "Bearer 123"
     assert "Bearer" not in result.evidence.to_json()
 
 
-def test_a_url_that_names_no_model_is_refused(
+def test_url_without_model_is_refused(
     files: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     np.save(tmp_path / "x.npy", SAMPLES)
@@ -364,7 +362,7 @@ def test_a_url_that_names_no_model_is_refused(
         "grpc://127.0.0.1:1/triton/v2/models/net",
     ],
 )
-def test_a_url_with_a_secret_or_of_another_kind_is_no_option(url: str) -> None:
+def test_url_with_secret_or_unknown_scheme_is_refused(url: str) -> None:
     with pytest.raises(ValidationError, match="url"):
         ServerOptions(url=url)
     with pytest.raises(ValidationError, match="encoding"):
@@ -373,7 +371,7 @@ def test_a_url_with_a_secret_or_of_another_kind_is_no_option(url: str) -> None:
 
 @pytest.mark.further
 @pytest.mark.parametrize("fault", ["", "float16_under_load"])
-def test_a_fixed_batch_is_compared_under_load(files: dict[str, Path], fault: str) -> None:
+def test_fixed_batch_is_compared_under_load(files: dict[str, Path], fault: str) -> None:
     with serving(files["fixed"], fault=fault) as server:
         result = check(
             files["fixed"], TwoHeads().eval(), SAMPLES, policy(server.url, connections=[4])
@@ -384,7 +382,7 @@ def test_a_fixed_batch_is_compared_under_load(files: dict[str, Path], fault: str
     assert [load.requests for load in result.evidence.runtimes[0].concurrency] == [96]
 
 
-def test_a_single_sample_is_compared_under_load(files: dict[str, Path]) -> None:
+def test_single_sample_is_compared_under_load(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         result = check(
             files["model"], TwoHeads().eval(), SAMPLES[:1], policy(server.url, connections=[2])
@@ -392,16 +390,16 @@ def test_a_single_sample_is_compared_under_load(files: dict[str, Path]) -> None:
     assert ("concurrency", "within") in codes(result, Verdict.PASS)
 
 
-def test_samples_that_rounding_alone_tells_apart_are_not_crossed(files: dict[str, Path]) -> None:
+def test_nearly_equal_samples_are_not_reported_as_swapped(files: dict[str, Path]) -> None:
     near = 20.0 + SAMPLES[:1] + np.arange(24, dtype=np.float32)[:, None] * 1e-6
     with serving(files["pairs"]) as server:
         result = check(files["pairs"], Pairs().eval(), near, policy(server.url, connections=[2]))
     assert ("concurrency", "within") in codes(result, Verdict.PASS)
 
 
-def test_loads_that_were_not_measured_are_an_error(files: dict[str, Path]) -> None:
+def test_unmeasured_load_is_an_error(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
-        result = judged(files, server.url, connections=[1])
+        result = check_server(files, server.url, connections=[1])
         wanted = policy(server.url, connections=[1, 8])
     assert result.decision.verdict is Verdict.PASS
     less = decide(wanted, result.evidence, decided_at=AT)
@@ -417,10 +415,10 @@ def test_loads_that_were_not_measured_are_an_error(files: dict[str, Path]) -> No
     }
 
 
-def test_each_stated_digest_must_be_the_file_s(files: dict[str, Path]) -> None:
+def test_each_stated_digest_must_match(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         other = f"{server.url.partition('/v2')[0]}/other.json"
-        result = judged(files, server.url, digest_url=other, connections=[])
+        result = check_server(files, server.url, digest_url=other, connections=[])
     assert ("runtime", "failed") in codes(result, Verdict.FAIL)
 
 
@@ -432,7 +430,7 @@ def opened(files: dict[str, Path], **options: Any) -> Session:
     )
 
 
-def test_another_host_does_not_get_the_token(
+def test_token_is_not_sent_to_another_host(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVER_TOKEN", "Bearer 123")
@@ -445,12 +443,12 @@ def test_another_host_does_not_get_the_token(
 
 
 @pytest.mark.parametrize("url", ["http://token@host/v2/models/net", "file:///etc/passwd"])
-def test_a_digest_url_has_no_secrets_and_no_files(url: str) -> None:
+def test_invalid_digest_url_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
         ServerOptions(url="http://127.0.0.1/v2/models/net", digest_url=url)
 
 
-def test_texts_are_not_blamed_on_the_server(files: dict[str, Path]) -> None:
+def test_string_inputs_are_not_a_server_fault(files: dict[str, Path]) -> None:
     subject = read_subject(files["model"])
     texts = tuple(spec.model_copy(update={"dtype": "string"}) for spec in subject.outputs)
     file = TestedFile(files["model"], subject.model_copy(update={"outputs": texts}))

@@ -1,4 +1,4 @@
-"""The model on CUDA: what says of the model that it can't go there, and what says nothing."""
+"""Errors that show that a model cannot run on CUDA."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FOR_THE_CPU = [
 
 
 @pytest.mark.parametrize("error", FOR_THE_CPU)
-def test_a_model_that_was_written_for_the_cpu_has_no_runtime_on_cuda(opened, error):
+def test_cpu_only_model_is_absent_on_cuda(opened, error):
     with pytest.raises(RuntimeAbsent, match="the model runs on the CPU alone") as absent:
         opened(error)
     assert str(error).splitlines()[0] in str(absent.value)
@@ -71,5 +71,5 @@ def test_a_model_that_was_written_for_the_cpu_has_no_runtime_on_cuda(opened, err
         ),
     ],
 )
-def test_of_anything_else_the_samples_say_more(opened, error):
+def test_other_cuda_errors_do_not_make_the_runtime_absent(opened, error):
     assert opened(error)

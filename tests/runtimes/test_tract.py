@@ -23,7 +23,7 @@ tract = pytest.importorskip("tract", reason="pip install 'parity-gate[tract]'")
 FEW = Instruments(probes=False, search_inputs=0)
 
 
-def judged(model, candidate, **policy):
+def measure_and_decide(model, candidate, **policy):
     """The record, the failed checks by name, and the verdict."""
     wanted = RuntimePolicy(required="always", bounds=exact_bounds("cpu", classes=True))
     policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": {"tract": wanted}, **policy})
@@ -32,8 +32,8 @@ def judged(model, candidate, **policy):
     return measured.runtimes[0], {c.name for c in decision.problems}, decision.verdict
 
 
-def test_a_correct_file_passes_with_its_proof(model, good):
-    record, _, verdict = judged(model, good)
+def test_correct_file_passes(model, good):
+    record, _, verdict = measure_and_decide(model, good)
     assert verdict is Verdict.PASS
     assert record.providers_active == ("tract cpu",)
     assert record.identity.versions == {"tract": tract.version()}
@@ -42,22 +42,22 @@ def test_a_correct_file_passes_with_its_proof(model, good):
     assert record.probes
 
 
-def test_wrong_weights_fail_by_their_numbers(model, tmp_path):
-    _, problems, verdict = judged(
+def test_wrong_weights_fail(model, tmp_path):
+    _, problems, verdict = measure_and_decide(
         model, tiny.export(tiny.net(seed=1), tmp_path / "wrong.onnx"), instruments=FEW
     )
     assert verdict is Verdict.FAIL
     assert "noise_ratio" in problems
 
 
-def test_an_operator_that_it_does_not_have_is_a_failure_in_one_line(model, good, tmp_path):
+def test_unsupported_operator_is_a_failure(model, good, tmp_path):
     def change(proto):
         (gemm,) = (node for node in proto.graph.node if node.op_type == "Gemm")
         gemm.op_type, gemm.domain = "Head", "acme"
         proto.opset_import.add(domain="acme", version=1)
         del gemm.attribute[:]
 
-    record, _, verdict = judged(
+    record, _, verdict = measure_and_decide(
         model, tiny.edit(good, tmp_path / "strange.onnx", change), instruments=FEW
     )
     assert "Unimplemented(Head)" in record.failure
@@ -66,7 +66,7 @@ def test_an_operator_that_it_does_not_have_is_a_failure_in_one_line(model, good,
 
 
 @pytest.mark.parametrize("make", strange_files.FILES)
-def test_it_answers_in_the_file_s_order_and_types(make, tmp_path):
+def test_outputs_have_the_order_and_types_of_the_file(make, tmp_path):
     candidate, batches = made(make, tmp_path)
     session = opened(module.TractRuntime(), candidate, batches[0])
     strange_files.assert_as_onnxruntime(session, candidate, batches)
@@ -75,7 +75,7 @@ def test_it_answers_in_the_file_s_order_and_types(make, tmp_path):
     assert session.proof().session_options["sizes"].startswith("symbolic") is symbolic
 
 
-def test_models_for_shapes_are_held_but_not_without_end(tmp_path):
+def test_number_of_models_per_shape_is_limited(tmp_path):
     candidate, batches = made(strange_files.an_input_is_an_output, tmp_path)
     session = opened(module.TractRuntime(), candidate, batches[0])
     for batch in (*batches, batches[-1]):
@@ -84,7 +84,7 @@ def test_models_for_shapes_are_held_but_not_without_end(tmp_path):
     assert sizes == [2, 4, 5, 6]
 
 
-def test_where_symbols_break_on_the_way_it_goes_on_by_shape(good, monkeypatch):
+def test_failing_symbolic_model_falls_back_to_shapes(good, monkeypatch):
     batch = {"input": tiny.images(2)}
     session = opened(module.TractRuntime(), good, batch)
     wanted = session.run(batch)[0]
@@ -97,7 +97,7 @@ def test_where_symbols_break_on_the_way_it_goes_on_by_shape(good, monkeypatch):
     assert session.proof().session_options["sizes"] == "one model a shape: tract: symbols"
 
 
-def test_half_precision_is_read_back_from_what_was_prepared(good, monkeypatch):
+def test_half_precision_is_read_from_the_prepared_model(good, monkeypatch):
     original = tract.InferenceModel.into_model
 
     def into_half(self):
@@ -114,7 +114,7 @@ def test_half_precision_is_read_back_from_what_was_prepared(good, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "weights.bin"])
-def test_a_file_that_was_exchanged_is_not_opened(name, tmp_path):
+def test_replaced_file_is_not_opened(name, tmp_path):
     candidate, batches = made(strange_files.external_data, tmp_path)
     data = bytearray((tmp_path / name).read_bytes())
     data[len(data) // 2] ^= 1
@@ -123,13 +123,13 @@ def test_a_file_that_was_exchanged_is_not_opened(name, tmp_path):
         opened(module.TractRuntime(), candidate, batches[0])
 
 
-def test_another_number_of_outputs_is_refused(good):
+def test_wrong_number_of_outputs_is_refused(good):
     subject = good.subject.model_copy(update={"outputs": good.subject.outputs * 2})
     with pytest.raises(OutputMismatch, match="1 outputs"):
         opened(module.TractRuntime(), type(good)(good.path, subject), {"input": tiny.images(2)})
 
 
-def test_without_the_package_it_is_absent(monkeypatch):
+def test_tract_is_absent_without_its_package(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda _: None)
     reason = module.TractRuntime().absent_reason(module.TractRuntime.options())
     assert "pip install 'parity-gate[tract]'" in reason

@@ -16,7 +16,13 @@ from torch import nn
 from gate.decision.check_result import Verdict
 from tests.exhaustive import exhaustive
 from tests.free_ports import free_port
-from tests.runtimes.test_mlserver import ARCHITECTURES, Image, export, judged, wait_until_ready
+from tests.runtimes.test_mlserver import (
+    ARCHITECTURES,
+    Image,
+    check_server,
+    export,
+    wait_until_ready,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, exhaustive]
 
@@ -103,13 +109,13 @@ def serving(python: Path, folder: Path, model: nn.Module, fault: str) -> Iterato
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_a_correct_server_passes_at_every_concurrency(
+def test_correct_triton_passes_at_each_concurrency(
     pytriton: Path, tmp_path: Path, kind: type[nn.Module]
 ) -> None:
     model = kind()
     with serving(pytriton, tmp_path, model, "") as url:
-        unproven = judged(tmp_path, model, url)
-        result = judged(tmp_path, model, url, allow_unproven_file=True)
+        unproven = check_server(tmp_path, model, url)
+        result = check_server(tmp_path, model, url, allow_unproven_file=True)
     assert unproven.decision.verdict is Verdict.ERROR  # its metadata has no digest
     assert result.decision.verdict is Verdict.PASS
     runtime = result.evidence.runtime("server")
@@ -121,12 +127,12 @@ def test_a_correct_server_passes_at_every_concurrency(
 @pytest.mark.parametrize(
     ("fault", "check_name"), [("float16", "noise_ratio"), ("mixed", "concurrency")]
 )
-def test_a_fault_of_the_model_is_refused(
+def test_fault_of_the_triton_model_fails(
     pytriton: Path, tmp_path: Path, fault: str, check_name: str
 ) -> None:
     model = Image()
     with serving(pytriton, tmp_path, model, fault) as url:
-        result = judged(tmp_path, model, url, allow_unproven_file=True)
+        result = check_server(tmp_path, model, url, allow_unproven_file=True)
     failed = {(c.runtime, c.name) for c in result.decision.checks if c.verdict is Verdict.FAIL}
     assert ("server", check_name) in failed
     assert {runtime for runtime, _ in failed} == {"server"}

@@ -28,10 +28,10 @@ from tests.builders import (  # fmt: skip
 )
 from tests.report import stories
 
-SPOILT = [math.nan, math.inf, 1.7e308, 0.0]
+INVALID_NUMBERS = [math.nan, math.inf, 1.7e308, 0.0]
 
 
-def of(output: object) -> Evidence:
+def evidence_with(output: object) -> Evidence:
     return evidence(runtimes=(runtime_evidence(outputs=(output,)),))
 
 
@@ -44,12 +44,12 @@ def texts(chart: Chart) -> list[str]:
     return ["".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")]
 
 
-def all_of(case: Report) -> tuple[Chart, ...]:
+def all_charts(case: Report) -> tuple[Chart, ...]:
     return html_page.report_charts(case.summary, case.evidence, case.decision, case.explanation)
 
 
-def test_a_rejection_has_every_chart_as_svg_with_texts_as_texts():
-    charts = all_of(stories.rejected())
+def test_failed_report_has_each_chart_as_svg():
+    charts = all_charts(stories.rejected())
     assert names(charts) == set(html_page.NAMES)
     for chart in charts:
         root = ElementTree.fromstring(chart.file())
@@ -61,15 +61,15 @@ def test_a_rejection_has_every_chart_as_svg_with_texts_as_texts():
         assert all(ident.startswith(f"{chart.name}-") for ident in idents)
 
 
-def test_what_has_no_data_is_left_out():
+def test_charts_without_data_are_omitted():
     assert html_page.evidence_charts(evidence(runtimes=(absent("ort-cuda"),))) == ()
-    tensors = of(output_parity(classification=None))
+    tensors = evidence_with(output_parity(classification=None))
     assert names(html_page.evidence_charts(tensors)) == {"latency"}
 
 
 @pytest.mark.rows(4)
-@pytest.mark.parametrize("value", SPOILT)
-def test_spoilt_numbers_are_drawn(value):
+@pytest.mark.parametrize("value", INVALID_NUMBERS)
+def test_invalid_numbers_are_drawn(value):
     confidence = Confidence(
         mean=value, min=value, max=value, bands=(0.0, 0.0, 0.0, 1.0),
         per_class=(ConfidenceOfClass(label=3, samples=1, mean=value, max=value, signed_mean=value,
@@ -82,7 +82,7 @@ def test_spoilt_numbers_are_drawn(value):
         classification=class_parity(confidence=confidence, top1_disagreements=400),
         differences=spread,
     )
-    seen = of(output)
+    seen = evidence_with(output)
     judged = decide(policy(), seen, decided_at="now")
     words = tuple(map(stories.word, judged.checks))
     drawn = html_page.evidence_charts(seen, judged)
@@ -101,7 +101,7 @@ def test_spoilt_numbers_are_drawn(value):
 
 
 @pytest.mark.parametrize("name", [stories.HOSTILE, "$\\frac$", "日本語", "x" * 5000])
-def test_any_name_is_text_in_a_chart(name):
+def test_names_are_escaped_in_charts(name):
     found = stories._layers(name)
     chart = depth_chart(found)
     assert chart is not None
@@ -111,7 +111,7 @@ def test_any_name_is_text_in_a_chart(name):
     assert any(text.startswith(name[:5]) for text in texts(chart))
 
 
-def test_what_fails_has_another_colour_and_another_shape():
+def test_failed_checks_have_a_different_color_and_shape():
     words = [stories.word(check) for check in stories.rejected().decision.checks]
     shown = {}
     for verdict in (Verdict.PASS, Verdict.FAIL):
@@ -124,7 +124,7 @@ def test_what_fails_has_another_colour_and_another_shape():
     assert f"fill: var(--red, {RED}); stroke: var(--red, {RED})" in shown[Verdict.FAIL]
 
 
-def test_a_check_is_one_row_with_a_mark_per_runtime():
+def test_check_is_one_row_with_a_mark_per_runtime():
     one = next(c for c in stories.rejected().decision.checks if c.name == "noise_ratio")
     words = [
         stories.word(one.model_copy(update={"runtime": runtime, "output": output}))
@@ -142,7 +142,7 @@ def test_a_check_is_one_row_with_a_mark_per_runtime():
     assert drawn.title == "Used share of each bound"
 
 
-def test_the_worst_is_first_and_no_number_is_the_worst_of_all():
+def test_worst_check_is_first_and_nan_is_worst():
     check = next(c for c in stories.passed().decision.checks if c.bound is not None)
 
     def used(value: float | None) -> CheckRow:
@@ -165,13 +165,13 @@ def test_the_worst_is_first_and_no_number_is_the_worst_of_all():
     assert "10⁷" not in texts(drawn)
 
 
-def test_the_name_of_a_layer_lies_on_no_point():
+def test_layer_label_does_not_cover_points():
     assert _clear([1.0, 9.0, 16.0, 2.0], 1, right=False, letters=11) == 16.0
     assert _clear([30.0, 9.0, 16.0, 2.0], 1, right=False, letters=11) == 16.0
     assert _clear([30.0, 9.0, 16.0, 2.0], 2, right=True, letters=40) == 30.0
 
 
-def test_the_first_chart_is_of_the_cause():
+def test_first_chart_shows_the_cause():
     rejected, passed = stories.rejected(), stories.passed()
     layer = html_page.cause_chart(rejected.summary, rejected.explanation)
     assert layer is not None
@@ -190,7 +190,7 @@ def test_the_first_chart_is_of_the_cause():
 
 
 @pytest.mark.parametrize("times", [1, 40])
-def test_the_depth_of_any_model_names_its_first_source(times):
+def test_depth_chart_names_the_first_source(times):
     found = stories._layers()
     right = tuple(row for row in found.layers if row.verdict == "ok")
     deep = found.model_copy(update={"layers": right * (times - 1) + found.layers})
@@ -201,16 +201,16 @@ def test_the_depth_of_any_model_names_its_first_source(times):
     assert depth_chart(found.model_copy(update={"layers": ()})) is None
 
 
-def test_old_evidence_says_that_the_sign_was_not_recorded():
+def test_confidence_chart_without_recorded_sign():
     (chart,) = (c for c in html_page.evidence_charts(evidence()) if c.name == "confidence")
     assert "sign not recorded" in chart.alternative
-    (signed,) = (c for c in all_of(stories.rejected()) if c.name == "confidence")
+    (signed,) = (c for c in all_charts(stories.rejected()) if c.name == "confidence")
     assert "class 9 +0.00015" in signed.alternative
     assert "class 0 -0.00012" in signed.alternative
 
 
-def test_agreement_has_the_interval_that_the_samples_prove():
-    few = of(output_parity(classification=class_parity(top1_disagreements=2)))
+def test_agreement_chart_has_the_confidence_interval():
+    few = evidence_with(output_parity(classification=class_parity(top1_disagreements=2)))
     judged = decide(policy(), few, decided_at="now")
     (chart,) = (c for c in html_page.evidence_charts(few, judged) if c.name == "agreement")
     assert "398 of 400, with 95 % confidence at least 0.9843, allowed from 1" in chart.alternative
@@ -219,11 +219,11 @@ def test_agreement_has_the_interval_that_the_samples_prove():
 @pytest.mark.parametrize(
     ("value", "text"), [(0.01, "0.01"), (1.0, "1"), (1e6, "10⁶"), (1e-12, "10⁻¹²"), (0.0, "0")]
 )
-def test_numbers_at_an_axis_are_plain(value, text):
+def test_axis_numbers_are_plain(value, text):
     assert decimal(value) == text
 
 
-def test_memory_stands_beside_the_size_of_the_file():
+def test_memory_chart_includes_the_file_size():
     plain = evidence()
     assert memory(plain) is None
     measured = plain.runtimes[1].model_copy(update={"memory_bytes": 52_000_000})
@@ -244,14 +244,14 @@ def release(name: str, noise_ratio: float | None) -> TrendRow:
     )
 
 
-def test_a_trend_is_drawn_of_what_two_releases_have():
+def test_trend_needs_two_releases():
     charts = trend_charts([release("a", 1.2), release("b", 1.1), release("c", None)])
     assert [chart.name for chart in charts] == ["trend-noise_ratio", "trend-agreement"]
     assert f"{digest('b').hex[:6]}: 1.1" in charts[0].alternative
     assert trend_charts([release("a", 1.2)]) == ()
 
 
-def test_without_matplotlib_a_chart_has_its_words(monkeypatch):
+def test_chart_without_matplotlib_is_text(monkeypatch):
     monkeypatch.setattr(installation, "is_installed", lambda module: module != "matplotlib")
     made = drawing.chart(
         "latency",

@@ -18,7 +18,7 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(BrowserWasmRuntime, "apart", False)
 
 
-def lying(monkeypatch, tmp_path, old, new):
+def change_script(monkeypatch, tmp_path, old, new):
     """Serve the page with another line of script in it."""
     script = browser_page._SCRIPT.read_text()
     assert old in script

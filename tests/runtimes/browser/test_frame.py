@@ -14,7 +14,7 @@ from gate.runtimes.browser_page import DTYPES, pack, unpack
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("shape", [(), (0, 3), (3,), (2, 3, 5)])
-def test_what_goes_in_comes_out(dtype, shape):
+def test_arrays_survive_packing(dtype, shape):
     rng = np.random.default_rng(0)
     array = rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
     found = unpack(pack({"a": array, "ä 2": array.T, "c": array}))
@@ -24,14 +24,14 @@ def test_what_goes_in_comes_out(dtype, shape):
     np.testing.assert_array_equal(found["ä 2"], array.T)
 
 
-def test_the_page_can_look_at_each_array_without_a_copy():
+def test_arrays_are_aligned():
     frame = pack({"odd": np.zeros(3, np.uint8), "next": np.zeros(1, np.float64)})
     (length,) = struct.unpack_from("<I", frame)
     assert (4 + length) % 8 == 0
     assert len(frame) == 4 + length + 8 + 8
 
 
-def test_a_dtype_that_no_page_has_is_refused():
+def test_unsupported_dtype_is_refused():
     with pytest.raises(EvidenceError, match="'a' is complex64: a page has no array for that"):
         pack({"a": np.zeros(1, np.complex64)})
 
@@ -56,6 +56,6 @@ def framed(header):
         framed([["a", "float32"]]),
     ],
 )
-def test_nonsense_is_an_error_of_its_own(frame):
+def test_invalid_frame_is_refused(frame):
     with pytest.raises(OutputMismatch, match="the page returned an invalid frame"):
         unpack(frame)

@@ -30,11 +30,11 @@ def archive(tmp_path, monkeypatch):
     monkeypatch.setattr(browser_page, "INTEGRITY", f"sha512-{digest}")
     digests = {name: Digest.from_bytes(data).hex for name, data in CONTENTS.items()}
     monkeypatch.setattr(browser_page, "FILES", digests)
-    npm(tmp_path, monkeypatch, f'cp {path} "$8/onnxruntime-web-1.30.0.tgz"')
+    write_npm(tmp_path, monkeypatch, f'cp {path} "$8/onnxruntime-web-1.30.0.tgz"')
     return path
 
 
-def npm(tmp_path, monkeypatch, *lines):
+def write_npm(tmp_path, monkeypatch, *lines):
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
     (folder / "npm").write_text("\n".join(("#!/bin/sh", "PATH=/bin:/usr/bin", *lines)) + "\n")
@@ -42,7 +42,7 @@ def npm(tmp_path, monkeypatch, *lines):
     monkeypatch.setenv("PATH", str(folder))
 
 
-def test_what_npm_brings_is_installed_once():
+def test_package_is_installed_once():
     assert "is not installed" in browser_page.missing()
     assert browser_page.install()
     assert browser_page.missing() is None
@@ -51,7 +51,7 @@ def test_what_npm_brings_is_installed_once():
     assert not browser_page.install()
 
 
-def test_a_file_that_was_changed_is_refused_and_brought_anew():
+def test_changed_file_is_refused_and_reinstalled():
     browser_page.install()
     changed = browser_page.folder() / "ort.wasm.min.mjs"
     changed.write_bytes(changed.read_bytes() + b"//")
@@ -63,7 +63,7 @@ def test_a_file_that_was_changed_is_refused_and_brought_anew():
     assert browser_page.read("ort.wasm.min.mjs") == CONTENTS["ort.wasm.min.mjs"]
 
 
-def test_a_package_of_another_digest_is_not_unpacked(archive):
+def test_package_with_wrong_digest_is_not_unpacked(archive):
     archive.write_bytes(archive.read_bytes() + b"\0")
     with pytest.raises(DigestMismatch, match="It was not unpacked"):
         browser_page.install()
@@ -80,20 +80,20 @@ def test_a_package_of_another_digest_is_not_unpacked(archive):
         (["exit 3"], "npm ended with code 3"),
     ],
 )
-def test_an_npm_that_brings_nothing_says_so(tmp_path, monkeypatch, lines, words):
-    npm(tmp_path, monkeypatch, *lines)
+def test_failing_npm_is_a_storage_error(tmp_path, monkeypatch, lines, words):
+    write_npm(tmp_path, monkeypatch, *lines)
     with pytest.raises(StorageError, match=words):
         browser_page.install()
 
 
-def test_without_npm_it_is_said_what_brings_one(monkeypatch, tmp_path):
+def test_missing_npm_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(browser_page, "find_spec", lambda _: None)
     with pytest.raises(StorageError, match=r"pip install 'parity-gate\[browser\]'"):
         browser_page.install()
 
 
-def test_it_is_in_the_user_s_cache_or_where_the_variable_says(tmp_path, monkeypatch):
+def test_package_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("GATE_RUNTIMES")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert browser_page.folder() == tmp_path / "parity-gate/runtimes/onnxruntime-web-1.30.0"

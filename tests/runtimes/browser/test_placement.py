@@ -9,12 +9,12 @@ from gate.errors import EvidenceError
 from gate.runtimes.browser import fallback_nodes, placed
 
 
-def test_all_on_one():
+def test_all_nodes_on_one_provider():
     lines = ["Node placements", "All nodes placed on [CPUExecutionProvider]. Number of nodes: 3"]
     assert placed(lines) == ({"CPUExecutionProvider": 3}, {})
 
 
-def test_on_several_by_name():
+def test_nodes_on_several_providers():
     lines = [
         "Node placements",
         "Node(s) placed on [WebGpuExecutionProvider]. Number of nodes: 2",
@@ -30,7 +30,7 @@ def test_on_several_by_name():
 
 
 @pytest.mark.parametrize("lines", [[], ["Node placements"], ["Conv (/conv/Conv)"]])
-def test_a_log_that_does_not_say_is_no_proof(lines):
+def test_log_without_placement_is_refused(lines):
     with pytest.raises(EvidenceError, match="it is unknown what computed"):
         placed(lines)
 
@@ -51,6 +51,6 @@ def test_a_file_is_not_read_where_all_nodes_are_where_they_should_be():
     assert fallback_nodes({"X": ("Add:/x/Add",)}, "X", lambda: pytest.fail("read")) == ()
 
 
-def test_a_convolution_elsewhere_is_a_stray():
+def test_convolution_elsewhere_is_a_stray_node():
     made = helper.make_model(helper.make_graph([], "g", [], []))
     assert fallback_nodes({"Y": ("Conv:/x",)}, "X", lambda: made) == ("Conv:/x",)

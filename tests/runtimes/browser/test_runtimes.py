@@ -1,4 +1,4 @@
-"""browser-wasm judged as any other runtime, and never a pass by what is wrong with its page."""
+"""The runtime browser-wasm: correct files pass, and faults of the page never pass."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gate.runtimes.browser_page import PageServer
 from gate.runtimes.runtime import Conditions, RunnableFile
 from gate.runtimes.selection import SelectedRuntime
 from tests.measure import tiny
-from tests.runtimes.browser.pages import BROWSER, in_this_process, lying
+from tests.runtimes.browser.pages import BROWSER, change_script, in_this_process
 
 __all__ = ["in_this_process"]
 WASM = "browser-wasm"
 
 
-def judged(model, file, count=20):
+def measure_and_decide(model, file, count=20):
     bounds = exact_bounds("cpu", classes=True)
     wanted = {WASM: RuntimePolicy(required="always", bounds=bounds)}
     policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": wanted})
@@ -41,8 +41,8 @@ def judged(model, file, count=20):
 
 @pytest.mark.further
 @BROWSER
-def test_a_right_file_passes_by_the_bounds_of_a_cpu(model, good):
-    runtime, decision = judged(model, good)
+def test_correct_file_passes_with_cpu_bounds(model, good):
+    runtime, decision = measure_and_decide(model, good)
     assert runtime.failure is None
     assert decision.verdict is Verdict.PASS, decision.problems
     assert runtime.identity.kind == WASM
@@ -59,14 +59,14 @@ def test_a_right_file_passes_by_the_bounds_of_a_cpu(model, good):
 @pytest.mark.proof
 @BROWSER
 @pytest.mark.usefixtures("in_this_process")
-def test_a_page_that_is_served_other_bytes_never_passes(model, good, tmp_path, monkeypatch):
+def test_wrong_bytes_for_the_page_never_pass(model, good, tmp_path, monkeypatch):
     other = tiny.export(tiny.net(1), tmp_path / "other.onnx").path.read_bytes()
     put = PageServer.put
     monkeypatch.setattr(
         PageServer, "put",
         lambda self, place, served: put(self, place, other if place == "file-0" else served),
     )  # fmt: skip
-    runtime, decision = judged(model, good, 4)
+    runtime, decision = measure_and_decide(model, good, 4)
     assert "the file in the page has digest" in runtime.failure
     assert decision.verdict is Verdict.FAIL
 
@@ -74,20 +74,20 @@ def test_a_page_that_is_served_other_bytes_never_passes(model, good, tmp_path, m
 @pytest.mark.proof
 @BROWSER
 @pytest.mark.usefixtures("in_this_process")
-def test_a_page_that_answers_from_another_model_fails_by_its_numbers(
-    model, good, tmp_path, monkeypatch
-):
+def test_page_with_another_model_fails(model, good, tmp_path, monkeypatch):
     other = tiny.export(tiny.net(1), tmp_path / "other.onnx").path.read_bytes()
     read = "create(bytes, {"
-    lying(monkeypatch, tmp_path, read, read.replace("bytes", f"Uint8Array.from({list(other)})"))
-    runtime, decision = judged(model, good, 4)
+    change_script(
+        monkeypatch, tmp_path, read, read.replace("bytes", f"Uint8Array.from({list(other)})")
+    )
+    runtime, decision = measure_and_decide(model, good, 4)
     assert runtime.failure is None
     assert {c.name for c in decision.problems} >= {"noise_ratio", "noise_diff"}
 
 
 @pytest.mark.proof
 @BROWSER
-def test_chromium_ends_with_the_process_that_is_killed(good):
+def test_chromium_ends_with_a_killed_process(good):
     wanted = RuntimePolicy(required="always", bounds=Bounds(max_abs_diff=1.0))
     chosen, before = SelectedRuntime(WASM, wanted), psutil.Process().children(recursive=True)
     session = chosen.open(
@@ -106,13 +106,13 @@ def test_chromium_ends_with_the_process_that_is_killed(good):
 @pytest.mark.parametrize(
     "options", [{"threads": 0}, {"graph_optimization_level": "most"}, {"software_adapter": True}]
 )
-def test_options_that_it_does_not_take_are_refused(options):
+def test_unknown_options_are_refused(options):
     with pytest.raises(ValidationError, match=next(iter(options))):
         browser.WasmOptions.model_validate(options)
 
 
 @pytest.mark.parametrize("kind", [browser.BrowserWasmRuntime, browser.BrowserWebGpuRuntime])
-def test_what_is_missing_is_said_with_what_brings_it(kind, monkeypatch, tmp_path):
+def test_missing_browser_or_package_has_a_remedy(kind, monkeypatch, tmp_path):
     options = kind.options()
     monkeypatch.setattr(browser, "chromium_missing", lambda extra: f"no browser: {extra}")
     assert kind().absent_reason(options) == "no browser: browser"
@@ -148,7 +148,7 @@ def test_webgpu_is_absent_without_an_adapter(monkeypatch, tmp_path, adapter, wor
 
 @BROWSER
 @pytest.mark.proof
-def test_webgpu_computes_where_an_adapter_is(good):
+def test_webgpu_computes_with_an_adapter(good):
     """By the software adapter of Chromium, which some builds lack."""
     options = browser.WebGpuOptions(software_adapter=True)
     runtime = browser.BrowserWebGpuRuntime()

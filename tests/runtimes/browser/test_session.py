@@ -1,4 +1,4 @@
-"""A file in a page: its answers are ONNX Runtime's, and whatever breaks in it is an error."""
+"""Sessions in a browser page: outputs equal ONNX Runtime, faults are errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TYPES = {
 }
 
 
-def opened(candidate, threads=1):
+def open_session(candidate, threads=1):
     return BrowserWasmRuntime().open(
         RunnableFile(candidate),
         options=WasmOptions(),
@@ -67,10 +67,10 @@ def many_types(tmp_path):
 
 
 @pytest.mark.further
-def test_every_type_data_beside_the_file_and_any_batch(many_types):
+def test_each_dtype_external_data_and_batch_size(many_types):
     assert many_types.subject.external_data == ("many.bin",)
     by_ort = onnxruntime.InferenceSession(many_types.path, providers=["CPUExecutionProvider"])
-    session = opened(many_types, threads=2)
+    session = open_session(many_types, threads=2)
     rng = np.random.default_rng(0)
     for count in (1, 3, 0):
         batch = {
@@ -100,13 +100,13 @@ def test_every_type_data_beside_the_file_and_any_batch(many_types):
 
 @pytest.mark.further
 @pytest.mark.usefixtures("in_this_process")
-def test_a_node_that_ran_elsewhere_is_excused_by_its_shapes_only(tmp_path, monkeypatch):
+def test_non_shape_node_elsewhere_is_a_fallback_node(tmp_path, monkeypatch):
     good = tiny.export(tiny.net(), tmp_path / "model.onnx")
     subject = onnx.load(good.path)
     adds = [f"{n.op_type}:{n.name}" for n in subject.graph.node if n.op_type == "ReduceMax"]
     assert adds
     monkeypatch.setattr(browser, "placed", lambda _: ({"Other": len(adds)}, {"Other": tuple(adds)}))
-    session = opened(good)
+    session = open_session(good)
     assert session.proof().fallback_nodes == tuple(adds)
     session.close()
 
@@ -116,8 +116,8 @@ def in_page(session, script):
 
 
 @pytest.mark.further
-def test_whatever_breaks_in_the_page_is_an_error(tmp_path):
-    session = opened(tiny.export(tiny.net(), tmp_path / "model.onnx"))
+def test_fault_in_the_page_is_an_error(tmp_path):
+    session = open_session(tiny.export(tiny.net(), tmp_path / "model.onnx"))
     batch = {"input": tiny.images(2)}
     assert session.run(batch)[0].shape == (2, tiny.CLASSES)
     in_page(session, "globalThis.right = window.fetch.bind(window);")
@@ -155,7 +155,7 @@ def test_whatever_breaks_in_the_page_is_an_error(tmp_path):
     session.close()
 
 
-def test_an_onnxruntime_web_that_was_changed_is_not_opened(tmp_path, monkeypatch):
+def test_changed_onnxruntime_web_is_not_opened(tmp_path, monkeypatch):
     originals = {name: browser_page.read(name) for name in browser_page.FILES}
     monkeypatch.setenv("GATE_RUNTIMES", str(tmp_path))
     browser_page.folder().mkdir()
@@ -165,12 +165,12 @@ def test_an_onnxruntime_web_that_was_changed_is_not_opened(tmp_path, monkeypatch
     changed.write_bytes(changed.read_bytes().replace(b"threads", b"THREADS"))
     model = tiny.export(tiny.net(), tmp_path / "model.onnx")
     with pytest.raises(DigestMismatch, match=r"ort-wasm-simd-threaded\.mjs has digest"):
-        opened(model)
+        open_session(model)
     with pytest.raises(DigestMismatch, match=r"ort-wasm-simd-threaded\.mjs has digest"):
         BrowserWasmRuntime().versions()
 
 
-def test_a_chromium_that_may_not_be_looked_at_has_no_figure(monkeypatch):
+def test_unreadable_chromium_memory_is_none(monkeypatch):
     class Process:
         def __init__(self, found):
             self.found = found

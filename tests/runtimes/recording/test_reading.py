@@ -1,5 +1,4 @@
-"""A recording is read as what a stranger wrote: what is not whole is refused before it is used, and
-nothing outside of it is touched."""
+"""Reading untrusted recordings: incomplete or malicious ones are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def recording_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     np.save(folder / "x.npy", ROWS)
     np.save(folder / "y.npy", 2 * ROWS)
@@ -41,19 +40,19 @@ def whole(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(whole, tmp_path):
-    return shutil.copytree(whole / "recording", tmp_path / "recording")
+def folder(recording_folder, tmp_path):
+    return shutil.copytree(recording_folder / "recording", tmp_path / "recording")
 
 
 @pytest.mark.parametrize("name", ["recording", "recording.zip"])
-def test_a_whole_one_is_read(whole, name):
-    recording = Recording(whole / name)
+def test_complete_recording_is_read(recording_folder, name):
+    recording = Recording(recording_folder / name)
     assert np.array_equal(recording.outputs["samples"][0], 2 * ROWS)
     assert recording.rows.shape == (4, 32)
     assert recording.manifest.whence.device == "Jetson Orin Nano"
 
 
-def edited(folder: Path, change) -> None:
+def edit_manifest(folder: Path, change) -> None:
     plain = json.loads((folder / "manifest.json").read_text())
     change(plain)
     (folder / "manifest.json").write_text(json.dumps(plain))
@@ -63,13 +62,13 @@ def output(plain):
     return plain["parts"][0]["outputs"][0]
 
 
-def replaced(array, **settings):
+def with_array(array, **settings):
     """Another array, with the digest of it in the manifest."""
 
     def spoil(folder):
         np.save(folder / "samples/0.npy", array, **settings)
         digest = str(Digest.from_file(folder / "samples/0.npy"))
-        edited(folder, lambda plain: output(plain).update(sha256=digest))
+        edit_manifest(folder, lambda plain: output(plain).update(sha256=digest))
 
     return spoil
 
@@ -104,19 +103,19 @@ def pipe(folder):
 def other_rows(folder):
     np.save(folder / "rows.npy", np.zeros((4, 32), np.uint8))
     digest = str(Digest.from_file(folder / "rows.npy"))
-    edited(folder, lambda plain: plain["rows"].update(sha256=digest))
+    edit_manifest(folder, lambda plain: plain["rows"].update(sha256=digest))
 
 
-def named(file):
+def with_output_file(file):
     def spoil(folder):
         np.save(folder.parent / "outside.npy", 2 * ROWS)
-        edited(folder, lambda plain: output(plain).update(file=file))
+        edit_manifest(folder, lambda plain: output(plain).update(file=file))
 
     return spoil
 
 
-def said(**fields):
-    return lambda folder: edited(folder, lambda plain: output(plain).update(fields))
+def with_output_fields(**fields):
+    return lambda folder: edit_manifest(folder, lambda plain: output(plain).update(fields))
 
 
 def no_manifest(folder):
@@ -132,19 +131,19 @@ def deep(folder):
 
 
 def two_parts(folder):
-    edited(folder, lambda plain: plain["parts"].append(plain["parts"][0]))
+    edit_manifest(folder, lambda plain: plain["parts"].append(plain["parts"][0]))
 
 
 def no_samples(folder):
-    edited(folder, lambda plain: plain["parts"][0].update(name="batch_1"))
+    edit_manifest(folder, lambda plain: plain["parts"][0].update(name="batch_1"))
 
 
 def fewer_rows(folder):
-    edited(folder, lambda plain: plain["parts"][0].update(size=3))
+    edit_manifest(folder, lambda plain: plain["parts"][0].update(size=3))
 
 
 def neither(folder):
-    edited(folder, lambda plain: plain["parts"][0].update(outputs=[]))
+    edit_manifest(folder, lambda plain: plain["parts"][0].update(outputs=[]))
 
 
 @pytest.mark.parametrize(
@@ -157,16 +156,16 @@ def neither(folder):
         (link, "can't be read"),
         (pipe, "not a regular file"),
         (other_rows, "sample digests that differ"),
-        (named("../outside.npy"), "not a path inside"),
-        (named("/dev/zero"), "not a path inside"),
-        (said(shape=[1 << 40, 3]), "rows on axis 0"),
-        (said(shape=[4, 1 << 50]), "are 18014398509481984 and"),
-        (said(shape=[4, 4]), "says float32 .4, 4."),
-        (said(dtype="object"), "should match pattern"),
-        (said(dtype="int32"), "manifest says int32"),
-        (replaced(np.array([[None] * 3] * 4), allow_pickle=True), "bytes|object"),
-        (replaced(np.asfortranarray(2 * ROWS)), "by columns"),
-        (replaced((2 * ROWS).astype(">f4")), "manifest says"),
+        (with_output_file("../outside.npy"), "not a path inside"),
+        (with_output_file("/dev/zero"), "not a path inside"),
+        (with_output_fields(shape=[1 << 40, 3]), "rows on axis 0"),
+        (with_output_fields(shape=[4, 1 << 50]), "are 18014398509481984 and"),
+        (with_output_fields(shape=[4, 4]), "says float32 .4, 4."),
+        (with_output_fields(dtype="object"), "should match pattern"),
+        (with_output_fields(dtype="int32"), "manifest says int32"),
+        (with_array(np.array([[None] * 3] * 4), allow_pickle=True), "bytes|object"),
+        (with_array(np.asfortranarray(2 * ROWS)), "by columns"),
+        (with_array((2 * ROWS).astype(">f4")), "manifest says"),
         (no_manifest, "No such file"),
         (nonsense, "not valid JSON"),
         (deep, "nested"),
@@ -176,27 +175,27 @@ def neither(folder):
         (neither, "either outputs or failed"),
     ],
 )
-def test_what_is_not_whole_is_refused(folder, spoil, words):
+def test_invalid_recording_is_refused(folder, spoil, words):
     spoil(folder)
     with pytest.raises(GateError, match=words):
         Recording(folder)
 
 
-def zipped(path: Path, folder: Path, *, compression=zipfile.ZIP_STORED) -> Path:
+def write_zip(path: Path, folder: Path, *, compression=zipfile.ZIP_STORED) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         for file in folder.rglob("*.*"):
             archive.write(file, file.relative_to(folder).as_posix())
     return path
 
 
-def test_a_zip_bomb_is_refused_before_it_unpacks(folder, tmp_path):
-    path = zipped(tmp_path / "bomb.zip", folder, compression=zipfile.ZIP_DEFLATED)
+def test_zip_bomb_is_refused(folder, tmp_path):
+    path = write_zip(tmp_path / "bomb.zip", folder, compression=zipfile.ZIP_DEFLATED)
     with pytest.raises(GateError, match="compressed"):
         Recording(path)
 
 
-def test_a_zip_whose_members_overlap_is_refused(folder, tmp_path):
-    path = zipped(tmp_path / "one.zip", folder)
+def test_zip_with_overlapping_members_is_refused(folder, tmp_path):
+    path = write_zip(tmp_path / "one.zip", folder)
     archive = zipfile.ZipFile(path)
     member = archive.getinfo("samples/0.npy")
     data = bytearray(path.read_bytes())
@@ -210,13 +209,13 @@ def test_a_zip_whose_members_overlap_is_refused(folder, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\5\6" + b"\0" * 18, b"no zip at all"])
-def test_what_is_no_zip_is_refused(tmp_path, content):
+def test_invalid_zip_is_refused(tmp_path, content):
     (tmp_path / "recording.zip").write_bytes(content)
     with pytest.raises(GateError, match="can't be read"):
         Recording(tmp_path / "recording.zip")
 
 
-def test_the_arrays_outlive_the_files(folder):
+def test_arrays_are_kept_in_memory(folder):
     recording = Recording(folder)
     shutil.rmtree(folder)
     assert np.array_equal(recording.outputs["samples"][0], 2 * ROWS)
@@ -226,14 +225,14 @@ X = np.arange(12, dtype=np.float32).reshape(4, 3)
 IDS = np.arange(4)
 
 
-def test_a_batch_has_the_digests_of_its_parts():
-    whole = row_digests({"x": X, "ids": IDS})
+def test_row_digests_do_not_depend_on_batches():
+    recording_folder = row_digests({"x": X, "ids": IDS})
     parts = [row_digests({"ids": IDS[s : s + 3], "x": X[s : s + 3]}) for s in (0, 3)]
-    assert np.array_equal(whole, np.concatenate(parts))
-    assert len({row.tobytes() for row in whole}) == 4
+    assert np.array_equal(recording_folder, np.concatenate(parts))
+    assert len({row.tobytes() for row in recording_folder}) == 4
 
 
-def test_byte_order_and_layout_do_not_matter():
+def test_row_digests_ignore_byte_order_and_layout():
     plain = row_digests({"x": X})
     assert np.array_equal(plain, row_digests({"x": X.astype(">f4")}))
     assert np.array_equal(plain, row_digests({"x": np.asfortranarray(X)}))
@@ -243,5 +242,5 @@ def test_byte_order_and_layout_do_not_matter():
     "other",
     [{"y": X}, {"x": X.view(np.int32)}, {"x": X.reshape(4, 3, 1)}, {"x": -X}, {"x": X, "y": IDS}],
 )
-def test_everything_else_does(other):
+def test_row_digests_depend_on_names_values_and_dtypes(other):
     assert not (row_digests({"x": X}) == row_digests(other)).all(axis=1).any()

@@ -36,7 +36,7 @@ def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Meter:
     return Meter(tmp_path, monkeypatch)
 
 
-def test_growth_adds_up_and_shrinking_counts_as_nothing(meter: Meter) -> None:
+def test_growth_accumulates_and_shrinking_is_ignored(meter: Meter) -> None:
     memory = PeakMemory()
     assert memory.grown is None
     for size, grown in ((SIZE, SIZE), (-SIZE, SIZE), (SIZE, 2 * SIZE)):
@@ -45,14 +45,14 @@ def test_growth_adds_up_and_shrinking_counts_as_nothing(meter: Meter) -> None:
         assert memory.grown == grown
 
 
-def test_what_fails_is_not_counted() -> None:
+def test_failed_block_is_not_counted() -> None:
     memory = PeakMemory()
     with pytest.raises(ValueError, match="broken"), memory.watched():
         raise ValueError("broken")
     assert memory.grown is None
 
 
-def test_a_peak_that_is_over_at_the_end_counts() -> None:
+def test_temporary_peak_is_counted() -> None:
     memory = PeakMemory()
     with memory.watched():
         gone = np.ones(SIZE, np.uint8)
@@ -63,7 +63,7 @@ def test_a_peak_that_is_over_at_the_end_counts() -> None:
     assert memory.peak > memory.grown
 
 
-def test_where_no_peak_is_counted_the_end_is_looked_at(
+def test_final_memory_is_used_without_peak_counter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "nowhere" / "clear_refs")
@@ -80,7 +80,7 @@ def test_where_no_peak_is_counted_the_end_is_looked_at(
     assert memory.grown < 1.5 * SIZE
 
 
-def test_what_allocators_held_is_no_gift() -> None:
+def test_memory_held_by_the_allocator_is_counted() -> None:
     held = [np.ones(100_000, np.uint8) for _ in range(400)]  # in glibc's heap, not mapped
     last = held[-1]
     del held[:-1]
@@ -93,7 +93,7 @@ def test_what_allocators_held_is_no_gift() -> None:
     assert taken[0].any()
 
 
-def test_looks_one_after_the_other_are_one_growth(meter: Meter) -> None:
+def test_repeated_readings_are_one_growth(meter: Meter) -> None:
     memory = PeakMemory()
     memory.begin()
     for grown in (SIZE, 2 * SIZE):
@@ -104,9 +104,7 @@ def test_looks_one_after_the_other_are_one_growth(meter: Meter) -> None:
     assert memory.grown == 2 * SIZE
 
 
-def test_where_memory_can_t_be_read_there_is_no_figure_and_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_memory_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = PeakMemory()
     with memory.watched():
         pass
@@ -123,7 +121,7 @@ def test_where_memory_can_t_be_read_there_is_no_figure_and_no_failure(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of /proc")
-def test_it_is_this_process_whatever_its_number_is_in_proc(
+def test_own_process_is_read_in_a_container(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def another(_: object = None) -> None:

@@ -1,4 +1,4 @@
-"""What a runtime is under the name that a policy gives it."""
+"""Selected runtimes: bounds, CUDA, and reported numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
         ("ort-cpu", {}, False),
     ],
 )
-def test_memory_of_cuda_is_of_who_computes_there(
+def test_takes_cuda_depends_on_the_provider(
     name: str, wanted: dict[str, Any], expected: bool
 ) -> None:
     policy = RuntimePolicy(required="when_present", bounds=Bounds(max_abs_diff=1e-3), **wanted)
@@ -48,12 +48,12 @@ def test_memory_of_cuda_is_of_who_computes_there(
         (["DmlExecutionProvider"], "device"),
     ],
 )
-def test_which_built_in_bounds_fit_is_decided_by_the_first_provider(providers, bounds):
+def test_built_in_bounds_follow_the_first_provider(providers, bounds):
     runtime = Ort()
     assert runtime.promised(runtime.options(providers=tuple(providers))).bounds == bounds
 
 
-def test_a_package_that_promises_the_bounds_of_cuda_means_a_device(monkeypatch):
+def test_plugin_with_cuda_bounds_gets_device_bounds(monkeypatch):
     runtime = IsolatedRuntime("acme:Acme")
     promises = {"promises": {"provider": "acme", "bounds": "cuda"}}
     monkeypatch.setattr(runtime, "_describe", lambda _: promises)
@@ -77,7 +77,7 @@ NONE: list[Any] = [None, -1, math.nan, math.inf, -math.inf, "0.1", True, [1], 1j
         *((said, None) for said in NONE),
     ],
 )
-def test_bytes_are_whole_numbers(said: Any, expected: int | None) -> None:
+def test_count_of_accepts_whole_numbers(said: Any, expected: int | None) -> None:
     found = count_of(said)
     assert found == expected
     assert found is None or type(found) is int
@@ -94,7 +94,7 @@ def test_bytes_are_whole_numbers(said: Any, expected: int | None) -> None:
         *((said, None) for said in NONE),
     ],
 )
-def test_times_are_above_nothing(said: Any, expected: float | None) -> None:
+def test_seconds_of_accepts_positive_numbers(said: Any, expected: float | None) -> None:
     found = seconds_of(said)
     assert found == expected
     assert found is None or type(found) is float

@@ -1,4 +1,4 @@
-"""A runtime of somebody else's: whatever it does, it stops nobody and never passes by it."""
+"""Plug-in runtimes in a separate process: their faults stop nothing and never pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtimes import acme
 
 
 @pytest.fixture
-def judged(model, good, tmp_path, monkeypatch):
+def check_with(model, good, tmp_path, monkeypatch):
     """Judge by ort-cpu and the class of this name beside it; gives both records and the checks."""
 
     def judge(name, **settings):
@@ -46,8 +46,8 @@ def checks_of(decision):
     return {c.name: c for c in decision.checks if c.runtime == "acme"}
 
 
-def test_one_that_is_right_passes_and_says_what_it_is(judged):
-    (theirs, ours), decision = judged("Acme", options={"fast": True})
+def test_correct_plugin_runtime_passes_with_identity(check_with):
+    (theirs, ours), decision = check_with("Acme", options={"fast": True})
     assert decision.verdict is Verdict.PASS
     assert set(decision.runtimes) == {"acme", "ort-cpu"}
     assert theirs.identity.package == "acme-parity 1.2"
@@ -66,8 +66,8 @@ def test_one_that_is_right_passes_and_says_what_it_is(judged):
     assert ours.identity is None
 
 
-def test_a_session_is_closed_before_its_process_is_ended(judged, good):
-    _, decision = judged("Closing")
+def test_session_is_closed_before_its_process(check_with, good):
+    _, decision = check_with("Closing")
     assert decision.verdict is Verdict.PASS
     assert good.path.with_name(f"{good.path.name}.closed").exists()
 
@@ -88,8 +88,8 @@ def test_a_session_is_closed_before_its_process_is_ended(judged, good):
         ("BadProof", "validation error"),
     ],
 )
-def test_one_that_breaks_fails_alone(judged, name, words):
-    (theirs, ours), decision = judged(name, required="when_present")
+def test_failing_plugin_runtime_fails_alone(check_with, name, words):
+    (theirs, ours), decision = check_with(name, required="when_present")
     assert words in theirs.failure
     assert theirs.outputs == ()
     assert ours.outputs[0].samples == 20
@@ -105,8 +105,8 @@ def test_one_that_breaks_fails_alone(judged, name, words):
         ("LacksLibrary", "it raised ImportError: libacme.so.1: cannot open"),
     ],
 )
-def test_one_that_can_run_no_file_is_an_error_and_no_fault_of_the_file(judged, name, words):
-    (theirs, ours), decision = judged(name, required="when_present")
+def test_unusable_plugin_runtime_is_an_error(check_with, name, words):
+    (theirs, ours), decision = check_with(name, required="when_present")
     assert words in theirs.failure
     assert theirs.unusable
     assert ours.outputs[0].samples == 20
@@ -114,8 +114,8 @@ def test_one_that_can_run_no_file_is_an_error_and_no_fault_of_the_file(judged, n
     assert decision.verdict is Verdict.ERROR
 
 
-def test_one_that_answers_from_another_model_fails_by_its_numbers(judged):
-    _, decision = judged("AnotherModel")
+def test_plugin_runtime_with_wrong_model_fails(check_with):
+    _, decision = check_with("AnotherModel")
     assert checks_of(decision)["max_abs_diff"].verdict is Verdict.FAIL
 
 
@@ -126,8 +126,8 @@ def test_one_that_answers_from_another_model_fails_by_its_numbers(judged):
         ("Rounded", "precision", "reports bfloat16 precision"),
     ],
 )
-def test_one_that_does_not_prove_what_it_promises_fails(judged, name, check, words):
-    _, decision = judged(name)
+def test_plugin_runtime_without_promised_proof_fails(check_with, name, check, words):
+    _, decision = check_with(name)
     assert checks_of(decision)[check].verdict is Verdict.FAIL
     assert words in render_check(checks_of(decision)[check])
     assert decision.verdict is Verdict.FAIL
@@ -136,18 +136,18 @@ def test_one_that_does_not_prove_what_it_promises_fails(judged, name, check, wor
 @pytest.mark.parametrize(
     ("required", "verdict"), [("when_present", Verdict.WAIVED), ("always", Verdict.ERROR)]
 )
-def test_an_absent_one_is_waived_only_where_the_policy_says_so(judged, required, verdict):
-    (theirs, _), decision = judged("Absent", required=required)
+def test_absent_plugin_runtime_is_waived_only_when_optional(check_with, required, verdict):
+    (theirs, _), decision = check_with("Absent", required=required)
     assert theirs.absent_reason == "no ACME chip on this machine"
     assert checks_of(decision)["runtime"].verdict is verdict
 
 
-def test_options_that_it_does_not_take_are_an_error_of_the_policy(judged):
+def test_unknown_plugin_options_are_a_policy_error(check_with):
     with pytest.raises(PolicyError, match="options: slow: Extra inputs are not permitted"):
-        judged("Acme", options={"slow": True})
+        check_with("Acme", options={"slow": True})
 
 
-def spoken(name, path, subject):
+def worker_answers(name, path, subject):
     """Time to open, time to run, and the proof, as JSON has them."""
     worker = _Worker(f"tests.runtimes.acme:{name}")
     header = {"path": str(path), "subject": subject.to_plain(), "options": {}, "conditions": {}}
@@ -157,8 +157,8 @@ def spoken(name, path, subject):
     return json.loads(json.dumps([opened, ran, proof]))
 
 
-def test_its_own_process_is_measured_where_it_says_nothing(good):
-    opened, ran, proof = spoken("Acme", good.path, good.subject)
+def test_process_cost_is_measured_by_default(good):
+    opened, ran, proof = worker_answers("Acme", good.path, good.subject)
     assert opened["seconds"] > 0
     assert ran["seconds"] > 0
     assert 0 <= proof["memory_bytes"] < proof["peak_bytes"]
@@ -168,8 +168,8 @@ def test_its_own_process_is_measured_where_it_says_nothing(good):
 @pytest.mark.parametrize(
     ("name", "memory"), [("Boasts", 15), ("Babbles", None), ("ElsewhereAgain", None)]
 )
-def test_what_it_says_is_a_plain_number_or_nothing(good, name, memory):
-    opened, ran, proof = spoken(name, good.path, good.subject)
+def test_reported_cost_is_a_number_or_none(good, name, memory):
+    opened, ran, proof = worker_answers(name, good.path, good.subject)
     assert opened["seconds"] > 0
     assert ran["seconds"] > 0
     assert (proof["memory_bytes"], proof["peak_bytes"]) == (memory, memory)
