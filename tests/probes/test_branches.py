@@ -286,7 +286,7 @@ def rounding_draws(model, arrays=None):
     arrays = arrays or X
     stand = benches.stand(model, arrays)
     with torch.inference_mode():
-        return stand.reference.run(arrays), perturb_rounding(stand, arrays, rounding_draws=range(3))
+        return stand.reference.run(arrays), perturb_rounding(stand, arrays, draws=range(3))
 
 
 class Times(nn.Module):
@@ -330,7 +330,7 @@ def test_any_policy_seed_is_accepted(seed):
     determinism = stand.policy.determinism.model_copy(update={"seed": seed})
     policy = stand.policy.model_copy(update={"determinism": determinism})
     with torch.inference_mode():
-        assert len(perturb_rounding(replace(stand, policy=policy), X, rounding_draws=range(3))) == 3
+        assert len(perturb_rounding(replace(stand, policy=policy), X, draws=range(3))) == 3
 
 
 class Indices(nn.Module):

@@ -322,7 +322,7 @@ def test_difference_explained_by_random_rounding_passes():
 def compare_rows(model, change, rows, **options):
     """As `judged`, each row in its own scale."""
     arrays = {"x": rows}
-    probe = Probe("p", "value", len(rows), lambda: arrays, compare_rows=options.pop("apart", True))
+    probe = Probe("p", "value", len(rows), lambda: arrays, apart=options.pop("apart", True))
     seen = ExpectedOutputs(benches.stand(model, arrays, **options), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
@@ -342,9 +342,7 @@ def test_small_row_next_to_large_rows_has_its_own_scale(float64_samples):
     assert (
         compare_rows(Linear(), unchanged, rows, noise_samples=float64_samples).relative_diff == 0.0
     )
-    together = compare_rows(
-        Linear(), fault, rows, compare_rows=False, noise_samples=float64_samples
-    )
+    together = compare_rows(Linear(), fault, rows, apart=False, noise_samples=float64_samples)
     alone = compare_rows(Linear(), fault, rows, noise_samples=float64_samples)
     assert together.relative_diff < 1e-6
     assert alone.relative_diff > 0.01
@@ -360,9 +358,7 @@ def test_row_of_zeros_has_no_scale():
 
 
 def compare_finite(model, change):
-    probe = Probe(
-        "nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, compare_finite=True
-    )
+    probe = Probe("nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, finite=True)
     seen = ExpectedOutputs(benches.stand(model, {"x": np.ones((2, 4), np.float32)}), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
