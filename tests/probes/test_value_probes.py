@@ -1,4 +1,4 @@
-"""Probes of values: what floats, columns and single elements may hold."""
+"""Value probes: which values floats, columns and single elements take."""
 
 import numpy as np
 import pytest
@@ -21,8 +21,8 @@ def probes(arrays, **options):
 
 
 FACTORS = np.reshape([1, 3, 10, 30, 100, -10, 0.01, 0.1], (8, 1, 1, 1))
-EVERYWHERE = [0, 1, 3, 4, 6, 7, 9, 11]
-FLOATS = {
+SPREAD_SAMPLES = [0, 1, 3, 4, 6, 7, 9, 11]
+EXPECTED_OF_FLOATS = {
     "zeros": lambda x: (x == 0).all(),
     "ones": lambda x: (x == 1).all(),
     "min": lambda x: (x == X.min()).all(),
@@ -33,22 +33,22 @@ FLOATS = {
     "scaled_10": lambda x: np.allclose(x, X[:1] * 10),
     "scaled_0.1": lambda x: np.allclose(x, X[:1] / 10),
     "bright": lambda x: (x != X[:1]).sum() == 1 and np.isclose(x.max(), 10 * X.max()),
-    "magnitudes": lambda x: np.allclose(x / FACTORS, X[EVERYWHERE]),
+    "magnitudes": lambda x: np.allclose(x / FACTORS, X[SPREAD_SAMPLES]),
 }
 
 
-def test_floats():
+def test_float_probes_have_the_expected_values():
     seen = probes({"x": X})
-    assert list(seen) == list(FLOATS)
+    assert list(seen) == list(EXPECTED_OF_FLOATS)
     for name, batch in seen.items():
-        assert FLOATS[name](batch["x"]), name
+        assert EXPECTED_OF_FLOATS[name](batch["x"]), name
         assert batch["x"].dtype == np.float32
         assert batch["x"].shape[1:] == X.shape[1:]
         assert batch["x"].flags["C_CONTIGUOUS"]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_no_probe_of_finite_samples_is_infinite(dtype):
+def test_finite_samples_give_finite_probes(dtype):
     x = np.full((4, 3), np.finfo(dtype).max / 2, dtype)
     for batch in probes({"x": x}).values():
         assert np.isfinite(batch["x"]).all()
@@ -62,7 +62,7 @@ def test_no_probe_of_finite_samples_is_infinite(dtype):
         elements=st.integers(0, 100),
     )
 )
-def test_integers_stay_within_the_range_of_the_samples_here(x):
+def test_integer_probes_stay_within_the_range_of_the_samples(x):
     seen = probes({"x": x})
     assert {"noise", "mirrored"} <= set(seen)
     assert ({"min", "max"} & set(seen) == {"min", "max"}) == (x.dtype == np.uint8)
@@ -72,7 +72,7 @@ def test_integers_stay_within_the_range_of_the_samples_here(x):
         assert x.min() <= batch["x"].min() <= batch["x"].max() <= x.max()
 
 
-def test_masks_of_floats_keep_their_magnitude_beside_other_floats():
+def test_float_masks_are_not_scaled_next_to_other_floats():
     arrays = {"x": X, "mask": np.ones((12, 5), np.float32)}
     seen = probes(arrays)["magnitudes"]
     assert (seen["mask"] == 1).all()
@@ -81,7 +81,7 @@ def test_masks_of_floats_keep_their_magnitude_beside_other_floats():
     assert alone.max() == 100
 
 
-def test_bools():
+def test_bool_probes_stay_bool():
     x = benches.vectors() > 0.5
     seen = probes({"x": x})
     assert not seen["zeros"]["x"].any()
@@ -90,7 +90,7 @@ def test_bools():
     assert all(batch["x"].dtype == np.bool_ for batch in seen.values())
 
 
-def test_several_inputs_change_together_and_alone():
+def test_several_inputs_are_probed_together_and_separately():
     arrays = {"image": X, "tokens": benches.tokens(), "mask": benches.vectors() > 0.5}
     seen = probes(arrays)
     alone = {name for name in seen if name.endswith(("_image", "_tokens", "_mask"))}
@@ -104,46 +104,46 @@ def test_several_inputs_change_together_and_alone():
     assert np.array_equal(seen["zeros_image"]["mask"], arrays["mask"][:1])
 
 
-def test_a_fixed_batch_is_filled():
+def test_fixed_batch_size_is_filled():
     seen = probes({"x": X}, fixed=6)
     assert all(len(batch["x"]) == 6 for batch in seen.values())
     assert np.array_equal(seen["reversed"]["x"], X[5::-1])
 
 
-def test_one_dimension_has_nothing_to_mirror_and_one_sample_no_order():
+def test_mirrored_needs_two_dimensions_and_reversed_two_samples():
     assert "mirrored" not in probes({"x": np.arange(4, dtype=np.float32)})
     assert "reversed" not in probes({"x": X}, fixed=1)
 
 
-def test_the_same_samples_give_the_same_probes():
+def test_probes_of_equal_samples_are_equal():
     for one, other in zip(probes({"x": X}).values(), probes({"x": X}).values(), strict=True):
         assert np.array_equal(one["x"], other["x"])
 
 
-def test_within_cuts_off_what_the_dtype_does_not_hold():
+def test_values_beyond_the_dtype_are_clipped_to_its_range():
     cut = within(np.array([1e300, -1e300, 1.0]), np.zeros(1, np.float32))
     assert np.isfinite(cut).all()
     assert cut[2] == 1.0
 
 
-ROWS = np.abs(benches.vectors(width=3)) + np.float32(0.5)
+TABLE = np.abs(benches.vectors(width=3)) + np.float32(0.5)
 
 
-def columns_of(arrays, **options):
+def column_probes_of(arrays, **options):
     return list(column_probes(benches.observed(nn.Identity(), arrays, **options)))
 
 
-def test_every_column_alone_is_somewhere_else():
-    (probe,) = columns_of({"x": ROWS})
+def test_column_probe_changes_one_column_per_row():
+    (probe,) = column_probes_of({"x": TABLE})
     batch = probe.batch["x"]
     assert (probe.name, probe.apart, len(batch)) == ("columns_x", True, 18)
-    samples = ROWS[np.arange(18) % 8]
+    samples = TABLE[np.arange(18) % 8]
     assert ((batch != samples).sum(axis=1) == 1).all()
     for column in range(3):
         moved = batch[column::3, column]
         assert list(moved[:4]) == [0.0, 1.0, -1.0, -999.0]
-        assert moved[4] < ROWS[:, column].min()
-        assert moved[5] > ROWS[:, column].max()
+        assert moved[4] < TABLE[:, column].min()
+        assert moved[5] > TABLE[:, column].max()
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,15 @@ def test_every_column_alone_is_somewhere_else():
     [benches.images(), benches.tokens(), benches.vectors(width=65)],
     ids=["4d", "int", "65"],
 )
-def test_what_is_no_table_has_none(array):
-    assert columns_of({"x": array}) == []
+def test_other_inputs_than_tables_have_no_column_probe(array):
+    assert column_probes_of({"x": array}) == []
 
 
-def test_a_fixed_batch_has_none():
-    assert columns_of({"x": ROWS}, fixed=4) == []
+def test_fixed_batch_size_has_no_column_probe():
+    assert column_probes_of({"x": TABLE}, fixed=4) == []
 
 
-def test_a_value_that_stands_for_missing_is_seen(tmp_path):
+def test_column_probe_finds_a_changed_missing_value(tmp_path):
     class Filled(nn.Module):
         """-999 is missing, unless the exporter lost it."""
 
@@ -171,17 +171,19 @@ def test_a_value_that_stands_for_missing_is_seen(tmp_path):
         def forward(self, x):
             return self.fc(torch.where(x == self.missing, torch.ones_like(x), x))
 
-    candidate = benches.export(Filled(-998.0).eval(), tmp_path / "model.onnx", {"x": ROWS})
-    measurement = benches.measured(Filled(-999.0).eval(), candidate, {"x": ROWS}, search_inputs=0)
-    off = {p.name for r in measurement.runtimes for p in r.probes if (p.noise_ratio or 0) > 32.0}
-    assert off == {"columns_x"}
+    candidate = benches.export(Filled(-998.0).eval(), tmp_path / "model.onnx", {"x": TABLE})
+    measurement = benches.measured(Filled(-999.0).eval(), candidate, {"x": TABLE}, search_inputs=0)
+    failing = {
+        p.name for r in measurement.runtimes for p in r.probes if (p.noise_ratio or 0) > 32.0
+    }
+    assert failing == {"columns_x"}
 
 
 VECTORS = benches.vectors()
 NAMES = ["nan", "inf", "minus_inf"]
 
 
-class By(nn.Module):
+class FunctionModel(nn.Module):
     def __init__(self, function):
         super().__init__()
         self.function = function
@@ -190,7 +192,7 @@ class By(nn.Module):
         return self.function(x)
 
 
-def nonfinite_of(model, arrays=None):
+def nonfinite_probes_of(model, arrays=None):
     with torch.inference_mode():
         stand = benches.stand(model, arrays or {"x": VECTORS})
         return {
@@ -212,8 +214,8 @@ def nonfinite_of(model, arrays=None):
         torch.nansum,
     ],
 )
-def test_of_models_that_treat_them(function):
-    seen = nonfinite_of(By(function))
+def test_models_handling_nan_or_infinity_get_nonfinite_probes(function):
+    seen = nonfinite_probes_of(FunctionModel(function))
     assert list(seen) == NAMES
     for probe, value in zip(seen.values(), (np.nan, np.inf, -np.inf), strict=True):
         x = probe.batch["x"]
@@ -229,23 +231,27 @@ def test_of_models_that_treat_them(function):
     lambda x: x == x.clone(),
     lambda x: torch.where(x > 0, x, 0.0),
 ])  # fmt: skip
-def test_of_others_nothing_is_asked(function):
-    assert nonfinite_of(By(function)) == {}
+def test_other_models_get_no_nonfinite_probes(function):
+    assert nonfinite_probes_of(FunctionModel(function)) == {}
 
 
-def test_of_models_that_break_or_take_no_floats_nothing_is_asked():
+def test_raising_models_and_integer_inputs_get_no_nonfinite_probes():
     def breaks(x):
         raise ValueError
 
-    assert nonfinite_of(By(breaks)) == {}
-    assert nonfinite_of(By(lambda x: x.isnan()), {"x": benches.tokens()}) == {}
+    assert nonfinite_probes_of(FunctionModel(breaks)) == {}
+    assert nonfinite_probes_of(FunctionModel(lambda x: x.isnan()), {"x": benches.tokens()}) == {}
 
 
-def test_each_input_of_floats_alone():
+def test_each_float_input_is_probed_separately():
     class Both(nn.Module):
         def forward(self, one, other, tokens):
             return one.nan_to_num() + other + tokens.sum()
 
-    seen = nonfinite_of(Both(), {"one": VECTORS, "other": VECTORS + 1, "tokens": benches.tokens()})
-    assert list(seen) == [f"{name}_{of}" for of in ("one", "other") for name in NAMES]
+    seen = nonfinite_probes_of(
+        Both(), {"one": VECTORS, "other": VECTORS + 1, "tokens": benches.tokens()}
+    )
+    assert list(seen) == [
+        f"{name}_{input_name}" for input_name in ("one", "other") for name in NAMES
+    ]
     assert np.isfinite(seen["nan_one"].batch["other"]).all()
