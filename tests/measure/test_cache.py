@@ -201,10 +201,10 @@ class WatchedCache:
     """The answers of a model, the sizes of batches that went to float64, and its truth alone."""
 
     def __init__(self, model, **options):
-        stand = benches.stand(model, {"x": VECTORS}, **options)
-        self.computed, self.alone = [], stand.truth.aside
-        stand.truth.aside = lambda b: self.computed.append(len(b["x"])) or self.alone(b)
-        self.answers = stand.answers
+        context = benches.context(model, {"x": VECTORS}, **options)
+        self.computed, self.alone = [], context.truth.aside
+        context.truth.aside = lambda b: self.computed.append(len(b["x"])) or self.alone(b)
+        self.answers = context.answers
 
 
 def same(one, other):

@@ -207,11 +207,11 @@ def test_operator_bounds_apply_to_early_refusal(ratio, exceptions, refused):
 
 @pytest.mark.parametrize(("dtype", "times"), [("float16", 1.0), ("bfloat16", 4.0)])
 def test_bfloat16_file_uses_its_own_bounds(dtype, times):
-    stand = benches.stand(net(), {"x": ROWS}, size=16)
+    context = benches.context(net(), {"x": ROWS}, size=16)
     outputs = (TensorSpec(name="y", dtype=dtype, shape=("n", 8)),)
-    subject = stand.tested_file.subject.model_copy(update={"outputs": outputs})
-    file = replace(stand.tested_file, subject=subject)
-    reduced = replace(stand, tested_file=file, policy=Policy.reduced())
+    subject = context.tested_file.subject.model_copy(update={"outputs": outputs})
+    file = replace(context.tested_file, subject=subject)
+    reduced = replace(context, tested_file=file, policy=Policy.reduced())
     bounds = reduced.applied_policy.runtimes["ort-cpu"].bounds
     assert bounds.noise_ratio == times * Policy.reduced().runtimes["ort-cpu"].bounds.noise_ratio
 
@@ -232,12 +232,12 @@ def test_large_activations_make_smaller_batches():
     sha256 = Digest.from_bytes(b"file")
     sizes = {}
     for name, model in (("wide", Wide()), ("narrow", nn.Linear(16, 3))):
-        stand = benches.stand(model, {"x": ROWS}, size=8)
-        assert stand.most == UNLIMITED
+        context = benches.context(model, {"x": ROWS}, size=8)
+        assert context.most == UNLIMITED
         with torch.inference_mode():
-            stand.measure_sample_bytes()
-        profile = SampleProfile.from_source(stand)
-        sizes[name] = max(probe.size for probe in batch_probes(stand, profile, sha256))
-        assert stand.sample_bytes == (2**23 if name == "wide" else 64)
+            context.measure_sample_bytes()
+        profile = SampleProfile.from_source(context)
+        sizes[name] = max(probe.size for probe in batch_probes(context, profile, sha256))
+        assert context.sample_bytes == (2**23 if name == "wide" else 64)
     assert sizes["narrow"] > 40
     assert sizes["wide"] == 8 + 8

@@ -32,7 +32,7 @@ class Linear(nn.Module):
 def stability_of(model, fake, arrays=None, **options):
     """The records of a runtime that computes as `fake` does: from batch and reference."""
     with torch.inference_mode():
-        stability = StabilityReference(benches.stand(model, arrays or X, **options))
+        stability = StabilityReference(benches.context(model, arrays or X, **options))
         return stability.compare(fake)
 
 
@@ -66,7 +66,7 @@ def test_unit_is_at_least_half_an_ulp():
 def test_batch_sizes_and_cost(options, sizes, samples):
     (seen,) = stability_of(Linear(), copy_outputs, **options)
     assert (seen.batch_sizes, seen.samples) == (sizes, samples)
-    cost = StabilityReference.cost(benches.stand(Linear(), X, **options))
+    cost = StabilityReference.cost(benches.context(Linear(), X, **options))
     assert 2 * samples <= cost <= samples * (2 + len(sizes))
 
 
@@ -127,7 +127,7 @@ def test_rows_chosen_by_rounding_are_not_compared_between_batches(proven):
         return ReplayedReference([rows], []) if proven else None
 
     with torch.inference_mode():
-        stability = StabilityReference(benches.stand(Linear(), X))
+        stability = StabilityReference(benches.context(Linear(), X))
         if not proven:
             with pytest.raises(EvidenceError, match="6 rows"):
                 stability.compare(computed, replayed=replayed)
@@ -398,17 +398,17 @@ def test_ratio_near_the_bound_is_measured_with_more_draws():
         def forward(self, x):
             return x.log() * 1.7
 
-    stand = benches.stand(Squared(), {"x": x})
-    run = stand.rounded_run
+    context = benches.context(Squared(), {"x": x})
+    run = context.rounded_run
     object.__setattr__(
-        stand, "rounded_run", lambda *a, **k: draws.append(k["draw"]) or run(*a, **k)
+        context, "rounded_run", lambda *a, **k: draws.append(k["draw"]) or run(*a, **k)
     )
     for times, runs in ((2.0, 0), (60.0, 15), (1e6, 3)):
         draws.clear()
         with torch.inference_mode():
-            own = StabilityReference(stand).compare(copy_outputs)[0].unit
+            own = StabilityReference(context).compare(copy_outputs)[0].unit
             draws.clear()
             moved = changed_in_single_batches(lambda y, far=times * own: y + far * (y != 0.0))
-            (seen,) = StabilityReference(stand).compare(moved)
+            (seen,) = StabilityReference(context).compare(moved)
         assert len(set(draws)) == runs
         assert (seen.rounding_draws or 0) == runs

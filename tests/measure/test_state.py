@@ -279,10 +279,10 @@ def test_unchanged_model_state_is_compared_once(monkeypatch):
 
 
 def test_traced_reference_starts_with_the_same_state():
-    stand = benches.stand(Counting(by=1.0).eval(), {"x": numbers()})
-    traced = TracedReference(stand, {"x": numbers(2)})
-    expected = stand.reference.run({"x": numbers(3)})
+    context = benches.context(Counting(by=1.0).eval(), {"x": numbers()})
+    traced = TracedReference(context, {"x": numbers(2)})
+    expected = context.reference.run({"x": numbers(3)})
     for _ in range(2):
         assert traced.watched({"x": numbers(3)})[1]
         assert np.array_equal(traced.run({"x": numbers(3)})[0], expected[0])
-    assert int(stand.model.module.seen) == 0
+    assert int(context.model.module.seen) == 0

@@ -52,8 +52,8 @@ def policy(**instruments) -> Policy:
     )
 
 
-def stand(model, arrays, *, fixed=None, size=8, **instruments):
-    """A stand without any file."""
+def context(model, arrays, *, fixed=None, size=8, **instruments):
+    """The context of a measurement without any file."""
     samples = SampleSet.from_arrays(dict(arrays))
     inputs = specs(arrays, fixed=fixed)
     binding = bind_inputs(inputs, samples.specs, count=len(samples), batch_size=size)
@@ -73,7 +73,7 @@ def stand(model, arrays, *, fixed=None, size=8, **instruments):
 
 
 def observed(model: nn.Module, arrays: Arrays, **options) -> SampleProfile:
-    return SampleProfile.from_source(stand(model, arrays, **options))
+    return SampleProfile.from_source(context(model, arrays, **options))
 
 
 def export(

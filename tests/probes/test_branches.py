@@ -38,16 +38,16 @@ class Branch(nn.Module):
 
 def trace_model(model, arrays=None):
     arrays = arrays or X
-    stand = benches.stand(model, arrays)
-    return stand, TracedReference(stand, arrays)
+    context = benches.context(model, arrays)
+    return context, TracedReference(context, arrays)
 
 
 def test_trace_keeps_the_branch_of_its_example(capfd):
-    stand, module = trace_model(Branch())
+    context, module = trace_model(Branch())
     assert module.warned
     negative = {"x": -X["x"]}
-    assert not disagree(stand.reference.run(X), module.run(X))
-    assert disagree(stand.reference.run(negative), module.run(negative))
+    assert not disagree(context.reference.run(X), module.run(X))
+    assert disagree(context.reference.run(negative), module.run(negative))
     assert capfd.readouterr() == ("", "")
 
 
@@ -87,13 +87,13 @@ class Deep(nn.Module):
 
 
 def test_traced_module_shares_the_weights():
-    stand, module = trace_model(Deep(nn.Linear(6, 6)))
+    context, module = trace_model(Deep(nn.Linear(6, 6)))
     assert len(list(module._module.modules())) == 1
     before = module.run(X)[0]
-    assert not disagree([before], stand.reference.run(X))
+    assert not disagree([before], context.reference.run(X))
     held = {
         tensor.data_ptr()
-        for tensor in (*stand.model.module.parameters(), *stand.model.module.buffers())
+        for tensor in (*context.model.module.parameters(), *context.model.module.buffers())
     }
     traced_ones = (*module._module.parameters(), *module._module.buffers())
     assert {tensor.data_ptr() for tensor in traced_ones} == held
@@ -101,8 +101,8 @@ def test_traced_module_shares_the_weights():
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_scripted_submodule_is_traced():
-    stand, module = trace_model(Deep(torch.jit.script(nn.Linear(6, 6))))
-    assert not disagree(stand.reference.run(X), module.run(X))
+    context, module = trace_model(Deep(torch.jit.script(nn.Linear(6, 6))))
+    assert not disagree(context.reference.run(X), module.run(X))
 
 
 class Anchored(Branch):
@@ -139,10 +139,10 @@ class Quantized(Branch):
 
 @pytest.mark.parametrize("kind", [Anchored, HookedWeight, Quantized])
 def test_trace_of_unusual_weights_keeps_the_branch(kind):
-    stand, module = trace_model(kind())
+    context, module = trace_model(kind())
     negative = {"x": -X["x"]}
-    assert not disagree(stand.reference.run(X), module.run(X))
-    assert disagree(stand.reference.run(negative), module.run(negative))
+    assert not disagree(context.reference.run(X), module.run(X))
+    assert disagree(context.reference.run(negative), module.run(negative))
 
 
 class Nested(nn.Module):
@@ -152,11 +152,11 @@ class Nested(nn.Module):
 
 def test_nested_outputs_and_keyword_inputs_are_traced():
     arrays = {"right": benches.vectors(seed=1), "left": benches.vectors()}
-    stand, module = trace_model(Nested(), arrays)
+    context, module = trace_model(Nested(), arrays)
     assert not module.warned
     outputs = module.run(arrays)
     assert [output.dtype.name for output in outputs] == ["float32", "bool", "int64"]
-    assert not disagree(stand.reference.run(arrays), outputs)
+    assert not disagree(context.reference.run(arrays), outputs)
 
 
 def test_torch_modules_cause_no_tracer_warning():
@@ -176,13 +176,13 @@ def test_untraceable_model_has_a_reason():
 
 
 def test_tracing_leaves_no_references_or_state():
-    stand, module = trace_model(Branch())
-    weight = weakref.ref(stand.model.module.layer.weight)
+    context, module = trace_model(Branch())
+    weight = weakref.ref(context.model.module.layer.weight)
     torch._C._set_graph_executor_optimize(True)  # as it is from the beginning
     module.run(X)
     assert torch._C._get_graph_executor_optimize()
     assert torch._C._get_tracing_state() is None
-    del stand, module
+    del context, module
     gc.collect()
     assert weight() is None
 
@@ -284,9 +284,9 @@ def test_recorded_path():
 
 def rounding_draws(model, arrays=None):
     arrays = arrays or X
-    stand = benches.stand(model, arrays)
+    context = benches.context(model, arrays)
     with torch.inference_mode():
-        return stand.reference.run(arrays), perturb_rounding(stand, arrays, draws=range(3))
+        return context.reference.run(arrays), perturb_rounding(context, arrays, draws=range(3))
 
 
 class Times(nn.Module):
@@ -326,11 +326,11 @@ def test_zeros_and_integers_are_not_perturbed(x):
 
 @pytest.mark.parametrize("seed", [-1, 2**70])
 def test_any_policy_seed_is_accepted(seed):
-    stand = benches.stand(Times(), X)
-    determinism = stand.policy.determinism.model_copy(update={"seed": seed})
-    policy = stand.policy.model_copy(update={"determinism": determinism})
+    context = benches.context(Times(), X)
+    determinism = context.policy.determinism.model_copy(update={"seed": seed})
+    policy = context.policy.model_copy(update={"determinism": determinism})
     with torch.inference_mode():
-        assert len(perturb_rounding(replace(stand, policy=policy), X, draws=range(3))) == 3
+        assert len(perturb_rounding(replace(context, policy=policy), X, draws=range(3))) == 3
 
 
 class Indices(nn.Module):

@@ -29,7 +29,7 @@ def expected(model, arrays=None, **options):
     arrays = arrays or X
     size = len(next(iter(arrays.values())))
     probe = Probe("p", "value", size, lambda: arrays)
-    return ExpectedOutputs(benches.stand(model, arrays, **options), probe)
+    return ExpectedOutputs(benches.context(model, arrays, **options), probe)
 
 
 def compare(model, change, arrays=None, *, refused=False, **options):
@@ -323,7 +323,7 @@ def compare_rows(model, change, rows, **options):
     """As `judged`, each row in its own scale."""
     arrays = {"x": rows}
     probe = Probe("p", "value", len(rows), lambda: arrays, apart=options.pop("apart", True))
-    seen = ExpectedOutputs(benches.stand(model, arrays, **options), probe)
+    seen = ExpectedOutputs(benches.context(model, arrays, **options), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
@@ -359,7 +359,7 @@ def test_row_of_zeros_has_no_scale():
 
 def compare_finite(model, change):
     probe = Probe("nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, finite=True)
-    seen = ExpectedOutputs(benches.stand(model, {"x": np.ones((2, 4), np.float32)}), probe)
+    seen = ExpectedOutputs(benches.context(model, {"x": np.ones((2, 4), np.float32)}), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
@@ -415,9 +415,9 @@ def test_undecided_floor_uses_more_runs(ratio, few_elements, refused, runs, monk
     refuse the runtime: then the record says so."""
     asked, real = [], expected_outputs.perturb_rounding
 
-    def jittered(stand, batch, *, draws):
+    def jittered(context, batch, *, draws):
         asked.append(draws.stop)
-        return real(stand, batch, draws=draws)
+        return real(context, batch, draws=draws)
 
     monkeypatch.setattr(expected_outputs, "perturb_rounding", jittered)
     monkeypatch.setattr(expected_outputs, "_MOST_ELEMENTS", few_elements)
@@ -440,17 +440,17 @@ def test_batches_of_the_same_samples_share_runs(model, runs, monkeypatch):
     """Unless their company matters to the model."""
     made, real = [], expected_outputs.perturb_rounding
 
-    def perturbed(stand, batch, *, draws):
+    def perturbed(context, batch, *, draws):
         made.append(len(batch["x"]))
-        return real(stand, batch, draws=draws)
+        return real(context, batch, draws=draws)
 
     monkeypatch.setattr(expected_outputs, "perturb_rounding", perturbed)
-    stand = benches.stand(model, X)
-    shared = SampleRuns(stand, {"x": X["x"][:8]})
+    context = benches.context(model, X)
+    shared = SampleRuns(context, {"x": X["x"][:8]})
     for places in ([*range(8), *range(8), 0, 1, 2, 3], [5, 2, 7]):
         batch = {"x": X["x"][places]}
         probe = Probe("p", "batch", len(places), lambda batch=batch: batch)
-        of_probe = ExpectedOutputs(stand, probe, shared=shared)
+        of_probe = ExpectedOutputs(context, probe, shared=shared)
         (r,) = of_probe._reference
         seen = of_probe.parity(lambda *_, r=r: [r + np.float32(1e-1)])
         assert seen.noise_ratio > 1000.0

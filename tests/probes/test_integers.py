@@ -42,8 +42,10 @@ class Table(nn.Module):
 
 
 def probes_of(model, arrays, **options):
-    stand = benches.stand(model, arrays, **options)
-    return {probe.name: probe for probe in integer_probes(stand, SampleProfile.from_source(stand))}
+    context = benches.context(model, arrays, **options)
+    return {
+        probe.name: probe for probe in integer_probes(context, SampleProfile.from_source(context))
+    }
 
 
 def probe_values(model, array, name="values_x", **options):
@@ -251,13 +253,13 @@ def test_failing_model_has_no_lookups():
         def forward(self, x):
             raise ValueError
 
-    stand = benches.stand(Breaks(), {"x": TOKENS})
-    assert lookups(stand, {"x": TOKENS}) == []
+    context = benches.context(Breaks(), {"x": TOKENS})
+    assert lookups(context, {"x": TOKENS}) == []
 
 
 def test_lookups_have_the_table_size():
-    stand = benches.stand(Table(40, offset=3), {"x": TOKENS})
-    (one,) = lookups(stand, {"x": TOKENS})
+    context = benches.context(Table(40, offset=3), {"x": TOKENS})
+    (one,) = lookups(context, {"x": TOKENS})
     assert one.size == 40
     assert np.array_equal(one.indices, TOKENS.ravel() + 3)
 

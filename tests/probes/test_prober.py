@@ -237,9 +237,9 @@ def test_nothing_is_computed_without_a_working_runtime():
             calls.append(1)
             return x
 
-    stand = benches.stand(Counting(), X)
+    context = benches.context(Counting(), X)
     for kind in (ProbeInstrument, StabilityInstrument):
-        instrument = kind(stand)
+        instrument = kind(context)
         instrument.run([], calls.append)
         assert calls.pop() == instrument.cost
         assert not instrument.evidence().get("trace_search")

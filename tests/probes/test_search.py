@@ -30,15 +30,15 @@ DIGEST = Digest.from_bytes(b"file9")
 def search(model, arrays=None, *, with_usual_probes=True, axes=None, **options):
     """The record and the new probes, with or without the usual probes beforehand."""
     arrays = arrays or X
-    stand = benches.stand(model, arrays, **options)
-    observed = SampleProfile.from_source(stand)
+    context = benches.context(model, arrays, **options)
+    observed = SampleProfile.from_source(context)
     inputs = benches.specs(arrays, fixed=options.get("fixed"), **(axes or {}))
     usual = (
-        [*batch_probes(stand, observed, DIGEST), *value_probes(observed)]
+        [*batch_probes(context, observed, DIGEST), *value_probes(observed)]
         if with_usual_probes
         else []
     )
-    return TraceSearcher(stand, DynamicAxes.from_inputs(stand, observed, inputs), usual).run()
+    return TraceSearcher(context, DynamicAxes.from_inputs(context, observed, inputs), usual).run()
 
 
 class Branch(nn.Module):

@@ -19,9 +19,9 @@ ALL = {2: "height", 3: "width"}
 
 
 def probes_of_sizes(arrays, **axes):
-    stand = benches.stand(nn.Identity(), arrays)
+    context = benches.context(nn.Identity(), arrays)
     seen = benches.observed(nn.Identity(), arrays)
-    found = DynamicAxes.from_inputs(stand, seen, benches.specs(arrays, **axes))
+    found = DynamicAxes.from_inputs(context, seen, benches.specs(arrays, **axes))
     return {probe.name: probe.batch for probe in size_probes(found)}
 
 
@@ -32,21 +32,24 @@ def probes_of_sizes(arrays, **axes):
     ({"fixed": 6}, ["batch_6"]),
 ])  # fmt: skip
 def test_batch_probes(options, names):
-    stand = benches.stand(nn.Identity(), {"x": X}, **options)
+    context = benches.context(nn.Identity(), {"x": X}, **options)
     seen = benches.observed(nn.Identity(), {"x": X}, **options)
-    probes = list(batch_probes(stand, seen, DIGEST))
+    probes = list(batch_probes(context, seen, DIGEST))
     assert [probe.name for probe in probes] == names
     for probe in probes:
         assert len(probe.batch["x"]) == probe.size == int(probe.name.removeprefix("batch_"))
         assert {row.tobytes() for row in probe.batch["x"]} <= {row.tobytes() for row in X[:8]}
-        if probe.size in stand.policy.instruments.probe_batch_sizes:
+        if probe.size in context.policy.instruments.probe_batch_sizes:
             assert np.array_equal(probe.batch["x"], X[np.arange(probe.size) % 8])
 
 
 def test_drawn_batches_are_reproducible():
-    stand, seen = benches.stand(nn.Identity(), {"x": X}), benches.observed(nn.Identity(), {"x": X})
-    *_, one = batch_probes(stand, seen, DIGEST)
-    *_, other = batch_probes(stand, seen, DIGEST)
+    context, seen = (
+        benches.context(nn.Identity(), {"x": X}),
+        benches.observed(nn.Identity(), {"x": X}),
+    )
+    *_, one = batch_probes(context, seen, DIGEST)
+    *_, other = batch_probes(context, seen, DIGEST)
     assert np.array_equal(one.batch["x"], other.batch["x"])
     assert not np.array_equal(one.batch["x"][:8], X[:8])
     assert len(np.unique(one.batch["x"], axis=0)) > 5
@@ -155,11 +158,11 @@ class Placed(nn.Module):
 def test_length_probe_uses_the_number_of_positions(model, names):
     arrays = {"tokens": benches.tokens()}
     with torch.inference_mode():
-        stand = benches.stand(model, arrays)
+        context = benches.context(model, arrays)
         axes = DynamicAxes.from_inputs(
-            stand, SampleProfile.from_source(stand), benches.specs(arrays, tokens={1: "length"})
+            context, SampleProfile.from_source(context), benches.specs(arrays, tokens={1: "length"})
         )
-        probes = list(length_probes(stand, axes))
+        probes = list(length_probes(context, axes))
     assert [probe.name for probe in probes] == names
     assert [f"size_{probe.batch['tokens'].shape[1]}" for probe in probes] == names
 

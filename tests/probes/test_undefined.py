@@ -197,9 +197,9 @@ def check_two_outputs(model, file_model, tmp_path, arrays):
 
 def probe_record(tmp_path, model, change):
     """The record of a runtime that returns something else on a scaled probe."""
-    stand = benches.stand(model.eval(), PIXELS)
+    context = benches.context(model.eval(), PIXELS)
     candidate = benches.export(model, tmp_path / "m.onnx", PIXELS, outputs=["whole", "same"])
-    stand = dataclasses.replace(stand, tested_file=candidate)
+    context = dataclasses.replace(context, tested_file=candidate)
     given = {"x": PIXELS["x"][:1] * np.float32(3.0)}
     assert (given["x"] >= 256.0).any()
     assert (given["x"] < 256.0).any()
@@ -208,7 +208,7 @@ def probe_record(tmp_path, model, change):
         whole, same = (array.copy() for array in reference)
         return change(whole, same, batch["x"])
 
-    return ExpectedOutputs(stand, Probe("scaled", "value", 1, lambda: given)).parity(compute)
+    return ExpectedOutputs(context, Probe("scaled", "value", 1, lambda: given)).parity(compute)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])

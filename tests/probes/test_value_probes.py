@@ -194,9 +194,10 @@ class FunctionModel(nn.Module):
 
 def nonfinite_probes_of(model, arrays=None):
     with torch.inference_mode():
-        stand = benches.stand(model, arrays or {"x": VECTORS})
+        context = benches.context(model, arrays or {"x": VECTORS})
         return {
-            probe.name: probe for probe in nonfinite_probes(stand, SampleProfile.from_source(stand))
+            probe.name: probe
+            for probe in nonfinite_probes(context, SampleProfile.from_source(context))
         }
 
 

@@ -424,9 +424,9 @@ X = {"x": benches.vectors(count=20)}
 
 
 def floors(model, arrays=None, *, draws=3, **options):
-    stand = benches.stand(model, arrays or X, **options)
+    context = benches.context(model, arrays or X, **options)
     with torch.inference_mode():
-        return rounding_floor(stand, draws=draws)
+        return rounding_floor(context, draws=draws)
 
 
 class Wide(nn.Module):
@@ -509,17 +509,17 @@ def test_unmeasurable_rounding_floor_is_empty(model, options):
 
 
 def test_rounding_floor_reuses_computed_answers():
-    stand, forwards = benches.stand(nn.Linear(6, 5), X), []
-    stand.model.module.register_forward_hook(lambda *_: forwards.append("float32"))
-    truth = stand.truth.aside
-    stand.truth.aside = lambda batch: forwards.append("float64") or truth(batch)
+    context, forwards = benches.context(nn.Linear(6, 5), X), []
+    context.model.module.register_forward_hook(lambda *_: forwards.append("float32"))
+    truth = context.truth.aside
+    context.truth.aside = lambda batch: forwards.append("float64") or truth(batch)
     with torch.inference_mode():
-        alone = rounding_floor(benches.stand(stand.model.module, X))
-        for batch in stand.samples.batches(8):
-            stand.answers.note(batch, stand.reference.run(batch), truth(batch))
-        stand.answers.note_reference(stand.example, stand.reference.run(stand.example))
+        alone = rounding_floor(benches.context(context.model.module, X))
+        for batch in context.samples.batches(8):
+            context.answers.note(batch, context.reference.run(batch), truth(batch))
+        context.answers.note_reference(context.example, context.reference.run(context.example))
         forwards.clear()
-        floor = rounding_floor(stand)
+        floor = rounding_floor(context)
     assert forwards == ["float32"] * 9  # three runs of three batches
     assert floor[0].result() == alone[0].result()
 

@@ -72,9 +72,9 @@ def test_fault_of_late_samples_is_found(factor, tmp_path):
 
 
 def test_analysis_of_an_outlier():
-    stand = benches.stand(Tail().eval(), {"x": table(20)}, size=8)
+    context = benches.context(Tail().eval(), {"x": table(20)}, size=8)
     with torch.inference_mode():
-        look = OutlierAnalysis(stand).at(13)
+        look = OutlierAnalysis(context).at(13)
     assert look.sample == 13
     assert (look.row, look.count) == (5, 8)
     assert look.truth[0].shape == (1, 2)
@@ -86,8 +86,8 @@ def test_analysis_of_an_outlier():
 
 
 def test_no_outlier_analysis_without_truth():
-    stand = benches.stand(Tail().eval(), {"x": table(20)}, noise_samples=0)
-    assert OutlierAnalysis(stand).at(3) is None
+    context = benches.context(Tail().eval(), {"x": table(20)}, noise_samples=0)
+    assert OutlierAnalysis(context).at(3) is None
 
 
 class States(nn.Module):
@@ -279,10 +279,10 @@ def test_floor_is_measured_with_more_runs_when_undecided(suspicions, clear, runs
             return clear
 
     measure, runtime = [], Doubtful()
-    monkeypatch.setattr(outliers, "rounding_floor", lambda stand, *, draws: measure.append(draws))
+    monkeypatch.setattr(outliers, "rounding_floor", lambda context, *, draws: measure.append(draws))
     validity = SimpleNamespace(validity=UNRESTRICTED)
-    stand = SimpleNamespace(truth=validity, applied_policy=None)
-    floor = outliers.RoundingFloor(stand, [runtime])
+    context = SimpleNamespace(truth=validity, applied_policy=None)
+    floor = outliers.RoundingFloor(context, [runtime])
     floor.widen()
     floor.widen()
     assert measure == runs

@@ -376,13 +376,13 @@ def test_unexplained_difference_is_not_a_flip():
 
 
 def assessed(model, arrays):
-    stand = benches.stand(model, arrays, noise_samples=20)
+    context = benches.context(model, arrays, noise_samples=20)
     assessment = ReferenceAssessment()
     with torch.inference_mode():
-        for batch in stand.samples.batches(stand.binding.batch_size):
-            truth = stand.truth.first_outputs(batch)
-            assessment.update(stand.reference.run(batch), truth, length(batch))
-        return assessment.result(stand)
+        for batch in context.samples.batches(context.binding.batch_size):
+            truth = context.truth.first_outputs(batch)
+            assessment.update(context.reference.run(batch), truth, length(batch))
+        return assessment.result(context)
 
 
 class Unstable(Head):

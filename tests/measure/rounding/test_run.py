@@ -44,7 +44,7 @@ def rows(count: int) -> dict[str, np.ndarray]:
 
 
 def context(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext:
-    made = benches.stand(Counting(), rows(4))
+    made = benches.context(Counting(), rows(4))
     if determinism is None:
         return made
     policy = made.policy.model_copy(update={"determinism": determinism})
@@ -95,7 +95,7 @@ class Wide(nn.Module):
 
 def runs_of(model: nn.Module) -> tuple[list[int], list[int]]:
     """Batch sizes of the forwards of a run under random rounding and of one in float64."""
-    bench = benches.stand(model, rows(6))
+    bench = benches.context(model, rows(6))
     bench.measure_sample_bytes()
     bench.truth.part_size = bench.part_size
     batch = rows(6)
