@@ -30,14 +30,13 @@ from tests.runtimes.test_server import TwoHeads
 pytestmark = [pytest.mark.slow, pytest.mark.proof, exhaustive]
 
 MODEL = """
-import asyncio, hashlib, itertools
+import asyncio, hashlib
 from pathlib import Path
 import numpy as np, onnxruntime
 from mlserver import MLModel, types
 from mlserver.codecs import NumpyCodec
 
 FAULT = "{fault}"
-COUNT = itertools.count()
 WAITING = []
 
 
@@ -56,21 +55,15 @@ class Served(MLModel):
 
     async def predict(self, payload):
         feed = {{i.name: NumpyCodec.decode_input(i) for i in payload.inputs}}
-        if FAULT == "normalized_twice":
-            feed = {{name: (array - 0.5) / 0.5 for name, array in feed.items()}}
         outputs = self.session.run(None, feed)
         if FAULT == "float16":
             outputs = [o.astype(np.float16).astype(np.float32) for o in outputs]
-        if FAULT == "outputs_swapped":
-            outputs = outputs[::-1]
         if FAULT == "mixed":
             WAITING.append(1)
             await asyncio.sleep(0.002)
             if len(WAITING) > 1:
                 outputs = [np.roll(o, 1, axis=0) for o in outputs]
             WAITING.pop()
-        if FAULT == "one_worker" and next(COUNT) % 4 == 0:
-            outputs = [o * 1.01 for o in outputs]
         names = [o.name for o in self.session.get_outputs()]
         return types.InferenceResponse(
             model_name=self.name, id=payload.id,
