@@ -205,13 +205,8 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
     """
     if output is None and "--json" in click.get_current_context().obj.arguments:
         raise click.UsageError("--json requires -o FILE: the exported lines are JSON themselves.")
-    from gate.ledger.ledger import verify_rows
-
     ledger = loaders.existing_ledger(state)
-    ledger.verify()
-    rows = ledger.rows()
-    verify_rows(rows, place=ledger.location)
-    lines = [row.line + b"\n" for row in rows]
+    lines = exported(ledger)
     if output is not None:
         write_bytes(output, b"".join(lines))
     plain = {
@@ -228,6 +223,19 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
             click.echo(line, nl=False)
 
     return CommandResult(ExitCode.DONE, plain, show)
+
+
+def exported(ledger: Ledger) -> list[bytes]:
+    """Verify the ledger; return all lines unchanged, each with its newline.
+
+    Raises the exceptions of `Ledger.verify`.
+    """
+    from gate.ledger.ledger import verify_rows
+
+    ledger.verify()
+    rows = ledger.rows()
+    verify_rows(rows, place=ledger.location)
+    return [row.line + b"\n" for row in rows]
 
 
 Kept = tuple["Checkpoint", tuple["PublicKey", ...], int]

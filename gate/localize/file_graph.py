@@ -371,7 +371,9 @@ def _empty(tensor: onnx.TensorProto) -> None:
 
 _HALF_KINDS = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
 
-_COMPARABLE = ("tensor(float", "tensor(double", "tensor(int", "tensor(uint", "tensor(bool")
+_COMPARABLE = (
+    "tensor(float", "tensor(double", "tensor(int", "tensor(uint", "tensor(bool", "tensor(string",
+)  # fmt: skip
 
 
 class SubgraphSession:
@@ -397,7 +399,7 @@ class SubgraphSession:
         self._session = open_session(piece.model.SerializeToString(), options, setup)
         returned = self._session.get_outputs()
         self.outputs = tuple(v.name for v in returned if v.type.startswith(_COMPARABLE))
-        """Outputs that are numeric tensors."""
+        """Outputs that are tensors."""
 
     def __call__(
         self,

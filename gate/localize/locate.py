@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -434,7 +435,7 @@ def compare_rejected(
         if runtime.failure_code == "wrong_outputs":
             return _compared(case, runtime, refused=())
         if runtime.failure_code == "only_batches":
-            sizes = runtime.failure_params["batch_sizes"]
+            sizes = cast("list[int]", runtime.failure_params["batch_sizes"])
             rows = [row % len(case.samples) for row in range(sizes[0])]
             compared = compare_layers(
                 replace(case, samples=case.samples.take(rows)),

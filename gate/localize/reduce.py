@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -483,7 +483,8 @@ def _without_blanks(ids: NDArray[np.int64], blank: int | None) -> NDArray[np.int
         return ids
     kept = np.ones(len(ids), dtype=bool)
     kept[1:] = ids[1:] != ids[:-1]
-    return ids[kept & (ids != blank)]
+    merged: NDArray[np.int64] = ids[kept & (ids != blank)]
+    return merged
 
 
 # Detection. A row is [0, class, score, matched at each threshold ...] for a detection, or

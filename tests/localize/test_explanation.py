@@ -220,7 +220,7 @@ def test_code_that_only_a_probe_takes_is_found(tmp_path):
     candidate = nets.export(model, tmp_path / "m.onnx", nets.IMAGES)
     samples = SampleSet.from_arrays({"input": nets.IMAGES})
     case = MeasurementJob(model, candidate, samples, nets.POLICY)
-    found = locate_failure(case, *off_on("magnitudes")).localisation
+    found = locate_failure(case, *differing_probe("magnitudes")).localisation
     assert (found.first_divergence, found.fault_code) == ("", "code")
 
 

@@ -177,7 +177,7 @@ def test_replaced_champion_file_is_refused(old, new):
     there = champion(old)
     releases.onnx_file(old, seed=3)
     with pytest.raises(DigestMismatch):
-        compared(new, there)
+        compare(new, there)
 
 
 def with_metric(evidence: Evidence, metric: MetricPolicy, low: float, high: float) -> Evidence:
@@ -212,7 +212,7 @@ def test_metrics_of_a_champion_that_takes_other_samples_are_not_paired(
     other = champion(linear(tmp_path / "other.onnx", features=4))
     other = replace(other, evidence=with_metric(other.evidence, metric, 0.86, 0.94))
     evidence = with_metric(releases.evidence(new), metric, 0.85, 0.91)
-    result = compared(new, other, policy=policy, evidence=evidence)
+    result = compare(new, other, policy=policy, evidence=evidence)
     assert [each.paired for each in result.metrics] == [False]
     (check,) = champion_metric_checks(policy, evidence, result)
     assert check.code == code

@@ -49,11 +49,11 @@ def remote_run(case):
     yield from open_run(case, noise=False)
 
 
-def test_the_floor_stays_what_the_head_gave(here, there):
-    lead = here.first_unit_state()
-    there.use_first_unit(FirstUnitState.from_json(lead.to_json()))
-    part = there.measure_for(there.units[2])
-    assert [runtime.floor_state() for runtime in there.runtimes] == list(lead.floors.values())
+def test_remote_run_uses_the_floor_of_the_first_unit(local_run, remote_run):
+    lead = local_run.first_unit_state()
+    remote_run.use_first_unit(FirstUnitState.from_json(lead.to_json()))
+    part = remote_run.measure_for(remote_run.units[2])
+    assert [runtime.floor_state() for runtime in remote_run.runtimes] == list(lead.floors.values())
     assert '"NoiseFloor"' in lead.to_json()
     assert (
         remote_run.runtimes[0].comparison.floor.suspicion() > 1.0
@@ -61,11 +61,11 @@ def test_the_floor_stays_what_the_head_gave(here, there):
     assert part.unit == local_run.units[2]
 
 
-def test_what_was_measured_there_is_taken_here(here, there):
-    there.use_first_unit(here.first_unit_state())
-    for unit in here.units[1:]:
-        here.merge(there.measure_for(unit), unit)
-    for runtime in here.runtimes:
+def test_remote_units_are_merged(local_run, remote_run):
+    remote_run.use_first_unit(local_run.first_unit_state())
+    for unit in local_run.units[1:]:
+        local_run.merge(remote_run.measure_for(unit), unit)
+    for runtime in local_run.runtimes:
         runtime.fold()
     (output,) = local_run.runtimes[0].evidence().outputs
     assert output.samples == 120
@@ -74,7 +74,7 @@ def test_what_was_measured_there_is_taken_here(here, there):
 @pytest.mark.parametrize("floor", [None, 7, {"$": "Moments", "v": {}}])
 def test_missing_floor_is_refused(remote_run, floor):
     with pytest.raises(EvidenceError, match="noise floor"):
-        there.use_first_unit(FirstUnitState(floors={"ort-cpu": floor}))
+        remote_run.use_first_unit(FirstUnitState(floors={"ort-cpu": floor}))
 
 
 @pytest.mark.parametrize(("part", "says"), [
@@ -82,18 +82,18 @@ def test_missing_floor_is_refused(remote_run, floor):
     (RuntimeUnitResult(absent_reason="no such device"), "no such device"),
     (RuntimeUnitResult(), "ran differently in another process"),
 ])  # fmt: skip
-def test_a_part_that_measured_nothing_fails_its_runtime(here, there, part, says):
-    there.use_first_unit(here.first_unit_state())
-    whole = there.measure_for(there.units[1])
-    here.merge(whole.model_copy(update={"runtimes": {"ort-cpu": part}}), here.units[1])
-    assert says in str(here.runtimes[0].failure)
-    assert not here.runtimes[0].evidence().measured
+def test_unit_without_result_fails_its_runtime(local_run, remote_run, part, says):
+    remote_run.use_first_unit(local_run.first_unit_state())
+    whole = remote_run.measure_for(remote_run.units[1])
+    local_run.merge(whole.model_copy(update={"runtimes": {"ort-cpu": part}}), local_run.units[1])
+    assert says in str(local_run.runtimes[0].failure)
+    assert not local_run.runtimes[0].evidence().measured
 
 
-def test_the_reference_answers_a_part_again_to_the_last_bit(here, there):
-    there.use_first_unit(here.first_unit_state())
-    part = there.measure_for(there.units[1])
-    assert answered(here.measure_for(here.units[1])) == answered(part)
+def test_reference_digest_of_a_unit_is_reproducible(local_run, remote_run):
+    remote_run.use_first_unit(local_run.first_unit_state())
+    part = remote_run.measure_for(remote_run.units[1])
+    assert digests(local_run.measure_for(local_run.units[1])) == digests(part)
     with torch.no_grad():
         next(local_run.model.module.parameters()).add_(1e-3)
     assert digests(local_run.measure_for(local_run.units[1])) != digests(part)
@@ -104,9 +104,9 @@ def digests(part: UnitResult) -> tuple[object, ...]:
     return (part.unit, *digests)
 
 
-def test_a_runtime_that_ran_otherwise_there_has_failed(here, there):
-    there.use_first_unit(here.first_unit_state())
-    whole = there.measure_for(there.units[1])
+def test_runtime_with_different_proof_fails(local_run, remote_run):
+    remote_run.use_first_unit(local_run.first_unit_state())
+    whole = remote_run.measure_for(remote_run.units[1])
     runtime = whole.runtimes["ort-cpu"]
     assert runtime.proof is not None
     proof = runtime.proof.model_copy(update={"providers_active": ("AcmeExecutionProvider",)})
@@ -147,11 +147,11 @@ def test_unit_of_other_samples_or_labels_is_refused(case, what):
         )
         for run in (local_run, remote_run):
             run.open_runtimes()
-        here.measure(here.units[0], lambda _count: None)
-        here.end_unit()
-        there.use_first_unit(here.first_unit_state())
-        part = there.measure_for(there.units[-1])
-        expected = here.units[1] if what == "unit" else here.units[-1]
+        local_run.measure(local_run.units[0], lambda _count: None)
+        local_run.end_unit()
+        remote_run.use_first_unit(local_run.first_unit_state())
+        part = remote_run.measure_for(remote_run.units[-1])
+        expected = local_run.units[1] if what == "unit" else local_run.units[-1]
         with pytest.raises(DigestMismatch, match=f"unit {expected.index} .*different samples or"):
             local_run.merge(part, expected)
 
@@ -162,10 +162,10 @@ def test_first_unit_of_another_machine_is_used(local_run, case):
         other.measure(other.units[1], lambda _count: None)  # as if that were the first
         other.end_unit()
         lead = other.first_unit_state()
-    assert lead != here.first_unit_state()
-    here.use_first_unit(lead)
-    here.end_unit()
-    for runtime in here.runtimes:
+    assert lead != local_run.first_unit_state()
+    local_run.use_first_unit(lead)
+    local_run.end_unit()
+    for runtime in local_run.runtimes:
         runtime.fold()
     assert [runtime.floor_state() for runtime in local_run.runtimes] == list(lead.floors.values())
 
@@ -177,9 +177,9 @@ def test_labels_of_samples_are_read_once(local_run, case, monkeypatch):
     read = rows.labels
     monkeypatch.setattr(rows, "labels", lambda span: (places.append(span), read(span))[1])
     labelled = dataclasses.replace(case, samples=SampleSet(rows), source_labels=True)
-    for there in ready(labelled, noise=False):
-        there.use_first_unit(here.first_unit_state())
-        part = there.measure_for(there.units[1])
+    for remote_run in open_run(labelled, noise=False):
+        remote_run.use_first_unit(local_run.first_unit_state())
+        part = remote_run.measure_for(remote_run.units[1])
     unit = part.unit
     assert places == [range(unit.start, unit.stop)]
     assert part.labels_sha256 == Digest.from_bytes(labels[unit.start : unit.stop].tobytes())

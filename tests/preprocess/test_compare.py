@@ -50,7 +50,7 @@ def file(path: Path) -> ModelFile:
     return ModelFile(path, builders.digest("model"))
 
 
-def of_own(photos: tuple[Picture, ...], dumped: Any, **options: Any) -> ConsumerParity:
+def compare_dumped(photos: tuple[Picture, ...], dumped: Any, **options: Any) -> ConsumerParity:
     found = compare_consumers(
         SMALL, photos, selection=ConsumerSelection(("own",), {"own": dumped}), **options
     )
@@ -165,7 +165,7 @@ def test_duplicate_pictures_count_once(photos: tuple[Picture, ...]) -> None:
     assert (parity.images, parity.distinct) == (7, 3)
 
 
-def test_the_digest_of_the_pictures_follows_names_and_pixels(photos: tuple[Picture, ...]) -> None:
+def test_digest_of_pictures_depends_on_names_and_pixels(photos: tuple[Picture, ...]) -> None:
     selection = ConsumerSelection(("rust-image",))
     first = compare_consumers(SMALL, photos, selection=selection).parity.images_sha256
     assert compare_consumers(SMALL, photos, selection=selection).parity.images_sha256 == first

@@ -320,8 +320,8 @@ class TestSearch:
         assert (told.nodes_unread_code, told.nodes_unread_params) == ("too_large", {"limit": 512})
 
 
-def test_an_outcome_is_remembered(candidate):
-    trials = Scripted(candidate, lambda *_: True)
+def test_trial_outcome_is_cached(candidate):
+    trials = ScriptedTrials(candidate, lambda *_: True)
     assert trials.is_correct_without({"A"})
     assert trials.is_correct_without(frozenset({"A"}))
     assert trials.sessions == 1
@@ -378,7 +378,7 @@ def test_optimizer_is_found_in_another_process(faulty_file, right, monkeypatch):
         raise AssertionError("a session was opened in the process of the verdict")
 
     monkeypatch.setattr(OptimizerTrials, "outcome", never)
-    found = find_optimizer_in_sandbox(inquiry(faulty_file), right)
+    found = find_optimizer_in_sandbox(trial_settings(faulty_file), right)
     assert (found.names, found.reason_code) == (VECTOR_FAULT.names, None)
 
 
@@ -394,7 +394,7 @@ def test_settings_and_arrays_reach_the_other_process(faulty_file, right, monkeyp
     monkeypatch.setattr(
         ort_optimizers, "run_in_sandbox", lambda _, arguments, **__: tried(**arguments)
     )
-    given = inquiry(faulty_file)
+    given = trial_settings(faulty_file)
     found = find_optimizer_in_sandbox(dataclasses.replace(given, bound=0.25), right)
     assert found == OptimizerFault(reason_code="stopped", reason_params={"failure": "far enough"})
     assert (arrived["limits"], arrived["bound"]) == (given.limits, 0.25)
@@ -419,7 +419,7 @@ def test_failure_of_the_other_process_is_a_reason(
 
     monkeypatch.setattr(ort_optimizers, "APART_LIMIT_S", limit_s)
     monkeypatch.setattr(ort_optimizers, "run_in_sandbox", other)
-    found = find_optimizer_in_sandbox(inquiry(faulty_file), right)
+    found = find_optimizer_in_sandbox(trial_settings(faulty_file), right)
     assert found.names == ()
     assert reason in found.reason_params["failure"]
     assert "Nothing was decided" not in found.reason_params["failure"]
@@ -427,7 +427,7 @@ def test_failure_of_the_other_process_is_a_reason(
 
 def test_unserializable_array_is_a_reason(faulty_file, right):
     odd = dataclasses.replace(right[0], feed={"input": np.array([{}], dtype=object)})
-    found = find_optimizer_in_sandbox(inquiry(faulty_file), [odd])
+    found = find_optimizer_in_sandbox(trial_settings(faulty_file), [odd])
     assert (found.names, found.below) == ((), None)
     assert "ValueError" in found.reason_params["failure"]
 
@@ -501,9 +501,9 @@ def test_first_sufficient_optimizer_is_chosen(one, other):
 def test_minimal_set_needs_logarithmically_many_trials(needed):
     questions = []
 
-    def is_correct_without(off: frozenset[str]) -> bool:
-        questions.append(off)
-        return needed in off
+    def is_correct_without(is_unoptimized: frozenset[str]) -> bool:
+        questions.append(is_unoptimized)
+        return needed in is_unoptimized
 
     minimal_set(NAMES, is_correct_without)
     assert len(questions) <= 2 * math.ceil(math.log2(len(NAMES)))

@@ -59,8 +59,8 @@ def run_in_float64(function) -> np.ndarray:
     lambda y: y @ torch.from_numpy(np.eye(3, dtype=np.float32)),  # a constant that is no buffer
     lambda y: torch.zeros_like(y).addmm_(y, torch.from_numpy(np.eye(3, dtype=np.float32))),
 ], ids=range(12))  # fmt: skip
-def test_what_forward_casts_to_float32_stays_float64(function):
-    seen = double(function)
+def test_casts_to_float32_stay_float64(function):
+    seen = run_in_float64(function)
     assert seen.dtype == np.float64
     np.testing.assert_allclose(seen, truth(function), rtol=1e-14, atol=1e-14)
 
