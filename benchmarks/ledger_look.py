@@ -26,7 +26,7 @@ from gate.registry.registered_model import Reading
 from gate.service.reconciler import HEAD_FILE, Reconciler
 from gate.storage.digest import Digest, canonical_json
 from tests.registry.releases import NAME
-from tests.service.places import AUTOMATIC, Place
+from tests.service.registry_setup import AUTOMATIC, RegistrySetup
 
 ALLOWED = 3.0
 VERSION = ("passed", "promoted", "deployed", "unchanged", "refused", "conflict")
@@ -56,9 +56,9 @@ class Bench:
 
     def __init__(self, folder: Path, lines: int) -> None:
         folder.mkdir()
-        self.place = Place(folder)
-        fill(self.place.ledger, lines)
-        self.place.promote(1)
+        self.setup = RegistrySetup(folder)
+        fill(self.setup.ledger, lines)
+        self.setup.promote(1)
         self.store = ModelStore(folder / "store")
         self._reconcile = self._made()
         self.nothing_new()
@@ -69,7 +69,7 @@ class Bench:
 
     def a_line_more(self) -> None:
         """As after somebody promoted something."""
-        self.place.model().write("conflict", "another line")
+        self.setup.model().write("conflict", "another line")
         self.nothing_new()
 
     def at_first(self) -> None:
@@ -79,9 +79,9 @@ class Bench:
 
     def _made(self) -> Reconciler:
         stored = StoredHead(self.store.root / HEAD_FILE, place="the store")
-        ledger = Ledger(self.place.ledger.state, stored_head=stored)
+        ledger = Ledger(self.setup.ledger.state, stored_head=stored)
         return Reconciler(
-            self.place.registry, ledger, AUTOMATIC, store=self.store, reading=Reading()
+            self.setup.registry, ledger, AUTOMATIC, store=self.store, reading=Reading()
         )
 
 

@@ -126,9 +126,9 @@ def _two_inputs(folder: Path, images: np.ndarray) -> None:
 
 
 def _bad_inputs(folder: Path, images: np.ndarray) -> None:
-    spoilt = images.copy()
-    spoilt[40, 0, 2, 2] = np.nan
-    np.save(folder / "nan.npy", spoilt)
+    tampered_file = images.copy()
+    tampered_file[40, 0, 2, 2] = np.nan
+    np.save(folder / "nan.npy", tampered_file)
     np.save(folder / "rank.npy", images[:, 0])
     np.save(folder / "size.npy", images[..., :7])
     np.save(folder / "double.npy", images.astype(np.float64))

@@ -211,7 +211,7 @@ LONG = (
     "page",
     [pytest.param(page, marks=[exhaustive] if page in LONG else []) for page in shell_blocks()],
 )
-def test_the_blocks_of_a_page_run(
+def test_shell_blocks_of_each_page_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -236,7 +236,7 @@ def test_the_blocks_of_a_page_run(
         assert done.returncode in allowed, (str(block), done.stdout, done.stderr)
 
 
-def test_the_library_reads_what_the_page_on_data_says(
+def test_library_reads_the_documented_data_formats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""gate.check takes what people have at hand."""
+"""gate.check accepts common Python objects."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SAMPLES: dict[str, Callable[[Images], Any]] = {
 
 
 @pytest.mark.parametrize("samples", SAMPLES)
-def test_samples(project: Path, samples: str) -> None:
+def test_accepted_samples(project: Path, samples: str) -> None:
     images = np.load("images.npy")
     data = gate.EvaluationData.from_data(SAMPLES[samples](images))
     whole = {"input": images}
@@ -70,7 +70,7 @@ def test_samples(project: Path, samples: str) -> None:
     assert (data.labels is not None) == (samples == "loader with labels")
 
 
-def test_a_right_and_a_wrong_file(project: Path) -> None:
+def test_good_and_bad_file(project: Path) -> None:
     import small_models
 
     assert gate.check("good.onnx", "small_models:build", "images.npy").decision.passed
@@ -80,7 +80,7 @@ def test_a_right_and_a_wrong_file(project: Path) -> None:
     assert wrong.policy == policy
 
 
-def test_a_policy_by_its_path(project: Path, tmp_path: Path) -> None:
+def test_policy_by_path(project: Path, tmp_path: Path) -> None:
     (tmp_path / "gate.yaml").write_text("task: tensors\nmin_samples: 65\n")
     found = gate.check("good.onnx", "small_models:build", "images.npy", str(tmp_path / "gate.yaml"))
     assert "samples" in [check.name for check in found.decision.problems]
@@ -97,6 +97,8 @@ def test_a_policy_by_its_path(project: Path, tmp_path: Path) -> None:
         (("good.onnx", "small_models:build", "images.npy", "nosuch.yaml"), PolicyError),
     ],
 )
-def test_what_is_no_such_thing(project: Path, arguments: tuple[Any, ...], error: type) -> None:
+def test_invalid_argument_is_refused(
+    project: Path, arguments: tuple[Any, ...], error: type
+) -> None:
     with pytest.raises(error):
         gate.check(*arguments)

@@ -87,7 +87,7 @@ class TestHelp:
         used = set(re.findall(r"--[a-z0-9-]+", own))
         assert used <= set(re.findall(r"--[a-z0-9-]+", options))
 
-    def test_the_group_lists_all_commands_with_whole_sentences(self, capsys) -> None:
+    def test_group_lists_all_commands_with_full_sentences(self, capsys) -> None:
         assert cli.main(["--help"]) == 0
         text = capsys.readouterr().out
         for command in COMMANDS:
@@ -161,12 +161,12 @@ class TestExitCodes:
         assert seen.out == ""
         assert "Traceback" not in seen.err
 
-    def test_a_command_that_forgets_its_outcome_is_no_success(self, monkeypatch, capsys) -> None:
+    def test_command_without_a_result_is_an_error(self, monkeypatch, capsys) -> None:
         _replace_command(monkeypatch, lambda: None)
         assert cli.main(["doctor"]) == 2
         capsys.readouterr()
 
-    def test_an_error_cannot_steer_the_terminal(self, monkeypatch, capsys) -> None:
+    def test_errors_contain_no_control_characters(self, monkeypatch, capsys) -> None:
         def fail() -> CommandResult:
             raise GateError("the file has '\x1b[2J\udcff'\nsecond line")
 
@@ -178,7 +178,7 @@ class TestExitCodes:
     @pytest.mark.parametrize(
         "arguments", [["policy", "explain", "noise_ratio"], ["policy", "show", "--json"]]
     )
-    def test_a_full_disk_behind_stdout(self, arguments: list[str]) -> None:
+    def test_full_disk_on_stdout(self, arguments: list[str]) -> None:
         code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
@@ -191,7 +191,7 @@ class TestExitCodes:
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
     @pytest.mark.parametrize("more", [[], ["--json"]])
-    def test_what_is_done_and_can_not_be_printed(self, tmp_path: Path, more: list[str]) -> None:
+    def test_result_that_cannot_be_printed(self, tmp_path: Path, more: list[str]) -> None:
         command = [sys.executable, "-m", "gate", "keys", "new", str(tmp_path / "ci.pem"), *more]
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
@@ -222,11 +222,11 @@ class TestExitCodes:
             pytest.param(["doctor", "--json"], marks=[pytest.mark.proof, exhaustive]),
         ],
     )
-    def test_a_reader_that_went_away(self, arguments: list[str]) -> None:
+    def test_closed_pipe(self, arguments: list[str]) -> None:
         assert _unread(arguments) == (141, "")
 
     @pytest.mark.proof
-    def test_a_reader_that_went_away_from_a_child(self, project: Path) -> None:
+    def test_closed_pipe_of_a_child_process(self, project: Path) -> None:
         """The command judges in a child, which prints: `gate check … | head -c 0`."""
         assert _unread(["check", *GOOD]) == (141, "")
 
@@ -282,21 +282,21 @@ class TestExitCodes:
             ([], "Usage: gate [OPTIONS] COMMAND"),
         ],
     )
-    def test_a_mistyped_command_and_none(self, capsys, arguments: list[str], says: str) -> None:
+    def test_mistyped_or_missing_command(self, capsys, arguments: list[str], says: str) -> None:
         assert cli.main(arguments) == 2
         assert says in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         "program", [["-m", "gate.cli"], [str(Path(sys.executable).parent / "gate")]]
     )
-    def test_every_way_to_call_it_judges(self, program: list[str]) -> None:
+    def test_every_entry_point_runs_a_check(self, program: list[str]) -> None:
         python = [sys.executable] if program[0] == "-m" else []
         command = [*python, *program, "history", "--state", "nowhere.db"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 2
         assert "there is no ledger at nowhere.db" in done.stderr
 
-    def test_threads_of_openmp_wait_asleep(self) -> None:
+    def test_openmp_threads_sleep_while_waiting(self) -> None:
         code = (
             "import os, atexit, sys\n"
             "from gate import cli\n"
@@ -402,7 +402,7 @@ BAD_INPUTS = {
 
 
 class TestCheck:
-    def test_a_right_file(self, project: Path, capsys) -> None:
+    def test_good_file_passes(self, project: Path, capsys) -> None:
         assert cli.main(["check", *GOOD]) == 0
         text = capsys.readouterr().out
         assert "PASS" in text
@@ -411,7 +411,7 @@ class TestCheck:
         assert "at least 0.954" in text
         assert "\x1b" not in text
 
-    def test_fields_of_columns(self, project: Path, capsys) -> None:
+    def test_columns_as_inputs(self, project: Path, capsys) -> None:
         images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.load(project / "images.npy"))
         table = pa.table({"pixels": images, "id": ["x"] * len(images)})
         pq.write_table(table, project / "samples.parquet")
@@ -420,7 +420,7 @@ class TestCheck:
         assert cli.main([*_replaced(("images.npy", "samples.parquet")), "--json"]) == 2
         assert "#inputs=" in json.loads(capsys.readouterr().out)["error"]["message"]
 
-    def test_json_is_alone_on_stdout_and_whole(self, project: Path, capsys) -> None:
+    def test_stdout_has_only_the_json(self, project: Path, capsys) -> None:
         assert cli.main([*_replaced(("small_models:build", "small_models:talk")), "--json"]) == 0
         seen = capsys.readouterr()
         told = json.loads(seen.out)
@@ -434,7 +434,7 @@ class TestCheck:
         assert "a library that prints" in seen.err
 
     @pytest.mark.proof
-    def test_json_stays_alone_beside_a_c_library_and_in_ascii(self, project: Path) -> None:
+    def test_stdout_has_only_ascii_json_beside_a_c_library(self, project: Path) -> None:
         arguments = [*_replaced(("small_models:build", "small_models:talk_in_c")), "--json"]
         code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
         done = _run(code, cwd=project, **PLAIN)
@@ -443,13 +443,13 @@ class TestCheck:
         assert "a library in C" in done.stderr
 
     @pytest.mark.proof
-    def test_a_terminal_without_unicode(self, project: Path) -> None:
+    def test_terminal_without_unicode(self, project: Path) -> None:
         code = f"import sys; sys.argv[1:] = {['check', *GOOD]}; from gate.cli import run; run()"
         done = _run(code, cwd=project, **PLAIN)
         assert done.returncode == 0, done.stderr
         assert "PASS" in done.stdout
 
-    def test_a_changed_weight(self, project: Path, tmp_path: Path, capsys) -> None:
+    def test_changed_weight_is_rejected(self, project: Path, tmp_path: Path, capsys) -> None:
         spec = tmp_path / "spec.json"
         spec.write_text("{}")
         assert cli.main(_replaced(("good.onnx", "bad.onnx"), ("--preprocessing", str(spec)))) == 1
@@ -462,7 +462,7 @@ class TestCheck:
         assert "--reference small_models:build --inputs images.npy" in looking
         assert looking.endswith(f"--preprocessing {spec}")
 
-    def test_a_degenerate_reference_cannot_be_judged(self, project: Path, tmp_path, capsys) -> None:
+    def test_degenerate_reference_is_an_error(self, project: Path, tmp_path, capsys) -> None:
         import numpy as np
 
         np.save(tmp_path / "same.npy", np.ones((4, 1, 8, 8), dtype=np.float32))
@@ -472,7 +472,7 @@ class TestCheck:
         assert cli.main([*arguments, "--json"]) == 2
         assert json.loads(capsys.readouterr().out)["verdict"] == "ERROR"
 
-    def test_several_inputs_and_no_classes(self, project: Path, capsys) -> None:
+    def test_several_inputs_without_classes(self, project: Path, capsys) -> None:
         arguments = ["check", "field.onnx", "--reference", "small_models:field"]
         assert cli.main([*arguments, "--inputs", "field.npz", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["task"] == "auto"
@@ -496,7 +496,7 @@ class TestCheck:
         seen = capsys.readouterr()
         assert says in " ".join((seen.out + seen.err).split())
 
-    def test_a_role_beside_a_policy_file(self, project: Path, tmp_path: Path, capsys) -> None:
+    def test_role_option_with_a_policy_file(self, project: Path, tmp_path: Path, capsys) -> None:
         policy = tmp_path / "policy.yaml"
         bounds = "{noise_ratio: 1.5, top1_agreement: 1.0}"
         policy.write_text(f"runtimes: {{ort-cpu: {{required: always, bounds: {bounds}}}}}")
@@ -506,7 +506,7 @@ class TestCheck:
         assert cli.main([*arguments, "--role", "logits=scores"]) == 2
 
     @pytest.mark.parametrize("section", ["gate:\n  ", ""])
-    def test_a_policy_file_with_and_without_section(
+    def test_policy_file_with_or_without_a_section(
         self, project: Path, tmp_path: Path, capsys, section: str
     ) -> None:
         policy = tmp_path / "policy.yaml"
@@ -515,7 +515,7 @@ class TestCheck:
         assert cli.main(_replaced(("--policy", str(policy)))) == 1
         assert "max_abs_diff" in capsys.readouterr().out
 
-    def test_a_report(self, project: Path, tmp_path: Path, capsys) -> None:
+    def test_report_is_written(self, project: Path, tmp_path: Path, capsys) -> None:
         folder = tmp_path / "report"
         assert cli.main(_replaced(("good.onnx", "bad.onnx"), ("--report", str(folder)))) == 1
         assert f"{folder}/report.html" in capsys.readouterr().out
@@ -544,7 +544,7 @@ class TestCheck:
         }
 
     @pytest.mark.parametrize(("text", "told"), BAD_POLICIES.items())
-    def test_a_bad_policy(
+    def test_invalid_policy_is_refused(
         self, project: Path, tmp_path: Path, capsys, text: str, told: str
     ) -> None:
         policy = tmp_path / "policy.yaml"
@@ -555,7 +555,7 @@ class TestCheck:
         assert told in error["message"]
 
     @pytest.mark.parametrize("name", BAD_INPUTS)
-    def test_bad_input(self, project: Path, capsys, name: str) -> None:
+    def test_bad_input_is_refused(self, project: Path, capsys, name: str) -> None:
         change, kind, told = BAD_INPUTS[name]
         before = {path: path.read_bytes() for path in project.iterdir() if path.is_file()}
         assert cli.main([*_replaced(change), "--json"]) == 2
@@ -565,7 +565,7 @@ class TestCheck:
         assert before == {path: path.read_bytes() for path in before}
         assert not (project / "evil_ran").exists()
 
-    def test_it_needs_neither_dvc_nor_mlflow_nor_this_repository(self, project: Path) -> None:
+    def test_check_needs_neither_dvc_nor_mlflow_nor_the_repository(self, project: Path) -> None:
         code = (
             "import sys\n"
             "for name in ('mlflow', 'dvc', 'pipelines'): sys.modules[name] = None\n"
@@ -603,11 +603,11 @@ doctor.command = click.Command("doctor", callback=work)
 sys.exit(cli.main(["doctor"]))
 """
 
-    def test_a_pipe_gets_neither_colors_nor_bars(self) -> None:
+    def test_pipe_gets_no_colors_or_bars(self) -> None:
         plain = _run(self.CODE, FORCE_COLOR="1")
         assert (plain.stdout, plain.stderr) == ("word\n", "")
 
-    def test_a_terminal_gets_both(self) -> None:
+    def test_terminal_gets_colors_and_bars(self) -> None:
         seen = _on_a_terminal(self.CODE)
         assert "\x1b[32mword" in seen
         assert "measuring" in seen
@@ -617,7 +617,7 @@ sys.exit(cli.main(["doctor"]))
         assert "word" in seen
         assert "\x1b[32m" not in seen
 
-    def test_a_wide_table_is_not_cut_in_a_pipe(self) -> None:
+    def test_wide_table_is_not_cut_in_a_pipe(self) -> None:
         stream = io.StringIO()
         console(stream).print("x" * 500)
         assert stream.getvalue() == "x" * 500 + "\n"

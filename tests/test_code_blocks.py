@@ -102,14 +102,14 @@ def runner(block: Block) -> str | None:
     return BY_BASH if block.language in SHELLS else OWN if block.language == "yaml" else None
 
 
-def test_the_blocks_are_found() -> None:
+def test_code_blocks_are_found() -> None:
     fences = sum(page.read_text().count("\n```") for page in PAGES) // 2
     assert len(ALL) == fences > 80
     assert sum(block.reason is not None for block in ALL) < len(CHECKED)
 
 
 @pytest.mark.parametrize("block", CHECKED, ids=str)
-def test_a_block_is_run_or_marked(block: Block) -> None:
+def test_each_block_is_run_or_marked(block: Block) -> None:
     test = runner(block)
     assert test is not None, "no test runs it: name one in RUN_BY, or mark it as an excerpt"
     text = (ROOT / test).read_text()
@@ -120,7 +120,7 @@ def test_a_block_is_run_or_marked(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", CHECKED, ids=str)
-def test_a_block_is_what_it_says(block: Block) -> None:
+def test_each_block_matches_its_language(block: Block) -> None:
     if block.language in SHELLS:
         assert check_shell(block.code) > 0, "no line of it is checked: mark it as an excerpt"
     elif block.language == "python":
@@ -136,7 +136,7 @@ def test_a_block_is_what_it_says(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", [b for b in ALL if b.reason is not None], ids=str)
-def test_a_mark_says_why(block: Block) -> None:
+def test_each_mark_has_a_reason(block: Block) -> None:
     assert len(block.reason or "") > 10
     for test in re.findall(r"tests/[\w/.]+\w", block.reason or ""):
         assert (ROOT / test).exists(), test
@@ -145,7 +145,7 @@ def test_a_mark_says_why(block: Block) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_block_is_hidden_by_its_indent(page: Path) -> None:
+def test_no_block_is_hidden_by_indentation(page: Path) -> None:
     """Markdown takes four spaces for code, too; nobody would look at it."""
     outside = FENCE.sub("\n", page.read_text(encoding="utf-8"))
     assert re.findall(r"\n\n    \S.*", outside) == []
@@ -283,7 +283,7 @@ def _leaves(node: object, place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         "make nothing", "python -m benchmarks.nothing", "true && gate history --verfy", "X=1 gate lnt m:b",
     ],
 )  # fmt: skip
-def test_a_command_that_does_not_exist_is_found(code: str) -> None:
+def test_unknown_command_is_detected(code: str) -> None:
     with pytest.raises((AssertionError, click.ClickException)):
         check_shell(code)
 
@@ -301,6 +301,6 @@ def test_a_command_that_does_not_exist_is_found(code: str) -> None:
         (check_yaml, "preprocessing: {resize: {size: [0, 3]}}"),
     ],
 )
-def test_a_field_or_name_that_does_not_exist_is_found(check, code: str) -> None:
+def test_unknown_field_or_name_is_detected(check, code: str) -> None:
     with pytest.raises((AssertionError, SyntaxError, GateError)):
         check(code)

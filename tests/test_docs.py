@@ -1,4 +1,4 @@
-"""The pages of docs/ name what the code has, and all of it."""
+"""The pages of docs/ mention everything the code has."""
 
 import re
 import shlex
@@ -38,18 +38,18 @@ def first_cells(page: str) -> list[str]:
     return re.findall(r"^\| ([^|]+) \|", (DOCS / page).read_text(), re.MULTILINE)
 
 
-def test_every_bound_has_a_row_in_the_metrics() -> None:
+def test_each_bound_has_a_row_in_the_metrics() -> None:
     rows = first_cells("metrics.md")
     assert [name for name in Bounds.model_fields if rows.count(f"`{name}`") != 1] == []
 
 
-def test_every_setting_of_the_export_is_listed() -> None:
+def test_each_export_setting_is_listed() -> None:
     page = (DOCS / "export.md").read_text()
     named = re.findall(r"^- `(\w+)`", page, re.MULTILINE)
     assert sorted(named) == sorted(ExportSettings.model_fields)
 
 
-def test_the_glossary_has_one_line_a_word() -> None:
+def test_glossary_has_one_line_per_term() -> None:
     words = [word for word in first_cells("glossary.md") if word != "word"]
     assert len(words) == len(set(words))
 
@@ -68,21 +68,21 @@ def _on_paper(record: type[BaseModel]) -> set[str]:
         ("## Trust", [Trust, TrustedKey]),
     ],
 )
-def test_every_field_of_a_statement_is_named(heading: str, records: list[type[BaseModel]]) -> None:
+def test_each_statement_field_is_documented(heading: str, records: list[type[BaseModel]]) -> None:
     page = (DOCS / "attestation.md").read_text()
     section = re.split(r"^#+ ", page.partition(f"\n{heading}\n")[2], flags=re.MULTILINE)[0]
     named = set(re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", section, flags=re.DOTALL)))
     assert sorted(set().union(*map(_on_paper, records)) - named) == []
 
 
-def test_every_check_and_vault_is_named() -> None:
+def test_each_check_and_key_service_is_documented() -> None:
     checks, _, rest = (DOCS / "attestation.md").read_text().partition("\n## Statements\n")
     keys = rest.partition("\n## Keys\n")[2].partition("\n## ")[0]
     assert set(get_args(Check)) == set(re.findall(r"^- `([^`]+)`", checks, re.MULTILINE))
     assert set(VAULTS) <= set(re.findall(r"^- `(\w+):", keys, re.MULTILINE))
 
 
-def test_the_twenty_lines_of_python_verify_a_statement_and_refuse_others(tmp_path: Path) -> None:
+def test_documented_verification_code_works(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "attestation.md").read_text(), re.DOTALL)
     assert len(code.strip().splitlines()) <= 22
     made = release(tmp_path)
@@ -100,13 +100,13 @@ def test_the_twenty_lines_of_python_verify_a_statement_and_refuse_others(tmp_pat
 
 
 @pytest.mark.parametrize("page", ["attestation.md", "ci.md", "data.md", "metrics.md"])
-def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
+def test_links_of_each_page_are_valid(page: str) -> None:
     assert f"docs/{page}" in (ROOT / "README.md").read_text()
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (DOCS / page).read_text())
     assert [link for link in links if not (DOCS / link).exists()] == []
 
 
-def test_every_series_is_named_once() -> None:
+def test_each_metric_series_is_documented_once() -> None:
     families = re.findall(
         r"^# TYPE (\S+) gauge$", openmetrics_text(RESULTS["passed"]()), re.MULTILINE
     )
@@ -114,7 +114,7 @@ def test_every_series_is_named_once() -> None:
     assert sorted(families) == sorted(named)
 
 
-def test_what_ci_md_asks_of_a_ci_can_be_read() -> None:
+def test_ci_page_commands_are_valid() -> None:
     page = (DOCS / "github.md").read_text() + (DOCS / "ci.md").read_text()
     github, promote, _hook, gitlab, alerts = (
         YAML(typ="safe").load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)

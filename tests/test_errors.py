@@ -1,4 +1,4 @@
-"""What the gate makes of the errors of others."""
+"""Messages made from exceptions of other libraries."""
 
 import pytest
 
@@ -15,9 +15,9 @@ from gate.errors import first_line
         (" \n ", "no message"),
     ],
 )
-def test_the_first_line_that_says_something(message, line):
+def test_first_meaningful_line(message, line):
     assert first_line(ValueError(message)) == line
 
 
-def test_what_stands_for_an_empty_message():
+def test_empty_message():
     assert first_line(ValueError(), empty="ValueError") == "ValueError"

@@ -80,7 +80,7 @@ def plain():
 
 
 @pytest.mark.proof
-def test_every_way_is_a_row_with_all_that_is_asked_for(plain) -> None:
+def test_each_strategy_is_a_row_with_all_columns(plain) -> None:
     assert len(plain.trials) == len(ALL)
     row = by_title(plain)["traced, opset 13, folded"]
     assert (row.verdict, row.opset, row.failure) == ("PASS", 13, None)
@@ -96,21 +96,21 @@ def test_every_way_is_a_row_with_all_that_is_asked_for(plain) -> None:
 
 
 @pytest.mark.further
-def test_the_opset_is_read_from_the_file(plain) -> None:
+def test_opset_is_read_from_the_file(plain) -> None:
     asked = by_title(plain)["dynamo, opset 13, folded"]
     got = by_title(plain)["dynamo, opset 18, folded"]
     assert (got.opset, got.verdict) == (18, "PASS")
     assert asked.opset == 13 or "opset 18" in str(asked.failure)
 
 
-def test_equal_files_are_measured_once(plain) -> None:
+def test_identical_files_are_measured_once(plain) -> None:
     same = [trial for trial in plain.trials if trial.same_as is not None]
     assert same
     for trial in same:
         assert trial.parities == by_title(plain)[str(trial.same_as)].parities
 
 
-def test_the_exporter_that_bakes_a_number_in_is_found() -> None:
+def test_exporter_that_fixes_a_size_is_detected() -> None:
     found = by_title(compared(Mean(), [("traced", 13, True), ("scripted", 13, True)]))
     assert found["traced, opset 13, folded"].verdict == "FAIL"
     assert any(
@@ -119,7 +119,7 @@ def test_the_exporter_that_bakes_a_number_in_is_found() -> None:
     assert found["scripted, opset 13, folded"].verdict == "PASS"
 
 
-def test_bits_that_an_exporter_loses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precision_loss_of_an_exporter_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """One weight off by a thousandth: no answer changes, and the rounding error does."""
     export = trials.export_model
 
@@ -145,7 +145,7 @@ class Unscriptable(Plain):
         return super().forward(**named)
 
 
-def test_what_can_not_be_exported_is_a_row_that_says_why() -> None:
+def test_failed_export_is_a_row_with_the_reason() -> None:
     exports = list(itertools.product(("scripted", "direct"), (13, 99), (False,)))
     found = compared(Unscriptable(), exports)
     assert {trial.verdict for trial in found.trials} == {"PASS", "not exported"}
@@ -156,7 +156,7 @@ def test_what_can_not_be_exported_is_a_row_that_says_why() -> None:
     assert impossible.failure == "opset: expected auto, or a number from 9 to 23 (seen: 99)."
 
 
-def test_where_nothing_is_exported_it_is_an_error() -> None:
+def test_no_successful_export_is_an_error() -> None:
     exports = [("scripted", 13, folding) for folding in (True, False)]
     with pytest.raises(ExportError, match="all 2 exports"):
         compared(Unscriptable(), exports)
@@ -167,13 +167,13 @@ class Broken(Plain):
         raise RuntimeError("no weights here")
 
 
-def test_a_model_that_can_not_be_computed_is_an_error() -> None:
+def test_failing_model_is_an_error() -> None:
     with pytest.raises((ExportError, ModelError), match="no weights here"):
         compared(Broken(), [("traced", 13, True), ("dynamo", 13, False)])
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
-def test_few_samples_become_more(count: int) -> None:
+def test_few_samples_are_repeated(count: int) -> None:
     found = compared(Plain(), [("direct", 13, True)], count=count)
     assert found.samples == max(count, 8)
     assert [trial.verdict for trial in found.trials] == ["PASS"]
@@ -192,6 +192,6 @@ def test_progress_and_settings() -> None:
     assert [trial.verdict for trial in found.trials] == ["PASS", "PASS"]
 
 
-def test_the_record_reads_back(plain, tmp_path) -> None:
+def test_record_round_trips(plain, tmp_path) -> None:
     plain.save(tmp_path / "trials.json")
     assert type(plain).load(tmp_path / "trials.json") == plain

@@ -49,14 +49,14 @@ GOLDEN = Path(__file__).parent / "golden"
         ),
     ],
 )
-def test_old_records_are_read_forever(kind, name, digest):
+def test_old_records_are_readable(kind, name, digest):
     text = (GOLDEN / name).read_bytes()
     record = kind.from_json(text)
     assert record.digest().hex == digest
     assert record.to_plain() == json.loads(text)
 
 
-def test_the_golden_evidence_is_what_the_builders_make():
+def test_stored_evidence_equals_the_builders_evidence():
     now = with_stored_details(builders.evidence())
     assert Evidence.load(GOLDEN / "evidence-v1-samples.json") == builders.with_single_samples(now)
     assert Evidence.load(GOLDEN / "evidence-v1-weights.json") == without_drawn_probes(now)

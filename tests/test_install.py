@@ -20,8 +20,7 @@ from PIL import Image
 from benchmarks import install_size
 from gate import installation
 from gate.installation import COMMIT_FILE
-from tests.end_to_end.stack import mlflow_server, stack, until
-from tests.end_to_end.test_events import served
+from tests.end_to_end.stack import approved_and_deployed, mlflow_server, stack, until
 from tests.exhaustive import exhaustive
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT
@@ -38,7 +37,7 @@ SERVICE_LACKS = {"torch", "dvc", "scikit-learn", "matplotlib", "mlflow", "pandas
 NOT_SHIPPED = ("tests", "data", "benchmarks", "pipelines", "docs", "models", "reports", "params")
 
 
-def test_a_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
+def test_wheel_contains_only_the_package(built: Path) -> None:
     names = zipfile.ZipFile(built).namelist()
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"gate", "parity_gate"}
     assert {
@@ -53,7 +52,7 @@ def test_a_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
 
 
 @exhaustive
-def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path: Path) -> None:
+def test_wheel_contains_nothing_of_an_earlier_build(tmp_path: Path) -> None:
     files = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "gate/__init__.py",
              "gate/py.typed", "gate/installation.py")  # fmt: skip
     for name in files:
@@ -69,7 +68,7 @@ def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path: Path) -> None:
 
 
 @exhaustive
-def test_an_sdist_holds_what_a_wheel_is_made_of(tmp_path: Path) -> None:
+def test_sdist_contains_the_wheel_sources(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "build", "-o", str(tmp_path), str(ROOT)], check=True)
     (source,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(source) as opened:
@@ -80,7 +79,7 @@ def test_an_sdist_holds_what_a_wheel_is_made_of(tmp_path: Path) -> None:
 
 
 @exhaustive
-def test_the_core_verifies_verdicts_and_says_what_else_needs(
+def test_core_verifies_verdicts_and_names_missing_extras(
     tmp_path: Path, built: Path, place: Path
 ) -> None:
     made = install_size.install(place, built, "")
@@ -105,7 +104,7 @@ def test_the_core_verifies_verdicts_and_says_what_else_needs(
 
 
 @exhaustive
-def test_with_onnx_runtime_it_proves_releases_and_is_small(
+def test_onnx_runtime_extra_verifies_releases_and_is_small(
     tmp_path: Path, built: Path, place: Path
 ) -> None:
     made = install_size.install(place, built, "cpu")
@@ -117,7 +116,7 @@ def test_with_onnx_runtime_it_proves_releases_and_is_small(
 
 
 @exhaustive
-def test_the_service_deploys_without_what_it_does_not_need(
+def test_service_deploys_without_unneeded_packages(
     tmp_path: Path, built: Path, place: Path
 ) -> None:
     made = install_size.install(place, built, "cpu,service")
@@ -134,11 +133,11 @@ def test_the_service_deploys_without_what_it_does_not_need(
     folder.mkdir()
     registry.mkdir()
     with mlflow_server(registry) as server, stack(folder, server, "m", gate=gate) as whole:
-        good = served(whole)
-        refused = whole.hand_in(2).version
+        good = approved_and_deployed(whole)
+        refused = whole.promote_release(2).version
         assert refused is not None
         whole.registry.set_tag("m", refused, key="gate.review", value="rejected")
-        whole.point(refused)
+        whole.move_champion(refused)
         assert until(lambda: ("reverted", good) in whole.lines())
         assert whole.deployed() == whole.digest(good)
         assert whole.service is not None
@@ -152,9 +151,7 @@ def test_the_service_deploys_without_what_it_does_not_need(
 
 
 @exhaustive
-def test_the_readme_works_from_the_wheel_with_the_users_torch(
-    tmp_path: Path, built: Path, place: Path
-) -> None:
+def test_readme_works_from_the_wheel(tmp_path: Path, built: Path, place: Path) -> None:
     ((*_, wanted, torch, torchvision, mlflow),) = _lines(README, "pip")
     chosen = wanted.removeprefix("parity-gate[").removesuffix("]")
     made = install_size.install(place, built, chosen, torch, torchvision, mlflow)

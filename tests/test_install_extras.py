@@ -155,13 +155,13 @@ def run_lines(made: Installation, row: Row, given: Path) -> None:
         assert done.returncode == 0, (words, done.stdout, done.stderr)
 
 
-def test_every_extra_has_its_environment() -> None:
+def test_each_extra_has_an_environment() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {*ROWS, *BY_THEMSELVES, *ELSEWHERE} == set(project["optional-dependencies"])
 
 
 @pytest.mark.parametrize("extra", ROWS)
-def test_the_commands_of_an_extra_run_where_it_alone_is(
+def test_commands_of_an_extra_run_with_it_alone(
     extra: str, built: Path, place: Path, given: Path
 ) -> None:
     row = ROWS[extra]
@@ -178,7 +178,7 @@ def test_the_commands_of_an_extra_run_where_it_alone_is(
         assert "Drawn with matplotlib" not in (given / "released" / "report.html").read_text()
 
 
-def test_both_packages_of_onnx_runtime_are_noticed(built: Path, place: Path, given: Path) -> None:
+def test_two_onnx_runtime_packages_are_detected(built: Path, place: Path, given: Path) -> None:
     """pip can be asked for both; no single extra does it, and `gate doctor` says what it is."""
     made = installed(place, built, "cpu", torch=True)
     all_done(made, given, [("doctor",)])
@@ -189,7 +189,7 @@ def test_both_packages_of_onnx_runtime_are_noticed(built: Path, place: Path, giv
     assert "onnxruntime-gpu" in done.stdout
 
 
-def test_the_registry_extra_promotes_reviews_and_takes_back(
+def test_registry_extra_promotes_reviews_and_rolls_back(
     built: Path, place: Path, given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Into a server of the tests' own Python; what was judged, was judged there, too."""
@@ -214,7 +214,7 @@ def test_the_registry_extra_promotes_reviews_and_takes_back(
         ], MLFLOW_TRACKING_URI=server.uri)  # fmt: skip
 
 
-def test_the_ledger_is_kept_in_postgresql(built: Path, place: Path, given: Path) -> None:
+def test_ledger_in_postgresql(built: Path, place: Path, given: Path) -> None:
     made = installed(place, built, "cpu,service,postgresql")
     SigningKey.make(given / "key.pem")
     with postgres() as server:
@@ -223,7 +223,7 @@ def test_the_ledger_is_kept_in_postgresql(built: Path, place: Path, given: Path)
         )
 
 
-def test_the_pipeline_promotes_what_it_trained(built: Path, place: Path, tmp_path: Path) -> None:
+def test_pipeline_promotes_its_model(built: Path, place: Path, tmp_path: Path) -> None:
     made = installed(place, built, "cpu,pipeline")
     folder = clone(tmp_path / "clone")
     path = f"{made.folder}/bin{os.pathsep}{os.environ['PATH']}"
@@ -232,7 +232,7 @@ def test_the_pipeline_promotes_what_it_trained(built: Path, place: Path, tmp_pat
     assert "Promoted: champion is version 1 of tiny" in done.stdout
 
 
-def test_all_is_every_extra_but_the_choice(
+def test_extra_all_contains_every_other_extra(
     built: Path, place: Path, given: Path, tmp_path: Path
 ) -> None:
     made = installed(place, built, "cpu,all")

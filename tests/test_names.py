@@ -1,4 +1,4 @@
-"""One word per thing: what the names of gate/ promise its reader."""
+"""Naming rules for gate/."""
 
 import ast
 import functools
@@ -17,7 +17,7 @@ def modules() -> list[tuple[str, ast.Module]]:
     ]
 
 
-def test_no_public_class_has_the_name_of_another():
+def test_public_class_names_are_unique():
     places = defaultdict(list)
     for place, tree in modules():
         for node in ast.walk(tree):
@@ -51,7 +51,7 @@ def names(tree: ast.Module) -> Iterator[str]:
                 yield node.asname or node.name
 
 
-def test_a_name_says_what_the_value_is():
+def test_no_name_uses_a_forbidden_word():
     found = {
         (place, name)
         for place, tree in modules()

@@ -15,25 +15,25 @@ PACKAGE = Path(gate.__file__).parent
 
 
 @pytest.mark.parametrize("name", gate.__all__)
-def test_every_public_name_is_there_and_is_documented(name: str) -> None:
+def test_each_public_name_exists_and_is_documented(name: str) -> None:
     public = getattr(gate, name)
     assert public.__doc__
     module = importlib.import_module(public.__module__)
     assert getattr(module, name) is public
 
 
-def test_no_room_has_the_name_of_something_public() -> None:
+def test_no_package_has_the_name_of_a_public_function() -> None:
     """Else the name would mean another thing after the room was imported."""
     rooms = {path.stem for path in PACKAGE.iterdir()}
     assert not rooms & set(gate.__all__)
 
 
-def test_other_names_are_refused() -> None:
+def test_unknown_attribute_is_refused() -> None:
     with pytest.raises(AttributeError, match="no public name 'told'"):
         gate.told  # noqa: B018
 
 
-def test_the_import_costs_nothing() -> None:
+def test_import_loads_nothing_heavy() -> None:
     code = "import sys, gate; print(sorted({m.partition('.')[0] for m in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "pydantic", "onnx"} & set(eval(done.stdout))

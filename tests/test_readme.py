@@ -83,7 +83,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.proof
-def test_who_begins_gets_through_the_first_page(
+def test_first_page_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a folder that holds what the page says one has. tests/first_hour runs the README's commands,
@@ -101,14 +101,14 @@ def test_who_begins_gets_through_the_first_page(
     assert (tmp_path / "report/decision.json").is_file()
 
 
-def test_the_library_example_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_library_example_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = [block for block in _blocks("python") if "from gate import" in block]
     (place / "example.py").write_text(example)
     runpy.run_path("example.py")
     assert capsys.readouterr().out == "PASS\n"
 
 
-def test_inline_commands_are_real_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inline_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
     inline = [words for page in PAGES.values() for words in _inline(page, "gate")]
     assert inline
     for words in inline:
@@ -120,7 +120,7 @@ def test_inline_commands_are_real_ones(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_make_targets_are_real_ones(page: str) -> None:
+def test_make_targets_exist(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
     text = PAGES[page]
@@ -130,7 +130,7 @@ def test_make_targets_are_real_ones(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "docs/adr/README.md"])
-def test_links_lead_to_files(page: str) -> None:
+def test_links_are_valid(page: str) -> None:
     path = ROOT / page
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text(encoding="utf-8"))
     assert links or page == "CONTRIBUTING.md"
@@ -138,13 +138,13 @@ def test_links_lead_to_files(page: str) -> None:
         assert (path.parent / link).is_file(), link
 
 
-def test_the_exit_codes_are_those_of_the_command_line() -> None:
+def test_exit_codes_match_the_command_line() -> None:
     page = (ROOT / "docs/json.md").read_text(encoding="utf-8")
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE)}
     assert told == set(ExitCode)
 
 
-def test_the_picture_loads_nothing_from_elsewhere() -> None:
+def test_picture_loads_nothing_external() -> None:
     picture = (ROOT / "docs/caught-fault.svg").read_text(encoding="utf-8")
     addresses = re.findall(r"https?://[^\"'\s)]+", picture)
     assert set(addresses) <= {"http://www.w3.org/2000/svg", "https://www.textualize.io"}
@@ -152,7 +152,7 @@ def test_the_picture_loads_nothing_from_elsewhere() -> None:
 
 
 @pytest.mark.proof
-def test_each_picture_has_words_and_is_small() -> None:
+def test_each_picture_has_alt_text_and_is_small() -> None:
     pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+\.png)\)", README)
     assert len(pictures) == 1
     for words, path in pictures:

@@ -1,7 +1,7 @@
 """Definition of faults in the second corpus: a function that modifies a copy of the model, and the
 layers to which it applies.
 
-@spoils("one weight", ("hf-bert", "model.bert.pooler.dense"))
+@fault_of("one weight", ("hf-bert", "model.bert.pooler.dense"))
 def one_weight_larger(layer: nn.Module, architecture: Architecture) -> None:
     \"\"\"The largest weight is 10 % larger.\"\"\"
 """
@@ -23,22 +23,22 @@ from benchmarks.world.architectures import ARCHITECTURES
 FAULTS: list[Entry] = []
 """All faults, in the order in which the modules of `faults` are read."""
 
-Place = str | tuple[str, str] | tuple[str, str, Recipe]
+FaultTarget = str | tuple[str, str] | tuple[str, str, Recipe]
 """An architecture; with the path of its only layer that is wrong, "" for none; and by which
 exporter."""
 Reach = Callable[[Architecture], Arrays]
 
 
-def spoils(
-    kind: str, *places: Place, reach: Reach | None = None
+def fault_of(
+    kind: str, *targets: FaultTarget, reach: Reach | None = None
 ) -> Callable[[ModelEdit], ModelEdit]:
-    """Register a fault at each place. The edit gets the layer, or the model where none is named,
+    """Register a fault for each target. The edit gets the layer, or the model where none is named,
     and may return what takes its place. `reach`: inputs on which it shows, where no sample does;
     no layer diverges then that localisation could name."""
 
     def register(edit: ModelEdit) -> ModelEdit:
-        for place in places:
-            name, layer, recipe = _unpacked(place)
+        for target in targets:
+            name, layer, recipe = _unpacked(target)
             architecture = ARCHITECTURES[name]
             title = "-".join([edit.__name__, name, *([layer] if layer else [])])
             FAULTS.append(
@@ -65,10 +65,10 @@ def as_exported(kind: str, name: str, recipe: Recipe, summary: str) -> None:
     FAULTS.append(Entry(kind, name, architecture, recipe, summary, make))
 
 
-def _unpacked(place: Place) -> tuple[str, str, Recipe]:
-    if isinstance(place, str):
-        return place, "", DIRECT_17
-    name, layer, *recipe = place
+def _unpacked(target: FaultTarget) -> tuple[str, str, Recipe]:
+    if isinstance(target, str):
+        return target, "", DIRECT_17
+    name, layer, *recipe = target
     return name, layer, recipe[0] if recipe else DIRECT_17
 
 
@@ -84,7 +84,7 @@ def _at(layer: str, edit: ModelEdit) -> ModelEdit:
     return whole
 
 
-class Then(nn.Module):
+class AppliedAfter(nn.Module):
     """A model, and something that is done to what it returns."""
 
     def __init__(self, model: nn.Module, changed: Callable[..., object]) -> None:
@@ -96,7 +96,7 @@ class Then(nn.Module):
         return self._changed(*returned) if isinstance(returned, tuple) else self._changed(returned)
 
 
-class First(nn.Module):
+class AppliedBefore(nn.Module):
     """A model, and something that is done to what it is given."""
 
     def __init__(self, model: nn.Module, changed: Callable[..., object]) -> None:
@@ -108,4 +108,12 @@ class First(nn.Module):
         return self.model(*(changed if isinstance(changed, tuple) else (changed,)))
 
 
-__all__ = ["DIRECT_17", "DYNAMO_18", "FAULTS", "First", "Then", "as_exported", "spoils"]
+__all__ = [
+    "DIRECT_17",
+    "DYNAMO_18",
+    "FAULTS",
+    "AppliedAfter",
+    "AppliedBefore",
+    "as_exported",
+    "fault_of",
+]

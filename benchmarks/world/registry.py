@@ -6,9 +6,9 @@ from fnmatch import fnmatch
 
 from benchmarks.corpus.entry import Entry
 from benchmarks.world import faults
-from benchmarks.world.correct import CORRECT_PAIRS
+from benchmarks.world.correct_pairs import CORRECT_PAIRS
 from benchmarks.world.fault import FAULTS
-from benchmarks.world.half import Half, half_of
+from benchmarks.world.halves import Half, half_of
 
 assert faults.__all__  # reading them fills FAULTS
 

@@ -19,9 +19,9 @@ from benchmarks.corpus.outcome import Ruling
 from benchmarks.corpus.trained import trained
 from benchmarks.world.__main__ import main
 from benchmarks.world.architectures import ARCHITECTURES
-from benchmarks.world.correct import CORRECT_PAIRS, REFUSED, WRONG
+from benchmarks.world.correct_pairs import CORRECT_PAIRS, REFUSED, WRONG
 from benchmarks.world.fault import FAULTS
-from benchmarks.world.half import half_of
+from benchmarks.world.halves import half_of
 from benchmarks.world.registry import ENTRIES, chosen
 
 VISIBLE = 5.0

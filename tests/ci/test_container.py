@@ -1,4 +1,4 @@
-"""Dockerfile and compose.yaml, taken apart: no container engine is here to build them."""
+"""Static checks of Dockerfile and compose.yaml (no container engine is available here)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def with_sources(stage: Stage) -> Iterator[Stage]:
             yield STAGES[found[1]]
 
 
-def test_each_image_is_an_exact_version_or_a_stage() -> None:
+def test_each_image_is_pinned_or_a_stage() -> None:
     for stage in STAGES.values():
         assert stage.base in STAGES or re.fullmatch(r"python:3\.11\.\d+-slim-bookworm", stage.base)
     images = {service["image"] for service in SERVICES.values() if "build" not in service}
@@ -102,13 +102,13 @@ def test_each_image_is_an_exact_version_or_a_stage() -> None:
     assert list(STAGES)[-1] == "service"  # what docker build takes without a target
 
 
-def test_steps_are_of_the_words_that_are_looked_at() -> None:
+def test_dockerfile_uses_only_checked_instructions() -> None:
     words = {step.word for stage in STAGES.values() for step in stage.steps}
     assert words <= {"ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "HEALTHCHECK", "RUN",
                      "USER", "VOLUME", "WORKDIR"}  # fmt: skip
 
 
-def test_what_is_copied_is_there_and_reaches_the_build() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] != "#"]
     for stage in STAGES.values():
         for step in stage.steps:
@@ -142,7 +142,7 @@ def test_packages_are_pinned_and_extras_exist() -> None:
     assert not any("torch" in line for line in installs(packages))
 
 
-def test_the_judge_is_not_built_without_the_index_of_cpu_builds() -> None:
+def test_check_image_requires_the_cpu_package_index() -> None:
     guard, *_ = (s.rest for s in STAGES["judge-packages"].steps if s.word == "RUN")
     said = subprocess.run(["sh", "-c", guard], env={}, check=False, capture_output=True, text=True)
     assert said.returncode == 2
@@ -152,7 +152,7 @@ def test_the_judge_is_not_built_without_the_index_of_cpu_builds() -> None:
 
 
 @pytest.mark.parametrize("name", FINAL)
-def test_an_image_runs_as_nobody_in_particular(name: str) -> None:
+def test_images_run_as_an_unprivileged_user(name: str) -> None:
     assert STAGES[name].last("USER") == "10001:10001"
     owned = next(s.rest for s in STAGES["plain"].steps if s.word == "RUN")
     assert "-o 10001" in owned
@@ -160,7 +160,7 @@ def test_an_image_runs_as_nobody_in_particular(name: str) -> None:
         assert folder in owned
 
 
-def test_what_an_image_runs_is_a_command_of_gate() -> None:
+def test_image_entrypoints_are_gate_commands() -> None:
     for name in ("service", "judge"):
         entry = json.loads(STAGES[name].last("ENTRYPOINT") or "[]")
         words = [*entry, *json.loads(STAGES[name].last("CMD") or "[]")]
@@ -168,7 +168,7 @@ def test_what_an_image_runs_is_a_command_of_gate() -> None:
         parse_gate(words[1:])
 
 
-def test_the_health_check_asks_an_endpoint_of_the_service() -> None:
+def test_health_check_uses_an_endpoint_of_the_service() -> None:
     check = STAGES["service"].last("HEALTHCHECK") or ""
     url = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", check)
     assert url is not None
@@ -177,7 +177,7 @@ def test_the_health_check_asks_an_endpoint_of_the_service() -> None:
     compile(json.loads(check[check.index("[") :])[2], "health", "exec")
 
 
-def test_compose_opens_ports_on_this_machine_alone_and_seals_what_it_builds() -> None:
+def test_compose_binds_ports_to_localhost_and_drops_privileges() -> None:
     for name, service in SERVICES.items():
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:")
@@ -193,7 +193,7 @@ def test_compose_opens_ports_on_this_machine_alone_and_seals_what_it_builds() ->
             assert volume.partition(":")[0] in COMPOSE["volumes"], name
 
 
-def test_compose_says_what_gate_serve_reads() -> None:
+def test_compose_variables_are_read_by_gate_serve() -> None:
     read = {param.envvar for param in serve.params} | {"MLFLOW_TRACKING_URI"}
     assert set(SERVICES["service"]["environment"]) <= read
     for name in ("service", "registry"):
@@ -203,7 +203,7 @@ def test_compose_says_what_gate_serve_reads() -> None:
     assert "http://service:8400/webhooks/mlflow" in SERVICES["service"]["command"][-1]
 
 
-def test_passwords_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
+def test_password_files_are_created_once_and_private(tmp_path: Path) -> None:
     *program, script = SERVICES["passwords"]["command"]
     assert program == ["python", "-c"]
     script = script.replace('"/run/gate"', repr(str(tmp_path)))
@@ -221,7 +221,7 @@ def test_passwords_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == made
 
 
-def test_the_page_says_that_no_engine_has_built_it() -> None:
+def test_docs_state_that_images_were_not_built() -> None:
     assert "Never built here." in (ROOT / "docs/container.md").read_text()
 
 
@@ -230,7 +230,7 @@ HADOLINT = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="no hadolint here: make install brings it on x86-64")
-def test_hadolint_finds_nothing_and_would(tmp_path: Path) -> None:
+def test_hadolint_passes(tmp_path: Path) -> None:
     def said(file: Path) -> tuple[int, str]:
         command = [str(HADOLINT), "--no-color", str(file)]
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)

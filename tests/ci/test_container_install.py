@@ -23,8 +23,7 @@ from pip._internal.models.index import PyPI
 
 from benchmarks.install_size import Installation
 from tests.ci.test_container import ROOT, STAGES
-from tests.end_to_end.stack import mlflow_server, stack, until
-from tests.end_to_end.test_events import served
+from tests.end_to_end.stack import approved_and_deployed, mlflow_server, stack, until
 from tests.exhaustive import exhaustive
 from tests.free_ports import free_port
 from tests.small_project import made as small_project
@@ -132,7 +131,9 @@ def as_nobody(root: Path, *line: str | Path, folder: Path) -> subprocess.Complet
 
 
 @exhaustive
-def test_the_service_is_small_serves_and_writes_nothing_outside(root: Path, tmp_path: Path) -> None:
+def test_service_image_is_small_serves_and_writes_only_its_volumes(
+    root: Path, tmp_path: Path
+) -> None:
     made = image(root, "service")
     lacks = {"torch", "dvc", "scikit-learn", "matplotlib", "mlflow", "pandas"}
     assert not lacks & made.packages.keys()
@@ -148,7 +149,7 @@ def test_the_service_is_small_serves_and_writes_nothing_outside(root: Path, tmp_
     folder.mkdir()
     registry.mkdir()
     with mlflow_server(registry) as server, stack(folder, server, "m", gate=gate) as whole:
-        number = served(whole)
+        number = approved_and_deployed(whole)
         assert whole.deployed() == whole.digest(number)
         port = int(whole.address.rpartition(":")[2])
         assert healthy(root, "service", port)
@@ -158,7 +159,7 @@ def test_the_service_is_small_serves_and_writes_nothing_outside(root: Path, tmp_
 
 
 @exhaustive
-def test_the_registry_starts_and_is_healthy(root: Path, tmp_path: Path) -> None:
+def test_registry_image_starts_and_is_healthy(root: Path, tmp_path: Path) -> None:
     made = image(root, "registry")
     assert {"mlflow", "psycopg"} <= made.packages.keys()
     port = free_port()
@@ -175,7 +176,7 @@ def test_the_registry_starts_and_is_healthy(root: Path, tmp_path: Path) -> None:
 
 
 @exhaustive
-def test_the_judge_judges(root: Path, tmp_path: Path) -> None:
+def test_check_image_runs_gate_check(root: Path, tmp_path: Path) -> None:
     """By the PyTorch of the index that pip asks, as the one of CPU builds is elsewhere."""
     asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
     index = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()

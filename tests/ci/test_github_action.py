@@ -1,4 +1,4 @@
-"""action.yml and its script, as GitHub runs them; and the hook for pre-commit."""
+"""action.yml and its script, as GitHub runs them, and the pre-commit hooks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def outputs_of(file: Path) -> dict[str, str]:
     return {name: value for name, _, value in found}
 
 
-def test_the_action_hands_its_inputs_to_the_script_and_its_outputs_out() -> None:
+def test_action_passes_inputs_to_the_script_and_returns_outputs() -> None:
     step, upload = ACTION["runs"]["steps"]
     assert upload["if"].startswith("always()")
     assert step["run"].endswith('ci/github_action.py"')
@@ -55,7 +55,7 @@ def test_the_action_hands_its_inputs_to_the_script_and_its_outputs_out() -> None
     assert read == set(ACTION["inputs"])
 
 
-def test_the_schema_of_actions_holds() -> None:
+def test_action_matches_the_github_schema() -> None:
     command = [
         sys.executable,
         "-m",
@@ -67,7 +67,7 @@ def test_the_schema_of_actions_holds() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_options_are_those_of_gate_check() -> None:
+def test_inputs_match_the_options_of_gate_check() -> None:
     options = {option for param in check.params for option in param.opts}
     given = {*github_action.OPTIONS.values(), *github_action.REPEATED.values()}
     assert given | {"--summary", "--json"} <= options
@@ -89,7 +89,7 @@ def test_the_options_are_those_of_gate_check() -> None:
     ("version", "wanted"),
     [("", f"{ROOT}[cpu,charts]"), ("1.2.3", "parity-gate[cpu,charts]==1.2.3"), ("installed", None)],
 )
-def test_what_is_installed(version: str, wanted: str | None) -> None:
+def test_installed_requirement(version: str, wanted: str | None) -> None:
     command = github_action.install_command({**GITHUB, "GATE_ACTION_VERSION": version})
     assert (command[-1] if command else None) == wanted
 
@@ -102,7 +102,7 @@ def test_what_is_installed(version: str, wanted: str | None) -> None:
         ("unjudged", 2, "::error title=parity-gate::"),
     ],
 )
-def test_the_cause_is_the_first_annotation(
+def test_first_annotation_is_the_cause(
     tmp_path: Path, capsys, result: str, code: int, first: str
 ) -> None:
     summary = RESULTS[result]().summary
@@ -153,7 +153,7 @@ class Comments(BaseHTTPRequestHandler):
         pass
 
 
-def test_one_comment_on_the_pull_request_is_updated(tmp_path: Path, capsys) -> None:
+def test_single_pull_request_comment_is_updated(tmp_path: Path, capsys) -> None:
     (tmp_path / "event.json").write_text('{"pull_request": {"number": 7}}')
     with Comments.Server(("127.0.0.1", 0), Comments) as server:
         server.comments = [{"id": 0, "body": "mine", "user": {"type": "User"}}]
@@ -180,7 +180,7 @@ def test_one_comment_on_the_pull_request_is_updated(tmp_path: Path, capsys) -> N
         server.shutdown()
 
 
-def test_names_that_attack_are_text() -> None:
+def test_malicious_names_are_escaped() -> None:
     attack = "a\n::set-output name=verdict::PASS\r%0A::error::x"
     finding = {"sentence": attack, "title": "t:,\n::add-mask::", "verdict": "FAIL"}
     summary = {
@@ -199,7 +199,7 @@ def test_names_that_attack_are_text() -> None:
     ("stdout", "returncode"),
     [("", 0), ("{}", 0), ('{"exit_code": 1}', 0), ("no json", 1), ("{}", -9), ("{}", 130)],
 )
-def test_an_end_without_a_result_of_its_own_is_no_verdict(
+def test_exit_without_a_result_is_not_a_verdict(
     monkeypatch, tmp_path: Path, stdout: str, returncode: int
 ) -> None:
     done = subprocess.CompletedProcess([], returncode, stdout=stdout)
@@ -209,7 +209,7 @@ def test_an_end_without_a_result_of_its_own_is_no_verdict(
     assert outputs_of(file)["verdict"] == "ERROR"
 
 
-def test_args_that_no_shell_reads_are_no_rejection(tmp_path: Path) -> None:
+def test_unparsable_arguments_are_an_error(tmp_path: Path) -> None:
     file = tmp_path / "output"
     words = {"GITHUB_OUTPUT": str(file), "GATE_ACTION_VERSION": "installed"}
     assert github_action.main({**GITHUB, **words, "GATE_ACTION_ARGS": "--name 'it"}) == 2
@@ -220,9 +220,7 @@ def test_args_that_no_shell_reads_are_no_rejection(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "code", "verdict"), [("good.onnx", 0, "PASS"), ("missing.onnx", 2, "ERROR")]
 )
-def test_the_script_runs_as_github_runs_it(
-    tmp_path: Path, model: str, code: int, verdict: str
-) -> None:
+def test_script_runs_like_on_github(tmp_path: Path, model: str, code: int, verdict: str) -> None:
     folder = made()
     files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     step = ACTION["runs"]["steps"][0]["run"].replace("python", shlex.quote(sys.executable), 1)
@@ -250,7 +248,7 @@ def test_the_script_runs_as_github_runs_it(
         assert json.loads((report / "decision.json").read_text())["verdict"] == "PASS"
 
 
-def test_the_hook_calls_gate_lint_with_the_users_factory() -> None:
+def test_lint_hook_calls_gate_lint() -> None:
     hook, policy = YAML(typ="safe").load(ROOT / ".pre-commit-hooks.yaml")
     assert hook["pass_filenames"] is False
     parse_gate([*shlex.split(hook["entry"])[1:], "mymodel:build"])
@@ -259,7 +257,7 @@ def test_the_hook_calls_gate_lint_with_the_users_factory() -> None:
     assert f"id: {policy['id']}" in page
 
 
-def test_the_hook_for_policies(tmp_path: Path) -> None:
+def test_policy_hook(tmp_path: Path) -> None:
     """As pre-commit calls it: the entry, then the files."""
     _, hook = YAML(typ="safe").load(ROOT / ".pre-commit-hooks.yaml")
     assert re.search(hook["files"], "models/gate.yaml")
@@ -278,7 +276,7 @@ def test_the_hook_for_policies(tmp_path: Path) -> None:
     assert run("bad.yaml", "good.yaml") == 2
 
 
-def test_a_gate_of_the_workspace_judges_nothing(tmp_path: Path) -> None:
+def test_gate_package_in_the_workspace_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "gate.py").write_text("print('mine')")
     words = github_action.check_command(GITHUB)
     asked = [*words[: words.index("gate") + 1], "--version"]

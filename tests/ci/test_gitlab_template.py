@@ -1,4 +1,4 @@
-"""ci/parity-gate.gitlab-ci.yml, with the inputs inserted, and its scripts as GitLab's runner runs them."""
+"""ci/parity-gate.gitlab-ci.yml with its inputs inserted, and its scripts."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def jobs(**inputs: str) -> Any:
     return YAML(typ="safe").load(inserted(**inputs))
 
 
-def test_each_input_is_used_and_the_others_than_three_have_a_default() -> None:
+def test_each_input_is_used_and_all_but_three_have_defaults() -> None:
     assert set(re.findall(r"\$\[\[ inputs\.(\w+) \]\]", JOBS)) == set(INPUTS)
     assert {name for name, about in INPUTS.items() if "default" not in about} == set(GOOD)
 
 
-def test_the_schema_of_gitlab_holds(tmp_path: Path) -> None:
+def test_template_matches_the_gitlab_schema(tmp_path: Path) -> None:
     (tmp_path / "jobs.yml").write_text(inserted(**GOOD, name="digits", args="--batch-size 4"))
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.gitlab-ci"]
     done = subprocess.run([*command, str(tmp_path / "jobs.yml")], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_the_commands_are_those_of_gate() -> None:
+def test_template_calls_valid_gate_commands() -> None:
     found = jobs(**GOOD, name="digits", args="--batch-size 4")
     for job in found.values():
         install, command = job["script"]
@@ -58,7 +58,7 @@ def test_the_commands_are_those_of_gate() -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize(("model", "code"), [("bad.onnx", 1), ("none.onnx", 2)])
-def test_the_job_writes_its_artifacts(tmp_path: Path, model: str, code: int) -> None:
+def test_job_writes_its_artifacts(tmp_path: Path, model: str, code: int) -> None:
     folder = shutil.copytree(made(), tmp_path / "project")
     job = jobs(**GOOD | {"model": model})["parity"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

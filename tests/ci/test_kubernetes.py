@@ -1,4 +1,4 @@
-"""deploy/kubernetes, taken apart: no cluster and no Helm is here to run it."""
+"""Static checks of deploy/kubernetes (no cluster and no Helm are available here)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rendered(**given: Any) -> tuple[list[dict[str, Any]], set[str]]:
     return objects, used
 
 
-def test_the_chart_gives_the_plain_manifests() -> None:
+def test_chart_renders_the_plain_manifests() -> None:
     objects, used = rendered()
     assert sorted(objects, key=lambda one: one["kind"]) == sorted(
         OBJECTS, key=lambda one: one["kind"]
@@ -70,7 +70,7 @@ def test_the_chart_gives_the_plain_manifests() -> None:
     assert used == {"Release.Name", *network, *(f"Values.{name}" for name in values)}
 
 
-def test_values_of_the_chart_reach_their_objects() -> None:
+def test_chart_values_reach_their_objects() -> None:
     objects, _ = rendered(
         image="registry.example/gate:1.2", models="a,b", secret="mine", memory="9Gi"
     )
@@ -83,20 +83,20 @@ def test_values_of_the_chart_reach_their_objects() -> None:
     assert pod["containers"][0]["resources"]["limits"]["memory"] == "9Gi"
 
 
-def test_the_chart_has_the_version_of_the_package() -> None:
+def test_chart_has_the_package_version() -> None:
     chart = YAML(typ="safe").load((CHART / "Chart.yaml").read_text())
     assert (chart["apiVersion"], chart["name"]) == ("v2", "parity-gate")
     assert chart["version"] == chart["appVersion"] == gate.__version__
 
 
-def test_each_object_is_there_once_in_its_version() -> None:
+def test_each_object_exists_once_with_its_api_version() -> None:
     assert {one["kind"]: one["apiVersion"] for one in OBJECTS} == KINDS
     assert len(OBJECTS) == len(KINDS)
     assert {one["metadata"]["name"] for one in OBJECTS} == {"parity-gate"}
 
 
 @pytest.mark.parametrize("container", [*POD["initContainers"], SERVICE], ids=lambda c: c["name"])
-def test_no_container_has_more_rights_than_it_needs(container: dict[str, Any]) -> None:
+def test_containers_run_with_minimal_privileges(container: dict[str, Any]) -> None:
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -108,7 +108,7 @@ def test_no_container_has_more_rights_than_it_needs(container: dict[str, Any]) -
     assert not POD["automountServiceAccountToken"]
 
 
-def test_what_is_mounted_is_a_volume_and_none_is_left() -> None:
+def test_each_mount_has_a_volume_and_vice_versa() -> None:
     mounted = {
         mount["name"]
         for container in (*POD["initContainers"], SERVICE)
@@ -117,7 +117,7 @@ def test_what_is_mounted_is_a_volume_and_none_is_left() -> None:
     assert mounted == {volume["name"] for volume in POD["volumes"]}
 
 
-def test_the_service_takes_its_arguments_and_variables() -> None:
+def test_service_accepts_its_arguments_and_variables() -> None:
     program, command, *options = SERVICE["args"]
     assert (program, command) == ("gate", "serve")
     context = serve_command.make_context("serve", list(options), resilient_parsing=True)
@@ -130,7 +130,7 @@ def test_the_service_takes_its_arguments_and_variables() -> None:
     assert context.params["state"] == "env:DATABASE"
 
 
-def test_probes_ask_for_what_the_service_has() -> None:
+def test_probes_use_existing_endpoints() -> None:
     source = Path(app.__file__).read_text()
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         asked = SERVICE[probe]["httpGet"]
@@ -139,7 +139,7 @@ def test_probes_ask_for_what_the_service_has() -> None:
     assert SERVICE["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
-def test_ports_and_labels_fit_together() -> None:
+def test_ports_and_labels_match() -> None:
     (port,) = SERVICE["ports"]
     (served,) = BY_KIND["Service"]["spec"]["ports"]
     labels = BY_KIND["Deployment"]["spec"]["template"]["metadata"]["labels"]
@@ -151,13 +151,13 @@ def test_ports_and_labels_fit_together() -> None:
     assert all(rule["from"] and rule["ports"] for rule in policy["ingress"])
 
 
-def test_a_pod_has_time_to_end_and_never_shares_its_volume() -> None:
+def test_pod_has_a_grace_period_and_its_own_volume() -> None:
     assert POD["terminationGracePeriodSeconds"] > 30
     deployment = BY_KIND["Deployment"]["spec"]
     assert (deployment["replicas"], deployment["strategy"]["type"]) == (1, "Recreate")
 
 
-def test_secrets_are_named_in_the_documentation() -> None:
+def test_secrets_are_documented() -> None:
     text = (ROOT / "docs/kubernetes.md").read_text()
     keys = {item["key"] for v in POD["volumes"] for item in v.get("secret", {}).get("items", ())}
     named = [each["valueFrom"]["secretKeyRef"] for each in SERVICE["env"]]

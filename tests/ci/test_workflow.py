@@ -1,4 +1,4 @@
-"""The project's own CI: .github/workflows/ci.yml and the scripts that it runs."""
+"""The project's CI: .github/workflows/ci.yml and the scripts it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_all_supported_versions_of_python_are_tested() -> None:
     assert _steps("check") == [".ci/run"]
 
 
-def test_every_night_the_newest_packages_are_tested() -> None:
+def test_newest_packages_are_tested_nightly() -> None:
     assert WORKFLOW["on"]["schedule"]
     assert WORKFLOW["jobs"]["newest"]["if"] == "github.event_name == 'schedule'"
     assert _steps("newest") == [".ci/nightly"]
@@ -37,7 +37,7 @@ def test_every_night_the_newest_packages_are_tested() -> None:
     assert script.rstrip().endswith("make check\nmake coverage")
 
 
-def test_scripts_of_steps_can_be_run_and_manifests_are_there() -> None:
+def test_step_scripts_are_executable_and_manifests_exist() -> None:
     for job in WORKFLOW["jobs"]:
         for step in _steps(job):
             for name in re.findall(r"(?:\.ci|deploy)/[\w./-]+\w", step):

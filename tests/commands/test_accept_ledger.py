@@ -1,4 +1,4 @@
-"""`gate accept-ledger`: what a person says about a past that was lost."""
+"""gate accept-ledger: a person accepts a changed ledger."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     return made
 
 
-def test_the_default_places_are_those_of_the_service(ledger: Ledger, capsys) -> None:
+def test_default_paths_are_those_of_the_service(ledger: Ledger, capsys) -> None:
     with pytest.raises(PastChanged):
         ledger.verify()
     assert cli.main(["accept-ledger", "--reason", "the disk died"]) == 0
@@ -41,7 +41,7 @@ def test_the_default_places_are_those_of_the_service(ledger: Ledger, capsys) -> 
     assert "the disk died" in capsys.readouterr().out
 
 
-def test_the_environment_of_the_service_names_its_places(
+def test_environment_variables_of_the_service_apply(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir("/")
@@ -53,7 +53,7 @@ def test_the_environment_of_the_service_names_its_places(
 
 
 @pytest.mark.parametrize("kept", ["@address", "env:STATE_OF_THE_TEST", ".gate/state.db"])
-def test_the_address_of_the_state_may_be_kept_elsewhere(
+def test_state_address_from_a_file_or_variable(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys, kept: str
 ) -> None:
     file = Path("address")
@@ -67,7 +67,7 @@ def test_the_address_of_the_state_may_be_kept_elsewhere(
 
 
 @pytest.mark.parametrize("reason", [[], ["--reason", " "]])
-def test_a_reason_is_asked_for(ledger: Ledger, capsys, reason: list[str]) -> None:
+def test_reason_is_required(ledger: Ledger, capsys, reason: list[str]) -> None:
     before = rows(ledger.state)
     assert cli.main(["accept-ledger", *reason]) == 2
     assert "--reason" in capsys.readouterr().err
@@ -84,7 +84,7 @@ def test_a_reason_is_asked_for(ledger: Ledger, capsys, reason: list[str]) -> Non
         ("--reason", "meant"),
     ],
 )
-def test_an_override_names_a_version_and_a_reason(
+def test_override_requires_version_and_reason(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Inputs that do not fit: `gate check` exits with 2 and an error of one paragraph."""
+"""gate check exits with 2 and a one-paragraph error for unsuitable inputs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_project(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "here"
     shutil.copytree(project, folder)
     monkeypatch.chdir(folder)
@@ -147,7 +147,7 @@ def here(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return folder
 
 
-def refused(capsys: pytest.CaptureFixture[str], reference: str = "nets:build") -> str:
+def error_of(capsys: pytest.CaptureFixture[str], reference: str = "nets:build") -> str:
     code, out, err = run(capsys, "model.onnx", "--reference", reference, "--inputs", "inputs.npz")
     assert code == 2
     assert "Traceback" not in out + err
@@ -157,19 +157,23 @@ def refused(capsys: pytest.CaptureFixture[str], reference: str = "nets:build") -
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_bad_samples(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    SAMPLES[name](here / "inputs.npz")
-    refused(capsys)
+def test_bad_samples_are_refused(
+    in_project: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    SAMPLES[name](in_project / "inputs.npz")
+    error_of(capsys)
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_bad_references(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    refused(capsys, BUILDS[name])
+def test_bad_references_are_refused(
+    in_project: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    error_of(capsys, BUILDS[name])
 
 
-def test_texts_that_the_model_does_not_take(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = onnx.load(here / "model.onnx")
+def test_text_samples_are_refused(in_project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = onnx.load(in_project / "model.onnx")
     model.graph.input.append(helper.make_tensor_value_info("words", TensorProto.STRING, ["batch"]))
-    onnx.save(model, here / "model.onnx")
-    np.savez(here / "inputs.npz", x=X, ids=IDS, words=np.array(["a"] * 12))
-    assert refused(capsys).startswith("error: the reference model can't compute ")
+    onnx.save(model, in_project / "model.onnx")
+    np.savez(in_project / "inputs.npz", x=X, ids=IDS, words=np.array(["a"] * 12))
+    assert error_of(capsys).startswith("error: the reference model can't compute ")

@@ -1,4 +1,4 @@
-"""What is wrong with a command line of gate check is an error before anything is measured."""
+"""Invalid arguments of gate check are errors before anything is measured."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--engine", "slurm"], "is not one of 'processes', 'ray'"),
     ],
 )
-def test_what_does_not_fit_is_named(project, tmp_path, monkeypatch, capsys, options, shown) -> None:
+def test_invalid_argument_is_named(project, tmp_path, monkeypatch, capsys, options, shown) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     assert shown in error_of(capsys, *CHECK, *options)
 
 
-def test_a_report_is_not_replaced_in_silence(project, tmp_path, capsys) -> None:
+def test_existing_report_is_not_replaced(project, tmp_path, capsys) -> None:
     (tmp_path / "decision.json").write_text("{}")
     assert "--overwrite" in error_of(capsys, *CHECK, "--report", str(tmp_path))
     assert (tmp_path / "decision.json").read_text() == "{}"
     assert list(tmp_path.iterdir()) == [tmp_path / "decision.json"]
 
 
-def test_a_folder_that_nobody_may_write_into(project, tmp_path, capsys, monkeypatch) -> None:
+def test_unwritable_folder_is_refused(project, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
     assert "no permission" in error_of(capsys, *CHECK, "--report", str(tmp_path / "report"))
 
 
 @pytest.mark.parametrize("name", ["noise_ratioXYZ", "top1_agreementt", "graphs"])
-def test_a_name_that_only_begins_like_a_check_means_nothing(capsys, name) -> None:
+def test_name_with_a_check_prefix_has_no_meaning(capsys, name) -> None:
     assert name in error_of(capsys, "policy", "explain", name)
 
 
 @pytest.mark.parametrize("name", ["noise_ratio", "probe_batch_4", "graph_float16"])
-def test_a_check_has_its_meaning(capsys, name) -> None:
+def test_check_name_has_its_meaning(capsys, name) -> None:
     assert cli.main(["policy", "explain", name]) == 0
     assert name.partition("_")[0] in capsys.readouterr().out

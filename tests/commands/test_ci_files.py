@@ -1,5 +1,4 @@
-"""Files that a CI reads, as their users ask for them: written in every colour, refused beforehand,
-never over what is read."""
+"""Files for CI systems: written for every outcome, refused in advance, never over an input."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def exit_code_in(metrics: Path) -> int:
     ("model", "code", "says"),
     [("good.onnx", 0, "PASS: "), ("bad.onnx", 1, "FAIL: "), ("missing.onnx", 2, "does not exist")],
 )
-def test_they_are_written_in_every_colour(
+def test_ci_files_are_written_for_every_outcome(
     project: Path, capsys: Capture, model: str, code: int, says: str
 ) -> None:
     for name in NAMES:
@@ -70,9 +69,7 @@ def test_they_are_written_in_every_colour(
         ]
 
 
-def test_people_read_where_they_are_and_new_folders_are_made(
-    project: Path, capsys: Capture
-) -> None:
+def test_paths_are_printed_and_folders_created(project: Path, capsys: Capture) -> None:
     code, out, _ = run(capsys, "good.onnx", *ASKED, *files("ci/out"))
     assert code == 0
     assert out.splitlines()[-3:] == [f"{label} ci/out/{name}" for label, name in zip(("summary", "junit  ", "metrics-file"), NAMES, strict=True)]  # fmt: skip
@@ -83,7 +80,7 @@ def _text(ending: Any) -> str:
     return ending.failure or str(ending.outcome.plain["text"])
 
 
-class Told(CiFilesCommand):
+class ScriptedCommand(CiFilesCommand):
     files = (CiFile("--note", "A note.", _text), CiFile("--copy", "Another.", _text))
 
 
@@ -93,7 +90,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
     monkeypatch.chdir(tmp_path)
 
     def replace(action: Callable[[], Any]) -> None:
-        made = Told(
+        made = ScriptedCommand(
             "doctor",
             callback=lambda **_: action(),
             params=[click.Option(["--model"]), click.Option(["--count"], type=int)],
@@ -123,7 +120,7 @@ Command = Callable[[Callable[[], Any]], None]
         (["--note", "/proc/nowhere/note"], "Nothing was judged"),
     ],
 )
-def test_what_can_not_be_written_is_refused_before_the_work(
+def test_unwritable_path_is_refused_before_measuring(
     command: Command, tmp_path: Path, capsys: Capture, arguments: list[str], says: str
 ) -> None:
     (tmp_path / "m.onnx").write_text("a model")
@@ -138,7 +135,7 @@ def test_what_can_not_be_written_is_refused_before_the_work(
 @pytest.mark.parametrize(
     "arguments", [["--count", "no"], ["--unheard-of", "x"], ["--model"], ["beyond"]]
 )
-def test_wrong_arguments_are_in_the_files_too(
+def test_usage_errors_are_written(
     command: Command, tmp_path: Path, capsys: Capture, arguments: list[str]
 ) -> None:
     (tmp_path / "note").write_text("of the build before")
@@ -168,7 +165,7 @@ def test_help_writes_nothing(command: Command, tmp_path: Path, capsys: Capture) 
         ),
     ],
 )
-def test_an_error_is_in_the_file_without_passwords(
+def test_errors_are_written_without_passwords(
     command: Command, tmp_path: Path, capsys: Capture, error: BaseException, text: str
 ) -> None:
     def fail() -> None:
@@ -179,9 +176,7 @@ def test_an_error_is_in_the_file_without_passwords(
     assert (tmp_path / "note").read_text() == text
 
 
-def test_an_interrupted_command_leaves_no_file_of_the_build_before(
-    command: Command, tmp_path: Path
-) -> None:
+def test_interrupted_command_leaves_no_stale_file(command: Command, tmp_path: Path) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -192,7 +187,7 @@ def test_an_interrupted_command_leaves_no_file_of_the_build_before(
 
 
 @pytest.mark.parametrize("status", [ExitCode.DONE, ExitCode.REJECTED])
-def test_a_full_disk_afterwards_changes_no_exit_code_and_is_said(
+def test_full_disk_does_not_change_the_exit_code(
     command: Command,
     tmp_path: Path,
     capsys: Capture,
@@ -217,7 +212,7 @@ def test_a_full_disk_afterwards_changes_no_exit_code_and_is_said(
     assert (tmp_path / "copy").read_text() == "done"
 
 
-def test_githubs_own_file_is_added_to_up_to_its_limit(
+def test_github_summary_is_appended_up_to_its_limit(
     command: Command, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "step"
@@ -233,7 +228,7 @@ def test_githubs_own_file_is_added_to_up_to_its_limit(
     assert own.stat().st_size == 1 << 20
 
 
-def test_a_child_that_was_ended_is_in_the_files(project: Path, capsys: Capture) -> None:
+def test_killed_child_process_is_written(project: Path, capsys: Capture) -> None:
     arguments = ["check", "good.onnx", *ASKED, "--time-limit", "0.3s", *files()]
     assert cli.main(arguments, child=True) == 2
     assert "took more than" in (project / "summary.md").read_text()

@@ -40,7 +40,7 @@ def _json(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int) -
 
 
 @pytest.mark.further
-def test_deploy_look_and_roll_back(folder: Path, capsys) -> None:
+def test_deploy_show_and_roll_back(folder: Path, capsys) -> None:
     first = _json(capsys, DEPLOY, 0)
     assert first["outcome"] == "deployed"
     assert first["manifest"]["slots"]["exact"]["sha256"] == str(
@@ -62,7 +62,7 @@ def test_deploy_look_and_roll_back(folder: Path, capsys) -> None:
 
 
 @pytest.mark.proof
-def test_refusals_exit_with_1(folder: Path, capsys) -> None:
+def test_refused_deployment_exits_with_1(folder: Path, capsys) -> None:
     assert cli.main([*DEPLOY, "--sha256", "0" * 64]) == 1
     assert "refused: model.onnx has digest" in capsys.readouterr().out
     wrong = ["deploy", "digits", *STORE, "--file", "model.onnx", "--golden", "next/golden"]
@@ -72,7 +72,7 @@ def test_refusals_exit_with_1(folder: Path, capsys) -> None:
     assert cli.main([*DEPLOY, "--sha256", good]) == 0
 
 
-def test_a_damaged_store_is_shown(folder: Path, capsys) -> None:
+def test_damaged_store_is_reported(folder: Path, capsys) -> None:
     assert cli.main(DEPLOY) == 0
     stored = (folder / "srv" / "live" / "digits" / "exact" / "model.onnx").resolve()
     stored.chmod(0o644)
@@ -97,19 +97,19 @@ def test_a_damaged_store_is_shown(folder: Path, capsys) -> None:
         ["deployed"],
     ],
 )
-def test_what_can_not_be_done_exits_with_2(folder: Path, capsys, arguments: list[str]) -> None:
+def test_invalid_deploy_commands_exit_with_2(folder: Path, capsys, arguments: list[str]) -> None:
     assert cli.main(arguments) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_an_empty_store_is_empty(folder: Path, capsys) -> None:
+def test_empty_store_shows_nothing_deployed(folder: Path, capsys) -> None:
     assert cli.main(["deployed", *STORE]) == 0
     assert "Nothing is deployed" in capsys.readouterr().out
     assert not (folder / "srv").exists()
 
 
 @pytest.mark.proof
-def test_deploying_needs_no_torch(folder: Path) -> None:
+def test_deploy_works_without_torch(folder: Path) -> None:
     blocked = folder / "blocked"
     blocked.mkdir()
     (blocked / "sitecustomize.py").write_text(BLOCKER)

@@ -1,4 +1,4 @@
-"""`gate history` on terminals of three widths, in a pipe, in full; and what it proves of forged rows."""
+"""gate history: table widths, JSON, full output, and verification of forged rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def printed(show, of: list[_Line], width: int) -> list[str]:
 
 @pytest.mark.parametrize("models", [("digits",), ("digits", "a-model-with-a-very-long-name")])
 @pytest.mark.parametrize("width", [45, 80, 200, 10_000])
-def test_one_line_an_entry(width: int, models: tuple[str, ...]) -> None:
+def test_one_line_per_entry(width: int, models: tuple[str, ...]) -> None:
     lines = printed(_show_short, entries(*models), width)
     assert len(lines) == 4 * len(models)
     assert max(map(len, lines)) <= width
@@ -65,7 +65,7 @@ def test_one_line_an_entry(width: int, models: tuple[str, ...]) -> None:
         assert line.endswith("…") == (width < 200)
 
 
-def test_in_full_nothing_is_cut() -> None:
+def test_full_output_is_not_truncated() -> None:
     lines = printed(_show_all, entries("digits"), 10_000)
     assert lines[0].endswith("promoted digits version 12")
     assert f"  file      {SHA256}" in lines
@@ -80,7 +80,7 @@ def test_in_full_nothing_is_cut() -> None:
     assert any(line.endswith("torch-cuda / runtime, ort-cuda / �[2J") for line in lines)
 
 
-def test_no_entries() -> None:
+def test_empty_history() -> None:
     for show in (_show_short, _show_all):
         assert printed(show, [], 80) == ["The ledger has no such entries."]
 
@@ -93,18 +93,18 @@ def test_no_entries() -> None:
         ("sqlite:///mlflow.db", "3", None),
     ],
 )
-def test_the_page_of_a_version(uri: str, version: str | None, page: str | None) -> None:
+def test_link_to_the_version_page(uri: str, version: str | None, page: str | None) -> None:
     assert version_page(uri, "my model", version) == page
 
 
-def test_the_page_of_a_version_holds_no_password() -> None:
+def test_link_to_the_version_page_has_no_password() -> None:
     page = version_page("https://me:secret@mlflow.example.com/x", "m", "1")
     assert page is not None
     assert "secret" not in page
     assert page.endswith("/x/#/models/m/versions/1")
 
 
-class Audited:
+class AuditedLedger:
     """A ledger of four signed lines in a database, and an auditor with the trust and a checkpoint
     of the first three."""
 
@@ -139,14 +139,14 @@ def audited(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Audited:
+) -> AuditedLedger:
     for name in ("GATE_STATE", "GATE_TRUST", "GATE_SIGNING_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    return Audited(url, tmp_path, capsys)
+    return AuditedLedger(url, tmp_path, capsys)
 
 
-def test_what_holds_is_proven_and_shown(audited: Audited) -> None:
+def test_valid_ledger_is_verified_and_shown(audited: AuditedLedger) -> None:
     code, plain = audited.verify("--checkpoint", "checkpoint.json")
     key = audited.writers.key("ci").public
     assert (code, plain["holds"], plain["lines"]) == (0, True, 4)
@@ -179,8 +179,8 @@ def without_its_signature(kept: list[Row]) -> list[Row]:
 @pytest.mark.parametrize(
     ("forge", "number"), [(first_removed, 1), (edited, 3), (without_its_signature, 2)]
 )
-def test_a_forged_database_is_named_by_its_line(
-    audited: Audited, forge: Callable[[list[Row]], list[Row]], number: int
+def test_forged_entry_is_reported_with_its_number(
+    audited: AuditedLedger, forge: Callable[[list[Row]], list[Row]], number: int
 ) -> None:
     put(audited.url, forge(audited.good))
     code, plain = audited.verify()
@@ -190,7 +190,7 @@ def test_a_forged_database_is_named_by_its_line(
     assert audited.verify()[0] == 0
 
 
-def rewritten_with_the_key(audited: Audited) -> list[Row]:
+def rewritten_with_the_key(audited: AuditedLedger) -> list[Row]:
     return forged.chained(forged.rewritten(audited.good), key=audited.writers.key("ci"))
 
 
@@ -199,8 +199,8 @@ def rewritten_with_the_key(audited: Audited) -> list[Row]:
     [lambda _: [], lambda audited: audited.good[:2], rewritten_with_the_key],
     ids=["all removed", "end removed", "rewritten by a trusted writer"],
 )
-def test_what_a_checkpoint_saw_is_missed(
-    audited: Audited, forge: Callable[[Audited], list[Row]]
+def test_checkpoint_detects_removed_entries(
+    audited: AuditedLedger, forge: Callable[[AuditedLedger], list[Row]]
 ) -> None:
     put(audited.url, forge(audited))
     assert audited.verify()[0] == 0  # the chain alone can't see it
@@ -210,7 +210,7 @@ def test_what_a_checkpoint_saw_is_missed(
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "tamper",
     [
         lambda audited, path: audited.call("checkpoint", "-o", path.name, "--key", "stranger.pem"),
         lambda audited, path: path.write_bytes(path.read_bytes().replace(b'"sig"', b'"gis"')),
@@ -219,11 +219,11 @@ def test_what_a_checkpoint_saw_is_missed(
     ],
     ids=["of a stranger", "signature stripped", "no envelope", "key revoked"],
 )
-def test_a_checkpoint_that_nobody_vouches_for_proves_nothing(
-    audited: Audited, spoil: Callable[[Audited, Path], object]
+def test_untrusted_checkpoint_is_refused(
+    audited: AuditedLedger, tamper: Callable[[AuditedLedger, Path], object]
 ) -> None:
     audited.writers.key("stranger")
-    spoil(audited, Path("checkpoint.json"))
+    tamper(audited, Path("checkpoint.json"))
     code, plain = audited.verify("--checkpoint", "checkpoint.json")
     assert (code, plain["holds"]) == (1, False)
 
@@ -243,13 +243,13 @@ def test_a_checkpoint_that_nobody_vouches_for_proves_nothing(
         ["import", "missing.jsonl"],
     ],
 )
-def test_what_can_not_be_looked_at_is_an_error(audited: Audited, arguments: list[str]) -> None:
+def test_unreadable_input_is_an_error(audited: AuditedLedger, arguments: list[str]) -> None:
     code, plain = audited.call(*arguments)
     assert code == 2
     assert plain["error"]["message"]
 
 
-def test_a_signature_that_was_lost_is_vouched_for_by_a_person(audited: Audited) -> None:
+def test_lost_signature_can_be_accepted(audited: AuditedLedger) -> None:
     put(audited.url, without_its_signature(audited.good))
     assert audited.verify()[0] == 1
     accept = ["accept-ledger", "--reason", "compared with Monday's copy", "--state", audited.url]
@@ -259,7 +259,7 @@ def test_a_signature_that_was_lost_is_vouched_for_by_a_person(audited: Audited) 
     assert (code, plain["accepted"]) == (0, [2])
 
 
-def test_lines_go_out(audited: Audited) -> None:
+def test_export_prints_the_lines(audited: AuditedLedger) -> None:
     assert cli.main(["history", "export", "--state", audited.url]) == 0
     printed = audited.capsys.readouterr().out.encode()
     assert printed == b"".join(row.line + b"\n" for row in audited.good)
@@ -267,7 +267,7 @@ def test_lines_go_out(audited: Audited) -> None:
     assert (code, plain["lines"], Path("lines.jsonl").read_bytes()) == (0, 4, printed)
 
 
-def test_where_there_is_none_there_is_none_to_print(
+def test_export_without_a_ledger_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -14,11 +14,11 @@ run, as_json = runner("keys")
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_name_is_a_key_in_the_folder_of_keys(capsys: Capture) -> None:
+def test_name_refers_to_the_key_folder(capsys: Capture) -> None:
     code, plain = as_json(capsys, "new", "ci")
     assert (code, plain["path"], plain["scheme"]) == (0, ".gate/keys/ci.pem", "ed25519")
     key = SigningKey.load(".gate/keys/ci.pem")
@@ -36,7 +36,7 @@ def test_a_name_is_a_key_in_the_folder_of_keys(capsys: Capture) -> None:
     assert private not in out + err
 
 
-def test_a_key_is_shown_without_its_private_part(capsys: Capture) -> None:
+def test_show_hides_the_private_key(capsys: Capture) -> None:
     run(capsys, "new", "ci")
     shown = [as_json(capsys, "show", f".gate/keys/ci.{end}") for end in ("pem", "pub")]
     assert shown[0] == shown[1]
@@ -60,14 +60,14 @@ def test_a_key_is_shown_without_its_private_part(capsys: Capture) -> None:
         (".", "Is a directory"),
     ],
 )
-def test_what_is_no_key(capsys: Capture, place: str, why: str) -> None:
+def test_invalid_key_is_refused(capsys: Capture, place: str, why: str) -> None:
     Path("text").write_text("hello")
     code, _, err = run(capsys, "show", place)
     assert code == 2
     assert why in err
 
 
-def test_the_entry_to_paste_is_a_trust(capsys: Capture) -> None:
+def test_trust_entry_is_a_valid_trust_file(capsys: Capture) -> None:
     run(capsys, "new", "ci.pem")
     code, out, _ = run(capsys, "trust", "ci.pub", "--as", "measurer", "--as", "writer")
     assert code == 0

@@ -77,13 +77,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("missing", (), 2),
     ],
 )
-def test_the_exit_code(capsys, project: str, factory: str, options: tuple[str, ...], expected: int) -> None:  # fmt: skip
+def test_exit_code(capsys, project: str, factory: str, options: tuple[str, ...], expected: int) -> None:  # fmt: skip
     code, out, err = run(capsys, f"{project}:{factory}", *options)
     assert code == expected
     assert "Traceback" not in out + err
 
 
-def test_the_table_says_where_what_and_what_instead(capsys, project: str) -> None:
+def test_table_has_location_finding_and_fix(capsys, project: str) -> None:
     _, out, _ = run(capsys, f"{project}:Wrong")
     assert out.splitlines()[0].strip() == f"{project}.py"
     error = next(line for line in out.splitlines() if "TRC005" in line)
@@ -97,13 +97,13 @@ def test_the_table_says_where_what_and_what_instead(capsys, project: str) -> Non
     )
 
 
-def test_what_is_not_read_is_said(capsys, project: str) -> None:
+def test_unread_code_is_reported(capsys, project: str) -> None:
     _, out, _ = run(capsys, f"{project}:script")
     assert "not read  " in out
     assert "TorchScript" in out
 
 
-def test_json_is_the_same_for_machines(capsys, project: str) -> None:
+def test_json_has_the_same_findings(capsys, project: str) -> None:
     code, out, _ = run(capsys, f"{project}:Wrong", "--level", "warning", "--json")
     told: dict[str, Any] = json.loads(out)
     assert (code, told["exit_code"], told["refused"]) == (1, 1, 2)

@@ -1,4 +1,4 @@
-"""`gate plan`, `gate measure` and `gate merge`: what `gate check` says, by parts."""
+"""gate plan, gate measure and gate merge give the result of gate check."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gate(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, dict
 
 
 @functools.cache
-def _kept(model: str, *more: str) -> Path:
+def _measured_parts(model: str, *more: str) -> Path:
     """A plan with its three parts, measured once."""
     folder = Path(tempfile.mkdtemp(prefix="parts-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -58,12 +58,12 @@ def _kept(model: str, *more: str) -> Path:
 def measured(
     capsys: pytest.CaptureFixture[str], folder: Path, model: str, *more: str
 ) -> tuple[Path, list[Path]]:
-    shutil.copytree(_kept(model, *more), folder, dirs_exist_ok=True)
+    shutil.copytree(_measured_parts(model, *more), folder, dirs_exist_ok=True)
     capsys.readouterr()
     return folder / "plan.json", [folder / f"part-{index}.json" for index in range(3)]
 
 
-def test_nothing_else_is_written_over(
+def test_other_files_are_never_overwritten(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, parts = measured(capsys, tmp_path, "good.onnx")
@@ -96,7 +96,7 @@ def test_nothing_else_is_written_over(
     ("model", "verdict", "code"),
     [("good.onnx", "PASS", 0), pytest.param("bad.onnx", "FAIL", 1, marks=pytest.mark.proof)],
 )
-def test_the_verdict_of_all_units(
+def test_merged_verdict_equals_the_verdict_of_check(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     model: str, verdict: str, code: int,
 ) -> None:  # fmt: skip
@@ -116,7 +116,7 @@ def test_the_verdict_of_all_units(
 
 
 @pytest.mark.further
-def test_what_is_there_is_left_and_what_is_torn_is_measured_again(
+def test_complete_parts_are_kept_and_torn_parts_measured_again(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, parts = measured(capsys, tmp_path, "good.onnx")
@@ -129,36 +129,36 @@ def test_what_is_there_is_left_and_what_is_torn_is_measured_again(
         parts[1].write_bytes(torn)
         assert gate(capsys, *again)[1]["measured"] is True
     parts[1].write_bytes(parts[1].read_bytes()[:-100])
-    code, said = gate(capsys, "merge", plan, *parts)
-    assert (code, said["error"]["type"]) == (2, "EvidenceError")
-    assert "(unit 1)" in said["error"]["message"]
+    code, printed = gate(capsys, "merge", plan, *parts)
+    assert (code, printed["error"]["type"]) == (2, "EvidenceError")
+    assert "(unit 1)" in printed["error"]["message"]
     assert gate(capsys, *again)[1]["measured"] is True
     assert gate(capsys, "merge", plan, *parts)[0] == 0
 
 
 @pytest.mark.further
-def test_what_sees_every_layer_has_the_precision_of_the_plan(
+def test_suggested_locate_command_has_the_precision_of_the_plan(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`bad.onnx` is off by more than 16 bits explain."""
     plan, parts = measured(capsys, tmp_path, "bad.onnx", "--precision", "reduced")
-    code, said = gate(capsys, "merge", plan, *parts)
-    steps = [step["command"] for step in said["story"]["steps"] if step["command"]]
+    code, printed = gate(capsys, "merge", plan, *parts)
+    steps = [step["command"] for step in printed["story"]["steps"] if step["command"]]
     (looking,) = (command for command in steps if command.startswith("gate locate "))
     assert (code, looking.endswith(" --precision reduced")) == (1, True), looking
 
 
-def test_less_than_everything_is_no_verdict(
+def test_missing_unit_is_an_error(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, parts = measured(capsys, tmp_path, "good.onnx")
-    code, said = gate(capsys, "merge", plan, parts[0], parts[2])
+    code, printed = gate(capsys, "merge", plan, parts[0], parts[2])
     assert code == 2
-    assert "1 of 3 units are missing: 1" in said["error"]["message"]
+    assert "1 of 3 units are missing: 1" in printed["error"]["message"]
 
 
 @pytest.mark.proof
-def test_the_indexed_job_as_local_processes(
+def test_kubernetes_job_commands_run_as_local_processes(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = DOCS.parent / "deploy" / "kubernetes" / "measure-job.yaml"
@@ -186,8 +186,8 @@ def test_the_indexed_job_as_local_processes(
 
     for pods in ([pod(0)], [pod(1), pod(2)]):
         for process in pods:
-            _, said = process.communicate(timeout=300)
-            assert process.returncode == 0, said.decode()
+            _, printed = process.communicate(timeout=300)
+            assert process.returncode == 0, printed.decode()
     parts = sorted((work / "parts").iterdir())
     assert [part.name for part in parts] == ["part-0.json", "part-1.json", "part-2.json"]
     os.chdir(work)

@@ -1,4 +1,4 @@
-"""One rule for the names of registered models: what one command refuses, all refuse."""
+"""One rule for registered model names in all commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_wrong_name_is_refused_before_anything_is_written(
+def test_invalid_name_is_refused_before_writing(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def test_a_wrong_name_is_refused_before_anything_is_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report", "secrets"]
 
 
-def test_the_api_refuses_it_too(tmp_path: Path) -> None:
+def test_api_refuses_an_invalid_name(tmp_path: Path) -> None:
     registry, ledger = MlflowRegistry(f"sqlite:///{tmp_path}/m.db"), Ledger(tmp_path / "state.db")
     for name in WRONG:
         with pytest.raises(StorageError):

@@ -13,7 +13,7 @@ PARAMS = str(Path(__file__).parents[2] / "params.yaml")
 run, as_json = runner("policy")
 
 
-def test_show_says_where_each_value_comes_from(capsys: Capture) -> None:
+def test_show_names_the_source_of_each_value(capsys: Capture) -> None:
     ratio = "runtimes.ort-cpu.bounds.noise_ratio"
     code, shown = as_json(
         capsys, "show", "--policy", PARAMS, "--set", f"{ratio}=2", "--task", "classification",
@@ -31,7 +31,7 @@ def test_show_says_where_each_value_comes_from(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("precision", ["exact", "reduced", "quantized"])
-def test_show_knows_each_built_in_policy(capsys: Capture, precision: Precision) -> None:
+def test_show_prints_each_built_in_policy(capsys: Capture, precision: Precision) -> None:
     code, shown = as_json(capsys, "show", "--precision", precision)
     values = {each["place"]: each for each in shown["values"]}
     assert code == 0
@@ -41,7 +41,7 @@ def test_show_knows_each_built_in_policy(capsys: Capture, precision: Precision) 
     )  # fmt: skip
 
 
-def test_show_prints_what_is_asked_and_the_digest(capsys: Capture) -> None:
+def test_show_prints_the_selected_setting_and_the_digest(capsys: Capture) -> None:
     code, out, _ = run(capsys, "show")
     assert code == 0
     assert "runtimes.ort-cpu.bounds.noise_ratio" in out
@@ -49,7 +49,7 @@ def test_show_prints_what_is_asked_and_the_digest(capsys: Capture) -> None:
     assert str(Policy.default().digest()) in out
 
 
-def test_check_says_what_is_demanded(capsys: Capture) -> None:
+def test_check_summarizes_the_requirements(capsys: Capture) -> None:
     code, checked = as_json(capsys, "check", PARAMS)
     assert code == 0
     assert checked["digest"] == str(Policy.from_file(Path(PARAMS)).digest())
@@ -65,7 +65,7 @@ def test_check_says_what_is_demanded(capsys: Capture) -> None:
         ("task: auto\nmetrics: []\n", []),
     ],
 )
-def test_check_names_settings_beside_the_section(
+def test_check_reports_settings_outside_the_section(
     capsys: Capture, tmp_path: Path, text: str, beside: list[str]
 ) -> None:
     (tmp_path / "gate.yaml").write_text(text)
@@ -81,7 +81,7 @@ def test_check_names_settings_beside_the_section(
         ("- 1\n", "expected a mapping"),
     ],
 )
-def test_check_refuses_what_is_no_policy(
+def test_check_refuses_an_invalid_policy(
     capsys: Capture, tmp_path: Path, text: str, says: str
 ) -> None:
     (tmp_path / "gate.yaml").write_text(text)
@@ -100,7 +100,7 @@ def test_check_refuses_what_is_no_policy(
         ("probe_zero", ["max|c - r| / max|r|"]),
     ],
 )  # fmt: skip
-def test_explain_says_what_a_name_means(capsys: Capture, name: str, says: list[str]) -> None:
+def test_explain_describes_a_name(capsys: Capture, name: str, says: list[str]) -> None:
     code, out, _ = run(capsys, "explain", name)
     assert code == 0
     for part in says:
@@ -110,7 +110,7 @@ def test_explain_says_what_a_name_means(capsys: Capture, name: str, says: list[s
     assert bool(explained["fields"]) != (explained["check"] is not None)
 
 
-def test_explain_names_the_line_of_a_file(capsys: Capture) -> None:
+def test_explain_shows_the_line_in_a_file(capsys: Capture) -> None:
     _, explained = as_json(capsys, "explain", "min_samples", "--policy", PARAMS)
     (value,) = explained["values"]
     assert (value["value"], value["origin"].partition(":")[0]) == (400, PARAMS)
@@ -124,15 +124,13 @@ def test_explain_names_the_line_of_a_file(capsys: Capture) -> None:
         ("parts", "parts belongs in a release file or the section 'release:': docs/releases.md"),
     ],
 )
-def test_explain_says_where_another_section_is_explained(
-    capsys: Capture, name: str, says: str
-) -> None:
+def test_explain_refers_to_other_sections(capsys: Capture, name: str, says: str) -> None:
     code, _, err = run(capsys, "explain", name)
     assert code == 2
     assert says in " ".join(err.split())
 
 
-def test_explain_of_no_name_is_refused_with_the_nearest(capsys: Capture) -> None:
+def test_explain_suggests_the_nearest_name(capsys: Capture) -> None:
     code, _, err = run(capsys, "explain", "noise_rato")
     assert code == 2
     assert "Did you mean noise_ratio?" in err

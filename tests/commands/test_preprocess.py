@@ -40,7 +40,7 @@ def compare(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
     return code, json.loads(out)
 
 
-def test_the_same_is_done_and_another_is_rejected(capsys) -> None:
+def test_equal_preprocessing_passes_and_different_is_rejected(capsys) -> None:
     code, plain = compare(capsys, "--implementations", "torchvision,onnx,rust-image")
     assert (code, plain["exit_code"]) == (0, 0)
     assert plain["within"] == {"torchvision": True, "onnx": True, "rust-image": True}
@@ -57,7 +57,7 @@ def test_the_same_is_done_and_another_is_rejected(capsys) -> None:
     assert opencv.decisions.images == 3
 
 
-def test_the_model_is_named_as_evidence_names_it(capsys) -> None:
+def test_model_is_named_as_in_the_evidence(capsys) -> None:
     model = onnx.load("model.onnx")
     onnx.save_model(model, "model.onnx", save_as_external_data=True, size_threshold=0)
     subject = read_subject(Path("model.onnx"))
@@ -66,11 +66,11 @@ def test_the_model_is_named_as_evidence_names_it(capsys) -> None:
     assert plain["comparison"]["model_sha256"] == str(subject.sha256)
 
 
-def test_a_wider_bound_allows_more(capsys) -> None:
+def test_wider_bound_passes(capsys) -> None:
     assert compare(capsys, "--implementations", "opencv", "--bound", "255")[0] == 0
 
 
-def test_the_table_and_the_picture(capsys) -> None:
+def test_table_and_picture_are_written(capsys) -> None:
     names = "torchvision,torchvision-no-antialias,onnx-asymmetric"
     code, out, _ = run(capsys, "compare", "photos", "--spec", "spec.json", "--model", "model.onnx",
                        "--implementations", names, "--report", "report")  # fmt: skip
@@ -87,7 +87,7 @@ def test_the_table_and_the_picture(capsys) -> None:
     assert PreprocessSpec.from_file(Path("report/preprocessing-spec.json")) == SMALL
 
 
-def test_tensors_of_an_own_consumer(capsys) -> None:
+def test_tensors_of_a_custom_consumer(capsys) -> None:
     pixels = [read_picture(path) for path in sorted(Path("photos").iterdir())]
     np.save("good.npy", np.stack([pillow_preprocess(one, SMALL) for one in pixels]))
     np.save("bad.npy", np.stack([pillow_preprocess(one[..., ::-1], SMALL) for one in pixels]))
@@ -97,7 +97,7 @@ def test_tensors_of_an_own_consumer(capsys) -> None:
     assert plain["comparison"]["consumers"][1]["causes"] == ["channel order swapped"]
 
 
-def test_who_was_asked_for_and_is_not_here_is_never_passed(capsys, monkeypatch) -> None:
+def test_missing_consumer_never_passes(capsys, monkeypatch) -> None:
     monkeypatch.setattr("gate.preprocess.implementations.find_spec", lambda _: None)
     code, out, _ = run(capsys, "compare", "photos", "--spec", "spec.json",
                        "--implementations", "onnx,opencv")  # fmt: skip
@@ -127,7 +127,7 @@ def test_who_was_asked_for_and_is_not_here_is_never_passed(capsys, monkeypatch) 
         (("photos", "--spec", "spec.json", "--model", "none.onnx"), "none.onnx does not exist"),
     ],
 )
-def test_what_cannot_be_compared_says_why(capsys, arguments: tuple[str, ...], says: str) -> None:
+def test_incomparable_input_is_reported(capsys, arguments: tuple[str, ...], says: str) -> None:
     np.save("good.npy", np.zeros((3, 3, 32, 36), np.float32))
     np.save("scalar.npy", np.float32(1.0))
     np.save("text.npy", np.array(["a", "b", "c"]))

@@ -1,4 +1,4 @@
-"""Bars and spinners: on a real terminal, in a pipe, beside `--json`."""
+"""Progress bars and spinners on a terminal, in a pipe and with --json."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPS = logging.getLogger("gate.steps")
 
 
 @given(total=st.integers(1, 50), calls=st.lists(st.integers(0, 80)), step=st.booleans())
-def test_a_bar_never_passes_its_total(total: int, calls: list[int], step: bool) -> None:
+def test_bar_never_exceeds_its_total(total: int, calls: list[int], step: bool) -> None:
     shown = Progress(disable=True)
     made = Bar(shown, shown.add_task("measuring", total=total, note=""))
     for number in calls:
@@ -77,7 +77,7 @@ RELEASE = ["release.yaml", "--reference", "tests.multi_file.tiny:build", "--inpu
         pytest.param(RELEASE, {}, id="a release"),
     ],
 )
-def test_a_check_counts_what_it_promised(
+def test_check_reaches_its_announced_total(
     checked: Path, monkeypatch: pytest.MonkeyPatch, line: list[str], instruments: dict[str, int]
 ) -> None:
     """`Bar` would hide what is too much: so what it is called with is read."""
@@ -103,7 +103,7 @@ def test_a_check_counts_what_it_promised(
 
 
 @pytest.mark.parametrize("samples", [8, 1000])
-def test_a_calibration_counts_what_it_promised(
+def test_calibration_reaches_its_announced_total(
     checked: Path, monkeypatch: pytest.MonkeyPatch, samples: int
 ) -> None:
     monkeypatch.chdir(checked)
@@ -115,7 +115,7 @@ def test_a_calibration_counts_what_it_promised(
     assert all(done <= total for done, total in calls)
 
 
-def test_on_a_terminal_what_is_begun_stands_behind_the_spinner(monkeypatch) -> None:
+def test_terminal_shows_the_current_step(monkeypatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     mine, its = pty.openpty()
     with os.fdopen(its, "w") as terminal:
@@ -145,15 +145,15 @@ def _lines(monkeypatch: pytest.MonkeyPatch, *, arguments: tuple[str, ...] = ()) 
     return pipe.getvalue()
 
 
-def test_elsewhere_only_what_takes_long_gets_a_line(monkeypatch) -> None:
+def test_pipe_gets_a_line_only_for_long_steps(monkeypatch) -> None:
     assert _lines(monkeypatch) == "promoting (upload model.onnx) …\n"
 
 
-def test_beside_json_there_is_none(monkeypatch) -> None:
+def test_json_output_has_no_progress(monkeypatch) -> None:
     assert _lines(monkeypatch, arguments=("promote", "--json")) == ""
 
 
-def test_afterwards_nobody_listens(monkeypatch) -> None:
+def test_listener_is_removed_afterwards(monkeypatch) -> None:
     before = (STEPS.level, STEPS.propagate, list(STEPS.handlers))
     with pytest.raises(KeyError), progress_bar("measuring"):
         raise KeyError
@@ -162,14 +162,14 @@ def test_afterwards_nobody_listens(monkeypatch) -> None:
                 and not thread.finished.is_set()]  # fmt: skip
 
 
-def test_the_collector_rests_while_a_command_loads(capsys) -> None:
+def test_garbage_collector_is_paused_while_loading(capsys) -> None:
     with loading():
         assert not gc.isenabled()
     assert gc.isenabled()
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_a_library_prints_is_captured_without_the_bar(capfd) -> None:
+def test_captured_library_output_has_no_bar(capfd) -> None:
     from gate.export.export_warnings import captured
 
     with progress._duplicated_stderr() as stream, captured() as capture:
@@ -179,7 +179,7 @@ def test_what_a_library_prints_is_captured_without_the_bar(capfd) -> None:
     assert capfd.readouterr().err == "ours\n"
 
 
-def test_without_a_terminal_a_line_tells_every_30_s_what_is_left() -> None:
+def test_pipe_gets_the_remaining_time_every_30_seconds() -> None:
     now, stream = [0.0], io.StringIO()
     pulse = progress.Pulse("measuring", stream, clock=lambda: now[0])
     for second in range(0, 95, 5):
@@ -196,7 +196,7 @@ def test_without_a_terminal_a_line_tells_every_30_s_what_is_left() -> None:
     assert "10 of 100" in lines[2]
 
 
-def test_more_jobs_than_cores_are_not_started(monkeypatch) -> None:
+def test_jobs_are_limited_to_the_cores(monkeypatch) -> None:
     from gate.distributed import worker_pool
 
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)), raising=False)

@@ -1,4 +1,4 @@
-"""A quantized twin by the command line: made, judged, promoted and deployed with its exact file."""
+"""gate quantize: the twin is created, checked, promoted and deployed with its exact file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ twin:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def twin_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An own folder with the two policies and a twin that was judged."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("DVC_EXP_NAME", raising=False)
@@ -42,21 +42,21 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
     code = cli.main([*map(str, arguments), "--json"])
     out, err = capsys.readouterr()
     return code, {**json.loads(out), "stderr": err}
 
 
-def judge(capsys, file: Path, policy: str, report: str) -> tuple[int, dict[str, Any]]:
-    return said(
+def check(capsys, file: Path, policy: str, report: str) -> tuple[int, dict[str, Any]]:
+    return run_json(
         capsys, "check", file, "--reference", "small_models:build", "--inputs",
         made() / "images.npy", "--policy", policy, "--report", report,
     )  # fmt: skip
 
 
-def test_a_folder_is_no_place_for_a_twin(place: Path, capsys) -> None:
-    code, plain = said(
+def test_output_folder_is_refused(twin_project: Path, capsys) -> None:
+    code, plain = run_json(
         capsys, "quantize", made() / "good.onnx", "--calibration", made() / "images.npy",
         "--output", ".",
     )  # fmt: skip
@@ -65,54 +65,47 @@ def test_a_folder_is_no_place_for_a_twin(place: Path, capsys) -> None:
 
 
 def quantize(capsys, *more: object) -> tuple[int, dict[str, Any]]:
-    return said(
+    return run_json(
         capsys, "quantize", made() / "good.onnx", "--calibration", made() / "images.npy",
         "--output", "twin/model.onnx", "--samples", 32, *more,
     )  # fmt: skip
 
 
 @pytest.mark.proof
-def test_from_the_exact_file_to_a_release_of_two(place: Path, capsys) -> None:
-    code, told = quantize(capsys)
+def test_twin_is_promoted_and_deployed_with_its_exact_file(twin_project: Path, capsys) -> None:
+    code, printed = quantize(capsys)
     assert code == 0
-    assert told["export"]["settings"]["of_sha256"] == told["of"]["sha256"]
-    assert judge(capsys, made() / "good.onnx", "exact.yaml", "report")[0] == 0
-    code, told = judge(capsys, place / "twin" / "model.onnx", "twin.yaml", "twin/report")
-    assert code == 0, told
+    assert printed["export"]["settings"]["of_sha256"] == printed["of"]["sha256"]
+    assert check(capsys, made() / "good.onnx", "exact.yaml", "report")[0] == 0
+    code, printed = check(capsys, twin_project / "twin" / "model.onnx", "twin.yaml", "twin/report")
+    assert code == 0, printed
 
     promote = ("promote", made() / "good.onnx", "--name", "small", "--report", "report")
-    code, told = said(capsys, *promote, "--policy", "exact.yaml")
+    code, printed = run_json(capsys, *promote, "--policy", "exact.yaml")
     assert code == 2
-    assert "both or neither" in told["error"]["message"]
+    assert "both or neither" in printed["error"]["message"]
     with_twin = ("--policy", "exact.yaml", "--twin", "twin/model.onnx")
-    assert said(capsys, *promote, *with_twin)[0] == 2  # without its report
+    assert run_json(capsys, *promote, *with_twin)[0] == 2  # without its report
     with_twin = (*with_twin, "--twin-report", "twin/report")
-    code, told = said(capsys, *promote, *with_twin)
-    assert (code, told["outcome"]) == (0, "promoted")
-    code, told = said(capsys, *promote, *with_twin)
-    assert (code, told["outcome"]) == (0, "unchanged")
+    code, printed = run_json(capsys, *promote, *with_twin)
+    assert (code, printed["outcome"]) == (0, "promoted")
+    code, printed = run_json(capsys, *promote, *with_twin)
+    assert (code, printed["outcome"]) == (0, "unchanged")
 
     alone = ("promote", "twin/model.onnx", "--name", "small", "--report", "twin/report")
-    code, told = said(capsys, *alone, "--policy", "twin.yaml")
-    assert (code, told["outcome"]) == (1, "refused")
-    assert "only as the twin of its exact file" in told["reason"]
-
-
-@pytest.mark.proof
-def test_both_are_deployed_together(place: Path, capsys) -> None:
-    quantize(capsys)
-    judge(capsys, made() / "good.onnx", "exact.yaml", "report")
-    judge(capsys, place / "twin" / "model.onnx", "twin.yaml", "twin/report")
+    code, printed = run_json(capsys, *alone, "--policy", "twin.yaml")
+    assert (code, printed["outcome"]) == (1, "refused")
+    assert "only as the twin of its exact file" in printed["reason"]
     deploy = (
         "deploy", "small", "--store", "store", "--file", made() / "good.onnx",
         "--golden", "report/golden", "--twin", "twin/model.onnx",
     )  # fmt: skip
-    code, told = said(capsys, *deploy, "--twin-golden", "twin/report/golden")
-    assert (code, told["outcome"]) == (0, "deployed")
-    assert set(told["manifest"]["slots"]) == {"exact", "quantized"}
-    code, told = said(capsys, *deploy, "--twin-golden", "report/golden")
-    assert (code, told["outcome"]) == (1, "refused")
-    code, told = said(capsys, "deploy", "small", "--store", "store", "--file", "x", "--twin-golden",
+    code, printed = run_json(capsys, *deploy, "--twin-golden", "twin/report/golden")
+    assert (code, printed["outcome"]) == (0, "deployed")
+    assert set(printed["manifest"]["slots"]) == {"exact", "quantized"}
+    code, printed = run_json(capsys, *deploy, "--twin-golden", "report/golden")
+    assert (code, printed["outcome"]) == (1, "refused")
+    code, printed = run_json(capsys, "deploy", "small", "--store", "store", "--file", "x", "--twin-golden",
                       "report/golden")  # fmt: skip
     assert code == 2
 
@@ -126,14 +119,14 @@ def test_both_are_deployed_together(place: Path, capsys) -> None:
         (("--samples", 0), "samples"),
     ],
 )
-def test_what_cant_be_quantized_is_told(place: Path, capsys, more, says: str) -> None:
-    code, told = quantize(capsys, *more)
+def test_invalid_calibration_is_reported(twin_project: Path, capsys, more, says: str) -> None:
+    code, printed = quantize(capsys, *more)
     assert code == 2
-    assert says in told["error"]["message"]
-    assert not (place / "twin" / "model.onnx").exists()
+    assert says in printed["error"]["message"]
+    assert not (twin_project / "twin" / "model.onnx").exists()
 
 
-def test_people_are_told_too(place: Path, capsys) -> None:
+def test_text_output_names_samples_and_precision(twin_project: Path, capsys) -> None:
     arguments = ["quantize", made() / "good.onnx", "--calibration", made() / "images.npy"]
     assert cli.main([*map(str, arguments), "--output", "model.onnx"]) == 0
     out = capsys.readouterr().out
@@ -142,24 +135,24 @@ def test_people_are_told_too(place: Path, capsys) -> None:
 
 
 @pytest.mark.proof
-def test_what_is_deployed_by_hand_may_say_how_pictures_become_its_input(place, capsys) -> None:
+def test_deploy_with_a_preprocessing_spec(twin_project, capsys) -> None:
     Path("spec.yaml").write_text("resize: {size: [8, 8]}\n")
     deploy = ("deploy", "small", "--store", "store", "--file", made() / "good.onnx")
-    code, told = said(capsys, *deploy, "--preprocessing", "spec.yaml")
+    code, printed = run_json(capsys, *deploy, "--preprocessing", "spec.yaml")
     assert code == 0
-    spec = told["manifest"]["slots"]["exact"]["preprocessing"]
+    spec = printed["manifest"]["slots"]["exact"]["preprocessing"]
     assert spec["resize"]["size"] == [8, 8]
-    code, told = said(capsys, *deploy)
-    assert (code, told["outcome"]) == (0, "deployed")
-    assert "preprocessing" not in told["manifest"]["slots"]["exact"]
+    code, printed = run_json(capsys, *deploy)
+    assert (code, printed["outcome"]) == (0, "deployed")
+    assert "preprocessing" not in printed["manifest"]["slots"]["exact"]
 
 
-def test_a_spec_that_the_evidence_names_goes_with_the_file(place: Path, capsys) -> None:
+def test_promote_requires_the_spec_named_in_the_evidence(twin_project: Path, capsys) -> None:
     Path("spec.yaml").write_text("resize: {size: [8, 8]}\n")
     check = ("check", made() / "good.onnx", "--reference", "small_models:build", "--inputs",
              made() / "images.npy", "--report", "report")  # fmt: skip
-    assert said(capsys, *check, "--preprocessing", "spec.yaml")[0] == 0
+    assert run_json(capsys, *check, "--preprocessing", "spec.yaml")[0] == 0
     promote = ("promote", made() / "good.onnx", "--name", "small", "--report", "report")
-    code, told = said(capsys, *promote)
+    code, printed = run_json(capsys, *promote)
     assert code == 2
-    assert "name it with --preprocessing" in told["error"]["message"]
+    assert "name it with --preprocessing" in printed["error"]["message"]

@@ -1,4 +1,4 @@
-"""The way of a user: export, run elsewhere, pack, judge."""
+"""gate record: export, run elsewhere, pack, check."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def question(policy, recorded):
     )  # fmt: skip
 
 
-def test_a_policy_that_asks_for_probes_gets_them(made, tmp_path, capsys):
+def test_question_contains_the_probes_of_the_policy(made, tmp_path, capsys):
     code, printed = checked(
         capsys, *question(tmp_path / "strict.yaml", made), "--report", str(tmp_path / "report")
     )
@@ -69,7 +69,7 @@ def test_a_policy_that_asks_for_probes_gets_them(made, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("_project")
-def test_samples_alone_pass_by_built_in_bounds_and_what_is_lacking_is_shown(tmp_path, capsys):
+def test_recording_of_samples_passes_with_missing_checks_shown(tmp_path, capsys):
     recorded = tmp_path / "recorded"
     np.save(tmp_path / "logits.npy", _logits())
     code, _ = record(
@@ -104,7 +104,7 @@ def _logits():
         (("--recorded", "a=images.npy", "--recorded", "a=images.npy"), "a name is used twice"),
     ],
 )
-def test_a_recording_that_is_not_named_right(given, words, capsys):
+def test_invalid_recording_name_is_refused(given, words, capsys):
     code, _, err = check(
         capsys, "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy", *given
     )
@@ -113,7 +113,7 @@ def test_a_recording_that_is_not_named_right(given, words, capsys):
 
 
 @pytest.mark.usefixtures("_project")
-def test_what_is_no_recording_fails(tmp_path, capsys):
+def test_invalid_recording_is_refused(tmp_path, capsys):
     code, printed = checked(capsys, *question(tmp_path / "policy.yaml", "images.npy"))
     assert (code, printed["verdict"]) == (1, "FAIL")
     assert "can't be read" in json.dumps(printed["decision"])

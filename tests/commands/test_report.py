@@ -56,7 +56,7 @@ def reports(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("place", ["bad", "bad/evidence.json"])
-def test_the_page_comes_back_as_it_was(capsys, reports: Path, place: str) -> None:
+def test_report_renders_the_same_page_from_records(capsys, reports: Path, place: str) -> None:
     page = reports / "bad/report.html"
     before = page.read_text()
     page.unlink()
@@ -70,14 +70,14 @@ def test_the_page_comes_back_as_it_was(capsys, reports: Path, place: str) -> Non
 
 
 @pytest.mark.further
-def test_thumbnails_beside_the_evidence_are_shown(capsys, reports: Path) -> None:
+def test_stored_thumbnails_are_shown(capsys, reports: Path) -> None:
     (reports / "bad/pictures").mkdir()
     (reports / "bad/pictures/20.png").write_bytes(stories.pictures()[20])
     assert _run(capsys, "bad", "--output", "new/page.html")[0] == 0
     assert (reports / "new/page.html").read_text().count("data:image/png") == 1
 
 
-def test_a_policy_judges_anew(capsys, reports: Path) -> None:
+def test_report_with_another_policy_decides_again(capsys, reports: Path) -> None:
     (reports / "strict.yaml").write_text(STRICT)
     (reports / "good/decision.json").unlink()
     code, plain = _json(capsys, "good", "--policy", "strict.yaml")
@@ -85,7 +85,7 @@ def test_a_policy_judges_anew(capsys, reports: Path) -> None:
     assert plain["story"]["headline"]["verdict"] == "FAIL"
 
 
-def test_two_are_compared(capsys, reports: Path) -> None:
+def test_two_reports_are_compared(capsys, reports: Path) -> None:
     code, out, _ = _run(capsys, "good", "bad")
     assert code == 0
     changed = {line.strip().split("  ")[0] for line in out.splitlines()}
@@ -101,7 +101,7 @@ def test_two_are_compared(capsys, reports: Path) -> None:
 
 
 @pytest.mark.proof
-def test_the_change_beside_the_evidence_is_told_again(capsys, reports: Path) -> None:
+def test_stored_change_is_shown(capsys, reports: Path) -> None:
     case = stories.passed()
     champion = Champion(state="first", absent="no version of digits serves yet")
     compare_with_champion(case.decision, case.evidence, champion).save(reports / "good/change.json")
@@ -115,7 +115,7 @@ def test_the_change_beside_the_evidence_is_told_again(capsys, reports: Path) -> 
 
 
 @pytest.mark.further
-def test_a_policy_judges_anew_what_was_measured_beside_the_champion(capsys, reports: Path) -> None:
+def test_report_with_another_policy_keeps_the_comparison(capsys, reports: Path) -> None:
     case = stories.passed()
     evidence = case.evidence
     compared = incumbent(
@@ -133,26 +133,26 @@ def test_a_policy_judges_anew_what_was_measured_beside_the_champion(capsys, repo
     assert check["verdict"] == "PASS"
 
 
-class TestWhatDoesNotFit:
-    def test_evidence_without_a_decision(self, capsys, reports: Path) -> None:
+class TestInconsistentRecords:
+    def test_evidence_without_a_decision_is_refused(self, capsys, reports: Path) -> None:
         (reports / "good/decision.json").unlink()
         code, out, err = _run(capsys, "good")
         assert (code, out) == (2, "")
         assert "good/decision.json does not exist" in err
         assert "--policy" in err
 
-    def test_a_decision_on_other_evidence(self, capsys, reports: Path) -> None:
+    def test_decision_on_other_evidence_is_refused(self, capsys, reports: Path) -> None:
         code, _, err = _run(capsys, "good", "--decision", "bad/decision.json")
         assert code == 2
         assert "decides on the evidence sha256:" in err
 
-    def test_no_evidence(self, capsys, reports: Path) -> None:
+    def test_missing_evidence_is_refused(self, capsys, reports: Path) -> None:
         code, _, err = _run(capsys, "nowhere")
         assert code == 2
         assert "cannot read nowhere" in err
 
     @pytest.mark.further
-    def test_an_explanation_of_another_file(self, capsys, reports: Path) -> None:
+    def test_explanation_of_another_file_is_ignored(self, capsys, reports: Path) -> None:
         case = stories.rejected()
         found = case.explanation.localisation
         assert found is not None
@@ -170,7 +170,7 @@ class TestWhatDoesNotFit:
 
 
 @pytest.mark.further
-def test_the_page_follows_the_policy_of_both(capsys, reports: Path) -> None:
+def test_page_uses_the_policy_of_both_records(capsys, reports: Path) -> None:
     (reports / "policy.json").write_text(policy().to_json())
     code, plain = _json(capsys, "good", "bad", "--policy", "policy.json")
     assert (code, plain["verdict"]) == (0, "FAIL")

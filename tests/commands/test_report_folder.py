@@ -18,7 +18,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_report_takes_the_place_of_another(project, tmp_path, capsys) -> None:
+def test_report_replaces_an_older_one(project, tmp_path, capsys) -> None:
     report = tmp_path / "report"
     options = ["--report", str(report)]
     assert cli.main([*CHECK, "good.onnx", *options]) == 0
@@ -31,14 +31,14 @@ def test_a_report_takes_the_place_of_another(project, tmp_path, capsys) -> None:
     assert names(tmp_path) == {"report"}
 
 
-def test_the_current_folder_may_be_the_report(tmp_path, monkeypatch) -> None:
+def test_current_folder_can_be_the_report(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with evaluate.report_folder(Path()) as folder:
         (folder / "decision.json").write_text("new")
     assert names(tmp_path) == {"decision.json"}
 
 
-def test_nothing_is_written_beside_the_report(tmp_path) -> None:
+def test_nothing_is_written_outside_the_report(tmp_path) -> None:
     """The folder may be mounted, and the one around it closed or on another disk."""
     with evaluate.report_folder(tmp_path / "report") as folder:
         assert folder.parent == tmp_path / "report"
@@ -46,7 +46,7 @@ def test_nothing_is_written_beside_the_report(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_what_fails_halfway_leaves_nothing(tmp_path, there) -> None:
+def test_failed_report_leaves_nothing(tmp_path, there) -> None:
     report = tmp_path / "report"
     if there:
         report.mkdir()
@@ -63,9 +63,7 @@ def test_what_fails_halfway_leaves_nothing(tmp_path, there) -> None:
     assert not there or (report / "decision.json").read_text() == "old"
 
 
-def test_pictures_need_pillow_and_the_report_does_not(
-    project, tmp_path, capsys, monkeypatch
-) -> None:
+def test_report_is_written_without_pillow(project, tmp_path, capsys, monkeypatch) -> None:
     for module in ("gate.measure.artifacts", "gate.commands.evaluate"):
         monkeypatch.setattr(f"{module}.is_installed", lambda name: name != "PIL")
     arguments = [*CHECK, "bad.onnx", "--report", str(tmp_path / "report")]

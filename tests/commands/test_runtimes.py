@@ -1,4 +1,4 @@
-"""`gate runtimes` and `gate doctor` say the same of what can run a file."""
+"""gate runtimes and gate doctor report which runtimes can run a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _installed(tmp_path, monkeypatch):
 @exhaustive
 @pytest.mark.proof
 @pytest.mark.usefixtures("_installed")
-def test_all_are_listed_with_reasons(capsys, tmp_path):
+def test_all_runtimes_are_listed_with_reasons(capsys, tmp_path):
     assert cli.main(["runtimes", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["runtimes"]}
     assert rows["acme"]["state"] == "ok"
@@ -42,14 +42,14 @@ def test_all_are_listed_with_reasons(capsys, tmp_path):
 
 @exhaustive
 @pytest.mark.proof
-def test_a_broken_one_is_no_success(tmp_path, monkeypatch, capsys):
+def test_broken_runtime_fails(tmp_path, monkeypatch, capsys):
     acme.install(tmp_path, {"acme": "tests.runtimes.acme:Nothing"})
     monkeypatch.syspath_prepend(str(tmp_path))
     assert cli.main(["runtimes"]) == 2
     assert "is not a runtime" in capsys.readouterr().out
 
 
-def test_those_of_a_policy(tmp_path, capsys):
+def test_runtimes_of_a_policy(tmp_path, capsys):
     path = tmp_path / "policy.yaml"
     path.write_text(
         "task: tensors\nruntimes:\n  mine:\n    required: always\n    kind: ort\n"
@@ -61,7 +61,7 @@ def test_those_of_a_policy(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["browser-wasm", "browser-webgpu"])
-def test_it_is_brought_once(monkeypatch, capsys, name):
+def test_runtime_is_installed_once(monkeypatch, capsys, name):
     answers = [True, False]
     monkeypatch.setattr(browser_page, "install", lambda: answers.pop(0))
     assert cli.main(["runtimes", "install", name, "--json"]) == 0
@@ -79,7 +79,7 @@ def test_it_is_brought_once(monkeypatch, capsys, name):
         ("browser-wasm", "no registry answers"),
     ],
 )
-def test_what_cannot_be_brought_says_why(monkeypatch, tmp_path, capsys, name, words):
+def test_failed_installation_is_reported(monkeypatch, tmp_path, capsys, name, words):
     def broken():
         raise StorageError("no registry answers")
 

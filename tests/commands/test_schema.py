@@ -27,7 +27,7 @@ RELEASE = "chain: mine.detector:run\nparts:\n  head: {file: head.onnx}\n"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_published_schema_is_up_to_date(name: str, capsys: Capture) -> None:
+def test_published_schema_is_up_to_date(name: str, capsys: Capture) -> None:
     published = ROOT / "schemas" / f"{name.removesuffix('.yaml')}.schema.json"
     code, out, _ = run(capsys, name)
     assert code == 0
@@ -70,7 +70,7 @@ def files(folder: Path) -> dict[str, list[Path]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_files_are_valid_by_it(name: str, tmp_path: Path) -> None:
+def test_written_files_match_their_schema(name: str, tmp_path: Path) -> None:
     schema = ROOT / "schemas" / f"{name.removesuffix('.yaml')}.schema.json"
     valid = jsonschema.Draft202012Validator(json.loads(schema.read_text()))
     for path in files(tmp_path)[name]:
@@ -93,20 +93,20 @@ def test_files_are_valid_by_it(name: str, tmp_path: Path) -> None:
         ("statement", "_type: https://in-toto.io/Statement/v0.1"),
     ],
 )
-def test_what_the_gate_refuses_is_invalid_by_it(name: str, text: str) -> None:
+def test_refused_files_do_not_match_the_schema(name: str, text: str) -> None:
     value: Any = YAML(typ="safe").load(text)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(value, schema_of(name))
 
 
-def test_a_digest_has_a_form() -> None:
+def test_digest_pattern() -> None:
     whole = json.loads((GOLDEN / "decision-v1.json").read_text())
     jsonschema.validate(whole, schema_of("decision"))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(whole | {"subject_sha256": "1234"}, schema_of("decision"))
 
 
-def test_gate_init_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_writes_the_schema_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     from gate import cli
 

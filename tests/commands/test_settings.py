@@ -21,7 +21,7 @@ def _project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made())
 
 
-def test_a_tried_value_judges_is_said_and_promotes_nothing(capsys: Capture, tmp_path: Path) -> None:
+def test_set_applies_is_reported_and_blocks_promotion(capsys: Capture, tmp_path: Path) -> None:
     report = tmp_path / "report"
     code, told = as_json(capsys, "good.onnx", *ASKED, "--set", SET, "--set=min_samples=9", "--report", str(report))  # fmt: skip
     assert (code, told["verdict"]) == (0, "PASS")
@@ -41,7 +41,7 @@ def test_a_tried_value_judges_is_said_and_promotes_nothing(capsys: Capture, tmp_
 
 
 @pytest.mark.parametrize("text", ["noise_ratio", "=2", "runtimes..bounds=2", ""])
-def test_what_is_no_setting_is_refused(capsys: Capture, text: str) -> None:
+def test_unknown_setting_is_refused(capsys: Capture, text: str) -> None:
     code, _, err = run(capsys, "good.onnx", *ASKED, "--set", text)
     assert code == 2
     assert "expected PLACE=VALUE" in err

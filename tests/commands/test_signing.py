@@ -1,5 +1,4 @@
-"""Signed when measured, and refused where it is not: gate check, then gate promote, on a real MLflow
-store."""
+"""Signed gate check and gate promote on a real MLflow store."""
 
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ from gate.ledger.ledger import Ledger
 from gate.signing.keys import SigningKey
 from gate.signing.verification import StatementPair, summary_in
 from gate.storage.digest import Digest
-from tests.exhaustive import exhaustive
 from tests.registry.servers import empty_database
 from tests.registry.signed import trust_in
 from tests.small_project import made
@@ -33,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy i
 
 
 @dataclass(frozen=True)
-class Place:
+class SignedProject:
     """A folder with a registry whose champion is version 1 of `small`, signed by `ci.pem`."""
 
     folder: Path
@@ -73,7 +71,7 @@ def check(report: Path, *more: str, file: str = "good.onnx") -> int:
 
 
 @pytest.fixture(autouse=True)
-def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_key_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No key is at hand."""
     for name in ("MLFLOW_TRACKING_URI", "DVC_EXP_NAME", "GATE_SIGNING_KEY", "GATE_TRUST"):
         monkeypatch.delenv(name, raising=False)
@@ -81,10 +79,10 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def first_place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def shared_project(tmp_path_factory: pytest.TempPathFactory) -> SignedProject:
     folder = tmp_path_factory.mktemp("place")
     empty_database(folder / "mlflow.db")
-    there = Place(folder, SigningKey.make(folder / "ci.pem"), folder / "state.db")
+    there = SignedProject(folder, SigningKey.make(folder / "ci.pem"), folder / "state.db")
     trust = there.trust()
     bound = ("--key", str(folder / "ci.pem"), "--name", "small", "--tracking-uri", there.uri)
     with pytest.MonkeyPatch.context() as patch:
@@ -96,56 +94,56 @@ def first_place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture
-def place(first_place: Place, tmp_path: Path) -> Place:
+def signed_project(shared_project: SignedProject, tmp_path: Path) -> SignedProject:
     state = tmp_path / "own.db"
     with (
-        closing(sqlite3.connect(first_place.state)) as kept,
+        closing(sqlite3.connect(shared_project.state)) as kept,
         closing(sqlite3.connect(state)) as own,
     ):
         kept.backup(own)
-    return replace(first_place, state=state)
+    return replace(shared_project, state=state)
 
 
 @pytest.fixture
-def report(place: Place, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(place.folder / "report", tmp_path / "report"))
+def report(signed_project: SignedProject, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(signed_project.folder / "report", tmp_path / "report"))
 
 
 @pytest.mark.further
-def test_a_verdict_for_this_model_needs_no_key_but_a_trusted_one(
-    place: Place, report: Path, capsys: pytest.CaptureFixture[str]
+def test_signed_verdict_is_promoted_without_a_key(
+    signed_project: SignedProject, report: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert place.lines()[0].signers == (place.key.public.key_id,)
-    assert place.promote(report, "--trust", place.trust()) == 0
+    assert signed_project.lines()[0].signers == (signed_project.key.public.key_id,)
+    assert signed_project.promote(report, "--trust", signed_project.trust()) == 0
     printed = capsys.readouterr()
-    assert f"signed by ci ({place.key.public.short})" in printed.out
+    assert f"signed by ci ({signed_project.key.public.short})" in printed.out
     assert set(printed.err.splitlines()) <= {"promoting …"}  # which is said where it takes long
     assert not Path(".gate").exists()
 
 
-def rewritten(name: str, old: str, new: str) -> Callable[[Path], None]:
-    def spoil(report: Path) -> None:
+def with_text_replaced(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def tamper(report: Path) -> None:
         text = (report / name).read_text()
         assert old in text
         (report / name).write_text(text.replace(old, new, 1))
 
-    return spoil
+    return tamper
 
 
-def without(name: str) -> Callable[[Path], None]:
+def with_file_removed(name: str) -> Callable[[Path], None]:
     return lambda report: (report / name).unlink()
 
 
-def signed_by_nothing(name: str) -> Callable[[Path], None]:
-    def spoil(report: Path) -> None:
+def with_invalid_signature(name: str) -> Callable[[Path], None]:
+    def tamper(report: Path) -> None:
         plain = json.loads((report / name).read_text())
         plain["signatures"][0]["sig"] = "AAAA"
         (report / name).write_text(json.dumps(plain))
 
-    return spoil
+    return tamper
 
 
-def wider(report: Path) -> None:
+def widen_golden_tolerance(report: Path) -> None:
     file = report / "golden" / "golden.json"
     plain = json.loads(file.read_text())
     plain["outputs"][0]["max_abs_diff"] = 1e9
@@ -154,71 +152,63 @@ def wider(report: Path) -> None:
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("tamper", "reason"),
     [
-        (without("evidence.dsse.json"), "the verdict has no statement evidence.dsse.json"),
-        (rewritten("evidence.json", '"samples": 64', '"samples": 65'), "evidence was edited"),
-        (rewritten("decision.json", '"WAIVED"', '"PASS"'), "decision was edited"),
-        (wider, "names golden/golden.json with digest"),
-        (without("golden/golden.json"), "names golden/golden.json, which was not submitted"),
+        (
+            with_file_removed("evidence.dsse.json"),
+            "the verdict has no statement evidence.dsse.json",
+        ),
+        (
+            with_text_replaced("evidence.json", '"samples": 64', '"samples": 65'),
+            "evidence was edited",
+        ),
+        (with_text_replaced("decision.json", '"WAIVED"', '"PASS"'), "decision was edited"),
+        (widen_golden_tolerance, "names golden/golden.json with digest"),
+        (
+            with_file_removed("golden/golden.json"),
+            "names golden/golden.json, which was not submitted",
+        ),
     ],
 )
-def test_a_spoiled_report_is_refused_with_its_reason(
-    place: Place, report: Path, spoil: Callable[[Path], None], reason: str
+def test_tampered_report_is_refused(
+    signed_project: SignedProject, report: Path, tamper: Callable[[Path], None], reason: str
 ) -> None:
-    before = len(place.lines())
-    spoil(report)
-    assert place.promote(report, "--trust", place.trust()) == 1
-    *_, line = place.lines()
-    assert (line.action, line.signers, len(place.lines())) == ("refused", (), before + 1)
+    before = len(signed_project.lines())
+    tamper(report)
+    assert signed_project.promote(report, "--trust", signed_project.trust()) == 1
+    *_, line = signed_project.lines()
+    assert (line.action, line.signers, len(signed_project.lines())) == ("refused", (), before + 1)
     assert reason in line.reason
-    assert place.champion() == "1"
+    assert signed_project.champion() == "1"
 
 
-@exhaustive
 @pytest.mark.proof
-def test_what_is_for_another_model_is_refused(place: Place, report: Path, tmp_path: Path) -> None:
-    SigningKey.make(tmp_path / "other.pem")
-    empty_database(tmp_path / "elsewhere.db")
-    elsewhere = f"sqlite:///{tmp_path}/elsewhere.db"
-    good = place.trust()
-    for more, reason in (
-        (("--trust", good, "--name", "letters"), "expected letters in sqlite:///"),
-        (("--trust", good, "--tracking-uri", elsewhere), "gate check --name, or gate promote"),
-        # A key that nobody trusts does not make it another verdict.
+def test_measurer_key_signs_the_verdict_for_another_model(
+    signed_project: SignedProject, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATE_SIGNING_KEY", f"file:{signed_project.folder / 'ci.pem'}")
+    monkeypatch.setenv("GATE_TRUST", signed_project.trust())
+    assert signed_project.promote(report, "--name", "letters") == 0
+    assert signed_project.lines()[-1].signers == (signed_project.key.public.key_id,)
+    # It is no way around: what is edited, or was never signed, is not signed.
+    for tamper, reason in (
+        (widen_golden_tolerance, "are not those that were signed"),
         (
-            ("--trust", good, "--name", "letters", "--key", str(tmp_path / "other.pem")),
-            "expected letters in sqlite:///",
+            with_invalid_signature("decision.dsse.json"),
+            "the statement on the decision is signed by 0",
+        ),
+        (
+            with_file_removed("decision.dsse.json"),
+            "the verdict has no statement decision.dsse.json",
         ),
     ):
-        assert place.promote(report, *more) == 1, more
-        assert place.lines()[-1].action == "refused"
-        assert reason in place.lines()[-1].reason
-    assert place.champion() == "1"
-    assert MlflowClient(elsewhere).search_model_versions("name = 'small'") == []
+        tamper(report)
+        assert signed_project.promote(report, "--name", "letters") == 1
+        assert reason in signed_project.lines()[-1].reason
 
 
-@pytest.mark.proof
-def test_a_measurers_key_signs_the_verdict_anew_for_another_model(
-    place: Place, report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GATE_SIGNING_KEY", f"file:{place.folder / 'ci.pem'}")
-    monkeypatch.setenv("GATE_TRUST", place.trust())
-    assert place.promote(report, "--name", "letters") == 0
-    assert place.lines()[-1].signers == (place.key.public.key_id,)
-    # It is no way around: what is edited, or was never signed, is not signed.
-    for spoil, reason in (
-        (wider, "are not those that were signed"),
-        (signed_by_nothing("decision.dsse.json"), "the statement on the decision is signed by 0"),
-        (without("decision.dsse.json"), "the verdict has no statement decision.dsse.json"),
-    ):
-        spoil(report)
-        assert place.promote(report, "--name", "letters") == 1
-        assert reason in place.lines()[-1].reason
-
-
-def test_without_a_key_the_folders_own_signs_and_says_whose_word_that_is(
-    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_local_key_signs_when_no_key_is_given(
+    signed_project: SignedProject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty_database(tmp_path / "mlflow.db")
     here = f"sqlite:///{tmp_path}/mlflow.db"
@@ -230,16 +220,16 @@ def test_without_a_key_the_folders_own_signs_and_says_whose_word_that_is(
     assert printed.err.count(word) == 1
     assert "signed  by local (" in printed.out
     assert "signed by local (" in Path("report/report.html").read_text()
-    assert place.promote(Path("report"), "--tracking-uri", here) == 0
+    assert signed_project.promote(Path("report"), "--tracking-uri", here) == 0
     printed = capsys.readouterr()
     assert word in printed.out
     assert word not in printed.err
     assert cli.main(["report", "report", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["story"]["subject"]["signed_by"]
-    assert told.startswith("local (")
-    assert cli.main(["report", "report", "--trust", place.trust(), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["story"]["subject"]["signed_by"]
-    assert told is None
+    printed_json = json.loads(capsys.readouterr().out)["story"]["subject"]["signed_by"]
+    assert printed_json.startswith("local (")
+    assert cli.main(["report", "report", "--trust", signed_project.trust(), "--json"]) == 0
+    printed_json = json.loads(capsys.readouterr().out)["story"]["subject"]["signed_by"]
+    assert printed_json is None
     secret = Path(".gate/keys/local.pem").read_text().splitlines()[1]
     run = MlflowClient(here).get_model_version("small", "1").run_id
     artifacts = Path(MlflowClient(here).download_artifacts(run, ""))
@@ -248,17 +238,19 @@ def test_without_a_key_the_folders_own_signs_and_says_whose_word_that_is(
     assert not any(secret.encode() in p.read_bytes() for p in written if p.is_file())
 
 
-def test_a_rejected_verdict_is_signed_too(place: Place) -> None:
-    assert check(Path("report"), "--key", str(place.folder / "ci.pem"), file="bad.onnx") == 1
+def test_rejected_verdict_is_signed(signed_project: SignedProject) -> None:
+    assert (
+        check(Path("report"), "--key", str(signed_project.folder / "ci.pem"), file="bad.onnx") == 1
+    )
     verdict = StatementPair.from_folder(Path("report")).decision
-    assert verdict.signers([place.key.public]) == (place.key.public,)
+    assert verdict.signers([signed_project.key.public]) == (signed_project.key.public,)
     assert summary_in(verdict).verification_result == "FAILED"
     digest = Digest.from_file(made() / "bad.onnx")
     assert summary_in(verdict).resource_uri == f"urn:sha256:{digest.hex}"
 
 
-def test_what_is_signed_is_what_was_computed_and_not_what_lies_on_the_disk(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_replaced_after_writing_are_not_signed(
+    signed_project: SignedProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody exchanges golden.json the moment it is written."""
     save = GoldenManifest.save
@@ -268,11 +260,18 @@ def test_what_is_signed_is_what_was_computed_and_not_what_lies_on_the_disk(
         save(self.model_copy(update={"outputs": (output,)}), path)
 
     monkeypatch.setattr(GoldenManifest, "save", exchanged)
-    bound = ("--key", str(place.folder / "ci.pem"), "--name", "small", "--tracking-uri", place.uri)
+    bound = (
+        "--key",
+        str(signed_project.folder / "ci.pem"),
+        "--name",
+        "small",
+        "--tracking-uri",
+        signed_project.uri,
+    )
     assert check(tmp_path / "report", *bound) == 0
-    trust = ("--trust", place.trust(), *bound[:2])
-    assert place.promote(tmp_path / "report", *trust) == 1
-    assert "are not those that were signed" in place.lines()[-1].reason
+    trust = ("--trust", signed_project.trust(), *bound[:2])
+    assert signed_project.promote(tmp_path / "report", *trust) == 1
+    assert "are not those that were signed" in signed_project.lines()[-1].reason
 
 
 @pytest.mark.parametrize(
@@ -282,7 +281,7 @@ def test_what_is_signed_is_what_was_computed_and_not_what_lies_on_the_disk(
         ("no key", 0o644, "has mode 0644"),
     ],
 )
-def test_a_key_that_is_none_is_said_before_anything_is_measured(
+def test_invalid_key_is_reported_before_measuring(
     tmp_path: Path, text: str | None, mode: int, message: str
 ) -> None:
     if text is not None:
@@ -306,7 +305,7 @@ def test_a_key_that_is_none_is_said_before_anything_is_measured(
 
 
 @pytest.mark.parametrize("option", [("--key", "ci.pem"), ("--name", "small")])
-def test_without_a_report_there_is_nothing_to_sign(
+def test_key_and_name_require_a_report(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = made()

@@ -1,21 +1,17 @@
-"""One `--state` in every command: what was said before it, and a ledger of before the database."""
+"""--state in every command, and ledgers of versions before the database."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gate import cli
-from gate.commands.history import exported
 from gate.commands.loaders import read_ledger, written_ledger
 from gate.errors import Untrusted
 from gate.ledger.database import DEFAULT
 from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
-from gate.mlflow_client.registry import MlflowRegistry
-from gate.registry.interface import CHAMPION
 from gate.service.settings import write_secrets
 from gate.signing.keys import SigningKey, read_public
 from gate.signing.local_keys import LocalKeys
@@ -26,17 +22,14 @@ from tests.ledger.keys import Writers
 from tests.ledger.rows import rows
 from tests.ledger.test_signature import entry
 from tests.registry.conftest import _files_are_read_here, _no_dvc_experiment  # noqa: F401
-from tests.registry.promoting import promote
-from tests.registry.releases import NAME, onnx_file, release
-from tests.registry.servers import make_run
+from tests.registry.releases import NAME
 from tests.service.conftest import database as url  # noqa: F401
 from tests.service.conftest import postgres_server  # noqa: F401
 from tests.service.deliveries import SECRET
-from tests.service.places import AUTOMATIC
+from tests.service.registry_setup import AUTOMATIC
 
 # SQLAlchemy, about MLflow's own tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-OLD = ".gate/ledger.jsonl"
 READING = {
     "history": ["history"],
     "verify": ["history", "--verify"],
@@ -53,7 +46,7 @@ COMMANDS = READING | WRITING
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder with a registry, a policy, the service's secret and a key."""
     for name in ("GATE_STATE", "GATE_LEDGER", "GATE_INBOX", "GATE_SIGNING_KEY", "GATE_TRUST"):
         monkeypatch.delenv(name, raising=False)
@@ -66,33 +59,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Before:
-    """Two versions were promoted by an earlier version of the gate, into `.gate/ledger.jsonl`."""
-
-    def __init__(self, folder: Path) -> None:
-        (folder / "mlflow.db").unlink()
-        self.uri, self.folder = f"sqlite:///{folder}/mlflow.db", folder
-        self.registry = MlflowRegistry(self.uri)
-        self.run_id = make_run(self.uri, artifacts=folder / "artifacts")
-        ledger = Ledger(folder / "before.db")
-        for seed in (1, 2):
-            self.promote(seed, ledger)
-        (folder / ".gate").mkdir()
-        (folder / OLD).write_bytes(b"".join(exported(ledger)))
-
-    def promote(self, seed: int, ledger: Ledger) -> str | None:
-        file = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
-        made = replace(release(file, policy=AUTOMATIC), run_id=self.run_id)
-        return promote(self.registry, made, policy=AUTOMATIC, ledger=ledger).version
-
-    @property
-    def champion(self) -> str | None:
-        return self.registry.alias(NAME, CHAMPION)
-
-
 @pytest.mark.parametrize("moved", ["--ledger", "--inbox", "GATE_LEDGER", "GATE_INBOX"])
-def test_what_was_said_before_is_answered(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moved: str
+def test_old_options_get_a_hint(
+    in_project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    moved: str,
 ) -> None:
     value = "postgresql://gate:hunter2xyz@db/gate"
     if not moved.startswith("--"):
@@ -103,7 +75,7 @@ def test_what_was_said_before_is_answered(
         assert moved in printed, arguments
         assert "--state" in printed
         assert "hunter2" not in printed
-    assert not (here / ".gate").exists()
+    assert not (in_project / ".gate").exists()
 
 
 @pytest.mark.parametrize(
@@ -119,8 +91,8 @@ def test_what_was_said_before_is_answered(
         ("env:NOT_SET_IN_THE_TEST", "has no address"),
     ],
 )
-def test_a_state_that_is_none(
-    here: Path, capsys: pytest.CaptureFixture[str], state: str, message: str
+def test_invalid_state_is_refused(
+    in_project: Path, capsys: pytest.CaptureFixture[str], state: str, message: str
 ) -> None:
     for name in ("history", "accept-ledger", "reconcile"):
         assert cli.main([*COMMANDS[name], "--state", state, "--debug"]) == 2
@@ -128,13 +100,11 @@ def test_a_state_that_is_none(
         assert message in printed, name
         assert "unexpected" not in printed
         assert "hunter2" not in printed
-    assert not (here / ".gate").exists()
+    assert not (in_project / ".gate").exists()
 
 
-def test_a_signed_ledger_is_not_gone_on_with_without_a_key(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Ledger(DEFAULT, key=SigningKey.from_file(here / "key.pem")).append(entry("signed"))
+def test_signed_ledger_requires_a_key(in_project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Ledger(DEFAULT, key=SigningKey.from_file(in_project / "key.pem")).append(entry("signed"))
     before = rows(DEFAULT)
     for arguments in WRITING.values():
         code, plain = as_json(capsys, *arguments)
@@ -142,15 +112,15 @@ def test_a_signed_ledger_is_not_gone_on_with_without_a_key(
     assert rows(DEFAULT) == before
 
 
-def test_the_key_of_the_folder_signs_where_there_is_one(
-    here: Path, capsys: pytest.CaptureFixture[str]
+def test_local_key_signs_ledger_entries(
+    in_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = ("accept-ledger", "--reason", "the disk died")
     head = LedgerHead(lines=9, sha256=Digest.from_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
     stored = StoredHead(Path(".gate/store/ledger-head.json"), place="the store")
     stored.replace(head)
     assert as_json(capsys, *lost)[0] == 0
-    own = Writers(here / ".gate/keys").key("local")
+    own = Writers(in_project / ".gate/keys").key("local")
     stored.replace(head)
     assert as_json(capsys, *lost)[0] == 0
     signers = [one["signed_by"] for one in as_json(capsys, "history")[1]["entries"]]
@@ -158,13 +128,13 @@ def test_the_key_of_the_folder_signs_where_there_is_one(
 
 
 @pytest.fixture
-def trusting(here: Path) -> Path:
+def trusting(in_project: Path) -> Path:
     """The folder has a key of its own, and a trust that believes it alone."""
-    LocalKeys(here / ".gate", print).signing_key()
-    return here
+    LocalKeys(in_project / ".gate", print).signing_key()
+    return in_project
 
 
-def test_no_command_writes_what_the_folder_s_own_trust_would_not_believe(
+def test_no_command_writes_untrusted_entries(
     trusting: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A key that nobody trusts here; without --trust, as with it."""
@@ -180,7 +150,7 @@ def test_no_command_writes_what_the_folder_s_own_trust_would_not_believe(
     assert as_json(capsys, "history", "--verify")[1]["holds"]
 
 
-def test_lines_of_a_stranger_are_believed_by_no_command_that_goes_by_them(
+def test_entries_of_an_untrusted_key_are_refused(
     trusting: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Ledger(DEFAULT, key=SigningKey.from_file(trusting / "key.pem")).append(entry("a stranger's"))
@@ -201,11 +171,11 @@ def test_lines_of_a_stranger_are_believed_by_no_command_that_goes_by_them(
     assert as_json(capsys, *READING["checkpoint"])[0] == 0
 
 
-def test_a_ledger_of_before_the_folder_had_a_key_goes_on_until_its_first_signed_line(
-    here: Path, capsys: pytest.CaptureFixture[str]
+def test_unsigned_ledger_continues_until_its_first_signed_entry(
+    in_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Ledger(DEFAULT).append(entry("unsigned"))
-    own = LocalKeys(here / ".gate", print).signing_key()
+    own = LocalKeys(in_project / ".gate", print).signing_key()
     place = {"state": DEFAULT, "key": None, "trust": None}
     written_ledger(place).append(entry("the first signed one"))  # type: ignore[arg-type]
     assert [row.signature is None for row in rows(DEFAULT)] == [True, False]
@@ -219,7 +189,7 @@ def test_a_ledger_of_before_the_folder_had_a_key_goes_on_until_its_first_signed_
     assert own.public.key_id in str(rows(DEFAULT)[1].signature)
 
 
-def test_a_trust_that_is_named_believes_no_ledger_without_signatures(
+def test_named_trust_refuses_an_unsigned_ledger(
     trusting: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Ledger(DEFAULT).append(entry("unsigned"))
@@ -232,7 +202,7 @@ def _own(folder: Path) -> SigningKey:
     return SigningKey.from_file(folder / ".gate/keys/local.pem")
 
 
-def test_each_command_says_in_its_help_what_the_state_is(
+def test_help_of_each_command_explains_state(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, (command, *more) in COMMANDS.items():

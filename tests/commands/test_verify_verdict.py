@@ -1,4 +1,4 @@
-"""`gate verify-verdict`, and `gate verify-release --verdict`, as a consumer calls them."""
+"""gate verify-verdict and gate verify-release --verdict."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ def made(tmp_path: Path) -> Released:
     return release(tmp_path)
 
 
-def least(made: Released) -> tuple[str, ...]:
+def minimal_arguments(made: Released) -> tuple[str, ...]:
     return (str(made.statement), "--model", str(made.model), "--trust", str(made.trust))
 
 
-def whole(made: Released) -> tuple[str, ...]:
+def all_arguments(made: Released) -> tuple[str, ...]:
     folder = made.folder
     return (
-        *least(made), "--evidence", str(folder / "evidence.json"),
+        *minimal_arguments(made), "--evidence", str(folder / "evidence.json"),
         "--policy", str(folder / "policy.json"), "--golden", str(folder / "golden"),
         "--name", NAME, "--registry", f"{REGISTRY.upper().replace('HTTPS', 'https')}/",
     )  # fmt: skip
 
 
-def test_a_verdict_is_trusted_by_what_was_given(made: Released, capsys: Capture) -> None:
-    code, out, _ = run(capsys, *least(made))
+def test_verdict_is_trusted_with_minimal_arguments(made: Released, capsys: Capture) -> None:
+    code, out, _ = run(capsys, *minimal_arguments(made))
     assert code == 0
     assert out.splitlines()[:2] == ["TRUSTED PASSED", "verdict   PASSED, PARITY_EXACT"]
     assert "claims" not in out
     assert "not verified, because no file was given: golden/golden.json, preprocessing" in out
 
 
-def test_all_of_it_is_checked(made: Released, capsys: Capture) -> None:
-    code, plain = as_json(capsys, *whole(made))
+def test_all_artifacts_are_checked(made: Released, capsys: Capture) -> None:
+    code, plain = as_json(capsys, *all_arguments(made))
     assert (code, plain["exit_code"], plain["trusted"], plain["problems"]) == (0, 0, True, [])
     assert plain["checked"] == [
         "signature", "result", "model", "resource", "evidence", "measurement", "policy",
@@ -56,23 +56,21 @@ def test_all_of_it_is_checked(made: Released, capsys: Capture) -> None:
     assert plain["signers"] == [{"name": "key 0", "key_id": signing.key().public.key_id}]
 
 
-def test_an_evidence_without_its_statement_beside_is_still_compared(
-    made: Released, capsys: Capture
-) -> None:
+def test_evidence_without_its_statement_is_compared(made: Released, capsys: Capture) -> None:
     statement = made.folder / "evidence.dsse.json"
     moved = statement.rename(made.folder / "moved.json")
-    _, plain = as_json(capsys, *whole(made))
+    _, plain = as_json(capsys, *all_arguments(made))
     assert "measurement" not in plain["checked"]
-    code, plain = as_json(capsys, *whole(made), "--evidence-statement", str(moved))
+    code, plain = as_json(capsys, *all_arguments(made), "--evidence-statement", str(moved))
     assert code == 0
     assert "measurement" in plain["checked"]
 
 
-def test_everything_that_is_wrong_is_printed(made: Released, capsys: Capture) -> None:
+def test_all_problems_are_printed(made: Released, capsys: Capture) -> None:
     made.model.write_bytes(b"another")
     evidence = made.folder / "evidence.json"
     evidence.write_text(evidence.read_text().replace('"samples": 400', '"samples": 401', 1))
-    code, out, _ = run(capsys, *whole(made))
+    code, out, _ = run(capsys, *all_arguments(made))
     assert code == 1
     assert out.splitlines()[0] == "NOT TRUSTED (4 problems)"
     assert out.index("The statement claims, without proof:") < out.index("verdict   PASSED")
@@ -85,16 +83,16 @@ def test_everything_that_is_wrong_is_printed(made: Released, capsys: Capture) ->
 
 
 @pytest.mark.parametrize("text", ["", '{"payload":"", "payloadType": "x", "signatures": []}'])
-def test_what_is_no_statement_is_not_trusted(made: Released, capsys: Capture, text) -> None:
+def test_invalid_statement_is_not_trusted(made: Released, capsys: Capture, text) -> None:
     made.statement.write_text(text)
-    code, plain = as_json(capsys, *least(made))
+    code, plain = as_json(capsys, *minimal_arguments(made))
     assert (code, plain["trusted"], plain["statement"]) == (1, False, None)
     assert "is not an in-toto statement" in plain["problems"][0]
 
 
-def test_evidence_that_is_none_is_not_trusted(made: Released, capsys: Capture) -> None:
+def test_invalid_evidence_is_not_trusted(made: Released, capsys: Capture) -> None:
     (made.folder / "evidence.json").write_text("{}")
-    code, plain = as_json(capsys, *whole(made))
+    code, plain = as_json(capsys, *all_arguments(made))
     assert (code, plain["trusted"]) == (1, False)
     assert "not a valid Evidence" in plain["problems"][0]
 
@@ -110,32 +108,30 @@ def test_evidence_that_is_none_is_not_trusted(made: Released, capsys: Capture) -
         (("--trust", "none.yaml"), "none.yaml does not exist"),
     ],
 )
-def test_what_cannot_be_looked_at(made: Released, capsys: Capture, arguments, why) -> None:
-    code, _, err = run(capsys, *least(made), *arguments)
+def test_unreadable_file_is_an_error(made: Released, capsys: Capture, arguments, why) -> None:
+    code, _, err = run(capsys, *minimal_arguments(made), *arguments)
     assert code == 2
     assert why in err
 
 
-def test_a_trust_that_is_none_says_nothing(made: Released, capsys: Capture) -> None:
+def test_invalid_trust_is_an_error(made: Released, capsys: Capture) -> None:
     made.trust.write_text("trust:\n  measurers: []\n")
-    code, plain = as_json(capsys, *least(made))
+    code, plain = as_json(capsys, *minimal_arguments(made))
     assert (code, plain["error"]["type"]) == (2, "PolicyError")
 
 
-def test_an_old_verdict_of_a_revoked_key_on_a_rejected_file(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_old_rejection_by_a_revoked_key_lists_all_problems(tmp_path: Path, capsys: Capture) -> None:
     made = release(tmp_path, runtimes=(), now=datetime.now(UTC) - timedelta(days=100))
     made.trust.write_text(f"{made.trust.read_text()}  revoked: [{signing.key().public.key_id}]\n")
-    code, out, _ = run(capsys, *whole(made))
+    code, out, _ = run(capsys, *all_arguments(made))
     assert code == 1
     for why in ("is revoked", "days old", "the verdict is FAILED"):
         assert why in out
 
 
-def test_a_rejection_by_whom_one_trusts_is_no_claim(tmp_path: Path, capsys: Capture) -> None:
+def test_trusted_rejection_is_reported_as_rejection(tmp_path: Path, capsys: Capture) -> None:
     made = release(tmp_path, runtimes=(), now=datetime.now(UTC))
-    code, out, _ = run(capsys, *least(made))
+    code, out, _ = run(capsys, *minimal_arguments(made))
     assert (code, out.splitlines()[0]) == (1, "NOT TRUSTED: a trusted key signed FAILED")
     assert "claims" not in out
     assert "verdict   FAILED\n" in out
@@ -145,14 +141,14 @@ HEAVY = ("torch", "mlflow", "onnxruntime", "onnx", "sqlalchemy", "numpy", "scipy
          "fastapi", "requests", "boto3")  # fmt: skip
 
 
-def test_it_needs_files_only(made: Released) -> None:
+def test_verification_needs_files_only(made: Released) -> None:
     """Neither what measures nor what serves is imported, and nothing is connected to."""
     script = (
         "import socket, sys\n"
         "def refuse(*_): raise AssertionError('network')\n"
         "socket.socket.connect = refuse\n"
         "from gate import cli\n"
-        f"code = cli.main({['verify-verdict', *least(made)]!r})\n"
+        f"code = cli.main({['verify-verdict', *minimal_arguments(made)]!r})\n"
         f"print(code, [name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     done = subprocess.run(
@@ -161,11 +157,11 @@ def test_it_needs_files_only(made: Released) -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-def test_deciding_again_needs_no_more_than_scipy(made: Released) -> None:
+def test_deciding_again_needs_only_scipy(made: Released) -> None:
     script = (
         "import sys\n"
         "from gate import cli\n"
-        f"code = cli.main({['verify-verdict', *whole(made)]!r})\n"
+        f"code = cli.main({['verify-verdict', *all_arguments(made)]!r})\n"
         "print(code, [n for n in ('torch', 'mlflow', 'onnxruntime', 'onnx') if n in sys.modules])\n"
     )
     done = subprocess.run(
@@ -174,26 +170,24 @@ def test_deciding_again_needs_no_more_than_scipy(made: Released) -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-def vouched(made: Released) -> tuple[str, ...]:
+def arguments_with_verdict(made: Released) -> tuple[str, ...]:
     return (
         str(made.model), "--golden", str(made.folder / "golden"),
         "--verdict", str(made.statement), "--trust", str(made.trust),
     )  # fmt: skip
 
 
-def test_a_release_is_computed_again_where_somebody_vouches_for_it(
-    made: Released, capsys: Capture
-) -> None:
-    code, plain = release_as_json(capsys, *vouched(made))
+def test_trusted_release_is_executed(made: Released, capsys: Capture) -> None:
+    code, plain = release_as_json(capsys, *arguments_with_verdict(made))
     assert (code, plain["verdict"], plain["statement"]["trusted"]) == (0, "PASS", True)
     assert plain["trusted"] is True
-    code, out, _ = run_release(capsys, *vouched(made))
+    code, out, _ = run_release(capsys, *arguments_with_verdict(made))
     assert code == 0
     assert "signed by key 0" in out
     assert out.splitlines()[0] == "PASS, TRUSTED PASSED"
 
 
-def test_a_release_that_nobody_vouches_for_is_not_run(
+def test_untrusted_release_is_not_executed(
     made: Released, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -201,47 +195,49 @@ def test_a_release_that_nobody_vouches_for_is_not_run(
     )
     array = next((made.folder / "golden").glob("output-*.bin"))
     array.write_bytes(bytes(array.stat().st_size))
-    code, plain = release_as_json(capsys, *vouched(made))
+    code, plain = release_as_json(capsys, *arguments_with_verdict(made))
     assert (code, plain["verdict"], plain["statement"]["trusted"]) == (1, "FAIL", False)
     assert plain["trusted"] is False
-    code, out, _ = run_release(capsys, *vouched(made))
+    code, out, _ = run_release(capsys, *arguments_with_verdict(made))
     assert code == 1
     assert out.splitlines()[0] == "FAIL, NOT TRUSTED (1 problem): nothing was run"
 
 
-def test_vectors_that_no_statement_names_are_refused(tmp_path: Path, capsys: Capture) -> None:
+def test_golden_vectors_missing_in_the_statement_are_refused(
+    tmp_path: Path, capsys: Capture
+) -> None:
     made = release(tmp_path)
     statements = signing.statements(
         made.evidence, made.decision, files={"model.onnx": made.decision.subject_sha256}
     )
     statements.write(tmp_path)
-    code, plain = release_as_json(capsys, *vouched(made))
+    code, plain = release_as_json(capsys, *arguments_with_verdict(made))
     assert code == 1
     assert "the statement names none" in json.dumps(plain["problems"])
 
 
 @pytest.mark.parametrize("option", ["--verdict", "--trust"])
-def test_a_statement_needs_a_trust_and_a_trust_a_statement(
+def test_verdict_and_trust_options_go_together(
     made: Released, capsys: Capture, option: str
 ) -> None:
-    given = vouched(made)
+    given = arguments_with_verdict(made)
     place = given.index(option)
     code, _, err = run_release(capsys, *given[:place], *given[place + 2 :])
     assert code == 2
     assert "go together" in err
 
 
-def test_the_preprocessing_spec_is_one_of_the_subjects(made: Released, capsys: Capture) -> None:
+def test_preprocessing_spec_is_verified(made: Released, capsys: Capture) -> None:
     from gate.preprocess.spec import PreprocessSpec
 
     spec = made.folder / "spec.json"
     PreprocessSpec.imagenet().save(spec)
     assert PreprocessSpec.imagenet().digest() != builders.digest("spec")
-    code, plain = as_json(capsys, *least(made), "--preprocessing", str(spec))
+    code, plain = as_json(capsys, *minimal_arguments(made), "--preprocessing", str(spec))
     assert code == 1
     assert "preprocessing" in plain["problems"][0]
     files = {"model.onnx": made.decision.subject_sha256}
     files["preprocessing"] = PreprocessSpec.imagenet().digest()
     signing.statements(made.evidence, made.decision, files=files).write(made.folder)
-    code, plain = as_json(capsys, *least(made), "--preprocessing", str(spec))
+    code, plain = as_json(capsys, *minimal_arguments(made), "--preprocessing", str(spec))
     assert (code, plain["unchecked"]) == (0, [])

@@ -47,12 +47,12 @@ def of_parts(folder: Path, seed: int = 0) -> SlotSource:
     return SlotSource.local(path, golden=golden)
 
 
-def spoiled(good: SlotSource, spoil: Callable[[Path], None]) -> SlotSource:
+def tampered(good: SlotSource, tamper: Callable[[Path], None]) -> SlotSource:
     """A source whose files are changed after they were fetched."""
 
     def fetch(folder: Path) -> Path:
         path = good.fetch(folder)
-        spoil(path)
+        tamper(path)
         return path
 
     return SlotSource(

@@ -1,4 +1,4 @@
-"""What clients get over HTTP: the right bytes, named by their digest, and nothing else."""
+"""The model store over HTTP: the right bytes under names and digests, and nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _manifest(client: httpx.Client) -> Manifest:
     return Manifest.from_json(client.get(f"{NAME}/manifest.json").raise_for_status().content)
 
 
-def test_the_stable_names(client: httpx.Client, store: ModelStore) -> None:
+def test_stable_names_serve_the_current_release(client: httpx.Client, store: ModelStore) -> None:
     live = store.live(NAME)
     assert live is not None
     answer = client.get(f"{NAME}/manifest.json")
@@ -68,7 +68,7 @@ def test_the_stable_names(client: httpx.Client, store: ModelStore) -> None:
         assert "access-control-allow-origin" not in model.headers
 
 
-def test_digest_addresses_may_be_kept_for_a_year(client: httpx.Client, tmp_path: Path) -> None:
+def test_digest_urls_are_cacheable_for_a_year(client: httpx.Client, tmp_path: Path) -> None:
     slot = _manifest(client).slots["exact"]
     for entry in (*slot.files, slot.golden):
         answer = client.get(f"{NAME}/{entry.url}")
@@ -78,7 +78,9 @@ def test_digest_addresses_may_be_kept_for_a_year(client: httpx.Client, tmp_path:
         assert len(answer.content) == entry.size_bytes
 
 
-def test_a_consumer_proves_what_it_downloaded(client: httpx.Client, tmp_path: Path) -> None:
+def test_client_verifies_the_download_with_golden_vectors(
+    client: httpx.Client, tmp_path: Path
+) -> None:
     """By HTTP alone, with the golden vectors from beside the model."""
     slot = _manifest(client).slots["exact"]
     folder = tmp_path / "edge"
@@ -103,7 +105,7 @@ def test_external_data_is_served(client: httpx.Client, store: ModelStore, tmp_pa
     assert client.get(f"{NAME}/model.onnx").headers["etag"] == f'"sha256-{slot.model.sha256.hex}"'
 
 
-def test_what_the_client_has_is_not_sent_again(client: httpx.Client) -> None:
+def test_matching_etag_gets_304(client: httpx.Client) -> None:
     tag = client.head(f"{NAME}/model.onnx").headers["etag"]
     for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
         answer = client.get(f"{NAME}/model.onnx", headers={"If-None-Match": known})
@@ -114,9 +116,7 @@ def test_what_the_client_has_is_not_sent_again(client: httpx.Client) -> None:
     assert other.status_code == 200
 
 
-def test_a_tag_is_of_the_bytes_whatever_the_clock_says(
-    client, store: ModelStore, tmp_path: Path
-) -> None:
+def test_etag_depends_on_the_bytes_only(client, store: ModelStore, tmp_path: Path) -> None:
     """Same size, same time: another model all the same."""
     before = client.get(f"{NAME}/model.onnx")
     deploy(store, NAME, {"exact": models.source(tmp_path, 2)})
@@ -133,7 +133,7 @@ def test_a_tag_is_of_the_bytes_whatever_the_clock_says(
     assert again.content == before.content
 
 
-def test_an_older_manifest_still_finds_its_bytes(client, store: ModelStore, tmp_path: Path) -> None:
+def test_digest_url_of_a_kept_release_is_served(client, store: ModelStore, tmp_path: Path) -> None:
     old = _manifest(client).slots["exact"]
     deploy(store, NAME, {"exact": models.source(tmp_path, 2)})
     assert client.get(f"{NAME}/{old.model.url}").status_code == 200
@@ -142,7 +142,7 @@ def test_an_older_manifest_still_finds_its_bytes(client, store: ModelStore, tmp_
     assert client.get(f"{NAME}/{old.model.url}").status_code == 404
 
 
-def test_head_has_all_headers_and_no_body(client: httpx.Client) -> None:
+def test_head_returns_headers_without_body(client: httpx.Client) -> None:
     for path in (f"{NAME}/model.onnx", f"{NAME}/manifest.json"):
         got, head = client.get(path), client.head(path)
         assert (head.status_code, head.content) == (200, b"")
@@ -161,7 +161,7 @@ NO_RANGES = (
 )  # fmt: skip
 
 
-def test_ranges(client: httpx.Client) -> None:
+def test_byte_ranges(client: httpx.Client) -> None:
     def part(asked: str) -> httpx.Response:
         return client.get(f"{NAME}/model.onnx", headers={"Range": asked.encode()})
 
@@ -184,7 +184,7 @@ def test_ranges(client: httpx.Client) -> None:
         assert (answer.status_code, answer.content) == (200, whole), asked
 
 
-def test_a_range_of_other_bytes_gets_the_whole_file(
+def test_if_range_with_an_old_etag_gets_the_whole_file(
     client, store: ModelStore, tmp_path: Path
 ) -> None:
     tag = client.head(f"{NAME}/model.onnx").headers["etag"]
@@ -201,7 +201,7 @@ def _raw(client: httpx.Client, target: str) -> bytes:
         return b"".join(iter(lambda: link.recv(65536), b""))
 
 
-ELSEWHERE = (
+INVALID_PATHS = (
     "nobody/manifest.json", "nobody/model.onnx", f"{NAME}/", f"{NAME}", "",
     f"{NAME}/nothing", f"{NAME}/quantized/model.onnx", f"{NAME}/exact/nothing.onnx",
     f"{NAME}/exact/", f"{NAME}/sha256/{'0' * 64}/model.onnx", f"{NAME}/sha256/short/model.onnx",
@@ -212,33 +212,33 @@ ELSEWHERE = (
 )  # fmt: skip
 
 
-def test_everything_else_is_not_there(client: httpx.Client) -> None:
-    for path in ELSEWHERE:
+def test_other_paths_are_not_found(client: httpx.Client) -> None:
+    for path in INVALID_PATHS:
         answer = _raw(client, f"/models/{path}")
         assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ")), (path, answer[:200])
         assert b"root:" not in answer
         assert b"Traceback" not in answer
 
 
-def test_digests_of_another_name_are_not_there(client, store: ModelStore, tmp_path: Path) -> None:
+def test_digest_of_another_model_is_not_found(client, store: ModelStore, tmp_path: Path) -> None:
     other = models.source(tmp_path, 9)
     deploy(store, "other", {"exact": other})
     assert client.get(f"other/sha256/{other.sha256.hex}/model.onnx").status_code == 200
     assert client.get(f"{NAME}/sha256/{other.sha256.hex}/model.onnx").status_code == 404
 
 
-def test_nothing_can_be_changed(client: httpx.Client) -> None:
+def test_write_methods_are_refused(client: httpx.Client) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         for path in (f"{NAME}/model.onnx", f"{NAME}/manifest.json", f"{NAME}/exact/model.onnx"):
             assert client.request(method, path).status_code == 405
 
 
-def test_an_empty_store_is_a_404(tmp_path: Path) -> None:
+def test_empty_store_is_404(tmp_path: Path) -> None:
     with serving(_app(ModelStore(tmp_path / "nothing"))) as address:
         assert plain_http.get(f"{address}/models/{NAME}/manifest.json").status_code == 404
 
 
-def test_other_origins_only_if_configured(store: ModelStore) -> None:
+def test_cors_only_for_configured_origins(store: ModelStore) -> None:
     page = {"Origin": "https://page.example"}
     with serving(_app(store)) as address:
         answer = plain_http.get(f"{address}/models/{NAME}/model.onnx", headers=page)
@@ -257,7 +257,7 @@ def test_other_origins_only_if_configured(store: ModelStore) -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_file_under_way_outlives_its_release(store: ModelStore, tmp_path: Path, client) -> None:
+def test_running_download_survives_pruning(store: ModelStore, tmp_path: Path, client) -> None:
     """Whoever began to read reads to the end, even when the bytes are pruned meanwhile."""
     live = store.live(NAME)
     assert live is not None
@@ -268,7 +268,7 @@ def test_a_file_under_way_outlives_its_release(store: ModelStore, tmp_path: Path
         assert Digest.from_bytes(answer.read()) == live.slots["exact"].sha256
 
 
-def test_no_file_stays_open(store: ModelStore, client: httpx.Client) -> None:
+def test_no_file_stays_open_after_a_request(store: ModelStore, client: httpx.Client) -> None:
     slot = store.live(NAME).slots["exact"]
     path = store.file(slot.sha256, slot.model).resolve()
     for headers in ({}, {"Range": "bytes=0-1"}, {"Range": "bytes=999999-"}, {"If-None-Match": "*"}):

@@ -13,7 +13,7 @@ from gate.installation import cores
 @pytest.mark.parametrize(
     ("physical", "allowed", "wanted"), [(4, 8, 4), (4, 2, 2), (None, 3, 1), (0, 2, 1)]
 )
-def test_it_is_the_physical_ones_that_this_process_may_use(
+def test_physical_cores_available_to_this_process(
     physical: int | None, allowed: int, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical)

@@ -1,4 +1,4 @@
-"""Several processes where that pays, by a trial; as many as somebody asks for."""
+"""The number of worker processes: chosen by a trial or as requested."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, *, together: float, alone: float) -> 
         (0.09, 0.1, 1, None),
     ],
 )
-def test_the_trial_says_whether_it_pays(
+def test_trial_decides_whether_processes_pay_off(
     case: MeasurementJob, monkeypatch: pytest.MonkeyPatch, together: float, alone: float, count: int,
     threads: int | None,
 ) -> None:  # fmt: skip
@@ -50,15 +50,13 @@ def test_the_trial_says_whether_it_pays(
     assert (decided.count, decided.threads) == (count, threads)
 
 
-def test_few_batches_are_not_worth_a_trial(
-    case: MeasurementJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_batches_skip_the_trial(case: MeasurementJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool, "_trial", None)
     assert chosen(dataclasses.replace(case, batch_size=10)).count == 1
 
 
 @pytest.mark.parametrize(("threads", "count"), [(1, 4), (2, 2), (3, 1), (4, 1), (8, 1)])
-def test_the_threads_of_the_policy_are_kept(
+def test_policy_threads_are_kept(
     case: MeasurementJob, monkeypatch: pytest.MonkeyPatch, threads: int, count: int
 ) -> None:
     timed(monkeypatch, together=1.0, alone=1.0)
@@ -68,7 +66,7 @@ def test_the_threads_of_the_policy_are_kept(
     assert (decided.count, decided.threads) == (count, threads)
 
 
-def test_who_asks_gets_what_he_asks_for(case: MeasurementJob) -> None:
+def test_requested_number_is_used(case: MeasurementJob) -> None:
     assert (requested_jobs(3, case).count, requested_jobs(3, case).threads) == (3, 1)
     assert (requested_jobs(1, case).count, requested_jobs(1, case).threads) == (1, None)
 
@@ -81,7 +79,7 @@ class Wide(nn.Module):
 
 
 @pytest.mark.parametrize(("free", "wide", "narrow"), [(2**33, 2, 8), (2**28, 1, 1)])
-def test_large_activations_leave_room_for_fewer(
+def test_large_activations_reduce_the_number(
     case: MeasurementJob, monkeypatch: pytest.MonkeyPatch, free: int, wide: int, narrow: int
 ) -> None:
     """256 samples a batch: 9 tensors of 256 MiB beside what this process holds."""
@@ -95,7 +93,7 @@ def test_large_activations_leave_room_for_fewer(
     assert requested_jobs(8, dataclasses.replace(large, model=Wide())).count == wide
 
 
-def test_the_trial_runs_the_reference_and_leaves_the_threads(case: MeasurementJob) -> None:
+def test_trial_runs_the_reference_and_restores_threads(case: MeasurementJob) -> None:
     before = torch.get_num_threads()
     seconds = worker_pool._trial(case, (1, 1))
     assert len(seconds) == 2

@@ -1,5 +1,4 @@
-"""Units that were measured apart merge to the evidence of one process, or to an error that names
-the unit."""
+"""Separately measured units merge to the evidence of one process, or to an error naming the unit."""
 
 from __future__ import annotations
 
@@ -53,14 +52,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def asked(folder: Path, **policy: Any) -> tuple[Path, Reference, EvaluationData, Policy]:
+def request_arguments(
+    folder: Path, **policy: Any
+) -> tuple[Path, Reference, EvaluationData, Policy]:
     reference = Reference.from_factory("tests.distributed.tiny:rare")
     workload = replace(EvaluationData.open(folder / "x.npy", batch_size=BATCH), units=UNITS - 1)
     return folder / "model.onnx", reference, workload, Policy.default().model_copy(update=policy)
 
 
 def planned(folder: Path, **policy: Any) -> MeasurementPlan:
-    onnx, reference, workload, chosen = asked(folder, **policy)
+    onnx, reference, workload, chosen = request_arguments(folder, **policy)
     case = case_of(onnx, reference=reference, data=workload, policy=chosen)
     return MeasurementPlan.from_job(case, reference, workload, threads=1)
 
@@ -87,14 +88,14 @@ def parts(measured: dict[int, Path], tmp_path: Path) -> dict[int, Path]:
 
 
 def merged(folder: Path, plan: MeasurementPlan, paths: list[Path], **policy: Any) -> Evidence:
-    onnx, reference, workload, chosen = asked(folder, **policy)
+    onnx, reference, workload, chosen = request_arguments(folder, **policy)
     workload = replace(workload, workers=MergedParts.from_files(plan, paths))
     return collect_evidence(onnx, reference=reference, data=workload, policy=chosen)
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> dict[str, Any]:
-    onnx, reference, workload, policy = asked(folder)
+def single_process(folder: Path) -> dict[str, Any]:
+    onnx, reference, workload, policy = request_arguments(folder)
     evidence = collect_evidence(onnx, reference=reference, data=workload, policy=policy)
     (output,) = next(runtime for runtime in evidence.runtimes if runtime.measured).outputs
     assert output.noise is not None
@@ -104,8 +105,12 @@ def alone(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.rows(3)
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_and_doubled_parts_give_the_evidence_of_one_process(
-    seed: int, folder: Path, plan: MeasurementPlan, parts: dict[int, Path], alone: dict[str, Any]
+def test_parts_in_any_order_give_the_evidence_of_one_process(
+    seed: int,
+    folder: Path,
+    plan: MeasurementPlan,
+    parts: dict[int, Path],
+    single_process: dict[str, Any],
 ) -> None:
     chance = random.Random(seed)
     paths = [parts[index] for index in parts if index or seed]
@@ -114,10 +119,10 @@ def test_any_order_and_doubled_parts_give_the_evidence_of_one_process(
     evidence = merged(folder, plan, paths)
     assert evidence.crew is not None
     assert (evidence.crew.engine, evidence.crew.environments) == ("parts", ())
-    assert untimed(evidence.to_plain()) == alone
+    assert untimed(evidence.to_plain()) == single_process
 
 
-def test_who_measures_again_gets_the_same_numbers(
+def test_repeated_measurement_gives_the_same_numbers(
     plan: MeasurementPlan, measured: dict[int, Path]
 ) -> None:
     one, other = UnitFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
@@ -140,7 +145,7 @@ def renumber(path: Path) -> None:
     path.write_text(path.read_text().replace('"unit": 2', '"unit": 3', 1))
 
 
-SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
+TAMPERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (Path.unlink, "cannot read .*part-2"),
     "empty": (lambda path: path.write_text(""), "part-2.json is not a complete part"),
     "torn": (cut_off, r"\(unit 2\) is not a complete part"),
@@ -151,7 +156,7 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", ["unit", "plan_sha256", "lead_sha256", "body_sha256"])
-def test_no_digit_of_the_header_of_the_lead_can_be_another(
+def test_changed_header_of_the_first_unit_is_refused(
     plan: MeasurementPlan, parts: dict[int, Path], name: str
 ) -> None:
     part = UnitFile.open(parts[0], plan=plan)
@@ -172,7 +177,7 @@ def changed(folder: Path, to: Path, *, row: int, column: str) -> None:
 
 @pytest.mark.parametrize("column", ["x.npy", "labels.npy"])
 @pytest.mark.parametrize("unit", [0, 2])
-def test_samples_and_labels_are_those_of_the_plan_in_each_unit(
+def test_changed_samples_or_labels_in_a_unit_are_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int, column: str
 ) -> None:
     np.save(folder / "labels.npy", np.arange(SAMPLES) % 2)
@@ -190,7 +195,7 @@ def test_samples_and_labels_are_those_of_the_plan_in_each_unit(
         measure_unit(labelled, unit)
 
 
-def test_who_merges_has_the_planned_samples_of_the_lead_too(
+def test_first_unit_must_have_the_planned_samples(
     folder: Path, plan: MeasurementPlan, parts: dict[int, Path], tmp_path: Path
 ) -> None:
     del parts[0]
@@ -202,21 +207,21 @@ def test_who_merges_has_the_planned_samples_of_the_lead_too(
         merged(other, plan, list(parts.values()))
 
 
-@pytest.mark.parametrize(("spoil", "says"), SPOILED.values(), ids=SPOILED)
-def test_a_part_that_is_not_whole_is_named(
-    plan: MeasurementPlan, parts: dict[int, Path], spoil: Callable[[Path], Any], says: str
+@pytest.mark.parametrize(("tamper", "says"), TAMPERED.values(), ids=TAMPERED)
+def test_incomplete_part_is_named(
+    plan: MeasurementPlan, parts: dict[int, Path], tamper: Callable[[Path], Any], says: str
 ) -> None:
-    spoil(parts[2])
+    tamper(parts[2])
     with pytest.raises((EvidenceError, DigestMismatch), match=says):
         MergedParts.from_files(plan, list(parts.values()))
 
 
-def test_a_missing_unit_is_named(plan: MeasurementPlan, parts: dict[int, Path]) -> None:
+def test_missing_unit_is_named(plan: MeasurementPlan, parts: dict[int, Path]) -> None:
     with pytest.raises(EvidenceError, match=r"2 of 6 units are missing: 2, 4\. Measure them: gate"):
         MergedParts.from_files(plan, [parts[index] for index in (0, 1, 3, 5)])
 
 
-def test_a_part_of_another_plan_is_named(folder: Path, parts: dict[int, Path]) -> None:
+def test_part_of_another_plan_is_named(folder: Path, parts: dict[int, Path]) -> None:
     other = planned(folder, max_age_days=7.0)
     with pytest.raises(EvidenceError, match=r"part-0.json \(unit 0\) belongs to another plan"):
         MergedParts.from_files(other, list(parts.values()))
@@ -232,7 +237,7 @@ def without_runtime(part: UnitResult) -> UnitResult:
     return part.model_copy(update={"runtimes": {}})
 
 
-def test_two_answers_for_one_unit_are_no_evidence(
+def test_contradicting_parts_of_one_unit_are_refused(
     plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
     twice = parts[2].with_name("again.json")
@@ -242,7 +247,7 @@ def test_two_answers_for_one_unit_are_no_evidence(
         MergedParts.from_files(plan, [*parts.values(), twice])
 
 
-def test_a_unit_that_lacks_a_runtime_is_no_pass(
+def test_unit_without_a_runtime_does_not_pass(
     folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
     edited(parts[2], plan, without_runtime)
@@ -251,11 +256,11 @@ def test_a_unit_that_lacks_a_runtime_is_no_pass(
     assert "no result from the worker" in {runtime.failure for runtime in evidence.runtimes}
 
 
-def elsewhere(part: UnitResult) -> UnitResult:
+def on_another_machine(part: UnitResult) -> UnitResult:
     versions = {**part.environment.versions, "onnxruntime": "1.0.0"}
     environment = part.environment.model_copy(update={"versions": versions, "kernel": "other"})
     runtimes = {
-        name: track.model_copy(update={"proof": elsewhere_proof(track.proof)})
+        name: track.model_copy(update={"proof": with_other_library(track.proof)})
         for name, track in part.runtimes.items()
         if track.proof is not None
     }
@@ -264,7 +269,7 @@ def elsewhere(part: UnitResult) -> UnitResult:
     )
 
 
-def elsewhere_proof(proof: RunProof) -> RunProof:
+def with_other_library(proof: RunProof) -> RunProof:
     nodes = {name: count + 1 for name, count in proof.nodes_per_provider.items()}
     return proof.model_copy(
         update={"versions": {"onnxruntime": "1.0.0"}, "nodes_per_provider": nodes}
@@ -272,10 +277,10 @@ def elsewhere_proof(proof: RunProof) -> RunProof:
 
 
 @pytest.mark.proof
-def test_another_library_is_refused_unless_the_policy_takes_it(
+def test_other_library_version_is_refused_unless_allowed(
     folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
-    edited(parts[4], plan, elsewhere)
+    edited(parts[4], plan, on_another_machine)
     with pytest.raises(EvidenceError, match=r"unit 4 .*version of onnxruntime 1\.0\.0, here"):
         merged(folder, plan, list(parts.values()))
     evidence = merged(folder, plan, list(parts.values()), environments="any")
@@ -284,7 +289,7 @@ def test_another_library_is_refused_unless_the_policy_takes_it(
     assert any(runtime.measured for runtime in evidence.runtimes)
 
 
-def test_another_head_is_refused(
+def test_part_with_another_header_is_refused(
     folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
     file = UnitFile.open(parts[1], plan=plan)
@@ -294,7 +299,7 @@ def test_another_head_is_refused(
         merged(folder, plan, list(parts.values()))
 
 
-def test_changed_samples_are_noticed_by_whoever_measures(
+def test_changed_samples_are_detected_when_measuring(
     folder: Path, plan: MeasurementPlan, measured: dict[int, Path]
 ) -> None:
     rows = np.load(folder / "x.npy")
@@ -307,25 +312,25 @@ def test_changed_samples_are_noticed_by_whoever_measures(
 
 
 @pytest.mark.parametrize("index", [-1, UNITS, 10**9])
-def test_there_is_no_such_unit(plan: MeasurementPlan, index: int) -> None:
+def test_unknown_unit_is_refused(plan: MeasurementPlan, index: int) -> None:
     with pytest.raises(DataError, match="has no unit"):
         measure_unit(plan, index)
 
 
-def test_a_plan_of_other_code_is_refused(plan: MeasurementPlan) -> None:
+def test_plan_of_other_code_is_refused(plan: MeasurementPlan) -> None:
     with pytest.raises(EvidenceError, match=r"made by parity-gate 0\.0\.0"):
         measure_unit(plan.model_copy(update={"parity_gate": "0.0.0"}), 1)
 
 
-def test_what_others_can_not_open_is_not_planned(folder: Path) -> None:
-    onnx, reference, workload, policy = asked(folder)
+def test_unshareable_input_is_not_planned(folder: Path) -> None:
+    onnx, reference, workload, policy = request_arguments(folder)
     reference = replace(reference, loaded=False)
     case = case_of(onnx, reference=reference, data=workload, policy=policy)
     with pytest.raises(PolicyError, match="with one job"):
         MeasurementPlan.from_job(case, reference, workload, threads=1)
 
 
-def test_other_samples_where_it_is_merged_are_noticed(
+def test_changed_samples_are_detected_when_merging(
     folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
     rows = np.load(folder / "x.npy")
@@ -342,7 +347,7 @@ def test_other_samples_where_it_is_merged_are_noticed(
         np.save(folder / "x.npy", rows)
 
 
-def test_other_code_or_weights_are_noticed(plan: MeasurementPlan) -> None:
+def test_changed_code_or_weights_are_detected(plan: MeasurementPlan) -> None:
     other = Policy.default().digest()
     for field in ("code_sha256", "model_sha256", "subject_sha256"):
         assignment = plan.assignment.model_copy(update={field: other})
@@ -350,8 +355,8 @@ def test_other_code_or_weights_are_noticed(plan: MeasurementPlan) -> None:
             measure_unit(plan.model_copy(update={"assignment": assignment}), 1)
 
 
-def test_a_password_goes_into_no_plan(folder: Path) -> None:
-    onnx, reference, workload, policy = asked(folder)
+def test_plan_contains_no_password(folder: Path) -> None:
+    onnx, reference, workload, policy = request_arguments(folder)
     assert workload.origin is not None
     origin = replace(workload.origin, inputs="s3://key:secret@bucket/x.npy")
     case = case_of(onnx, reference=reference, data=workload, policy=policy)
@@ -360,12 +365,12 @@ def test_a_password_goes_into_no_plan(folder: Path) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_a_policy_that_asks_for_more_than_samples_is_not_planned(folder: Path) -> None:
+def test_policy_beyond_samples_is_not_planned(folder: Path) -> None:
     with pytest.raises(PolicyError, match="incumbent, which units can"):
         planned(folder, incumbent=ChampionPolicy(min_agreement=0.9))
 
 
-def test_tensors_without_bytes_are_for_one_process() -> None:
+def test_in_memory_tensors_are_not_planned() -> None:
     model = rare()
     model.register_buffer("table", torch.eye(3).to_sparse())
     with pytest.raises(PolicyError, match="can't be compared between processes"):

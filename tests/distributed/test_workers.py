@@ -1,4 +1,4 @@
-"""Whatever becomes of workers: all parts come, each once, or the error of the first unit does."""
+"""Worker failures: all parts arrive once, or the error of the first unit is raised."""
 
 from __future__ import annotations
 
@@ -94,39 +94,39 @@ def parts_of(pool: WorkerPool) -> list[int]:
         return sorted(taken.index for taken in crew.parts())
 
 
-def test_all_units_come_once() -> None:
+def test_each_unit_arrives_once() -> None:
     pool = Pool()
     assert parts_of(pool) == [1, 2, 3, 4]
     assert sorted(pool.given) == [1, 2, 3, 4]
 
 
-def test_a_lost_unit_is_all_that_is_repeated() -> None:
+def test_only_a_lost_unit_is_repeated() -> None:
     pool = Pool()
     pool.deadly = {3: 2, 4: 1}
     assert parts_of(pool) == [1, 2, 3, 4]
     assert sorted(pool.given) == [1, 2, 3, 3, 3, 4, 4]
 
 
-def test_a_unit_that_no_worker_survives_is_named() -> None:
+def test_unit_that_kills_every_worker_is_named() -> None:
     with pytest.raises(EvidenceError, match=r"unit 3 .* ended 3 workers, the last with code -9"):
         parts_of(Pool(deadly=(3,)))
 
 
-def test_the_error_is_that_of_the_first_unit() -> None:
+def test_error_of_the_first_unit_is_raised() -> None:
     with pytest.raises(EvidenceError, match="wrong 2"):
         parts_of(Pool(wrong=(4, 2)))
 
 
-def test_what_a_worker_can_not_open_is_the_error_of_all() -> None:
+def test_open_error_of_a_worker_is_raised() -> None:
     with pytest.raises(EvidenceError, match="another model"):
         parts_of(Pool(wrong=(1,), opening="fails"))
 
 
-def test_one_that_dies_while_it_opens_is_replaced() -> None:
+def test_worker_that_dies_while_opening_is_replaced() -> None:
     assert parts_of(Pool(opening="dies")) == [1, 2, 3, 4]
 
 
-def test_an_answer_that_is_none_is_an_error() -> None:
+def test_invalid_answer_is_an_error() -> None:
     pool = Pool()
     pool._call = lambda function, *_: b"" if function.__name__ == "open_job" else b"P{}"  # type: ignore[method-assign]
     with pytest.raises(EvidenceError):
@@ -140,7 +140,7 @@ def _light(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_light")
-def test_a_killed_process_is_replaced_and_no_other_call_is_lost() -> None:
+def test_killed_process_is_replaced_without_losing_calls() -> None:
     with ProcessPool(2) as pool:
         slow, dead = pool.submit(time.sleep, 3), pool.submit(os.abort)
         with pytest.raises(WorkerLost, match=f"code -{int(signal.SIGABRT)}"):
@@ -152,7 +152,7 @@ def test_a_killed_process_is_replaced_and_no_other_call_is_lost() -> None:
 
 
 @pytest.mark.usefixtures("_light")
-def test_a_process_that_can_not_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_failure_ends_the_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     start, started = worker_pool._Process.__init__, []
 
     def broken(process: Any) -> None:
@@ -174,7 +174,7 @@ def test_a_process_that_can_not_be_started_ends_the_others(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("_light")
-def test_processes_end_while_they_compute() -> None:
+def test_processes_can_be_ended_while_computing() -> None:
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), ProcessPool(1) as pool:
         running, waiting = pool.submit(time.sleep, 300), pool.submit(time.sleep, 300)
@@ -186,7 +186,7 @@ def test_processes_end_while_they_compute() -> None:
 
 
 @pytest.mark.usefixtures("_light")
-def test_a_process_never_hears_of_ctrl_c() -> None:
+def test_worker_ignores_ctrl_c() -> None:
     """Not even while it imports, nor the tracker that Python starts with the first one: the whole
     group of a terminal gets it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -207,7 +207,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_process_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+def test_worker_ends_with_a_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "orphans.py").write_text(ORPHANS)
     done = subprocess.run(
         [sys.executable, "orphans.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -220,7 +220,7 @@ def test_a_process_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(done.stdout))
 
 
-def test_who_starts_workers_imports_nothing_heavy() -> None:
+def test_starting_workers_imports_nothing_heavy() -> None:
     code = "import sys, gate.distributed.worker_pool; print({'torch', 'ray', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -19,7 +19,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def whole(tmp_path: Path, server: Server, request: pytest.FixtureRequest) -> Iterator[Stack]:
+def system(tmp_path: Path, server: Server, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """A stack for a model of this test's own."""
     name = "".join(char if char.isalnum() else "-" for char in request.node.name)[:50].strip("-")
     with stack(tmp_path, server, name) as started:

@@ -1,4 +1,4 @@
-"""The whole thing on this machine: a real MLflow server, its webhook, `gate serve`, releases."""
+"""A complete installation on this machine: MLflow server, webhook, `gate serve`, releases."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Stack:
     def entries(self) -> list[LedgerEntry]:
         return [entry for entry in self.ledger.entries() if entry.model == self.model]
 
-    def hand_in(self, seed: int) -> PromotionResult:
+    def promote_release(self, seed: int) -> PromotionResult:
         """Measure, decide, promote: as a pipeline does, with golden vectors."""
         place = self.folder / f"release-{self.model}-{seed}"
         path = onnx_file(place / "model.onnx", seed=seed)
@@ -104,13 +104,13 @@ class Stack:
     def approve(self, number: str) -> None:
         self.registry.set_tag(self.model, number, key=Tag.REVIEW, value="approved")
 
-    def point(self, number: str) -> None:
+    def move_champion(self, number: str) -> None:
         self.registry.set_alias(self.model, CHAMPION, number)
 
-    def serves(self) -> str | None:
+    def champion(self) -> str | None:
         return self.registry.alias(self.model, CHAMPION)
 
-    def waits(self) -> str | None:
+    def candidate(self) -> str | None:
         return self.registry.alias(self.model, CANDIDATE)
 
     def deployed(self) -> str | None:
@@ -195,6 +195,15 @@ def until(look: Callable[[], object], seconds: float = SOON_S) -> object:
         if seen or time.monotonic() > deadline:
             return seen
         time.sleep(0.2)  # each look asks the server several times
+
+
+def approved_and_deployed(system: Stack, seed: int = 1) -> str:
+    """Return the number of a version that was approved and is deployed."""
+    number = system.promote_release(seed).version
+    assert number is not None
+    system.approve(number)
+    assert until(lambda: system.deployed() == system.digest(number))
+    return number
 
 
 @contextmanager

@@ -23,15 +23,15 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.alone
 @pytest.mark.timeout(600)
-def test_a_model_of_more_than_two_gigabytes(folder: Path) -> None:
+def test_model_larger_than_two_gigabytes_is_promoted(folder: Path) -> None:
     answer = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.end_to_end.two_gigabytes", str(folder)],
         cwd=REPOSITORY, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr[-3000:]
-    told = json.loads(answer.stdout.splitlines()[-1])
-    assert told["size_bytes"] > 2**31
-    assert len(told["external_data"]) == 1
-    assert told["sha256"] == told["manifest"] == told["ledger"]
-    assert told["verdict"] == "PASS"
-    assert told["promotion"] == "promoted"
+    result = json.loads(answer.stdout.splitlines()[-1])
+    assert result["size_bytes"] > 2**31
+    assert len(result["external_data"]) == 1
+    assert result["sha256"] == result["manifest"] == result["ledger"]
+    assert result["verdict"] == "PASS"
+    assert result["promotion"] == "promoted"

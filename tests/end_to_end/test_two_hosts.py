@@ -35,7 +35,6 @@ from tests import plain_http, small_project
 from tests.end_to_end.ci import POLICY
 from tests.end_to_end.hosts import Host, Program, hosts, signalled, why_one_user
 from tests.end_to_end.stack import until, webhooks_allowed
-from tests.exhaustive import exhaustive
 from tests.ledger.rows import pending_in
 from tests.registry.servers import ADMIN, Server, add_user, let_edit, serving
 from tests.registry.signed import save, trust_in
@@ -55,7 +54,7 @@ SEEDS = itertools.count(1)
 
 
 @dataclass
-class World:
+class Deployment:
     server: Server
     database: Postgres
     ci: Host
@@ -112,7 +111,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("mlflow")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -122,23 +121,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     ):
         for name, value in zip(("USERNAME", "PASSWORD"), ADMIN, strict=True):
             patch.setenv(f"MLFLOW_TRACKING_{name}", value)
-        made = World(server, database, ci, replicas)
+        made = Deployment(server, database, ci, replicas)
         for user in (made.as_ci(), made.as_service()):
             add_user(server.uri, *user.values())
         _equip(made, folder)
         yield made
 
 
-def _equip(world: World, folder: Path) -> None:
+def _equip(deployment: Deployment, folder: Path) -> None:
     """Keys, trust, policy and secrets, for the user of each host alone."""
     measurer = SigningKey.make(folder / "ci.pem")
-    world.ci.write("ci.pem", (folder / "ci.pem").read_text())
-    world.ci.write("ci.pub", (folder / "ci.pub").read_text())
-    writers = [SigningKey.make(folder / f"{host.name}.pem") for host in world.replicas]
+    deployment.ci.write("ci.pem", (folder / "ci.pem").read_text())
+    deployment.ci.write("ci.pub", (folder / "ci.pub").read_text())
+    writers = [SigningKey.make(folder / f"{host.name}.pem") for host in deployment.replicas]
     known = tuple(TrustedKey(**key.public.to_plain()) for key in writers)
     trust = save(trust_in(measurer, writers=known), folder / "trust.yaml").read_text()
     YAML(typ="safe").dump({"gate": POLICY.to_plain()}, folder / "policy.yaml")
-    for host in world.replicas:
+    for host in deployment.replicas:
         host.write("ci.pem", (folder / "ci.pem").read_text())  # where gate promote runs, too
         host.write("service.pem", (folder / f"{host.name}.pem").read_text())
         host.write("trust.yaml", trust)
@@ -147,16 +146,16 @@ def _equip(world: World, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ci(world: World) -> Iterator[Program]:
+def ci(deployment: Deployment) -> Iterator[Program]:
     made = Program(
-        world.ci, "-m", "tests.end_to_end.ci", world.server.uri, "ci.pem",
-        environment=world.as_ci(),
+        deployment.ci, "-m", "tests.end_to_end.ci", deployment.server.uri, "ci.pem",
+        environment=deployment.as_ci(),
     )  # fmt: skip
     yield made
     made.end()
 
 
-def documented(who: str) -> list[list[str]]:
+def documented_commands(who: str) -> list[list[str]]:
     """The commands of CI, or of each replica, as the documentation has them."""
     section = PAGE.partition("### Several hosts\n")[2].partition("\n### ")[0]
     (block,) = [b for b in section.split("```bash\n")[1:] if b.startswith(f"# {who}")]
@@ -168,7 +167,7 @@ def documented(who: str) -> list[list[str]]:
 class Service:
     """`gate serve` on a host."""
 
-    world: World
+    deployment: Deployment
     host: Host
     model: str
     address: str = ""
@@ -176,13 +175,15 @@ class Service:
 
     def start(self) -> None:
         log = self.host.folder.parent / f"{self.host.name}-serve.log"
-        url = self.world.database.url
-        command = [url if "://" in word else word for word in documented("Each replica")[-1]]
+        url = self.deployment.database.url
+        command = [
+            url if "://" in word else word for word in documented_commands("Each replica")[-1]
+        ]
         with log.open("a") as stream:
             begun = stream.tell()
             self.process = self.host.start(
                 "-m", *command, "--port", "0", "--interval", "1", "--log-format", "json",
-                environment=self.world.as_service() | {"MLFLOW_TRACKING_URI": self.world.server.uri},
+                environment=self.deployment.as_service() | {"MLFLOW_TRACKING_URI": self.deployment.server.uri},
                 stdout=stream, stderr=stream,
             )  # fmt: skip
 
@@ -210,15 +211,15 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def services(world: World) -> Iterator[list[Service]]:
-    model = world.model("digits")
-    made = [Service(world, host, model) for host in world.replicas]
+def services(deployment: Deployment) -> Iterator[list[Service]]:
+    model = deployment.model("digits")
+    made = [Service(deployment, host, model) for host in deployment.replicas]
     for each in made:
         each.start()
     for each in made:
         done = subprocess.run(
             [sys.executable, "-m", "gate", "webhooks", "register", "--tracking-uri",
-             world.server.uri, "--url", f"{each.address}/webhooks/mlflow", "--name",
+             deployment.server.uri, "--url", f"{each.address}/webhooks/mlflow", "--name",
              each.host.name, "--secret-file", str(each.host.folder / "secrets")],
             check=False, capture_output=True, text=True,
         )  # fmt: skip
@@ -228,38 +229,38 @@ def services(world: World) -> Iterator[list[Service]]:
         each.end(signal.SIGKILL)
 
 
-def wait_until_all_serve(world: World, number: str, *services: Service) -> None:
+def wait_until_all_serve(deployment: Deployment, number: str, *services: Service) -> None:
     """Until that version is champion, and each of them has deployed it."""
 
     def is_so() -> bool:
         lines = [
-            e for e in world.entries("digits") if (e.action, e.version) == ("promoted", number)
+            e for e in deployment.entries("digits") if (e.action, e.version) == ("promoted", number)
         ]
         serving = {service.serves for service in services}
-        return world.champion("digits") == number and serving == {str(e.sha256) for e in lines}
+        return deployment.champion("digits") == number and serving == {str(e.sha256) for e in lines}
 
-    assert until(is_so, WAIT_S), world.lines("digits")
+    assert until(is_so, WAIT_S), deployment.lines("digits")
 
 
 KILLED = "killed"
-PARTS = 15
+KILL_POINTS = 15
 """Of a look or a promotion: a kill at the begin of each."""
-VICTIMS = ("promoter", "service", "mlflow", "postgresql", "stopped", "clock")
+KILLED_COMPONENTS = ("promoter", "service", "mlflow", "postgresql", "stopped", "clock")
 
 
 @pytest.fixture(scope="module")
-def killed(world: World) -> Iterator[list[Program]]:
+def killable(deployment: Deployment) -> Iterator[list[Program]]:
     """A promoter and a replica that are killed, or whose servers are, and a replica that reconciles
     afterwards."""
-    one, two = world.replicas
-    world.model(KILLED)
-    _let_clock_jump(world.database.url)
+    one, two = deployment.replicas
+    deployment.model(KILLED)
+    _let_clock_jump(deployment.database.url)
     made = [
         Program(
-            host, "-m", "tests.end_to_end.replica", json.dumps(world.settings(host, KILLED)),
+            host, "-m", "tests.end_to_end.replica", json.dumps(deployment.settings(host, KILLED)),
             environment=user,
         )
-        for host, user in ((one, world.as_ci()), (one, world.as_service()), (two, world.as_service()))
+        for host, user in ((one, deployment.as_ci()), (one, deployment.as_service()), (two, deployment.as_service()))
     ]  # fmt: skip
     yield made
     for each in made:
@@ -279,10 +280,10 @@ def _let_clock_jump(url: str, hours: int = 0) -> None:
 
 
 @pytest.fixture(scope="module")
-def calls(world: World, ci: Program, killed: list[Program]) -> dict[str, int]:
+def calls(deployment: Deployment, ci: Program, killable: list[Program]) -> dict[str, int]:
     """How many calls of the registry and the database a look and a promotion make, that replace a
     champion."""
-    promoter, *replicas = killed
+    promoter, *replicas = killable
     counts = {}
     for _ in range(2):
         ci.ask(seed=next(SEEDS), model=KILLED)
@@ -297,147 +298,123 @@ def calls(world: World, ci: Program, killed: list[Program]) -> dict[str, int]:
 
 @pytest.mark.rows(19)  # one of five victims, in five parts of a move
 @pytest.mark.parametrize(
-    ("part", "victim"), [(part, victim) for part in range(PARTS) for victim in VICTIMS]
+    ("part", "component"),
+    [(part, component) for part in range(KILL_POINTS) for component in KILLED_COMPONENTS],
 )
-def test_whatever_is_killed_one_reconcile_puts_champion_where_the_ledger_says(
-    world: World,
+def test_one_reconcile_restores_champion_after_any_kill(
+    deployment: Deployment,
     ci: Program,
-    killed: list[Program],
+    killable: list[Program],
     calls: dict[str, int],
     part: int,
-    victim: str,
+    component: str,
 ) -> None:
     """`part`: of all calls of the registry and the database, before one of which it happens. MLflow
     and PostgreSQL are away then, until the promotion or the look that made the call has ended."""
-    promoter, replica, two = killed
-    is_promotion = victim == "promoter" or (victim != "service" and part % 2 == 1)
+    promoter, replica, two = killable
+    is_promotion = component == "promoter" or (component != "service" and part % 2 == 1)
     one, number = promoter if is_promotion else replica, None
     if is_promotion:
         order: dict[str, Any] = {"promote": next(SEEDS)}
     else:
         number, order = ci.ask(seed=next(SEEDS), model=KILLED)["version"], {}
-    at = part * calls["promotion" if is_promotion else "look"] // PARTS
+    at = part * calls["promotion" if is_promotion else "look"] // KILL_POINTS
     order["at"] = at
-    if victim in ("promoter", "service"):
+    if component in ("promoter", "service"):
         assert one.ask(**order, signal=signal.SIGKILL) == {"killed": True}
     else:
-        hours = {"clock": 24 if part % 4 < 2 else -24}.get(victim, 0)
+        hours = {"clock": 24 if part % 4 < 2 else -24}.get(component, 0)
         # By its lease the lock is still held after the short time of a jump, and not after a stop.
         lease = {"lease_s": 15.0} if hours else {}
         assert one.ask(**order, **lease, signal=signal.SIGSTOP) == {"stopped": True}
-        if victim == "mlflow":
-            world.server.kill()
-        elif victim == "postgresql":
-            world.database.stop()
-        elif victim == "clock":
-            _let_clock_jump(world.database.url, hours)
+        if component == "mlflow":
+            deployment.server.kill()
+        elif component == "postgresql":
+            deployment.database.stop()
+        elif component == "clock":
+            _let_clock_jump(deployment.database.url, hours)
             two.ask()
         else:
             two.ask()
         one.ask(**{"continue": True})
-        if victim == "mlflow":
-            world.server.start()
-        elif victim == "postgresql":
-            world.database.start()
+        if component == "mlflow":
+            deployment.server.start()
+        elif component == "postgresql":
+            deployment.database.start()
     assert two.ask(lease_s=15.0)["failed"] == []
-    champion = world.champion(KILLED)
-    moves = [e for e in world.entries(KILLED) if e.operation and e.action != "conflict"]
+    champion = deployment.champion(KILLED)
+    moves = [e for e in deployment.entries(KILLED) if e.operation and e.action != "conflict"]
     assert champion == moves[-1].version
-    assert world.pending() == ""
+    assert deployment.pending() == ""
     assert number is None or champion == number
-    assert world.live(two.host, KILLED) == champion
+    assert deployment.live(two.host, KILLED) == champion
     assert two.ask()["done"] == 0
     moved = Counter(e.version for e in moves)
     assert set(moved.values()) == {1}, moved
 
 
-def test_ci_on_its_host_hands_in_and_replicas_on_two_others_deploy(
-    world: World, services: list[Service]
+def test_submission_from_ci_is_deployed_by_both_replicas(
+    deployment: Deployment, services: list[Service]
 ) -> None:
     for name, documented_name in FILES.items():
-        shutil.copy(small_project.made() / name, world.ci.folder / documented_name)
-        (world.ci.folder / documented_name).chmod(0o644)
-    policy = (world.replicas[0].folder / "policy.yaml").read_text()
-    world.ci.write("policy.yaml", policy)
-    environment = world.as_ci() | {
-        "MLFLOW_TRACKING_URI": world.server.uri, "GATE_SIGNING_KEY": "ci.pem",
+        shutil.copy(small_project.made() / name, deployment.ci.folder / documented_name)
+        (deployment.ci.folder / documented_name).chmod(0o644)
+    policy = (deployment.replicas[0].folder / "policy.yaml").read_text()
+    deployment.ci.write("policy.yaml", policy)
+    environment = deployment.as_ci() | {
+        "MLFLOW_TRACKING_URI": deployment.server.uri, "GATE_SIGNING_KEY": "ci.pem",
         "GATE_TRUST": "ci-trust.yaml",
     }  # fmt: skip
-    for command in documented("CI")[1:]:  # the service has to trust the key already
+    for command in documented_commands("CI")[1:]:  # the service has to trust the key already
         words, _, target = " ".join(command).partition(" > ")
-        done = world.ci.run("-m", *words.split(), **environment)
+        done = deployment.ci.run("-m", *words.split(), **environment)
         assert done.returncode == 0, done.stdout + done.stderr
         if target:
-            world.ci.write(target, done.stdout)
+            deployment.ci.write(target, done.stdout)
     assert "handed in" in done.stdout
-    assert not (world.ci.folder / ".gate" / "state.db").exists()  # it has no ledger
-    wait_until_all_serve(world, "1", *services)
+    assert not (deployment.ci.folder / ".gate" / "state.db").exists()  # it has no ledger
+    wait_until_all_serve(deployment, "1", *services)
 
 
-def test_who_is_on_one_host_can_t_look_into_another(world: World) -> None:
+def test_hosts_cannot_read_each_others_files(deployment: Deployment) -> None:
     why = why_one_user()
     if why is not None:
         pytest.skip(why)
-    one = world.replicas[0]
-    for host, other in ((world.ci, one), (one, world.ci), (one, world.replicas[1])):
+    one = deployment.replicas[0]
+    for host, other in ((deployment.ci, one), (one, deployment.ci), (one, deployment.replicas[1])):
         look = f"import os; os.listdir({str(other.folder)!r})"
         assert "PermissionError" in host.run("-c", look).stderr
 
 
-def test_postgresql_is_restarted_while_something_is_handed_in(
-    world: World, ci: Program, services: list[Service]
+def test_submission_survives_postgresql_restarts(
+    deployment: Deployment, ci: Program, services: list[Service]
 ) -> None:
     ci.order(seed=next(SEEDS), model="digits")
-    world.database.restart()
+    deployment.database.restart()
     number = ci.answer()["version"]
-    world.database.restart()
-    wait_until_all_serve(world, number, *services)
+    deployment.database.restart()
+    wait_until_all_serve(deployment, number, *services)
 
 
-def test_what_a_stranger_signed_is_refused_and_what_is_right_serves_afterwards(
-    world: World, ci: Program, services: list[Service], tmp_path: Path
+def test_submission_with_an_untrusted_key_is_refused(
+    deployment: Deployment, ci: Program, services: list[Service], tmp_path: Path
 ) -> None:
     """With CI's password, and a key that nobody trusts."""
     SigningKey.make(tmp_path / "stranger.pem")
-    world.ci.write("stranger.pem", (tmp_path / "stranger.pem").read_text())
-    world.ci.write("stranger.pub", (tmp_path / "stranger.pub").read_text())
-    stranger = Program(
-        world.ci, "-m", "tests.end_to_end.ci", world.server.uri, "stranger.pem",
-        environment=world.as_ci(),
+    deployment.ci.write("stranger.pem", (tmp_path / "stranger.pem").read_text())
+    deployment.ci.write("stranger.pub", (tmp_path / "stranger.pub").read_text())
+    untrusted_ci = Program(
+        deployment.ci, "-m", "tests.end_to_end.ci", deployment.server.uri, "stranger.pem",
+        environment=deployment.as_ci(),
     )  # fmt: skip
-    forged = stranger.ask(seed=next(SEEDS), model="digits")["version"]
-    stranger.end()
-    registry, before = MlflowRegistry(world.server.uri), [each.serves for each in services]
+    forged = untrusted_ci.ask(seed=next(SEEDS), model="digits")["version"]
+    untrusted_ci.end()
+    registry, before = MlflowRegistry(deployment.server.uri), [each.serves for each in services]
     refused = "Status: handed in, and refused: "
     assert until(lambda: registry.version("digits", forged).description.startswith(refused), WAIT_S)
     assert "is signed by 0 of the keys" in registry.version("digits", forged).tags[Tag.REFUSED]
     assert [each.serves for each in services] == before
     number = ci.ask(seed=next(SEEDS), model="digits")["version"]
-    wait_until_all_serve(world, number, *services)
-    lines = [(e.action, e.version) for e in world.entries("digits") if e.version == forged]
+    wait_until_all_serve(deployment, number, *services)
+    lines = [(e.action, e.version) for e in deployment.entries("digits") if e.version == forged]
     assert lines == [("refused", forged)]
-
-
-@exhaustive
-def test_killed_while_the_other_goes_on_and_each_line_is_there_once(
-    world: World, ci: Program, services: list[Service]
-) -> None:
-    one, two = services
-    number = ci.ask(seed=next(SEEDS), model="digits")["version"]
-    one.end(signal.SIGKILL)
-    wait_until_all_serve(world, number, two)
-    one.start()
-    wait_until_all_serve(world, number, one, two)
-    for each in services:
-        each.end()
-    check_each_line_once(world, "digits")
-
-
-def check_each_line_once(world: World, model: str) -> None:
-    """Each version was promoted once, and deployed by each replica at most once."""
-    entries = [e for e in world.entries(model) if e.action != "refused"]
-    assert {e.action for e in entries} == {"promoted", "deployed"}
-    written = Counter((e.action, e.version, e.actor) for e in entries)
-    assert set(written.values()) == {1}, written
-    moved = Counter(e.version for e in entries if e.action == "promoted")
-    assert set(moved.values()) == {1}, moved

@@ -1,4 +1,4 @@
-"""The command line: the help of every command, and what a session of commands comes to."""
+"""Frozen help texts of all commands, and the output of a session of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions on committed evidence, and what people read of them."""
+"""Frozen decisions on committed evidence, and the texts shown for them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Promotions, reviews and rollbacks that are interrupted at each write to the registry and the
-ledger: the aliases, the ledger and the deployed version after the service has looked again.
+ledger: the aliases, the ledger and the deployed version after the next reconcile.
 
-A kill is an exception that no `except Exception` catches, against the simulated registry;
-tests/service/test_killed.py kills real processes.
+A kill is an exception that no `except Exception` catches, against the simulated registry.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from gate.deploy.store import EXACT, ModelStore
 from gate.errors import RegistryUnavailable
 from gate.ledger.ledger import Ledger
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS
-from tests.end_to_end import test_weather
+from tests.end_to_end import test_transient_errors
 from tests.frozen.store import assert_frozen, json_lines
 from tests.registry.releases import NAME
 from tests.registry.simulator import Crash, Watched
 from tests.sandbox.here import read_here
-from tests.service import test_killed
-from tests.service.places import REVIEWED, Model, Place
+from tests.service import interruption_scenarios
+from tests.service.registry_setup import REVIEWED, Model, RegistrySetup
 
 Act = Callable[[], object]
 WRITES = ("create_version", "set_", "delete_", "append")
 TEXTS = ("set_tag", "set_description")
 """Of these only the first write is interrupted."""
-MOST_LOOKS = 6
+MOST_RECONCILES = 6
 
 
 class SimulatedModel(Model):
@@ -42,43 +41,49 @@ class SimulatedModel(Model):
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.name, self.run_id = NAME, "run"
-        self.place, self.policy = Place(folder, REVIEWED), REVIEWED
-        self.registry: Any = Watched(self.place.registry)
+        self.setup, self.policy = RegistrySetup(folder, REVIEWED), REVIEWED
+        self.registry: Any = Watched(self.setup.registry)
         self.store = ModelStore(folder / "store")
         self.trust = self.reading = None
 
 
-def looking(scenario: Callable[[Model], None], model: Model) -> Act:
-    """What the service does in a scenario of test_killed."""
+def reconciling(scenario: Callable[[Model], None], model: Model) -> Act:
+    """What the service does in a scenario."""
     scenario(model)
-    return model.look
+    return model.reconcile_once
 
 
-def third_waits(begin: Callable[[Model], Act], model: Model) -> Act:
-    """What is done in a scenario of test_weather: two versions served, a third waits."""
+def with_waiting_version(begin: Callable[[Model], Act], model: Model) -> Act:
+    """What is done in a scenario of test_transient_errors: two versions served, a third waits."""
     for seed in (1, 2, 3):
-        number = model.hand_in(seed)
+        number = model.submit_version(seed)
         if seed < 3:
             model.approve(number)
-            model.look()
+            model.reconcile_once()
     return begin(model)
 
 
 SCENARIOS: dict[str, Callable[[Model], Act]] = {
     **{
-        name: functools.partial(looking, getattr(test_killed, name))
-        for name in ("approval", "offence", "rejection", "handing_in", "forgery")
+        name: functools.partial(reconciling, getattr(interruption_scenarios, name))
+        for name in (
+            "approval",
+            "unapproved_champion",
+            "rejection",
+            "submission",
+            "forged_submission",
+        )
     },
     **{
-        f"weather {name}": functools.partial(third_waits, begin)
-        for name, (begin, _) in test_weather.DONE.items()
+        f"transient {name}": functools.partial(with_waiting_version, begin)
+        for name, (begin, _) in test_transient_errors.OPERATIONS.items()
         if name != "review"  # is as `approval`
     },
 }
 
 
 @dataclass
-class Strike:
+class Interruption:
     """Interrupts the write of number `at`. `unavailable`: the registry answers with an error;
     otherwise the process is gone before the write."""
 
@@ -95,30 +100,34 @@ class Strike:
 
 
 @contextlib.contextmanager
-def striking(model: Model, strike: Strike) -> Iterator[None]:
+def interrupting(model: Model, interruption: Interruption) -> Iterator[None]:
     append = Ledger.append
 
     def watched(self: Ledger, entry: Any) -> Any:
-        strike.before("append")
+        interruption.before("append")
         return append(self, entry)
 
-    strike.writes = []
+    interruption.writes = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ledger, "append", watched)
-        patch.setattr(model.registry, "before", strike.before)
+        patch.setattr(model.registry, "before", interruption.before)
         yield
 
 
-def outcome(folder: Path, scenario: Callable[[Model], Act], strike: Strike) -> list[Any]:
+def outcome(
+    folder: Path, scenario: Callable[[Model], Act], interruption: Interruption
+) -> list[Any]:
     """The final state: aliases, deployed version, ledger."""
     model = SimulatedModel(folder)
     act = scenario(model)
-    with striking(model, strike), contextlib.suppress(Crash, GateError):
+    with interrupting(model, interruption), contextlib.suppress(Crash, GateError):
         act()
     act()
-    looks = next((number for number in range(MOST_LOOKS) if not model.look()), None)
-    assert looks is not None, "the service finds no end"
-    ledger = model.place.ledger.entries()
+    reconciles = next(
+        (number for number in range(MOST_RECONCILES) if not model.reconcile_once()), None
+    )
+    assert reconciles is not None, "the service does not converge"
+    ledger = model.setup.ledger.entries()
     live = model.store.live(NAME)
     digest = live and live.slots[EXACT].sha256
     return [
@@ -130,17 +139,19 @@ def outcome(folder: Path, scenario: Callable[[Model], Act], strike: Strike) -> l
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_promotion(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_state_after_each_interruption(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read_here(monkeypatch)
     monkeypatch.setattr("gate.registry.registered_model.PAUSE_S", 0.0)
-    strike = Strike()
-    rows = [["uninterrupted", *outcome(tmp_path / "whole", SCENARIOS[name], strike)]]
-    writes = strike.writes or []
+    interruption = Interruption()
+    rows = [["uninterrupted", *outcome(tmp_path / "whole", SCENARIOS[name], interruption)]]
+    writes = interruption.writes or []
     for at, label in enumerate(writes):
         if label in TEXTS and label in writes[:at]:
             continue
         for unavailable in (False, True) if "alias" in label else (False,):
             how = f"{'unavailable at' if unavailable else 'killed before'} {at} {label}"
             folder = tmp_path / f"{at}-{unavailable}"
-            rows.append([how, *outcome(folder, SCENARIOS[name], Strike(at, unavailable))])
+            rows.append([how, *outcome(folder, SCENARIOS[name], Interruption(at, unavailable))])
     assert_frozen(f"promotions/{name.replace(' ', '-')}.jsonl", json_lines(rows))

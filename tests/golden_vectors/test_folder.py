@@ -1,4 +1,4 @@
-"""Golden vectors are written whole and read only when every byte is proven."""
+"""Golden vectors are written completely and read only after every file is verified."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODEL = GoldenModel(sha256=builders.digest("model"), file="model.onnx")
 
 @settings(max_examples=40)
 @given(data=st.data(), dtype=st.sampled_from(NAMES))
-def test_what_is_read_is_what_was_written(tmp_path_factory, data, dtype) -> None:
+def test_vectors_round_trip(tmp_path_factory, data, dtype) -> None:
     given = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)))
     answers = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, max_side=4)))
     finite = given.dtype.kind != "f" or np.isfinite(given).all()
@@ -54,7 +54,7 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, data, dtype) -> None
     assert {path.name for path in folder.iterdir()} == set(files_of(golden))
 
 
-def test_arrays_are_raw_little_endian_values(tmp_path: Path) -> None:
+def test_arrays_are_raw_little_endian(tmp_path: Path) -> None:
     golden = write_golden(
         tmp_path, model=MODEL, inputs={"x": np.array([[1, 2, 3]], dtype=">i4")[:, ::-1]},
         outputs={"y": ExpectedOutput(np.ones((1, 2), np.float32), 0.0)}, origin=vectors.origin(),
@@ -64,7 +64,7 @@ def test_arrays_are_raw_little_endian_values(tmp_path: Path) -> None:
     assert Digest.from_bytes(data) == golden.inputs[0].sha256
 
 
-def test_the_same_vectors_are_the_same_bytes_and_leave_nothing_else(tmp_path: Path) -> None:
+def test_writing_is_deterministic_and_leaves_no_other_files(tmp_path: Path) -> None:
     path, folder = vectors.made(tmp_path)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     vectors.golden_of(folder, path)
@@ -73,7 +73,7 @@ def test_the_same_vectors_are_the_same_bytes_and_leave_nothing_else(tmp_path: Pa
     assert {file.name for file in folder.iterdir()} == set(files_of(read_golden(folder).golden))
 
 
-def test_a_crash_at_any_file_leaves_whole_vectors(
+def test_crash_at_any_file_leaves_complete_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, folder = vectors.made(tmp_path)
@@ -119,7 +119,7 @@ def test_a_crash_at_any_file_leaves_whole_vectors(
         ({"inputs": {"a": np.ones((4, 3)), "b": np.ones((3, 3))}}, "are not valid"),
     ],
 )  # fmt: skip
-def test_vectors_that_prove_nothing_are_not_written(tmp_path: Path, fields, message) -> None:
+def test_meaningless_vectors_are_not_written(tmp_path: Path, fields, message) -> None:
     path, _ = vectors.made(tmp_path)
     with pytest.raises(EvidenceError, match=message):
         vectors.golden_of(tmp_path / "other", path, **fields)
@@ -196,7 +196,7 @@ def _share_a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "error"),
+    ("tamper", "error"),
     [
         (_flip, DigestMismatch),
         (_shorten, DigestMismatch),
@@ -232,15 +232,15 @@ def _share_a_file(folder: Path) -> None:
         (lambda folder: _edited(folder, more=1), EvidenceError),
     ],
 )
-def test_spoiled_vectors_are_not_read(tmp_path: Path, spoil, error) -> None:
+def test_tampered_vectors_are_refused(tmp_path: Path, tamper, error) -> None:
     _, folder = vectors.made(tmp_path)
-    spoil(folder)
+    tamper(folder)
     with pytest.raises(error):
         read_golden(folder)
 
 
 @pytest.mark.parametrize("error", [MemoryError, OverflowError, RecursionError])
-def test_what_this_machine_can_not_hold_is_told(tmp_path: Path, monkeypatch, error) -> None:
+def test_vectors_too_large_for_memory_are_reported(tmp_path: Path, monkeypatch, error) -> None:
     _, folder = vectors.made(tmp_path)
 
     def fail(*_arguments: object, **_options: object) -> None:
@@ -251,7 +251,7 @@ def test_what_this_machine_can_not_hold_is_told(tmp_path: Path, monkeypatch, err
         read_golden(folder)
 
 
-def test_another_record_than_the_pinned_one_is_not_parsed(tmp_path: Path, monkeypatch) -> None:
+def test_record_with_another_digest_is_not_parsed(tmp_path: Path, monkeypatch) -> None:
     _, folder = vectors.made(tmp_path)
     pinned = read_golden(folder).sha256
     assert read_golden(folder, sha256=pinned).sha256 == pinned
@@ -261,7 +261,7 @@ def test_another_record_than_the_pinned_one_is_not_parsed(tmp_path: Path, monkey
         read_golden(folder, sha256=pinned)
 
 
-def test_sparse_arrays_fill_no_memory(tmp_path: Path) -> None:
+def test_sparse_array_files_are_refused(tmp_path: Path) -> None:
     """Three files of 2 GiB that take no room on the disk."""
     _, folder = vectors.made(tmp_path)
     output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
@@ -275,13 +275,13 @@ def test_sparse_arrays_fill_no_memory(tmp_path: Path) -> None:
         read_golden(folder)
 
 
-def test_vectors_that_nobody_would_read_again_are_not_written(tmp_path: Path, monkeypatch) -> None:
+def test_vectors_over_the_read_limit_are_not_written(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("gate.golden.folder.SIZE_LIMIT", 100)
     with pytest.raises(EvidenceError, match="the maximum is 100"):
         vectors.made(tmp_path)
 
 
-def test_old_golden_vectors_are_read_forever() -> None:
+def test_old_golden_vectors_are_readable() -> None:
     read = read_golden(Path(__file__).parent / "v1")
     assert read.sha256.hex == "b579de6ded4ea47979aa30fe646bcac8e1b5f55947ce1bdf6a16c2dede47effa"
     assert read.golden.outputs[0].max_abs_diff == vectors.TOLERANCE

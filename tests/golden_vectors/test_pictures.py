@@ -1,4 +1,4 @@
-"""Vectors that start from the picture: written, proven, and refused where they were changed."""
+"""Golden vectors that start from pictures: written, verified, refused when changed."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def folder(tmp_path: Path, photos: list[Path], model: Path) -> Path:
     return tmp_path / "golden"
 
 
-def test_pictures_travel_with_the_vectors_and_are_proven(
-    folder: Path, model: Path, photos: list[Path]
-) -> None:
+def test_pictures_are_stored_and_verified(folder: Path, model: Path, photos: list[Path]) -> None:
     read = read_golden(folder)
     told = read.golden.pictures
     assert told is not None
@@ -82,18 +80,18 @@ def test_pictures_travel_with_the_vectors_and_are_proven(
     assert verify_golden(model, folder).passed
 
 
-def test_vectors_without_pictures_keep_their_text(tmp_path: Path) -> None:
+def test_vectors_without_pictures_keep_their_format(tmp_path: Path) -> None:
     golden_of(tmp_path / "plain", onnx_file(tmp_path / "plain.onnx"))
     assert "pictures" not in json.loads((tmp_path / "plain" / GOLDEN_JSON).read_text())
 
 
-def test_writing_again_takes_old_pictures_away(folder: Path, tmp_path: Path) -> None:
+def test_rewriting_removes_old_pictures(folder: Path, tmp_path: Path) -> None:
     golden_of(folder, onnx_file(tmp_path / "other.onnx"))
     assert not list(folder.glob("*.png"))
 
 
 @pytest.mark.parametrize("asked", [None, PreprocessingPolicy(consumers=("onnx",), max_diff=0.5)])
-def test_another_policy_keeps_the_pictures(
+def test_refitting_keeps_the_pictures(
     folder: Path, model: Path, tmp_path: Path, asked: PreprocessingPolicy | None
 ) -> None:
     subject = builders.evidence().subject.model_copy(update={"sha256": Digest.from_file(model)})
@@ -135,17 +133,17 @@ def change_spec(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("tamper", "says"),
     [
         (swap, "/255 from its golden input, allowed 1"),
         (not_a_picture, "is not a complete picture"),
         (change_spec, "from its golden input"),
     ],
 )
-def test_a_picture_that_becomes_something_else_does_not_pass(
-    folder: Path, model: Path, spoil: Callable[[Path], None], says: str
+def test_changed_picture_does_not_pass(
+    folder: Path, model: Path, tamper: Callable[[Path], None], says: str
 ) -> None:
-    spoil(folder)
+    tamper(folder)
     result = verify_golden(model, folder)
     assert not result.passed
     assert says in result.problems[0]
@@ -175,7 +173,7 @@ def resizes(folder: Path, **resize: Any) -> None:
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("tamper", "says"),
     [
         (lambda folder: put(folder, EPS), "is not a complete picture"),
         (lambda folder: put(folder, encoded(60, 71, "JPEG")), "is not a complete picture"),
@@ -185,13 +183,13 @@ def resizes(folder: Path, **resize: Any) -> None:
         (lambda folder: resizes(folder, size=[16_384, 16_384]), "exceeds the maximum"),
     ],
 )
-def test_a_picture_takes_neither_programs_nor_memory(
-    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], says: str
+def test_picture_decoding_is_limited(
+    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, tamper: Callable[[Path], None], says: str
 ) -> None:  # fmt: skip
     def start(*_arguments: object, **_options: object) -> None:
         pytest.fail("a picture started a program")
 
-    spoil(folder)
+    tamper(folder)
     monkeypatch.setattr("subprocess.Popen", start)
     tracemalloc.start()
     try:
@@ -214,7 +212,7 @@ def test_pictures_of_another_release_are_not_opened(
     assert "has digest" in verify_golden(model, folder).problems[0]
 
 
-def test_a_picture_that_nobody_could_read_again_is_not_written(
+def test_unreadable_picture_is_not_written(
     folder: Path, photos: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gate.golden.folder.PIXEL_LIMIT", 60 * 71 - 1)
@@ -223,7 +221,7 @@ def test_a_picture_that_nobody_could_read_again_is_not_written(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "error"),
+    ("tamper", "error"),
     [
         (lambda folder: first(folder).write_bytes(b"x" * first(folder).stat().st_size), DigestMismatch),
         (lambda folder: first(folder).write_bytes(first(folder).read_bytes() + b"x"), DigestMismatch),
@@ -234,9 +232,9 @@ def test_a_picture_that_nobody_could_read_again_is_not_written(
     ],
 )  # fmt: skip
 def test_damaged_pictures_are_refused(
-    folder: Path, spoil: Callable[[Path], Any], error: type[Exception]
+    folder: Path, tamper: Callable[[Path], Any], error: type[Exception]
 ) -> None:
-    spoil(folder)
+    tamper(folder)
     with pytest.raises(error):
         read_golden(folder)
 

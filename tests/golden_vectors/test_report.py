@@ -14,7 +14,7 @@ COMMAND = ["--reference", "small_models:build", "--inputs", "images.npy"]
 
 
 @pytest.mark.proof
-def test_a_passed_file_gets_vectors_and_a_refused_one_none(
+def test_report_has_vectors_only_for_a_passed_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(made())

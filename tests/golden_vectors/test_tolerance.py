@@ -1,4 +1,4 @@
-"""Tolerances come from the policy's bounds on the served runtime."""
+"""Tolerances of golden vectors come from the policy bounds of the served runtime."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tolerance(seen: Evidence, **bounds: Any) -> float:
         ({}, 2.0 * 1.7e-5),
     ],
 )
-def test_the_first_bound_that_is_set_counts(bounds, expected) -> None:
+def test_first_set_bound_gives_the_tolerance(bounds, expected) -> None:
     assert tolerance(vectors.evidence(), **bounds) == pytest.approx(expected)
 
 
@@ -67,21 +67,21 @@ def test_the_first_bound_that_is_set_counts(bounds, expected) -> None:
         ({"dtype": "bool", "max_abs_diff": 7.0}, {}, 0.0),
     ],
 )  # fmt: skip
-def test_what_was_not_measured_gets_a_small_tolerance(output, bounds, expected) -> None:
+def test_unmeasured_output_gets_a_small_tolerance(output, bounds, expected) -> None:
     assert tolerance(vectors.evidence(**output), **bounds) == pytest.approx(expected)
 
 
 @given(seen=st.floats(), noise=st.floats(), std=st.floats(), biggest=st.floats())
-def test_a_tolerance_is_always_finite(seen, noise, std, biggest) -> None:
+def test_tolerance_is_finite(seen, noise, std, biggest) -> None:
     parity = builders.noise_parity(diff=noise)
-    spoilt = vectors.evidence(
+    tampered_file = vectors.evidence(
         max_abs_diff=seen, noise=parity, reference_std=std, reference_abs_max=biggest
     )
     for bounds in ({"noise_diff": 32.0}, {"scaled_diff": 1e-3}, {}):
-        assert 0.0 <= tolerance(spoilt, **bounds) < math.inf
+        assert 0.0 <= tolerance(tampered_file, **bounds) < math.inf
 
 
-def test_an_output_that_was_not_measured_must_be_equal() -> None:
+def test_output_without_evidence_must_be_equal() -> None:
     seen = builders.evidence()
     more = (*seen.subject.outputs, TensorSpec(name="more", dtype="float32", shape=("batch", 2)))
     subject = seen.subject.model_copy(update={"outputs": more})
@@ -91,7 +91,7 @@ def test_an_output_that_was_not_measured_must_be_equal() -> None:
     assert tolerances_for(policy(noise_diff=32.0), unmeasured)["logits"].max_abs_diff == 0.0
 
 
-def test_the_served_runtime_counts() -> None:
+def test_tolerance_of_the_served_runtime() -> None:
     far = builders.output_parity(max_abs_diff=5e-3)
     runtimes = tuple(
         runtime.model_copy(update={"outputs": (far,)}) if runtime.runtime == "ort-cpu" else runtime
@@ -103,14 +103,14 @@ def test_the_served_runtime_counts() -> None:
     assert tolerance(builders.evidence(runtimes=without)) == pytest.approx(1e-2)
 
 
-def test_agreement_is_asked_of_logits_only() -> None:
+def test_agreement_applies_to_logits_only() -> None:
     seen = vectors.evidence()
     assert tolerances_for(policy(top1_agreement=0.9), seen)["logits"].top1_agreement == 0.9
     seen = vectors.evidence(classification=None)
     assert tolerances_for(policy(), seen)["logits"].top1_agreement is None
 
 
-def test_another_policy_fits_the_same_vectors(tmp_path: Path) -> None:
+def test_vectors_are_refitted_to_another_policy(tmp_path: Path) -> None:
     path, folder = vectors.made(tmp_path)
     subject = builders.evidence().subject.model_copy(
         update={"sha256": vectors.golden_model(path).sha256}
@@ -129,9 +129,7 @@ def test_another_policy_fits_the_same_vectors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("named", "expected"), [((), 2.0 * 1.7e-5), (("logits",), 0.5)])
-def test_a_part_of_a_quantized_release_has_the_bounds_that_name_its_output(
-    named: tuple[str, ...], expected: float
-) -> None:
+def test_part_uses_the_bounds_that_name_its_output(named: tuple[str, ...], expected: float) -> None:
     bounds = Bounds(max_abs_diff=0.5, top1_agreement=0.9)
     runtime = RuntimePolicy(required="always", bounds=bounds)
     twin = builders.policy(

@@ -1,4 +1,4 @@
-"""A file passes its golden vectors only if it is the file and computes the same."""
+"""A file passes its golden vectors only if it is the same file with the same outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.registry.releases import onnx_file, onnx_file_with_data
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_the_released_file_passes(tmp_path: Path) -> None:
+def test_released_file_passes(tmp_path: Path) -> None:
     path, folder = vectors.made(tmp_path)
     result = verify_golden(path, folder)
     assert result.passed
@@ -41,24 +41,24 @@ def test_the_released_file_passes(tmp_path: Path) -> None:
     assert output.top1_agreement == 1.0
 
 
-def test_another_name_is_the_same_file(tmp_path: Path) -> None:
+def test_renamed_file_passes(tmp_path: Path) -> None:
     path, folder = vectors.made(tmp_path)
     assert verify_golden(path.rename(tmp_path / "other.name"), folder).passed
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda data: data + b"\0", lambda data: data[:-1], lambda _: b""]
+    "tamper", [lambda data: data + b"\0", lambda data: data[:-1], lambda _: b""]
 )
-def test_other_bytes_are_refused_without_being_run(tmp_path: Path, spoil) -> None:
+def test_other_bytes_are_refused_without_execution(tmp_path: Path, tamper) -> None:
     path, folder = vectors.made(tmp_path)
-    path.write_bytes(spoil(path.read_bytes()))
+    path.write_bytes(tamper(path.read_bytes()))
     result = verify_golden(path, folder)
     assert not result.passed
     assert "has digest" in result.problems[0]
     assert result.providers == ()
 
 
-def test_external_data_is_the_file_too(tmp_path: Path) -> None:
+def test_external_data_is_verified(tmp_path: Path) -> None:
     weights = vectors.weights(onnx_file(tmp_path / "single.onnx"))
     path = onnx_file_with_data(tmp_path / "model.onnx")
     given = vectors.inputs()
@@ -106,7 +106,7 @@ ONES = np.ones((vectors.SAMPLES, 10), np.float32)
         ({"inputs": {"input": vectors.inputs().astype(np.float64)}}, "can't compute it"),
     ],
 )
-def test_other_answers_are_refused(tmp_path: Path, fields, message) -> None:
+def test_other_outputs_are_refused(tmp_path: Path, fields, message) -> None:
     result = verify_golden(*_vectors(tmp_path, **fields))
     assert not result.passed
     assert re.search(message, " ".join(result.problems)), result.problems
@@ -144,7 +144,7 @@ def test_a_file_that_does_not_load_is_refused(tmp_path: Path) -> None:
     assert "can't compute it" in result.problems[0]
 
 
-def test_within_the_tolerance_with_another_winner_is_refused(tmp_path: Path) -> None:
+def test_other_top1_class_within_the_tolerance_is_refused(tmp_path: Path) -> None:
     path, folder = vectors.made(tmp_path)
     logits = read_golden(folder).outputs["logits"].copy()
     logits[2, logits[2].argmin()] = logits.max() + 1
@@ -169,14 +169,14 @@ def test_within_the_tolerance_with_another_winner_is_refused(tmp_path: Path) -> 
         (np.zeros((0, 10), np.float32), "expected float32"),
     ],
 )
-def test_nothing_else_compares_as_equal(tmp_path: Path, got, message) -> None:
+def test_special_values_are_compared_strictly(tmp_path: Path, got, message) -> None:
     _, folder = vectors.made(tmp_path)
     computed = {} if got is None else {"logits": got}
     (result,) = compare(read_golden(folder), computed)
     assert message in str(result.problem)
 
 
-def test_one_nan_among_right_answers_is_refused(tmp_path: Path) -> None:
+def test_single_nan_is_refused(tmp_path: Path) -> None:
     _, folder = vectors.made(tmp_path)
     read = read_golden(folder)
     logits = read.outputs["logits"].copy()
@@ -196,7 +196,7 @@ def test_one_nan_among_right_answers_is_refused(tmp_path: Path) -> None:
         (np.array([[3]]), np.array([[3]]), True),
     ],
 )
-def test_differences_of_all_kinds_of_numbers(tmp_path: Path, want, got, equal) -> None:
+def test_differences_of_all_dtypes(tmp_path: Path, want, got, equal) -> None:
     path, _ = vectors.made(tmp_path)
     fields = {
         "inputs": {"input": vectors.inputs()[:1]},
@@ -208,7 +208,7 @@ def test_differences_of_all_kinds_of_numbers(tmp_path: Path, want, got, equal) -
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "tamper",
     [
         {"outputs": ()},
         {"providers": ()},
@@ -216,13 +216,13 @@ def test_differences_of_all_kinds_of_numbers(tmp_path: Path, want, got, equal) -
         {"problems": ("something",)},
     ],
 )
-def test_an_empty_result_can_not_say_that_it_passed(tmp_path: Path, spoil) -> None:
+def test_empty_result_does_not_pass(tmp_path: Path, tamper) -> None:
     result = verify_golden(*vectors.made(tmp_path))
     with pytest.raises(EvidenceError, match="passed without a complete"):
-        GoldenResult.from_json(json.dumps(result.to_plain() | spoil))
+        GoldenResult.from_json(json.dumps(result.to_plain() | tamper))
 
 
-def test_spoiled_vectors_can_not_judge(tmp_path: Path) -> None:
+def test_damaged_vectors_are_an_error(tmp_path: Path) -> None:
     path, folder = vectors.made(tmp_path)
     array = folder / read_golden(folder).golden.inputs[0].file
     array.write_bytes(bytes(array.stat().st_size))
@@ -264,7 +264,7 @@ def _without_torch(tmp_path: Path, *arguments: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-def test_the_blocker_blocks(tmp_path: Path) -> None:
+def test_import_blocker_works(tmp_path: Path) -> None:
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / "sitecustomize.py").write_text(BLOCKER)
     answer = subprocess.run(
@@ -275,7 +275,7 @@ def test_the_blocker_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_the_command_needs_no_torch(tmp_path: Path) -> None:
+def test_command_needs_no_torch(tmp_path: Path) -> None:
     vectors.made(tmp_path)
     command = ("verify-release", "model.onnx", "--golden", "golden")
     passed = _without_torch(tmp_path, *command, "--json")
@@ -290,7 +290,7 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     assert refused.stdout.splitlines()[0] == "FAIL"
 
 
-def test_the_command_tells_what_it_saw(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_command_reports_the_comparison(tmp_path: Path, monkeypatch, capsys) -> None:
     vectors.made(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["verify-release", "model.onnx", "--golden", "golden"]) == 0
@@ -300,7 +300,7 @@ def test_the_command_tells_what_it_saw(tmp_path: Path, monkeypatch, capsys) -> N
     assert told.splitlines()[0] == "PASS"
 
 
-def test_the_command_proves_where_they_come_from(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_command_verifies_the_digest_of_the_vectors(tmp_path: Path, monkeypatch, capsys) -> None:
     path, golden = vectors.made(tmp_path)
     monkeypatch.chdir(tmp_path)
     digests = (Digest.from_file(path).hex, Digest.from_file(golden / "golden.json").hex)
@@ -320,9 +320,7 @@ def test_the_command_proves_where_they_come_from(tmp_path: Path, monkeypatch, ca
     "arguments",
     [["no.onnx", "--golden", "golden"], ["model.onnx", "--golden", "."], ["model.onnx"]],
 )
-def test_the_command_that_can_not_look_exits_with_2(
-    tmp_path, monkeypatch, capsys, arguments
-) -> None:
+def test_command_exits_with_2_on_unreadable_input(tmp_path, monkeypatch, capsys, arguments) -> None:
     vectors.made(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["verify-release", *arguments]) == 2
@@ -334,7 +332,7 @@ def test_the_command_that_can_not_look_exits_with_2(
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("kind", ["/dev/zero", "link out", "link in", "pipe", "loop", "folder"])
-def test_forged_data_files_are_never_read(tmp_path: Path, kind: str, capsys) -> None:
+def test_forged_data_paths_are_not_read(tmp_path: Path, kind: str, capsys) -> None:
     """Whoever hashed /dev/zero or waited for a pipe would never end."""
     path, folder = vectors.made(tmp_path)
     data = path.parent / "w.bin"
@@ -357,7 +355,7 @@ def test_forged_data_files_are_never_read(tmp_path: Path, kind: str, capsys) -> 
 
 
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
-def test_a_model_that_is_no_plain_file_is_not_read(tmp_path: Path, kind: str, capsys) -> None:
+def test_model_must_be_a_regular_file(tmp_path: Path, kind: str, capsys) -> None:
     _, folder = vectors.made(tmp_path)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -1,4 +1,4 @@
-"""What somebody does who may write the ledger's database, and does not ask the gate."""
+"""Direct edits of ledger rows, as someone with write access to the database can make them."""
 
 from __future__ import annotations
 

@@ -20,15 +20,15 @@ from tests.ledger.rows import put
         ("postgresql://me:secret@db/mlflow", "postgresql://db/mlflow"),
     ],
 )
-def test_what_makes_no_difference_is_left_out(address, seen):
+def test_registry_address_is_normalized(address, seen):
     assert plain(address) == seen
 
 
-def test_without_a_word_every_registry_is_its_own(ledger):
+def test_undeclared_registry_is_only_itself(ledger):
     assert registry_identities(ledger, "http://a/") == {"http://a"}
 
 
-def test_the_same_is_the_same_from_both_sides_and_across(ledger):
+def test_declared_addresses_are_symmetric_and_transitive(ledger):
     declare_addresses(ledger, "http://a", ["sqlite:///x.db"])
     declare_addresses(ledger, "http://c", ["http://d"])
     declare_addresses(ledger, "http://b/", ["sqlite:///x.db"])
@@ -37,7 +37,7 @@ def test_the_same_is_the_same_from_both_sides_and_across(ledger):
     assert registry_identities(ledger, "http://d") == {"http://c", "http://d"}
 
 
-def test_it_is_said_by_a_line_once(ledger):
+def test_declaration_writes_one_entry(ledger):
     for _ in range(2):
         declare_addresses(ledger, "http://me:secret@a/", ["http://b"])
         declare_addresses(ledger, "http://b", ["http://a"])
@@ -47,7 +47,7 @@ def test_it_is_said_by_a_line_once(ledger):
     assert registry_identities(Ledger(ledger.state), "http://b") == {"http://a", "http://b"}
 
 
-def test_a_ledger_that_becomes_another_says_something_else(ledger):
+def test_declaration_is_forgotten_with_its_ledger(ledger):
     declare_addresses(ledger, "http://a", ["http://b"])
     assert len(registry_identities(ledger, "http://a")) == 2
     put(ledger.state, [])

@@ -1,4 +1,4 @@
-"""A chain is read as it grows, and says whatever one that reads all of it anew says."""
+"""HashChain reads incrementally with the same result as reading everything again."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def reader(both: Ledger) -> Reader:
     return made
 
 
-def test_of_nothing_new_only_the_last_line_is_fetched(reader: Reader) -> None:
+def test_unchanged_chain_fetches_only_the_last_entry(reader: Reader) -> None:
     assert reader.read() == []
     assert reader.fetched == [3]
 
 
-def test_only_what_came_since_is_fetched(reader: Reader, both: Ledger) -> None:
+def test_only_new_entries_are_fetched(reader: Reader, both: Ledger) -> None:
     for number in (4, 5):
         both.append(entry(str(number)))
         assert reader.read() == [number]
@@ -70,7 +70,7 @@ def test_only_what_came_since_is_fetched(reader: Reader, both: Ledger) -> None:
     ]  # fmt: skip
 
 
-def test_the_signature_of_the_last_line_is_as_it_is_now(reader: Reader, both: Ledger) -> None:
+def test_signature_of_the_last_entry_is_reread(reader: Reader, both: Ledger) -> None:
     put(both.state, [row._replace(signature="new") for row in rows(both.state)])
     assert reader.read() == []
     assert reader.chain.last is not None
@@ -78,7 +78,7 @@ def test_the_signature_of_the_last_line_is_as_it_is_now(reader: Reader, both: Le
 
 
 @pytest.mark.parametrize("old", ["one", "two", "three"])
-def test_an_edit_is_found_at_once_at_the_end_and_after_a_while_elsewhere(
+def test_edit_is_detected_immediately_at_the_end_and_later_elsewhere(
     reader: Reader, both: Ledger, monkeypatch: pytest.MonkeyPatch, old: str
 ) -> None:
     replace(both.state, f'"{old}"'.encode(), b'"edited"')
@@ -93,7 +93,7 @@ def test_an_edit_is_found_at_once_at_the_end_and_after_a_while_elsewhere(
             reader.read()
 
 
-def test_what_is_hashed_again_is_not_parsed_again(
+def test_rehashed_entries_are_not_parsed_again(
     reader: Reader, both: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chain_module, "_REHASH_S", -1.0)
@@ -146,7 +146,7 @@ def change(ledger: Ledger, kind: str, number: int, copies: list[list[bytes]]) ->
 @given(STEPS)
 @example([("read", 0), ("append", 0), ("flip", 30)])
 @pytest.mark.proof
-def test_it_says_what_one_says_that_reads_all_of_it(tmp_path_factory, steps) -> None:
+def test_incremental_reading_equals_full_reading(tmp_path_factory, steps) -> None:
     ledger = Ledger(tmp_path_factory.mktemp("chain") / "ledger.db")
     reader, copies = Reader(ledger.state), [[]]
     for kind, number in [("append", 0), *steps, ("read", 0)]:

@@ -1,4 +1,4 @@
-"""What the ledger's lines say: one vocabulary, asked by everybody."""
+"""ModelHistory: questions about a model answered from its ledger entries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def history(*lines: str) -> ModelHistory:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_what_each_action_says_of_its_version(action):
+def test_meaning_of_each_action(action):
     one = history(f"{action} 1")
     vouches = action in SERVING | {"passed"}
     assert (one.approving_entry("1") is not None) is vouches
@@ -59,7 +59,7 @@ def test_what_each_action_says_of_its_version(action):
         (["promoted 1", "promoted 2", "reverted", "promoted 1"], "1", ("1", "2")),
     ],
 )
-def test_what_serves_and_what_served(lines, serving, served):
+def test_current_and_earlier_champions(lines, serving, served):
     assert (history(*lines).serving, history(*lines).served) == (serving, served)
 
 
@@ -78,7 +78,7 @@ def test_what_serves_and_what_served(lines, serving, served):
         (["passed 1", "reverted 1", "conflict 1", "not_deployed 1"], ["1"]),
     ],
 )
-def test_what_waits_for_review(lines, waiting):
+def test_versions_waiting_for_review(lines, waiting):
     assert [line.version for line in history(*lines).waiting] == waiting
 
 
@@ -93,11 +93,11 @@ def test_what_waits_for_review(lines, waiting):
         (["promoted 1", "rejected 1", "unchanged 1"], ("promoted", "rejected", "unchanged")),
     ],
 )
-def test_a_number_that_passed_anew_is_free_of_what_was_said_before(lines, actions):
+def test_passing_again_resets_earlier_entries(lines, actions):
     assert history(*lines).since_passed("1") == actions
 
 
-def test_the_last_line_with_digests_vouches():
+def test_approving_entry_is_the_last_one_with_digests():
     old, new = entry("passed"), entry("promoted", sha256=Digest.from_bytes(b"other"))
     assert ModelHistory((old, new)).approving_entry("1") == new
     assert ModelHistory((old, entry("promoted", sha256=None))).approving_entry("1") == old
@@ -105,26 +105,24 @@ def test_the_last_line_with_digests_vouches():
 
 
 @pytest.mark.parametrize(
-    ("lines", "word"),
+    ("lines", "action"),
     [
         (["promoted 1"], None),
         (["promoted 1", "deployed 1"], "deployed"),
-        (["deployed 1", "deployed 2"], None),
         (["deployed 1", "deployed 2", "deployed 1"], "deployed"),
         (["deployed 1", "not_deployed 1"], "not_deployed"),
         (["deployed 1", "not_deployed 2"], "deployed"),
         (["deployed 1", "replay_failed 1"], "replay_failed"),
-        (["not_deployed 1", "not_deployed 2"], None),
         (["not_deployed 1", "deployed 1"], "deployed"),
     ],
 )
-def test_the_last_word_on_deploying_a_version(lines, word):
+def test_last_deployment_entry_of_a_version(lines, action):
     last = history(*lines).deployment_of(entry("promoted", "1"))
-    assert (None if last is None else last.action) == word
+    assert (None if last is None else last.action) == action
 
 
 @pytest.mark.parametrize(
-    ("lines", "word"),
+    ("lines", "action"),
     [
         (["deployed 1", "promoted 1"], None),
         (["promoted 1", "deployed 1", "passed 1"], "deployed"),
@@ -132,13 +130,13 @@ def test_the_last_word_on_deploying_a_version(lines, word):
         (["promoted 1", "deployed 2"], None),
     ],
 )
-def test_a_promotion_is_deployed_by_what_follows_it(lines, word):
+def test_deployment_must_follow_the_promotion(lines, action):
     last = history(*lines).deployment_of(entry("promoted", "1"))
-    assert (None if last is None else last.action) == word
-    assert history(*lines).was_deployed("1") is (word == "deployed")
+    assert (None if last is None else last.action) == action
+    assert history(*lines).was_deployed("1") is (action == "deployed")
 
 
-def test_another_version_under_the_number_was_not_deployed():
+def test_deployment_of_other_bytes_under_the_number_does_not_count():
     other = entry("deployed", sha256=Digest.from_bytes(b"other"))
     assert not ModelHistory((entry("promoted"), other)).was_deployed("1")
     assert not ModelHistory((other,)).was_deployed("1")
@@ -173,7 +171,7 @@ def with_previous(*lines: str) -> ModelHistory:
         (["reverted 1 2"], set()),
     ],
 )
-def test_a_rollback_counts_until_the_version_passes_anew_or_is_gone_back_to(lines, bad):
+def test_rollback_counts_until_the_version_passes_or_serves_again(lines, bad):
     one = with_previous(*lines)
     assert {version for version in "123" if one.rollback_of(version)} == bad
     for version in bad:
@@ -181,7 +179,7 @@ def test_a_rollback_counts_until_the_version_passes_anew_or_is_gone_back_to(line
         assert one.without(line).rollback_of(version) is None
 
 
-def test_which_versions_hold_these_bytes():
+def test_versions_with_the_same_bytes():
     other = entry("promoted", "3", sha256=Digest.from_bytes(b"other"))
     again = entry("promoted", "4", sha256=Digest.from_bytes(b"other"))
     one = ModelHistory(
@@ -190,15 +188,10 @@ def test_which_versions_hold_these_bytes():
     assert one.versions_with_bytes(DIGEST) == ("2",)
 
 
-def test_the_last_promotion():
+def test_last_promotion_of_a_version():
     first, last = entry("promoted"), entry("promoted", reason="again")
     assert ModelHistory((first, last, entry("passed"))).promotion_of("1") is last
     assert ModelHistory((entry("passed"),)).promotion_of("1") is None
-
-
-def test_a_deployment_of_other_bytes_under_the_number_is_none():
-    other = entry("deployed", sha256=Digest.from_bytes(b"other"))
-    assert ModelHistory((other,)).deployment_of(entry("promoted")) is None
 
 
 VERSIONS = st.sampled_from(["1", "2", "3", None])
@@ -211,14 +204,14 @@ def of(one: ModelHistory, version: str) -> tuple[object, ...]:
 
 
 @given(LINES)
-def test_lines_about_one_version_say_nothing_of_another(lines):
+def test_entries_of_one_version_do_not_affect_another(lines):
     for version in ("1", "2", "3"):
         alone = tuple(line for line in lines if line.version == version)
         assert of(ModelHistory(tuple(lines)), version) == of(ModelHistory(alone), version)
 
 
 @given(LINES)
-def test_what_serves_is_what_served_last(lines):
+def test_champion_is_the_last_version_that_served(lines):
     one = ModelHistory(tuple(lines))
     assert one.serving in (None, *one.served[:1])
     assert set(one.served) == {v for v in ("1", "2", "3") if one.was_served(v)}
@@ -226,7 +219,7 @@ def test_what_serves_is_what_served_last(lines):
 
 
 @given(LINES)
-def test_exactly_those_wait_of_whom_the_last_word_is_that_they_passed(lines):
+def test_versions_wait_if_their_last_entry_is_passed(lines):
     one = ModelHistory(tuple(lines))
     standing = {v: one.standing(v) for v in ("1", "2", "3")}
     waiting = {v: line for v, line in standing.items() if line and line.action == "passed"}
@@ -235,7 +228,7 @@ def test_exactly_those_wait_of_whom_the_last_word_is_that_they_passed(lines):
 
 
 @given(LINES, st.sampled_from(["conflict", "deployed", "not_deployed"]))
-def test_some_lines_change_neither_what_serves_nor_what_waits(lines, action):
+def test_deployment_and_conflict_entries_change_no_state(lines, action):
     one, other = ModelHistory(tuple(lines)), ModelHistory((*lines, entry(action)))
     assert (one.serving, one.served, one.waiting) == (other.serving, other.served, other.waiting)
 
@@ -250,24 +243,24 @@ LINES = st.lists(
 A_DIGEST = Digest.from_bytes(b"x")
 
 
-def answers(one: ModelHistory) -> list[object]:
+def all_answers(one: ModelHistory) -> list[object]:
     """All that can be asked."""
-    said: list[object] = [
+    results: list[object] = [
         one.passed_any, one.change, one.last_move, one.serving, one.served, one.waiting,
         one.versions_with_bytes(A_DIGEST), one.served_before("1", "2"),
     ]  # fmt: skip
     for version in ("1", "2", "3"):
         vouched = one.approving_entry(version)
-        said += [
+        results += [
             vouched, one.was_served(version), one.standing(version), one.since_passed(version),
             one.promotion_of(version), one.rollback_of(version), one.was_deployed(version),
             vouched and one.deployment_of(vouched),
         ]  # fmt: skip
-    return said
+    return results
 
 
 @given(LINES, st.lists(st.integers(0, 12), max_size=4))
-def test_a_history_that_grew_says_what_one_made_anew_says(lines, stops) -> None:
+def test_cached_history_equals_a_new_one(lines, stops) -> None:
     entries = tuple(
         LedgerEntry(action=action, version=version, previous_version=previous, model=model,
                     registry=registry, sha256=A_DIGEST, actor="me", at="2026", reason=str(place))
@@ -279,10 +272,10 @@ def test_a_history_that_grew_says_what_one_made_anew_says(lines, stops) -> None:
         plain = tuple(e for e in read if e.model == "digits" and e.registry in names)
         grown = histories.history(read, "digits", registries=names)
         assert grown.entries == plain
-        assert answers(grown) == answers(ModelHistory(plain))
+        assert all_answers(grown) == all_answers(ModelHistory(plain))
 
 
-def test_a_ledger_that_was_read_anew_has_another_history() -> None:
+def test_cached_history_is_dropped_when_entries_change() -> None:
     def read(*versions: str) -> tuple[LedgerEntry, ...]:
         lines = (f"promoted {version}" for version in versions)
         return history(*lines).entries
@@ -312,14 +305,14 @@ MADE = "2026-03-01T12:00:00.123+00:00"
         ("deployed", {"made_at": MADE}, False),
     ],
 )
-def test_a_version_is_judged_by_a_line_since_the_registry_made_it(action, fields, judged):
+def test_outcome_counts_only_after_the_version_was_created(action, fields, judged):
     one = ModelHistory((entry(action, **fields),))
     assert one.has_outcome("1", made_at=MADE) is judged
     assert one.has_outcome("2", made_at=MADE) is False
     assert one.has_outcome("1", made_at=None) is (action not in ("conflict", "deployed"))
 
 
-def test_what_the_gate_passed_before_anything_was_signed():
+def test_versions_passed_before_signing_began():
     lines = [entry("promoted", "1"), entry("promoted", "2", signers=("k",)), entry("promoted", "3")]
     one = ModelHistory(tuple(lines))
     found = {number: one.passed_before_signing(number) for number in "1234"}

@@ -1,4 +1,4 @@
-"""The lock is a lease in the database: a dead holder is replaced, and one that lost it is stopped."""
+"""The ledger lock is a lease in the database: a dead owner is replaced, a late one is stopped."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def entry(reason: str, *, operation: str | None = None) -> LedgerEntry:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    _be_short(monkeypatch.setattr)
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    _shorten_lease(monkeypatch.setattr)
 
 
-def _be_short(put: Callable[[object, str, float], None]) -> None:
+def _shorten_lease(put: Callable[[object, str, float], None]) -> None:
     for module in (lock, lock):
         put(module, "LEASE_S", 0.5)
 
 
-def change(ledger: Ledger, **values: object) -> None:
+def change_row(ledger: Ledger, **values: object) -> None:
     """Of the row, as another process would."""
     with ledger.state.writing() as connection:
         assert connection.execute(sa.update(LOCKS).values(**values)).rowcount == 1
@@ -52,10 +52,10 @@ def reasons(ledger: Ledger) -> list[str]:
     return [line.reason for line in Ledger(ledger.state).entries()]
 
 
-def _hold(url: str, pipe: Connection, *, briefly: bool) -> None:
+def _hold_lock(url: str, pipe: Connection, *, briefly: bool) -> None:
     """Take the lock, begin a move; then write, and end the move, whenever the parent says so."""
     if briefly:
-        _be_short(setattr)
+        _shorten_lease(setattr)
     ledger = Ledger(url)
     with promotion_lock(ledger) as token:
         ledger.append(entry("of the child", operation="ab"))
@@ -74,11 +74,11 @@ def _hold(url: str, pipe: Connection, *, briefly: bool) -> None:
 
 
 @contextmanager
-def holding(url: str, *, briefly: bool = False) -> Iterator[tuple[int, Connection]]:
+def other_process_holding(url: str, *, briefly: bool = False) -> Iterator[tuple[int, Connection]]:
     """Another process that has the lock."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_hold, args=(url, theirs), kwargs={"briefly": briefly})
+    process = context.Process(target=_hold_lock, args=(url, theirs), kwargs={"briefly": briefly})
     process.start()
     try:
         assert ours.poll(30)
@@ -93,9 +93,9 @@ def holding(url: str, *, briefly: bool = False) -> Iterator[tuple[int, Connectio
 
 
 @pytest.mark.rows(2)
-def test_who_was_killed_is_replaced_at_once(both_urls: str) -> None:
+def test_lock_of_a_killed_process_is_taken_over_immediately(both_urls: str) -> None:
     ledger = Ledger(both_urls)
-    with holding(both_urls) as (pid, _):
+    with other_process_holding(both_urls) as (pid, _):
         with pytest.raises(PromotionConflict, match=f"process {pid} on "):
             promotion_lock(ledger).__enter__()
         os.kill(pid, signal.SIGKILL)  # it is not waited for yet: a zombie is dead, too
@@ -104,10 +104,10 @@ def test_who_was_killed_is_replaced_at_once(both_urls: str) -> None:
 
 
 @pytest.mark.rows(2)
-@pytest.mark.usefixtures("short")
-def test_who_was_stopped_and_comes_back_writes_nothing(both_urls: str) -> None:
+@pytest.mark.usefixtures("short_lease")
+def test_stopped_process_cannot_write_after_its_lease_expired(both_urls: str) -> None:
     ledger = Ledger(both_urls)
-    with holding(both_urls, briefly=True) as (pid, pipe):
+    with other_process_holding(both_urls, briefly=True) as (pid, pipe):
         os.kill(pid, signal.SIGSTOP)
         with promotion_lock(ledger, patience_s=10.0) as token:
             ledger.append(entry("ours", operation="ours"))
@@ -141,8 +141,8 @@ def wait_until_renewed(ledger: Ledger, clock: Clock) -> None:
     pytest.fail("the holder did not renew its lease")
 
 
-@pytest.mark.usefixtures("short")
-def test_who_works_for_longer_than_the_lease_keeps_it(
+@pytest.mark.usefixtures("short_lease")
+def test_lease_is_renewed_while_the_owner_works(
     both: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -162,19 +162,17 @@ class TestAnotherHost:
     """Whose processes nobody here knows of."""
 
     def held(self, ledger: Ledger, **values: object) -> None:
-        stranger = LockOwner(
-            pid=1, host="elsewhere", since="2026-01-01", machine="another", start="1"
-        )
-        change(ledger, token="theirs", holder=stranger.to_json(), **values)
+        owner = LockOwner(pid=1, host="elsewhere", since="2026-01-01", machine="another", start="1")
+        change_row(ledger, token="theirs", holder=owner.to_json(), **values)
 
-    def test_its_lease_is_waited_for(self, both: Ledger) -> None:
+    def test_lease_of_another_host_is_respected(self, both: Ledger) -> None:
         with promotion_lock(both):
             self.held(both)
             with pytest.raises(PromotionConflict, match="process 1 on elsewhere since 2026"):
                 promotion_lock(Ledger(both.state)).__enter__()
         assert list(holders(both.state)) == ["promotion"]  # ours was lost: nothing to free
 
-    def test_it_is_replaced_when_that_is_over(self, both: Ledger) -> None:
+    def test_expired_lease_of_another_host_is_taken_over(self, both: Ledger) -> None:
         with promotion_lock(both):
             self.held(both, leased_until=time.time() - 1.0)
             with promotion_lock(Ledger(both.state)):
@@ -183,17 +181,17 @@ class TestAnotherHost:
                 assert "elsewhere" not in holders(both.state)["promotion"]
 
     @pytest.mark.parametrize("text", ["{", '{"pid": 1}', ""])
-    def test_one_that_does_not_say_its_name(self, both: Ledger, text: str) -> None:
+    def test_unreadable_owner_is_reported_as_unknown(self, both: Ledger, text: str) -> None:
         with promotion_lock(both):
-            change(both, token="theirs", holder=text)
+            change_row(both, token="theirs", holder=text)
             with pytest.raises(PromotionConflict, match="an unknown host"):
                 promotion_lock(Ledger(both.state)).__enter__()
 
 
-def test_whoever_lost_it_writes_nothing(both: Ledger) -> None:
+def test_owner_that_lost_the_lock_cannot_write(both: Ledger) -> None:
     with promotion_lock(both) as token:
         both.append(entry("one", operation="ab"))
-        change(both, token="theirs")
+        change_row(both, token="theirs")
         for write in (
             lambda: both.append(entry("two")), lambda: token.clear_pending("ab"), token.pending,
             lambda: both.append(entry("three", operation="cd")), token.renew,
@@ -206,7 +204,7 @@ def test_whoever_lost_it_writes_nothing(both: Ledger) -> None:
     assert reasons(both) == ["one", "without any lock"]
 
 
-def test_the_row_stays_while_a_move_is_pending(both: Ledger) -> None:
+def test_lock_row_stays_while_a_move_is_pending(both: Ledger) -> None:
     with promotion_lock(both):
         both.append(entry("one", operation="ab"))
     with promotion_lock(both) as token:
@@ -218,23 +216,23 @@ def test_the_row_stays_while_a_move_is_pending(both: Ledger) -> None:
     assert holders(both.state) == {}
 
 
-def test_a_lease_from_before_the_clock_was_set_back_does_not_count(both: Ledger) -> None:
+def test_lease_longer_than_possible_is_ignored(both: Ledger) -> None:
     with promotion_lock(both):
-        change(both, leased_until=time.time() + 3600.0)
+        change_row(both, leased_until=time.time() + 3600.0)
         with promotion_lock(Ledger(both.state)), pytest.raises(PromotionConflict, match="was lost"):
             both.append(entry("late"))
 
 
-def test_a_lease_that_was_over_and_that_nobody_took_is_still_ours(both: Ledger) -> None:
+def test_expired_lease_that_nobody_took_is_still_valid(both: Ledger) -> None:
     with promotion_lock(both):
-        change(both, leased_until=0.0)
+        change_row(both, leased_until=0.0)
         both.append(entry("one"))
         with pytest.raises(PromotionConflict):
             promotion_lock(Ledger(both.state)).__enter__()
     assert reasons(both) == ["one"]
 
 
-def test_a_ledger_that_nobody_uses_any_more_lets_go_of_the_database(both_urls: str) -> None:
+def test_unused_ledger_releases_its_database(both_urls: str) -> None:
     """At once: connections to a server are few."""
     ledger = Ledger(both_urls)
     ledger.append(entry("one"))
@@ -250,25 +248,25 @@ def test_a_ledger_that_nobody_uses_any_more_lets_go_of_the_database(both_urls: s
         gc.enable()
 
 
-class TestHolder:
-    def test_this_process_lives(self) -> None:
+class TestLockOwner:
+    def test_this_process_is_alive(self) -> None:
         assert not LockOwner.this_process(since="now").is_dead()
 
-    def test_a_process_that_has_its_number_now_is_another(self) -> None:
+    def test_reused_process_id_is_dead(self) -> None:
         me = LockOwner.this_process(since="now")
         assert me.start is not None
         assert me.model_copy(update={"start": "1"}).is_dead()
 
-    def test_no_process_has_its_number(self) -> None:
+    def test_missing_process_id_is_dead(self) -> None:
         me = LockOwner.this_process(since="now")
         assert me.model_copy(update={"pid": 2**22 + 1}).is_dead()
 
     @pytest.mark.parametrize("machine", [None, "another"])
-    def test_of_another_machine_nobody_knows(self, machine: str | None) -> None:
+    def test_process_of_another_machine_is_not_assumed_dead(self, machine: str | None) -> None:
         me = LockOwner.this_process(since="now")
         assert not me.model_copy(update={"pid": 2**22 + 1, "machine": machine}).is_dead()
 
-    def test_without_proc_nobody_knows(self, monkeypatch, tmp_path) -> None:
+    def test_process_is_not_assumed_dead_without_proc(self, monkeypatch, tmp_path) -> None:
         monkeypatch.setattr("gate.ledger.lock._PROC", tmp_path)
         assert not LockOwner.this_process(since="now").is_dead()
 
@@ -282,7 +280,7 @@ def server() -> Iterator[Postgres]:
         yield started
 
 
-class TestRestart:
+class TestPostgresqlRestart:
     """PostgreSQL goes away in the middle, as in a power cut."""
 
     @pytest.fixture
@@ -290,7 +288,7 @@ class TestRestart:
         return Ledger(server.url)
 
     @pytest.mark.proof
-    def test_in_a_line(
+    def test_restart_during_an_append(
         self, ledger: Ledger, server: Postgres, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def cut_off(*_: object) -> None:
@@ -311,7 +309,7 @@ class TestRestart:
         assert holders(ledger.state) == {}
 
     @pytest.mark.proof
-    def test_for_longer_than_the_lease(
+    def test_outage_longer_than_the_lease(
         self, ledger: Ledger, server: Postgres, caplog: pytest.LogCaptureFixture
     ) -> None:
         ledger.append(entry("one"))
@@ -321,7 +319,7 @@ class TestRestart:
             with pytest.raises(StateUnavailable):
                 ledger.append(entry("two"))
             server.start()
-            change(ledger, token="theirs")
+            change_row(ledger, token="theirs")
             with pytest.raises(PromotionConflict, match="was lost"):
                 ledger.append(entry("two"))
             server.stop()

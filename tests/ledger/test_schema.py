@@ -50,7 +50,7 @@ def execute(ledger: Ledger, text: str) -> None:
         connection.exec_driver_sql(text)
 
 
-def test_a_newer_database_is_refused_in_one_line(both: Ledger) -> None:
+def test_newer_schema_is_refused(both: Ledger) -> None:
     both.append(entry())
     with both.state.writing() as connection:
         connection.execute(sa.update(VERSIONS).values(version=SCHEMA_VERSION + 1))
@@ -65,7 +65,7 @@ def test_a_newer_database_is_refused_in_one_line(both: Ledger) -> None:
     assert len(fresh.entries()) == 1
 
 
-def test_an_older_database_is_read_as_it_is_and_migrated_by_the_first_write(old: Ledger) -> None:
+def test_older_schema_is_migrated_by_the_first_write(old: Ledger) -> None:
     assert len(old.entries()) == 1
     with old.state.reading() as connection:
         assert not sa.inspect(connection).has_table(VERSIONS.name)
@@ -84,7 +84,7 @@ def test_an_older_database_is_read_as_it_is_and_migrated_by_the_first_write(old:
         ("INSERT INTO gate_lock VALUES ('promotion', 'a', '{}', SOON)", "wait until it ends"),
     ],
 )
-def test_what_only_the_older_program_can_finish_comes_first(
+def test_unfinished_work_of_an_older_version_blocks_migration(
     old: Ledger, left: str, remedy: str
 ) -> None:
     execute(old, left.replace("SOON", str(time.time() + 50.0)))
@@ -103,13 +103,13 @@ def test_what_only_the_older_program_can_finish_comes_first(
         "INSERT INTO gate_lock VALUES ('promotion', 'a', '{}', 1e12)",  # the clock was set back
     ],
 )
-def test_what_is_over_is_in_nobody_s_way(old: Ledger, left: str) -> None:
+def test_expired_leftovers_do_not_block_migration(old: Ledger, left: str) -> None:
     execute(old, left)
     old.append(entry())
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_state_and_keys_are_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+def test_state_and_keys_are_private_with_any_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         ledger = Ledger(tmp_path / ".gate" / "state.db")

@@ -1,4 +1,4 @@
-"""A run's page on a real store: what it refuses, and what it never shows."""
+"""The record on a run's page in a real store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def page(runs: Runs) -> RunLogger:
         return opened
 
 
-def test_numbers_that_are_none_become_tags(page: RunLogger) -> None:
+def test_nan_and_infinity_become_tags(page: RunLogger) -> None:
     page.metrics({"good": 0.5, "nan": float("nan"), "up": float("inf")})
     data = run_of(page).data
     assert data.metrics == {"good": 0.5}
@@ -26,21 +26,21 @@ def test_numbers_that_are_none_become_tags(page: RunLogger) -> None:
     assert data.tags["nonfinite.up"] == "inf"
 
 
-def test_many_params_and_strange_names(page: RunLogger) -> None:
+def test_many_params_and_unusual_names(page: RunLogger) -> None:
     page.params({f"p{number}": number for number in range(250)} | {"a=b?": 1})
     params = run_of(page).data.params
     assert len(params) == 251
     assert params["a_b_"] == "1"
 
 
-def test_a_param_never_changes(page: RunLogger) -> None:
+def test_changed_param_is_refused(page: RunLogger) -> None:
     page.params({"a": 1})
     page.params({"a": 1})
     with pytest.raises(RegistryError, match="Changing param"):
         page.params({"a": 2})
 
 
-def test_a_table_is_replaced_not_appended(page: RunLogger) -> None:
+def test_table_is_replaced(page: RunLogger) -> None:
     for rows in ([{"a": 1}, {"a": 2}], [{"a": 3}]):
         page.table(rows, "checks.json")
     folder = page.client.download_artifacts(page.run_id, "checks.json")
@@ -49,14 +49,14 @@ def test_a_table_is_replaced_not_appended(page: RunLogger) -> None:
     assert json.loads(tag) == [{"path": "checks.json", "type": "table"}]
 
 
-def test_two_tables_stay_two_tables(page: RunLogger) -> None:
+def test_two_tables_are_separate(page: RunLogger) -> None:
     for name in ("checks.json", "numbers.json", "checks.json"):
         page.table([{"a": 1}], name)
     listed = json.loads(run_of(page).data.tags["mlflow.loggedArtifacts"])
     assert [entry["path"] for entry in listed] == ["checks.json", "numbers.json"]
 
 
-def test_what_is_none_is_a_word_or_empty_and_never_pythons(page: RunLogger) -> None:
+def test_none_is_never_written_as_python_text(page: RunLogger) -> None:
     page.params({"a": None})
     page.tags({"b": None})
     page.table([{"c": None, "d": float("nan")}], "table.json")
@@ -66,20 +66,20 @@ def test_what_is_none_is_a_word_or_empty_and_never_pythons(page: RunLogger) -> N
     assert json.loads(Path(path).read_text())["data"] == [["", "nan"]]
 
 
-def test_a_long_name_is_cut_to_what_a_database_holds(page: RunLogger) -> None:
+def test_long_name_is_truncated(page: RunLogger) -> None:
     page.named("gate FAIL 4d87ab " + "x" * 500)
     name = run_of(page).info.run_name
     assert name.startswith("gate FAIL 4d87ab xxx")
     assert len(name) <= 250
 
 
-def test_the_location_has_no_password() -> None:
+def test_location_has_no_password() -> None:
     page = RunLogger(None, "http://me:secret@127.0.0.1:1/", "r", "7")  # type: ignore[arg-type]
     assert page.location.endswith("127.0.0.1:1/#/experiments/7/runs/r")
     assert "secret" not in page.location
 
 
-def test_cut_keeps_whole_lines() -> None:
+def test_truncation_keeps_whole_lines() -> None:
     text = "\n".join(f"line {number}" for number in range(100))
     short = cut(text, 200)
     assert len(short) <= 200
@@ -88,7 +88,7 @@ def test_cut_keeps_whole_lines() -> None:
     assert cut("short", 200) == "short"
 
 
-def test_a_text_that_is_too_long_loses_the_end_of_its_table_and_keeps_its_links() -> None:
+def test_long_note_is_truncated_but_keeps_its_links() -> None:
     rows = [f"| check {row} | PASS |" for row in range(50)]
     text = "\n".join(["Passed.", "", "| check | verdict |", "|---|---|", *rows, "", "- [run](x)"])
     short = cut(text + "\n", 400)

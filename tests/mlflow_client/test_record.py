@@ -1,4 +1,4 @@
-"""The record of a judgment on a run's page, read back from a real store."""
+"""The record of a check on a run's page, read back from a real store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.report.samples import HOSTILE, failed, passed
 SHORT = digest("model.onnx").hex[:6]
 
 
-def judgment(records: tuple[Decision, Evidence]) -> SummaryInputs:
+def check_result(records: tuple[Decision, Evidence]) -> SummaryInputs:
     return SummaryInputs(decision=records[0], evidence=records[1], policy=policy())
 
 
@@ -56,15 +56,13 @@ def table(page: RunLogger, name: str) -> list[dict[str, Any]]:
     return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
 
 
-def test_a_pass_is_told_by_the_list_and_the_page_holds_everything(
-    runs: Runs, tmp_path: Path
-) -> None:
+def test_pass_is_recorded_completely(runs: Runs, tmp_path: Path) -> None:
     report = tmp_path / "report"
     for name in ("samples.csv", "pictures/3.png", "of somebody else.txt"):
         (report / name).parent.mkdir(parents=True, exist_ok=True)
         (report / name).write_text("x")
     report_folder.write_report(report, *passed(), summary=summarize(*passed()))
-    page = recorded(runs, judgment(passed()), report)
+    page = recorded(runs, check_result(passed()), report)
     run = run_of(page)
     assert (run.info.run_name, run.info.status) == (f"gate PASS {SHORT}", "FINISHED")
     assert run.data.tags["gate.verdict"] == "PASS"
@@ -83,18 +81,18 @@ def test_a_pass_is_told_by_the_list_and_the_page_holds_everything(
     assert "of somebody else.txt" not in there
 
 
-def test_a_check_at_two_operating_points_is_two_rows(runs: Runs, tmp_path: Path) -> None:
+def test_check_at_two_operating_points_has_two_rows(runs: Runs, tmp_path: Path) -> None:
     decision, evidence = passed()
     first = decision.checks[0]
     points = tuple(first.model_copy(update={"point": point}) for point in ("0.5", "0.9"))
     two = decision.model_copy(update={"checks": points})
-    page = recorded(runs, judgment((two, evidence)), tmp_path / "report")
+    page = recorded(runs, check_result((two, evidence)), tmp_path / "report")
     names = [row["name"] for row in table(page, "checks.json")]
     assert names == [f"{first.name} at 0.5", f"{first.name} at 0.9"]
 
 
-def test_a_rejection_is_no_green_tick_and_shows_no_none(runs: Runs, tmp_path: Path) -> None:
-    page = recorded(runs, judgment(failed(HOSTILE)), tmp_path / "report")
+def test_rejection_is_recorded_as_failed(runs: Runs, tmp_path: Path) -> None:
+    page = recorded(runs, check_result(failed(HOSTILE)), tmp_path / "report")
     run = run_of(page)
     assert run.info.status == "FAILED"
     assert run.info.run_name.startswith(f"gate FAIL {SHORT} ")
@@ -111,10 +109,10 @@ def test_a_rejection_is_no_green_tick_and_shows_no_none(runs: Runs, tmp_path: Pa
     assert values["ort-cpu", "max_abs_diff"] == 0.66
 
 
-def test_what_could_not_be_judged_is_no_green_tick_either(runs: Runs, tmp_path: Path) -> None:
+def test_error_is_recorded_as_failed(runs: Runs, tmp_path: Path) -> None:
     seen = evidence(runtimes=())
     decision = decide(policy(), seen, decided_at="2026-01-01T00:00:00+00:00")
-    page = recorded(runs, judgment((decision, seen)), tmp_path / "report")
+    page = recorded(runs, check_result((decision, seen)), tmp_path / "report")
     assert decision.verdict is Verdict.ERROR
     assert run_of(page).info.status == "FAILED"
     assert run_of(page).info.run_name.startswith(f"gate ERROR {SHORT}")
@@ -130,7 +128,7 @@ def test_what_could_not_be_judged_is_no_green_tick_either(runs: Runs, tmp_path: 
         ({"verdict": "FAIL", "cause": "training_mode"}, "gate FAIL training mode"),
     ],
 )  # fmt: skip
-def test_names(headline: dict[str, Any], name: str) -> None:
+def test_run_names(headline: dict[str, Any], name: str) -> None:
     verdict, _, blamed = name.removeprefix("gate ").partition(" ")
     told = Headline.model_validate({**headline, "sentence": "x"}, strict=False)
     expected = f"gate {verdict} {SHORT} {blamed}".rstrip()
@@ -138,7 +136,7 @@ def test_names(headline: dict[str, Any], name: str) -> None:
     assert unjudged_name("exported", digest("model.onnx")) == f"gate exported {SHORT}"
 
 
-def test_the_metrics_are_few_and_the_worst_output_counts() -> None:
+def test_metrics_are_few_and_of_the_worst_output() -> None:
     """The same names however many outputs; NaN is worse than any number."""
     crossing = Crossing(
         threshold=0.9, samples=200, reference_above=100, candidate_above=99, crossed=1
@@ -159,12 +157,14 @@ def test_the_metrics_are_few_and_the_worst_output_counts() -> None:
     everything = dict(numbers.metrics_from_evidence(seen))
     assert everything["ort-cpu/b/crossed_at_0.9"] == 1.0
     assert everything["ort-cpu/probes/ones/noise_ratio"] == 4.0
-    spoilt = (output_parity(name="b"), output_parity(max_abs_diff=float("nan")))
-    nothing = numbers.comparable_metrics(evidence(runtimes=(runtime_evidence(outputs=spoilt),)))
+    tampered_file = (output_parity(name="b"), output_parity(max_abs_diff=float("nan")))
+    nothing = numbers.comparable_metrics(
+        evidence(runtimes=(runtime_evidence(outputs=tampered_file),))
+    )
     assert str(nothing["ort-cpu/max_abs_diff"]) == "nan"
 
 
-def test_the_costs_are_logged_in_milliseconds_and_megabytes() -> None:
+def test_costs_are_logged_in_milliseconds_and_megabytes() -> None:
     batch = Latency(batch_size=32, batches=9, median_ms=20.0, p95_ms=25.0)
     single = Latency(batch_size=1, batches=9, median_ms=1.0, p95_ms=2.0)
     cost = Cost(open_ms=40.0, first_ms=5.0, single=single, peak_bytes=800_000_000)
@@ -187,18 +187,18 @@ def test_the_costs_are_logged_in_milliseconds_and_megabytes() -> None:
     assert everything["reference/latency_single_median_ms"] == 4.0
 
 
-def test_every_metric_that_is_compared_has_its_line_in_the_docs() -> None:
+def test_each_compared_metric_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     section = page.partition("## In MLflow")[2]
     for name in numbers.COMPARED:
         assert f"`<runtime>/{name}`" in section, name
 
 
-def test_a_twin_that_is_rejected_alone_rejects_the_release(runs: Runs, tmp_path: Path) -> None:
-    exact = judgment(passed())
+def test_rejected_twin_rejects_the_release(runs: Runs, tmp_path: Path) -> None:
+    exact = check_result(passed())
     page = recorded(runs, exact, tmp_path / "report")
     with runs.again(page):
-        write_twin(page, judgment(failed()), exact=exact.decision)
+        write_twin(page, check_result(failed()), exact=exact.decision)
     run = run_of(page)
     assert (run.info.run_name, run.info.status) == (f"gate FAIL {SHORT} twin", "FAILED")
     assert run.data.tags["gate.verdict"] == "FAIL"
@@ -206,8 +206,8 @@ def test_a_twin_that_is_rejected_alone_rejects_the_release(runs: Runs, tmp_path:
     assert run.data.metrics["twin/ort-cpu/max_abs_diff"] == 0.66
 
 
-def test_the_way_to_the_version(runs: Runs, tmp_path: Path) -> None:
-    page = recorded(runs, judgment(passed()), tmp_path / "report")
+def test_links_to_the_version(runs: Runs, tmp_path: Path) -> None:
+    page = recorded(runs, check_result(passed()), tmp_path / "report")
     promotion = PromotionResult("promoted", "3", None, "because")
     write_promotion(page, promotion, model_name="small", note=None)
     tags = run_of(page).data.tags

@@ -1,4 +1,4 @@
-"""Runs of the commands: how they end, and which one is believed to hold a record."""
+"""Runs of the commands: how they end, and when a recorded run is trusted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.report.samples import failed, passed
     ("error", "expected"),
     [(None, "FINISHED"), (ValueError(), "FAILED"), (KeyboardInterrupt(), "KILLED")],
 )
-def test_a_run_ends_with_its_work(runs: Runs, error: BaseException | None, expected: str) -> None:
+def test_run_ends_with_its_work(runs: Runs, error: BaseException | None, expected: str) -> None:
     try:
         with runs.new("gate") as page:
             assert run_of(page).info.status == "RUNNING"
@@ -38,14 +38,14 @@ def test_a_run_ends_with_its_work(runs: Runs, error: BaseException | None, expec
     assert run_of(page).info.status == expected
 
 
-def test_a_rejection_ends_failed(runs: Runs) -> None:
+def test_rejection_ends_the_run_as_failed(runs: Runs) -> None:
     with runs.new("gate") as page:
         page.ends = "FAILED"
     assert run_of(page).info.status == "FAILED"
     assert runs.page(page.run_id).ends == "FAILED"
 
 
-def test_artifacts_lie_beside_the_database_whatever_the_folder(
+def test_artifacts_are_stored_next_to_the_database(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -63,7 +63,7 @@ def written(runs: Runs, report: Path) -> RunLogger:
     return page
 
 
-def test_a_record_is_found_again(runs: Runs, tmp_path: Path) -> None:
+def test_recorded_run_is_found(runs: Runs, tmp_path: Path) -> None:
     page = written(runs, tmp_path)
     found = runs.recorded(tmp_path, passed()[0])
     assert found is not None
@@ -75,7 +75,7 @@ def _change(report: Path, **fields: str) -> None:
     RunReference.load(path).model_copy(update=fields).save(path)
 
 
-SPOILT: dict[str, Callable[[RunLogger, Path], object]] = {
+TAMPERED: dict[str, Callable[[RunLogger, Path], object]] = {
     "no file": lambda page, report: (report / RUN).unlink(),
     "a torn file": lambda page, report: (report / RUN).write_text('{"run_id": "'),
     "another server": lambda page, report: _change(report, tracking_uri="http://127.0.0.1:1"),
@@ -88,20 +88,20 @@ SPOILT: dict[str, Callable[[RunLogger, Path], object]] = {
 
 
 @pytest.mark.rows(4)
-@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-def test_what_the_file_says_is_checked_before_it_is_believed(
-    runs: Runs, tmp_path: Path, spoil: Callable[[RunLogger, Path], object]
+@pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED)
+def test_run_reference_is_verified(
+    runs: Runs, tmp_path: Path, tamper: Callable[[RunLogger, Path], object]
 ) -> None:
-    spoil(written(runs, tmp_path), tmp_path)
+    tamper(written(runs, tmp_path), tmp_path)
     assert runs.recorded(tmp_path, passed()[0]) is None
 
 
-def test_a_run_that_is_not_there_is_told(runs: Runs) -> None:
+def test_missing_run_is_reported(runs: Runs) -> None:
     with pytest.raises(ResourceGone):
         runs.page("0" * 32)
 
 
-def test_a_server_that_is_down_is_told_at_once() -> None:
+def test_unreachable_server_is_reported() -> None:
     with pytest.raises(RegistryUnavailable):
         Runs("http://127.0.0.1:1")
 
@@ -109,7 +109,7 @@ def test_a_server_that_is_down_is_told_at_once() -> None:
 @pytest.mark.further
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_the_signals_of_a_forked_process_are_its_own() -> None:
+def test_forked_process_keeps_its_signal_handlers() -> None:
     """A pool of the user's ends its workers by SIGTERM, which must not end the check."""
     handler = signal.getsignal(signal.SIGTERM)
     with killed_by_signals(lambda: None):

@@ -1,4 +1,4 @@
-"""`gate check --track` against a real server: how many requests, and how a run ends on a signal."""
+"""gate check --track against a real server: the number of requests, and signals."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _runs(server: Server) -> list[Any]:
 
 
 @pytest.mark.further
-def test_few_requests_are_made_before_the_verdict(server: Server, tmp_path: Path) -> None:
+def test_few_requests_before_the_verdict(server: Server, tmp_path: Path) -> None:
     before = len(_requests(server))
     with _started(server, tmp_path, "small_models:build") as process:
         assert process.stdout is not None
@@ -107,7 +107,7 @@ def test_few_requests_are_made_before_the_verdict(server: Server, tmp_path: Path
         pytest.param(signal.SIGINT, "hears", True, marks=pytest.mark.proof),
     ],
 )
-def test_a_signal_ends_the_run_as_killed(
+def test_signal_ends_the_run_as_killed(
     server: Server, tmp_path: Path, number: signal.Signals, work: str, whole: bool
 ) -> None:
     """`whole`: to the process group, as Ctrl-C and service managers do; else to the one process."""

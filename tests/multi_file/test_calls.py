@@ -1,4 +1,4 @@
-"""What parts were given while the chain ran is what their files are judged on."""
+"""Recorded calls of the modules become the samples of their files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def batches(*sizes: int) -> list[dict[str, np.ndarray]]:
     return [{"x": rng.normal(size=(size, 3)).astype(np.float32)} for size in sizes]
 
 
-def test_all_calls_are_samples_in_their_order() -> None:
+def test_calls_become_samples_in_order() -> None:
     calls, one = CallRecorder(), nn.Identity()
     doubled = chain(lambda parts, batch: parts["one"](batch["x"] * 2), one=one)
     given = batches(4, 4, 2)
@@ -35,7 +35,7 @@ def test_all_calls_are_samples_in_their_order() -> None:
     assert np.array_equal(next(samples.batches(10))["y"], rows)
 
 
-def test_steps_that_grow_are_left_out_and_counted() -> None:
+def test_growing_steps_are_skipped_and_counted() -> None:
     """A decoder is called again with what it gave."""
 
     def steps(parts: Any, batch: Any) -> Any:
@@ -55,7 +55,7 @@ def test_steps_that_grow_are_left_out_and_counted() -> None:
 @pytest.mark.parametrize(
     "given", [(torch.zeros(()),), (torch.zeros(4, 2), torch.zeros(3, 2)), ()], ids=str
 )
-def test_what_has_no_axis_of_samples_is_refused(given: tuple[torch.Tensor, ...]) -> None:
+def test_call_without_a_sample_axis_is_refused(given: tuple[torch.Tensor, ...]) -> None:
     class Takes(nn.Module):
         def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
             return torch.zeros(1)
@@ -68,7 +68,7 @@ def test_what_has_no_axis_of_samples_is_refused(given: tuple[torch.Tensor, ...])
         of_one.samples(of_one.names, part="one")
 
 
-def test_what_is_changed_in_place_was_noted_before() -> None:
+def test_arguments_are_recorded_before_in_place_changes() -> None:
     def shift(parts: Any, batch: Any) -> Any:
         y = parts["one"](batch["x"])
         return y.add_(1)
@@ -80,7 +80,7 @@ def test_what_is_changed_in_place_was_noted_before() -> None:
     )
 
 
-def test_the_files_go_with_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_removed_with_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     calls = CallRecorder()
     calls.record(chain(lambda parts, b: parts["one"](b["x"]), one=nn.Identity()), batches(4)[0])
@@ -95,7 +95,7 @@ class Doubles(nn.Module):
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_what_a_module_writes_into_was_noted_before(copied: bool) -> None:
+def test_inputs_are_recorded_before_the_module_changes_them(copied: bool) -> None:
     calls, (batch,) = CallRecorder(), batches(4)
     doubled = chain(
         lambda parts, b: parts["one"](b["x"].clone() if copied else b["x"]), one=Doubles()
@@ -115,7 +115,7 @@ class Takes(nn.Module):
         return image
 
 
-def test_a_call_with_other_arguments_is_left_out() -> None:
+def test_call_with_other_arguments_is_skipped() -> None:
     def run(parts: Any, batch: Any) -> Any:
         x = batch["x"]
         return parts["one"](x, x) + parts["one"](image=x) + parts["one"](mask=x, image=x)
@@ -128,7 +128,7 @@ def test_a_call_with_other_arguments_is_left_out() -> None:
     assert len(of_one.taken(("mask",))) == 1
 
 
-def test_samples_of_several_sizes_are_never_mixed() -> None:
+def test_samples_of_different_sizes_are_not_mixed() -> None:
     """A file has one batch axis."""
 
     def run(parts: Any, batch: Any) -> Any:
@@ -141,7 +141,7 @@ def test_samples_of_several_sizes_are_never_mixed() -> None:
     assert (of_one.rows, of_one.left_out) == (4, 1)
 
 
-def test_a_part_within_a_part_has_calls_of_its_own() -> None:
+def test_nested_part_has_separate_calls() -> None:
     whole = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     for parts in ({"whole": whole, "inner": whole[0]}, {"inner": whole[0], "whole": whole}):
         calls = CallRecorder()
@@ -164,7 +164,7 @@ def runs_whole(parts: Any, batch: Any) -> Any:
         (lambda y: {"y": y, "count": 3}, "the chain returned int"),
     ],
 )
-def test_what_a_chain_returns_is_tensors(returns: Any, text: str) -> None:
+def test_chain_must_return_tensors(returns: Any, text: str) -> None:
     odd = chain(lambda parts, batch: returns(parts["one"](batch["x"])), one=nn.Identity())
     with pytest.raises(ModelError, match=text):
         CallRecorder().record(odd, batches(4)[0])

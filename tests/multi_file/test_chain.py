@@ -1,4 +1,4 @@
-"""The chain as a module: in double precision too, and with modules of one model."""
+"""The chain as a module, also in double precision."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def in_double(chain: ChainModel) -> np.ndarray:
     return found
 
 
-def test_a_chain_with_numpy_between_its_parts_has_a_float64_reference() -> None:
+def test_chain_with_numpy_has_a_float64_reference() -> None:
     """Rounded once, at the seam: far nearer to the truth than float32 is by chance."""
     found = in_double(chained("scattered"))
     own = model().double()
@@ -63,12 +63,12 @@ def test_a_chain_with_numpy_between_its_parts_has_a_float64_reference() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-14)
 
 
-def test_what_the_chain_itself_narrows_has_none() -> None:
+def test_chain_that_casts_to_float32_has_no_float64_reference() -> None:
     with pytest.raises(ModelError, match="returns float32 even when it runs in float64"):
         in_double(chained("narrowed"))
 
 
-def test_in_float32_nothing_is_widened() -> None:
+def test_float32_run_is_not_widened() -> None:
     chain = chained("scattered")
     with torch.no_grad():
         assert chain(torch.from_numpy(ROWS)).dtype == torch.float32
@@ -82,6 +82,6 @@ def test_in_float32_nothing_is_widened() -> None:
         ("pkg.models:build", "is pkg.models:build, expected the path of a submodule"),
     ],
 )
-def test_a_reference_is_a_module_of_the_one_model(path: str, text: str) -> None:
+def test_reference_is_a_submodule_of_the_model(path: str, text: str) -> None:
     with pytest.raises(ModelError, match=text):
         module_of(tiny.build(), path, part="neck")

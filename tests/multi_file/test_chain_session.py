@@ -1,4 +1,4 @@
-"""The chain with sessions: a seam that does not fit is named, and the proof is that of all."""
+"""The chain with runtime sessions: mismatched connections are named."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def chained(function: Any, *parts: OpenPart) -> ChainSession:
     return ChainSession(function, parts, [Y.model_copy(update={"name": "output"})], ended=list)
 
 
-def test_the_parts_are_run_in_order() -> None:
+def test_parts_run_in_order() -> None:
     session = chained(
         lambda parts, batch: parts["two"](parts["one"](batch["x"]) + 1), part(), part("two")
     )
@@ -75,7 +75,7 @@ def test_the_parts_are_run_in_order() -> None:
         (lambda x: (x, x), "2 tensors to the part one, its file has 1 inputs: x"),
     ],
 )
-def test_a_seam_that_does_not_fit_is_named(given: Any, text: str) -> None:
+def test_mismatched_connection_is_named(given: Any, text: str) -> None:
     session = chained(lambda parts, batch: parts["one"](*given(batch["x"])), part())
     with pytest.raises(InputMismatch, match=text):
         session.run({"x": np.ones((2, 3), np.float32)})
@@ -94,14 +94,14 @@ class Pair(NamedTuple):
         ({"a": torch.zeros(1), "none": None, "b": torch.zeros(1)}, lambda out: out["b"]),
     ],
 )
-def test_a_part_answers_as_its_module_does(form: Any, read: Any) -> None:
+def test_part_returns_the_structure_of_its_module(form: Any, read: Any) -> None:
     two = part(session=Doubles(outputs=2), form=form)
     session = chained(lambda parts, batch: read(parts["one"](batch["x"])), two)
     (found,) = session.run({"x": np.ones((2, 3), np.float32)})
     assert (found == 2).all()
 
 
-def test_other_outputs_than_the_modules_give_are_refused() -> None:
+def test_different_outputs_are_refused() -> None:
     session = chained(lambda parts, batch: {"other": parts["one"](batch["x"])}, part())
     with pytest.raises(
         OutputMismatch, match="returns other with these files, but output with the modules"
@@ -109,7 +109,7 @@ def test_other_outputs_than_the_modules_give_are_refused() -> None:
         session.run({"x": np.ones((2, 3), np.float32)})
 
 
-def test_a_part_that_fell_back_shows_in_the_proof() -> None:
+def test_provider_fallback_of_a_part_is_in_the_proof() -> None:
     cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
     good = Proof((cuda, cpu), {cuda: 3}, (), {"a": "1"}, {"onnxruntime": "1"}, "gpu", "float32")
     bad = Proof((cpu,), {cpu: 2}, ("Add:n",), {"a": "2"}, {"onnxruntime": "1"}, "cpu", "int8")
@@ -122,7 +122,7 @@ def test_a_part_that_fell_back_shows_in_the_proof() -> None:
     assert (proof.device, proof.precision) == ("cpu", "int8")
 
 
-def test_all_sessions_are_ended() -> None:
+def test_all_sessions_are_closed() -> None:
     one, two = Doubles(), Doubles()
     chained(lambda parts, _: parts, part(session=one), part("two", session=two)).close()
     assert one.closed
@@ -142,7 +142,7 @@ class Subtracts(Doubles):
         lambda part, x: part(second=x * 3, first=x),
     ],
 )
-def test_a_file_gets_by_name_what_its_module_gets(call: Any) -> None:
+def test_file_inputs_are_passed_by_name(call: Any) -> None:
     """Whatever the order of its inputs, and of the call."""
     one = part(session=Subtracts())
     inputs = (X.model_copy(update={"name": "second"}), X.model_copy(update={"name": "first"}))
@@ -153,7 +153,7 @@ def test_a_file_gets_by_name_what_its_module_gets(call: Any) -> None:
     assert (found == 2).all()
 
 
-def test_a_number_has_no_axis() -> None:
+def test_scalar_has_no_batch_axis() -> None:
     inputs = (X.model_copy(update={"shape": ()}),)
     one = part()
     scalar = dataclasses.replace(one, subject=one.subject.model_copy(update={"inputs": inputs}))

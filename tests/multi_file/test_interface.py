@@ -1,5 +1,4 @@
-"""However a chain writes a call, its tensors go to the same inputs of the file; and what it takes
-from a file has the form of what it takes from the module."""
+"""Calls of a chain map to the inputs of the file, and outputs keep the form of the module's."""
 
 from __future__ import annotations
 
@@ -35,14 +34,14 @@ class Takes(nn.Module):
         ((A,), {"unheard": A, "mask": B}, ["image", "mask", "unheard"]),
     ],
 )
-def test_tensors_come_in_the_order_of_forward(
+def test_tensors_follow_the_order_of_forward(
     given: tuple[Any, ...], named: dict[str, Any], names: list[str]
 ) -> None:
     found = Parameters.from_module(Takes()).tensors(given, named, part="one")
     assert [leaf.name for leaf in found] == names
 
 
-def test_a_signature_that_nobody_can_read() -> None:
+def test_unreadable_signature() -> None:
     module = nn.Module()
     module.forward = torch.add
     found = Parameters.from_module(module).tensors((A,), {"other": B}, part="one")
@@ -60,7 +59,7 @@ def test_a_signature_that_nobody_can_read() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_tensor_is_named(given: Any, seen: str) -> None:
+def test_non_tensor_argument_is_named(given: Any, seen: str) -> None:
     with pytest.raises(ModelError, match=f"passes {seen} as 'mask' to the part one"):
         Parameters.from_module(Takes()).tensors((A, given), {}, part="one")
 
@@ -76,7 +75,7 @@ def test_what_is_no_tensor_is_named(given: Any, seen: str) -> None:
         (("image",), (), [0]),
     ],
 )
-def test_by_name_where_all_are_there(
+def test_arguments_are_matched_by_name(
     names: tuple[str, ...], wanted: tuple[str, ...], places: list[int]
 ) -> None:
     assert bound(names, wanted) == places
@@ -114,7 +113,7 @@ class Fields:
     ],
     ids=repr,
 )
-def test_only_the_tensors_are_others(form: Any) -> None:
+def test_output_structure_is_kept(form: Any) -> None:
     outputs = [leaf.tensor + 5 for leaf in leaves(form)]
     made = restore_structure(form, outputs, part="p")
     assert _shape(made) == _shape(form)
@@ -130,6 +129,6 @@ def _shape(form: Any) -> Any:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_another_number_of_tensors_is_a_mismatch(count: int) -> None:
+def test_different_number_of_tensors_is_a_mismatch(count: int) -> None:
     with pytest.raises(OutputMismatch, match=f"has {count} outputs, its module returns 2: x, y"):
         restore_structure({"x": A, "y": B}, [A] * count, part="p")

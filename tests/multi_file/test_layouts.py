@@ -1,4 +1,4 @@
-"""Releases of several files whose inputs have the batch on another axis than 0, or on none."""
+"""Multi-file releases whose inputs have the batch on another axis or on none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def judged(release: Path, arrays: dict[str, np.ndarray], **axes: int | None) -> 
 
 
 @pytest.mark.parametrize(("rows", "factor"), [(False, 1.0), (True, 1.0), (False, 1.001)])
-def test_state_with_the_batch_on_axis_1(tmp_path: Path, rows: bool, factor: float) -> None:
+def test_state_with_batch_on_axis_1(tmp_path: Path, rows: bool, factor: float) -> None:
     recurrent.exported(tmp_path, factor=factor)
     result = judged(tmp_path / "release.yaml", recurrent.samples(rows=rows))
     verdict = Verdict.PASS if factor == 1.0 else Verdict.FAIL
@@ -50,7 +50,7 @@ def test_state_with_the_batch_on_axis_1(tmp_path: Path, rows: bool, factor: floa
     )
 
 
-def test_stated_axes_go_before_the_parts(tmp_path: Path) -> None:
+def test_stated_axes_take_precedence(tmp_path: Path) -> None:
     recurrent.exported(tmp_path)
     result = judged(tmp_path / "release.yaml", recurrent.samples(), x=0, h0=1, h=1)
     assert result.decision.passed, result.decision.problems
@@ -68,7 +68,7 @@ def test_one_call_is_one_graph(tmp_path: Path, factor: float) -> None:
     assert axes.is_unbatched
 
 
-def test_golden_vectors_are_of_calls(tmp_path: Path) -> None:
+def test_golden_vectors_cover_calls(tmp_path: Path) -> None:
     recurrent.exported(tmp_path)
     result = judged(tmp_path / "release.yaml", recurrent.samples())
     write_golden_of(tmp_path / "golden", result.job, evidence=result.evidence)

@@ -1,4 +1,4 @@
-"""The twin of a release: the same chain and parts, each calibrated on what the chain gives it."""
+"""The quantized twin of a multi-file release, each part calibrated on intermediate values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def twin(exact: Path, tmp_path_factory: pytest.TempPathFactory) -> QuantizedRele
     return made
 
 
-def test_each_part_is_quantized_from_the_exact_one(exact: Path, twin: QuantizedRelease) -> None:
+def test_each_part_is_quantized_from_the_exact_part(exact: Path, twin: QuantizedRelease) -> None:
     ours, its = ReleaseFile.load(exact), ReleaseFile.load(twin.path)
     assert (its.chain, its.references) == (ours.chain, ours.references)
     assert {name: part.file for name, part in its.parts.items()} == {
@@ -76,12 +76,12 @@ def test_each_part_is_quantized_from_the_exact_one(exact: Path, twin: QuantizedR
     ]  # fmt: skip
 
 
-def test_the_same_gives_the_same_bytes(exact: Path, twin: QuantizedRelease, tmp_path: Path) -> None:
+def test_quantization_is_deterministic(exact: Path, twin: QuantizedRelease, tmp_path: Path) -> None:
     again = quantized(exact, tmp_path / "release.yaml")
     assert again.subject.sha256 == twin.subject.sha256
 
 
-def test_a_part_is_calibrated_on_what_the_chain_gives_it(
+def test_part_is_calibrated_on_intermediate_values(
     exact: Path, twin: QuantizedRelease, tmp_path: Path
 ) -> None:
     """The head's own range is that of the encoder's mean: an encoder that is ten times as loud
@@ -107,7 +107,7 @@ def _input_scale(release: Path) -> float:
     return float(onnx.numpy_helper.to_array(scale))
 
 
-def test_parts_that_are_not_named_travel_byte_by_byte(exact: Path, tmp_path: Path) -> None:
+def test_unselected_parts_are_copied(exact: Path, tmp_path: Path) -> None:
     made = quantized(exact, tmp_path / "release.yaml", only=("head",))
     assert set(made.records) == {"head"}
     assert (tmp_path / "encoder.onnx").read_bytes() == exact.with_name("encoder.onnx").read_bytes()
@@ -137,7 +137,7 @@ def half(exact: Path, tmp_path: Path) -> Path:
     return tiny.release(folder, encoder="below/encoder.onnx", head="head.onnx")
 
 
-def test_what_has_nothing_to_quantize_stays_as_it_is(half: Path, tmp_path: Path) -> None:
+def test_part_without_quantizable_nodes_is_copied(half: Path, tmp_path: Path) -> None:
     made = quantized(half, tmp_path / "twin" / "release.yaml")
     assert set(made.records) == {"head"}
     assert ReleaseFile.load(made.path).parts["encoder"].file == "below/encoder.onnx"
@@ -145,16 +145,16 @@ def test_what_has_nothing_to_quantize_stays_as_it_is(half: Path, tmp_path: Path)
     assert there.read_bytes() == (half.parent / "below" / "encoder.onnx").read_bytes()
 
 
-def test_where_nothing_can_be_quantized_an_older_twin_stays(half: Path, tmp_path: Path) -> None:
+def test_failed_quantization_keeps_the_older_twin(half: Path, tmp_path: Path) -> None:
     output = tmp_path / "twin" / "release.yaml"
     quantized(half, output)
     before = {path: path.read_bytes() for path in output.parent.rglob("*") if path.is_file()}
     with pytest.raises(ExportError, match="nothing in encoder could be quantized: no part has"):
         quantized(half, output, only=("encoder",))
-    spoilt = np.load(half.with_name("x.npy"))
-    spoilt[3] = np.inf
+    tampered_file = np.load(half.with_name("x.npy"))
+    tampered_file[3] = np.inf
     with pytest.raises(Exception, match="NaN or infinite"):
-        quantized(half, output, samples=SampleSet.from_arrays({"input": spoilt}))
+        quantized(half, output, samples=SampleSet.from_arrays({"input": tampered_file}))
     assert before == {p: p.read_bytes() for p in output.parent.rglob("*") if p.is_file()}
 
 
@@ -163,7 +163,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("survived", [0, 1, 2])
-def test_whoever_is_killed_leaves_no_release_of_two_twins(
+def test_killed_quantization_leaves_no_mixed_release(
     exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
 ) -> None:
     output = tmp_path / "release.yaml"
@@ -188,7 +188,7 @@ def test_whoever_is_killed_leaves_no_release_of_two_twins(
     ReleaseFile.load(output)
 
 
-def test_two_parts_of_one_file_get_a_file_each(exact: Path, tmp_path: Path) -> None:
+def test_two_parts_of_one_file_get_separate_files(exact: Path, tmp_path: Path) -> None:
     folder = tmp_path / "exact"
     folder.mkdir()
     for name in ("encoder.onnx", "head.onnx", "x.npy"):
@@ -216,7 +216,7 @@ def test_two_parts_of_one_file_get_a_file_each(exact: Path, tmp_path: Path) -> N
         ("twin.yaml", (), StorageError, "would overwrite the exact parts"),
     ],
 )
-def test_what_can_not_be_made_is_said_before_anything_is_written(
+def test_invalid_request_is_reported_before_writing(
     exact: Path, output: str, only: tuple[str, ...], error: type[Exception], wanted: str
 ) -> None:
     before = sorted(exact.parent.iterdir())
@@ -225,7 +225,7 @@ def test_what_can_not_be_made_is_said_before_anything_is_written(
     assert sorted(exact.parent.iterdir()) == before
 
 
-def test_a_part_that_can_not_be_quantized_is_named(
+def test_unquantizable_part_is_named(
     exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: object, **__: object) -> None:
@@ -240,7 +240,7 @@ def test_a_part_that_can_not_be_quantized_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_features_whose_argmax_flips_refuse_no_right_twin(tmp_path: Path) -> None:
+def test_argmax_flips_of_features_do_not_fail_a_twin(tmp_path: Path) -> None:
     model = tiny.near_ties()
     assert isinstance(model, tiny.NearTies)
     folder = tmp_path / "exact"
@@ -268,9 +268,7 @@ def test_features_whose_argmax_flips_refuse_no_right_twin(tmp_path: Path) -> Non
     assert found.decision.passed, found.decision.problems
 
 
-def test_a_part_that_rounds_too_far_is_judged_in_the_chain_alone(
-    exact: Path, tmp_path: Path
-) -> None:
+def test_coarse_part_is_checked_in_the_chain_only(exact: Path, tmp_path: Path) -> None:
     """Its first part takes its input in coarse steps."""
     made = quantized(exact, tmp_path / "release.yaml").path
     model = onnx.load(str(made.with_name("encoder.onnx")))

@@ -1,4 +1,4 @@
-"""Several files are judged as one: each, and all together; what is wrong is named with its part."""
+"""Several files are checked as one release; problems name the part."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_release(
     )
 
 
-def judged(folder: Path, **files: str) -> EvaluationResult:
+def checked(folder: Path, **files: str) -> EvaluationResult:
     return check_release(tiny.release(folder, **files))
 
 
@@ -83,9 +83,9 @@ def good(folder: Path) -> EvaluationResult:
 
 
 @pytest.fixture(scope="module")
-def yesterday(folder: Path) -> EvaluationResult:
+def outdated(folder: Path) -> EvaluationResult:
     """With a head of other weights."""
-    return judged(folder, encoder="encoder.onnx", head="yesterday.onnx")
+    return checked(folder, encoder="encoder.onnx", head="yesterday.onnx")
 
 
 def summary(verdicted: EvaluationResult) -> Any:
@@ -94,7 +94,7 @@ def summary(verdicted: EvaluationResult) -> Any:
     ).headline
 
 
-def test_right_files_pass_each_and_together(good: EvaluationResult) -> None:
+def test_good_release_passes(good: EvaluationResult) -> None:
     evidence = good.evidence
     assert good.decision.passed, good.decision.problems
     assert set(evidence.parts) == {"encoder", "head"} == set(evidence.subject.parts)
@@ -109,23 +109,23 @@ def test_right_files_pass_each_and_together(good: EvaluationResult) -> None:
     assert {check.part for check in good.decision.checks} == {None, "encoder", "head"}
 
 
-def test_the_digest_is_of_all_files(
-    folder: Path, good: EvaluationResult, yesterday: EvaluationResult
+def test_digest_covers_all_files(
+    folder: Path, good: EvaluationResult, outdated: EvaluationResult
 ) -> None:
-    assert yesterday.evidence.subject.sha256 != good.evidence.subject.sha256
+    assert outdated.evidence.subject.sha256 != good.evidence.subject.sha256
     tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
     good.job.candidate.verify()
 
 
-def test_a_part_of_yesterday_is_named(folder: Path, yesterday: EvaluationResult) -> None:
-    assert yesterday.decision.verdict is Verdict.FAIL
-    headline = summary(yesterday)
+def test_outdated_part_is_named(folder: Path, outdated: EvaluationResult) -> None:
+    assert outdated.decision.verdict is Verdict.FAIL
+    headline = summary(outdated)
     assert headline.sentence.startswith(
         "In the part head: weight differs from the model's in 4 of 12 elements"
     )
     assert headline.blamed == "head: weight"
-    assert {c.part for c in yesterday.decision.problems} == {None, "head"}
-    found = yesterday.explanation.localisation
+    assert {c.part for c in outdated.decision.problems} == {None, "head"}
+    found = outdated.explanation.localisation
     assert found is not None
     assert found.part == "head"
     drawn = depth_chart(found)
@@ -134,21 +134,19 @@ def test_a_part_of_yesterday_is_named(folder: Path, yesterday: EvaluationResult)
     assert "in the part head: " in (
         EvaluatedFile(
             onnx_path=folder / "release.yaml",
-            evidence=yesterday.evidence,
-            decision=yesterday.decision,
+            evidence=outdated.evidence,
+            decision=outdated.decision,
         ).refusal_reason
         or ""
     )
-    words = summarize(
-        yesterday.decision, yesterday.evidence, explanation=yesterday.explanation
-    ).words
+    words = summarize(outdated.decision, outdated.evidence, explanation=outdated.explanation).words
     numbers = bound_usage_chart(words)
     assert numbers is not None
     assert "head / noise_ratio" in numbers.svg
 
 
-def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
-    verdicted = judged(folder, encoder="turned.onnx", head="head.onnx")
+def test_layout_mismatch_between_parts_is_named(folder: Path) -> None:
+    verdicted = checked(folder, encoder="turned.onnx", head="head.onnx")
     assert verdicted.decision.verdict is Verdict.FAIL
     assert "In the part encoder" in summary(verdicted).sentence
     whole = verdicted.evidence.runtime("ort-cpu")
@@ -162,7 +160,7 @@ def test_another_layout_at_the_seam_is_named(folder: Path) -> None:
     assert render_check(broken, "remedy") == CHAIN
 
 
-def test_a_recording_is_of_one_file(folder: Path) -> None:
+def test_recording_is_refused_for_a_multi_file_release(folder: Path) -> None:
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
     given = {"phone": folder}
     workload = EvaluationData.open(folder / "x.npy", batch_size=8)
@@ -173,9 +171,9 @@ def test_a_recording_is_of_one_file(folder: Path) -> None:
         )  # fmt: skip
 
 
-def test_exchanged_parts_are_named(folder: Path) -> None:
+def test_swapped_parts_are_named(folder: Path) -> None:
     with pytest.raises(InputMismatch, match="the part encoder: "):
-        judged(folder, encoder="head.onnx", head="encoder.onnx")
+        checked(folder, encoder="head.onnx", head="encoder.onnx")
 
 
 @pytest.mark.parametrize(
@@ -189,18 +187,18 @@ def test_exchanged_parts_are_named(folder: Path) -> None:
         ("nothing", "has no function 'nothing' for the chain"),
     ],
 )
-def test_a_chain_that_can_not_run_is_no_verdict(folder: Path, chain: str, text: str) -> None:
+def test_failing_chain_is_an_error(folder: Path, chain: str, text: str) -> None:
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
     path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
     with pytest.raises(GateError, match=text):
         check_release(path)
 
 
-def test_a_module_that_is_not_there_is_named(folder: Path) -> None:
+def test_missing_module_is_named(folder: Path) -> None:
     with pytest.raises(
         ModelError, match=r"no submodule 'neck' for the part neck; its submodules: encoder"
     ):
-        judged(folder, neck="encoder.onnx", head="head.onnx")
+        checked(folder, neck="encoder.onnx", head="head.onnx")
 
 
 def changed(evidence: Evidence, **update: Any) -> Evidence:
@@ -208,21 +206,21 @@ def changed(evidence: Evidence, **update: Any) -> Evidence:
 
 
 @pytest.mark.parametrize("lost", ["encoder", "head"])
-def test_evidence_without_a_part_is_no_pass(good: EvaluationResult, lost: str) -> None:
+def test_evidence_without_a_part_does_not_pass(good: EvaluationResult, lost: str) -> None:
     parts = {name: part for name, part in good.evidence.parts.items() if name != lost}
     decision = decide(good.policy, changed(good.evidence, parts=parts), decided_at="now")
     assert decision.verdict is Verdict.ERROR
     assert any(c.part == lost and c.code == "unmeasured" for c in decision.problems)
 
 
-def test_evidence_of_another_file_is_no_pass(good: EvaluationResult) -> None:
+def test_evidence_of_another_file_does_not_pass(good: EvaluationResult) -> None:
     parts = good.evidence.parts
     exchanged = {"encoder": parts["encoder"], "head": parts["encoder"]}
     decision = decide(good.policy, changed(good.evidence, parts=exchanged), decided_at="now")
     assert decision.verdict is Verdict.ERROR
 
 
-def test_a_part_that_fails_fails_the_release(good: EvaluationResult) -> None:
+def test_failing_part_fails_the_release(good: EvaluationResult) -> None:
     """Whatever the chain says."""
     head = good.evidence.parts["head"]
     runtimes = tuple(
@@ -234,19 +232,19 @@ def test_a_part_that_fails_fails_the_release(good: EvaluationResult) -> None:
     assert decision.verdict is not Verdict.PASS
 
 
-def test_it_is_measured_by_one_process(good: EvaluationResult, folder: Path) -> None:
+def test_release_is_measured_by_one_process(good: EvaluationResult, folder: Path) -> None:
     reference = Reference.from_factory("tests.multi_file.tiny:build")
     with pytest.raises(PolicyError, match="only a single file"):
         JobSpec.from_job(good.job, reference, EvaluationData.open(folder / "x.npy"))
 
 
-def test_evidence_survives_a_file(good: EvaluationResult) -> None:
+def test_evidence_round_trips(good: EvaluationResult) -> None:
     again = Evidence.from_json(good.evidence.to_json())
     assert again.digest() == good.evidence.digest()
     assert decide(Policy.default(), again, decided_at="now").passed
 
 
-def test_golden_vectors_are_of_each_part_and_of_the_chain(
+def test_golden_vectors_cover_each_part_and_the_chain(
     good: EvaluationResult, folder: Path, tmp_path: Path
 ) -> None:
     tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
@@ -272,9 +270,7 @@ def test_golden_vectors_are_of_each_part_and_of_the_chain(
     judged_with.verified(good.policy, VerificationRules())
 
 
-def test_a_part_with_data_in_a_folder_of_its_own_is_proven_like_any_other(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_part_with_data_in_a_subfolder_is_verified(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "release"
     (place / "sub").mkdir(parents=True)
     for name in ("encoder.onnx", "x.npy"):
@@ -283,14 +279,14 @@ def test_a_part_with_data_in_a_folder_of_its_own_is_proven_like_any_other(
         onnx.load(folder / "head.onnx"), place / "sub/head.onnx", save_as_external_data=True,
         location="head.data", size_threshold=0,
     )  # fmt: skip
-    found = judged(place, encoder="encoder.onnx", head="sub/head.onnx")
+    found = checked(place, encoder="encoder.onnx", head="sub/head.onnx")
     assert found.evidence.parts["head"].subject.external_data == ("head.data",)
     write_golden_of(tmp_path / "golden", found.job, evidence=found.evidence)
     proven = verify_golden(found.job.candidate.path, tmp_path / "golden")
     assert proven.passed, proven.problems
 
 
-def test_two_parts_of_one_module_have_calls_of_their_own(folder: Path, tmp_path: Path) -> None:
+def test_two_parts_of_one_module_have_separate_calls(folder: Path, tmp_path: Path) -> None:
     shutil.copy(copied(folder, tmp_path) / "head.onnx", tmp_path / "again.onnx")
     files = "encoder: {file: encoder.onnx}, head: {file: head.onnx}"
     again = "again: {file: again.onnx, reference: head}"
@@ -301,9 +297,7 @@ def test_two_parts_of_one_module_have_calls_of_their_own(folder: Path, tmp_path:
 
 
 @pytest.mark.parametrize("names", [("right", "left"), ("a", "b")])
-def test_a_part_is_called_by_the_names_of_its_arguments(
-    tmp_path: Path, names: tuple[str, str]
-) -> None:
+def test_part_is_called_with_keyword_arguments(tmp_path: Path, names: tuple[str, str]) -> None:
     """In any order, of the call and of the file. And a number is a number in every runtime."""
     fuse = tiny.split_and_fuse().get_submodule("fuse")
     module = Exchanged(fuse) if names == ("right", "left") else fuse
@@ -326,7 +320,7 @@ def test_a_part_is_called_by_the_names_of_its_arguments(
     assert found.decision.passed, found.decision.problems
 
 
-def test_a_part_without_an_axis_of_samples_takes_samples_of_its_own(tmp_path: Path) -> None:
+def test_part_without_a_sample_axis_has_separate_samples(tmp_path: Path) -> None:
     model, rng = tiny.masked(), np.random.default_rng(0)
     np.save(tmp_path / "x.npy", rng.normal(size=(8, 4)).astype(np.float32))
     own = {name: rng.normal(size=(8, 4)).astype(np.float32) for name in ("x", "mask")}
@@ -359,18 +353,18 @@ def fixed(path: Path, batch: int) -> None:
     onnx.save(model, path)
 
 
-def test_files_with_a_fixed_batch_are_measured_with_it(folder: Path, tmp_path: Path) -> None:
+def test_fixed_batch_is_used(folder: Path, tmp_path: Path) -> None:
     fixed(copied(folder, tmp_path) / "head.onnx", 4)
-    found = judged(tmp_path, encoder="encoder.onnx", head="head.onnx")
+    found = checked(tmp_path, encoder="encoder.onnx", head="head.onnx")
     assert found.decision.passed, found.decision.problems
     assert found.evidence.subject.inputs[0].shape == (4, 2, 5, 5)
     assert write_golden_of(tmp_path / "golden", found.job, evidence=found.evidence).parts
 
 
-def test_files_with_two_fixed_batches_never_meet(folder: Path, tmp_path: Path) -> None:
+def test_different_fixed_batches_are_refused(folder: Path, tmp_path: Path) -> None:
     fixed(copied(folder, tmp_path) / "encoder.onnx", 4)
     fixed(tmp_path / "head.onnx", 2)
-    found = judged(tmp_path, encoder="encoder.onnx", head="head.onnx")
+    found = checked(tmp_path, encoder="encoder.onnx", head="head.onnx")
     assert not found.decision.passed
     whole = found.evidence.runtime("ort-cpu")
     assert whole is not None
@@ -388,9 +382,7 @@ class Exchanged(nn.Module):
         return self.inner(left, right)
 
 
-def test_a_part_that_is_never_called_is_named_whatever_samples_it_has(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_part_that_is_never_called_is_named(folder: Path, tmp_path: Path) -> None:
     np.save(copied(folder, tmp_path) / "own.npy", np.zeros((8, 4), np.float32))
     head = f"head: {{file: head.onnx, inputs: {tmp_path / 'own.npy'}}}"
     path = written(tmp_path, "never_calls_head", f"encoder: {{file: encoder.onnx}}, {head}")

@@ -1,4 +1,4 @@
-"""A branch on the batch in one part of a chain becomes a probe of that part."""
+"""A batch-size branch in one part becomes a probe of that part."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def branched(source: Path, path: Path, batch: int, *, factor: float) -> None:
 @pytest.mark.parametrize(
     ("part", "batch", "factor"), [("encoder", 3, 1.01), ("head", 33, 1.01), ("head", 33, 1.0)]
 )
-def test_a_branch_of_a_part_is_executed(folder: Path, part: str, batch: int, factor: float) -> None:
+def test_branch_of_a_part_is_probed(folder: Path, part: str, batch: int, factor: float) -> None:
     files = {"encoder": "encoder.onnx", "head": "head.onnx"}
     branched(folder / files[part], folder / "branched.onnx", batch, factor=factor)
     found = check(

@@ -1,4 +1,4 @@
-"""Who lacks an extra reads in one line which; who has it needs no other."""
+"""A missing extra is named in one line, and each extra works alone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LINES = {
 }
 
 
-def test_every_command_says_in_one_line_what_it_lacks(tmp_path: Path) -> None:
+def test_each_command_names_its_missing_extra_in_one_line(tmp_path: Path) -> None:
     for name in ("model.onnx", "samples.npy", "plan.json", "part.json", "ci.pem"):
         (tmp_path / name).write_bytes(b"{}")
     for name in ("folder", "golden", "photos"):
@@ -71,7 +71,7 @@ def test_every_command_says_in_one_line_what_it_lacks(tmp_path: Path) -> None:
         assert answer == (2, "", f"error: gate {command} {'; it '.join(needs)}\n")
 
 
-def test_commands_that_need_nothing_are_those_of_the_core() -> None:
+def test_core_commands_need_no_extra() -> None:
     first = {command.split()[0] for command in installation.COMMANDS}
     assert set(cli.COMMANDS) - first == {
         "report", "verify-verdict", "keys", "deployed", "runtimes", "record", "doctor",
@@ -80,7 +80,7 @@ def test_commands_that_need_nothing_are_those_of_the_core() -> None:
 
 
 @pytest.mark.proof
-def test_the_core_verifies_and_reports(tmp_path: Path) -> None:
+def test_core_verifies_and_reports(tmp_path: Path) -> None:
     made = release(tmp_path / "released")
     page = tmp_path / "page.html"
     help_, verdict, again, report, deployed, runtimes = run_without(
@@ -103,7 +103,7 @@ def test_the_core_verifies_and_reports(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_with_onnx_runtime_a_release_is_computed_again(tmp_path: Path) -> None:
+def test_onnx_runtime_extra_executes_a_release(tmp_path: Path) -> None:
     vectors.made(tmp_path)
     verified, deployed = run_without(
         OPTIONAL - {"onnxruntime"},
@@ -118,7 +118,7 @@ def test_with_onnx_runtime_a_release_is_computed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_the_service_begins_without_what_only_others_need(tmp_path: Path) -> None:
+def test_service_starts_without_packages_of_other_extras(tmp_path: Path) -> None:
     """It asks for a registry that is not there; that is as far as a test without a server goes."""
     mine = {"onnxruntime", *installation.EXTRAS["service"]}
     (tmp_path / "secrets").write_text(f"{'a' * 64}\n")
@@ -137,7 +137,7 @@ def test_the_service_begins_without_what_only_others_need(tmp_path: Path) -> Non
     assert "gate serve needs the whole MLflow" in database.err
 
 
-def test_a_module_of_somebody_else_is_not_ours_to_name() -> None:
+def test_missing_third_party_module_is_not_an_extra() -> None:
     error = ModuleNotFoundError("No module named 'mypackage'", name="mypackage.models")
     assert installation.extra_of(error) is None
     assert installation.missing(error) is None
@@ -146,7 +146,7 @@ def test_a_module_of_somebody_else_is_not_ours_to_name() -> None:
     assert str(found) == "needs parity-gate[registry]: pip install 'parity-gate[registry]'"
 
 
-def test_an_empty_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_folder_is_not_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip leaves one of two packages that wrote into it, and Python takes it for a package."""
     (tmp_path / "leftpackage").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
@@ -156,11 +156,11 @@ def test_an_empty_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.Monke
     assert installation.is_installed("leftpackage")
 
 
-def test_what_is_missing_could_not_be_judged() -> None:
+def test_missing_extra_exits_with_2() -> None:
     assert issubclass(PackageMissing, GateError)
 
 
-def test_extras_install_what_is_said_to_come_with_them() -> None:
+def test_extras_match_the_documentation() -> None:
     for extra, modules in installation.EXTRAS.items():
         for module in modules:
             assert PACKAGES.get(module, module) in _names(extra), (extra, module)
@@ -168,7 +168,7 @@ def test_extras_install_what_is_said_to_come_with_them() -> None:
         assert PACKAGES.get(module, module) in _names(extra), (extra, module)
 
 
-def test_only_two_extras_bring_an_onnx_runtime_and_none_both() -> None:
+def test_only_two_extras_install_onnx_runtime() -> None:
     """The packages overwrite each other's files (docs/install.md)."""
     runtimes = re.compile(r"onnxruntime(-[a-z]+)?$")
     assert not [name for name in _names_of(PROJECT["dependencies"]) if runtimes.match(name)]
@@ -181,13 +181,13 @@ def test_only_two_extras_bring_an_onnx_runtime_and_none_both() -> None:
     assert brings["cuda"] == brings["dev"] == {"onnxruntime-gpu"}
 
 
-def test_the_core_brings_nothing_large() -> None:
+def test_core_has_no_large_dependency() -> None:
     core = _names_of(PROJECT["dependencies"])
     assert not core & {"torch", "torchvision", "mlflow", "mlflow-skinny", "dvc", "scikit-learn",
                        "matplotlib", "pandas", "sqlalchemy"}  # fmt: skip
 
 
-def test_all_brings_every_extra_but_the_choice() -> None:
+def test_extra_all_contains_every_other_extra() -> None:
     """And but server-grpc, which holds other packages back."""
     left_out = {"cpu", "cuda", "dev", "docs", "server-grpc"}
     everything = set().union(*map(_names, PROJECT["optional-dependencies"].keys() - left_out))

@@ -1,4 +1,4 @@
-"""A package that is there and does not load is named; no file is blamed for it."""
+"""An installed package that fails to import is named, and no file is blamed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _answers(folder: Path, lines: list[list[str]]) -> list[tuple[int, str, str]]
 @pytest.mark.further
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("how", BROKEN)
-def test_with_a_broken_onnx_runtime_no_release_is_rejected(tmp_path: Path, how: str) -> None:
+def test_broken_onnx_runtime_rejects_no_release(tmp_path: Path, how: str) -> None:
     vectors.made(tmp_path)
     _fake(tmp_path, "onnxruntime", BROKEN[how])
     ((code, out, err),) = _answers(
@@ -59,7 +59,7 @@ def test_with_a_broken_onnx_runtime_no_release_is_rejected(tmp_path: Path, how: 
     assert "gate doctor" in err
 
 
-def test_a_broken_pytorch_is_named(tmp_path: Path) -> None:
+def test_broken_pytorch_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import torch\ndef build(): ...\n")
     _fake(tmp_path, "torch", BROKEN["loaded by ctypes"])
     ((code, out, err),) = _answers(tmp_path, [["lint", "mine:build"]])
@@ -69,7 +69,7 @@ def test_a_broken_pytorch_is_named(tmp_path: Path) -> None:
     assert LIBRARY in err
 
 
-def test_a_package_that_loads_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loadable_package_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert installation.find_broken("verify-release") is None
     assert installation.find_broken("keys") is None
     assert installation.onnx_runtime().InferenceSession
@@ -87,7 +87,7 @@ def test_a_package_that_loads_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -
         ("raise ImportError('it says so itself')", ""),
     ],
 )
-def test_an_import_that_kills_is_tried_in_another_process(
+def test_crashing_import_is_tried_in_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, how: str
 ) -> None:
     _fake(tmp_path, "deadlypackage", text)

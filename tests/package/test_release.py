@@ -1,4 +1,4 @@
-"""`make release` on a clone of this checkout."""
+"""make release on a clone of this checkout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def release(folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_checkout_that_is_not_ready_is_not_released(clone: Path) -> None:
+def test_unready_checkout_is_not_released(clone: Path) -> None:
     (clone / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n")
     for commit in (False, True):
         done = release(clone)
@@ -56,7 +56,7 @@ def test_a_checkout_that_is_not_ready_is_not_released(clone: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_a_release_is_built_checked_installed_and_tagged(clone: Path) -> None:
+def test_release_is_built_checked_installed_and_tagged(clone: Path) -> None:
     done = release(clone)
     assert done.returncode == 0, done.stderr
     assert git(clone, "rev-parse", f"{TAG}^{{commit}}") == git(clone, "rev-parse", "HEAD")

@@ -1,4 +1,4 @@
-"""The commit is read from git's files, and nobody is told one that is not there."""
+"""The commit in the version is read from git's files."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def _checkout(folder: Path, head: str, **files: str) -> Path:
         ("", {}, None),
     ],
 )  # fmt: skip
-def test_what_is_checked_out(
+def test_checked_out_commit(
     tmp_path: Path, head: str, files: dict[str, str], commit: str | None
 ) -> None:
     assert installation.commit_of(_checkout(tmp_path, head, **files)) == commit
 
 
-def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path: Path) -> None:
+def test_folder_without_git_has_no_commit(tmp_path: Path) -> None:
     assert installation.commit_of(tmp_path) is None
 
 
-def test_git_says_the_same_of_this_checkout() -> None:
+def test_commit_matches_git() -> None:
     done = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -58,9 +58,7 @@ def test_git_says_the_same_of_this_checkout() -> None:
     assert installation.commit_of(ROOT) == done.stdout.strip()
 
 
-def test_a_wheel_says_what_it_was_made_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheel_records_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path / "gate" / "package"
     monkeypatch.setattr(installation, "_HERE", here)
     assert re.fullmatch(r"\d+\.\d+\.\d+", installation.version_text())
@@ -69,7 +67,7 @@ def test_a_wheel_says_what_it_was_made_from(
     assert installation.version_text() == f"{gate.__version__}, commit {COMMIT[:12]}"
 
 
-def test_the_version_has_one_place() -> None:
+def test_version_is_defined_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["dynamic"] == ["version"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "gate.__version__"}

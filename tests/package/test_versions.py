@@ -1,4 +1,4 @@
-"""Which versions of others are supported, and what happens with older ones."""
+"""Supported versions of dependencies, and errors for older ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stated() -> dict[str, str]:
     return {match[1]: match[2] for match in found if match}
 
 
-def test_the_oldest_versions_stand_in_the_project_too() -> None:
+def test_minimum_versions_match_pyproject() -> None:
     assert {name: stated()[name] for name in installation.OLDEST} == installation.OLDEST
 
 
@@ -44,7 +44,7 @@ def test_the_oldest_versions_stand_in_the_project_too() -> None:
         ("onnxruntime", "1.21.1", True),
     ],
 )
-def test_an_older_one_is_refused_before_anything_is_done(
+def test_older_version_is_refused(
     monkeypatch: pytest.MonkeyPatch, module: str, version: str, refused: bool
 ) -> None:
     real = metadata.version
@@ -60,7 +60,7 @@ def test_an_older_one_is_refused_before_anything_is_done(
     assert symptoms[module].state == "missing"
 
 
-def test_a_package_of_another_distribution(
+def test_package_from_another_distribution(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gate, "__all__", ["open", "close"])
@@ -88,5 +88,5 @@ with temporary_folder() as folder:
 """
 
 
-def test_imports_do_not_need_what_windows_lacks() -> None:
+def test_imports_work_without_posix_modules() -> None:
     subprocess.run([sys.executable, "-c", WINDOWS], check=True, capture_output=True)

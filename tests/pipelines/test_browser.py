@@ -1,4 +1,4 @@
-"""On a machine with Chromium the pipeline measures the browser too, and its run shows it."""
+"""With Chromium installed, the pipeline also measures the browser runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.runtimes.browser.pages import BROWSER
 
 @BROWSER
 @pytest.mark.proof
-def test_the_run_has_the_browser_beside_the_others(trained: Path) -> None:
+def test_run_has_the_browser_runtime(trained: Path) -> None:
     override(["gate.runtimes.browser-wasm.required=when_present"])
     assert export.main() == 0
     assert parity.main() == 0

@@ -1,4 +1,4 @@
-"""`make stack` is killed in every way, with small processes in the place of its servers."""
+"""make stack is killed in several ways, with small processes in place of its servers."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ stage.run(main)
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DVC_ROOT", raising=False)
 
 
 @contextmanager
-def stack(*, deaf: bool = False) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def stack(*, ignores_sigterm: bool = False) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A stack, with what it said first; nothing of it is left, whatever a test does."""
     Path("up").unlink(missing_ok=True)
-    server = ["-c", _SERVER, "up", "deaf" if deaf else "hears"]
+    server = ["-c", _SERVER, "up", "deaf" if ignores_sigterm else "hears"]
     with subprocess.Popen(
         [sys.executable, "-c", _STACK, *server], text=True, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, start_new_session=True,
@@ -68,9 +68,9 @@ def stack(*, deaf: bool = False) -> Iterator[tuple[subprocess.Popen[str], str]]:
     ) as process:  # fmt: skip
         try:
             assert process.stdout is not None
-            said = process.stdout.readline().strip()
+            first_line = process.stdout.readline().strip()
             assert process.stdout.readline() == "up\n"
-            yield process, said
+            yield process, first_line
         finally:
             process.kill()
             for one in marked():
@@ -96,7 +96,7 @@ def until(found: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
-def test_however_it_ends_nothing_is_left(number: int) -> None:
+def test_no_process_is_left_after_a_signal(number: int) -> None:
     with stack() as (process, _):
         assert len(marked()) == 4  # keeper, server, two workers
         process.send_signal(number)
@@ -104,7 +104,7 @@ def test_however_it_ends_nothing_is_left(number: int) -> None:
         process.wait()
 
 
-def test_what_hears_no_sigterm_is_killed() -> None:
+def test_process_that_ignores_sigterm_is_killed() -> None:
     code = "import sys; from pipelines import keeper; keeper.STOP_S = 0.3; "
     code += "sys.exit(keeper.main(sys.argv[1:]))"
     env = clean_environment() | {"PYTHONPATH": str(REPOSITORY), children._MARK: children._mark()}
@@ -119,7 +119,7 @@ def test_what_hears_no_sigterm_is_killed() -> None:
         assert marked() == []
 
 
-def test_when_a_server_ends_its_workers_do() -> None:
+def test_workers_end_with_their_server() -> None:
     program = _SERVER.removesuffix("time.sleep(120)\n") + "raise SystemExit(7)"
     server = [sys.executable, "-c", program, "up", "hears"]
     env = clean_environment() | {"PYTHONPATH": str(REPOSITORY)}
@@ -130,9 +130,9 @@ def test_when_a_server_ends_its_workers_do() -> None:
             child.check()
 
 
-def test_the_next_start_ends_what_is_left_where_the_keeper_was_killed_too() -> None:
-    with stack() as (process, said):
-        assert said == "left: 0"
+def test_next_start_ends_processes_of_a_killed_stack() -> None:
+    with stack() as (process, first_line):
+        assert first_line == "left: 0"
         for one in marked():
             if "pipelines.keeper" in one.cmdline():
                 one.suspend()  # it would do its work between the two kills
@@ -152,7 +152,7 @@ def test_the_next_start_ends_what_is_left_where_the_keeper_was_killed_too() -> N
             bystander.wait()
 
 
-def test_two_at_once_are_refused() -> None:
+def test_second_stack_is_refused() -> None:
     with (
         stack() as (process, _),
         pytest.raises(
@@ -167,7 +167,7 @@ def test_two_at_once_are_refused() -> None:
         assert Path(".gate/stack.lock").read_text() == str(os.getpid())
 
 
-def test_the_keeper_gives_the_exit_code_on() -> None:
+def test_supervisor_returns_the_exit_code() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "pipelines.keeper", sys.executable, "-c", "raise SystemExit(3)"],
         env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)}, stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The stage `code`: links that DVC follows, and what is refreshed before it looks."""
+"""The stage code: links to the model's source files for DVC."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL = "from torch import nn\nfrom own_parts import WIDTH\n\n\ndef build():\n  
 
 
 @pytest.fixture
-def own(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def custom_model(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project whose model is the user's own, in two files."""
     monkeypatch.setattr(sys, "path", [str(project), *sys.path])
     Path("own_model.py").write_text(MODEL)
@@ -34,20 +34,20 @@ def own(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def test_a_link_for_each_file_that_leads_to_it(own: Path) -> None:
+def test_each_source_file_gets_a_link(custom_model: Path) -> None:
     assert code.main() == ExitCode.DONE
     links = sorted(p.name for p in paths.CODE.glob("*.py"))
     assert links == ["own_model.py", "own_parts.py"]
     for name in links:
         link = paths.CODE / name
         assert not link.readlink().is_absolute()  # a project that is moved stays whole
-        assert link.resolve() == (own / name).resolve()
+        assert link.resolve() == (custom_model / name).resolve()
     record = ModelCode.load(paths.CODE / code.RECORD)
     assert set(record.files) == {"own_model", "own_parts"}
     assert set(record.packages) == {"torch"}
 
 
-def test_what_is_no_part_of_it_any_more_goes(own: Path) -> None:
+def test_links_of_unused_files_are_removed(custom_model: Path) -> None:
     assert code.main() == ExitCode.DONE
     Path("own_model.py").write_text(MODEL.replace("from own_parts import WIDTH", "WIDTH = 3"))
     sys.modules.pop("own_model")
@@ -55,21 +55,23 @@ def test_what_is_no_part_of_it_any_more_goes(own: Path) -> None:
     assert [p.name for p in paths.CODE.glob("*.py")] == ["own_model.py"]
 
 
-def test_of_an_architecture_there_are_packages_only(project: Path) -> None:
+def test_architecture_records_packages_only(project: Path) -> None:
     override(["model.factory=null", "model.architecture=resnet18"])
     assert code.main() == ExitCode.DONE
     assert [p.name for p in paths.CODE.iterdir()] == [code.RECORD]
     assert set(ModelCode.load(paths.CODE / code.RECORD).packages) == {"torch", "torchvision"}
 
 
-def test_a_file_outside_of_the_project_is_linked_too(project: Path) -> None:
+def test_file_outside_the_project_is_linked(project: Path) -> None:
     assert code.main() == ExitCode.DONE
     link = paths.CODE / "tests.pipelines.tiny.py"
     assert link.readlink().is_absolute()
     assert "def network" in link.read_text()
 
 
-def test_what_can_t_be_read_is_said(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_source_is_reported(
+    custom_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("own_model.py").write_text(
         MODEL.replace("return", "kind = type('Kind', (nn.Linear,), {'__module__': 'gone'})\n    return")
         .replace("nn.Linear(W", "kind(W")
@@ -78,7 +80,7 @@ def test_what_can_t_be_read_is_said(own: Path, capsys: pytest.CaptureFixture[str
     assert "not read, so changes are not noticed: gone" in capsys.readouterr().out
 
 
-def test_a_factory_that_is_not_there_is_an_error_and_keeps_the_links(own: Path) -> None:
+def test_missing_factory_is_an_error_and_keeps_the_links(custom_model: Path) -> None:
     code.main()
     override(["model.factory=own_models:build"])
     with pytest.raises(ModelError, match="own_models"):
@@ -86,7 +88,7 @@ def test_a_factory_that_is_not_there_is_an_error_and_keeps_the_links(own: Path) 
     assert (paths.CODE / "own_model.py").exists()
 
 
-def test_refresh_changes_nothing_where_nothing_changed(own: Path) -> None:
+def test_refresh_without_changes_writes_nothing(custom_model: Path) -> None:
     code.refresh()  # before the first run
     assert not paths.CODE.exists()
     code.main()
@@ -95,7 +97,7 @@ def test_refresh_changes_nothing_where_nothing_changed(own: Path) -> None:
     assert {p: p.lstat().st_mtime_ns for p in paths.CODE.iterdir()} == before
 
 
-def test_refresh_writes_down_another_version_and_takes_dead_links_away(own: Path) -> None:
+def test_refresh_updates_versions_and_removes_dead_links(custom_model: Path) -> None:
     code.main()
     record = paths.CODE / code.RECORD
     plain = json.loads(record.read_text())
@@ -113,7 +115,7 @@ def test_refresh_writes_down_another_version_and_takes_dead_links_away(own: Path
 
 
 @pytest.mark.proof
-def test_what_was_measured_before_an_edit_is_not_promoted(measured: Path) -> None:
+def test_evidence_measured_before_an_edit_is_refused(measured: Path) -> None:
     evidence = Evidence.load(paths.EVIDENCE)
     assert evidence.source.code is not None
     assert set(evidence.source.code.files) == {"tests.pipelines.tiny"}

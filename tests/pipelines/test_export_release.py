@@ -23,7 +23,7 @@ from pipelines.params import ReleaseParams, check_all
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri
 
-SEVERAL = (
+MULTI_FILE = (
     "model.factory=tests.pipelines.tiny:encoder_and_head",
     "export.input_names=null",
     "export.output_names=null",
@@ -40,7 +40,7 @@ def exported_files(tiny_params: Path, tmp_path_factory: pytest.TempPathFactory) 
     shutil.copy(tiny_params, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        override(SEVERAL)
+        override(MULTI_FILE)
         for stage in (prepare, code, train, export):
             assert stage.main() == 0, stage.__name__
     return folder
@@ -56,7 +56,7 @@ def exported(project: Path, exported_files: Path) -> Path:
 
 
 @pytest.mark.further
-def test_each_part_is_exported_as_its_own_file(exported: Path) -> None:
+def test_each_part_is_exported_to_a_file(exported: Path) -> None:
     assert exported == Path("models/release")
     assert {path.name for path in exported.iterdir()} == {
         "release.yaml", "encoder.onnx", "head.onnx",
@@ -79,7 +79,7 @@ def test_each_part_is_exported_as_its_own_file(exported: Path) -> None:
 
 
 @pytest.mark.proof
-def test_a_release_is_promoted_and_compared_with_the_one_before(exported: Path) -> None:
+def test_multi_file_release_is_promoted_and_compared_with_the_champion(exported: Path) -> None:
     for stage in (parity, twin, promote):
         assert stage.main() == 0, stage.__name__
     evidence = Evidence.load(paths.EVIDENCE)
@@ -102,7 +102,7 @@ def test_a_release_is_promoted_and_compared_with_the_one_before(exported: Path) 
     assert compared.outputs
 
 
-def test_a_part_that_is_no_module_leaves_the_release_as_it_was(exported: Path) -> None:
+def test_unknown_submodule_leaves_the_release_unchanged(exported: Path) -> None:
     before = {path.name: path.read_bytes() for path in exported.iterdir()}
     override(["release.parts={encoder: {}, head: {reference: nowhere}}"])
     with pytest.raises(ModelError, match="no submodule 'nowhere' for the part head"):
@@ -110,14 +110,14 @@ def test_a_part_that_is_no_module_leaves_the_release_as_it_was(exported: Path) -
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
 
 
-def test_what_a_part_can_not_be_exported_as_is_said_with_its_name(exported: Path) -> None:
+def test_export_error_names_the_part(exported: Path) -> None:
     override(["release.parts={encoder: {input_names: [a, b]}, head: {reference: classifier}}"])
     with pytest.raises(ExportError, match="the part encoder: the example has 1 array"):
         export.main()
     assert len(list(exported.iterdir())) == 3
 
 
-def test_answers_of_one_file_are_not_counted_for_a_release(exported: Path) -> None:
+def test_max_flips_is_refused_for_a_multi_file_release(exported: Path) -> None:
     policy = PreprocessingPolicy(consumers=("opencv-linear",), max_flips=0)
     with pytest.raises(PolicyError, match="max_flips"):
         parity_of_preprocessing(
@@ -127,34 +127,34 @@ def test_answers_of_one_file_are_not_counted_for_a_release(exported: Path) -> No
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "expected"),
     [
-        ([s for s in SEVERAL if "chain" not in s], "parts and chain go together"),
-        ([s for s in SEVERAL if "output=release" not in s], "output is a folder with parts"),
-        ([s for s in SEVERAL if "parts=" not in s], "parts and chain go together"),
+        ([s for s in MULTI_FILE if "chain" not in s], "parts and chain go together"),
+        ([s for s in MULTI_FILE if "output=release" not in s], "output is a folder with parts"),
+        ([s for s in MULTI_FILE if "parts=" not in s], "parts and chain go together"),
         (["release.output=release"], "output is a folder with parts"),
         (["release.output=../elsewhere"], "release.output"),
-        ([s for s in SEVERAL if "input_names" not in s], "export.input_names names the tensors"),
-        ([*SEVERAL, "release.chain=nonsense"], "release.chain"),
-        ([*SEVERAL, "release.parts={1: {}}"], "release.parts"),
-        ([*SEVERAL, "release.parts={head: {output_names: [a, a]}}"], "repeated: a"),
-        ([*SEVERAL, "release.parts={head: {axes: 1}}"], "release.parts.head.axes"),
-        ([*SEVERAL, "release.parts={head: {file: h.onnx}}"], "export writes NAME.onnx for each"),
-        ([*SEVERAL, "release.parts={head: {inputs: x.npy}}"], "on what the chain gives it"),
+        ([s for s in MULTI_FILE if "input_names" not in s], "export.input_names names the tensors"),
+        ([*MULTI_FILE, "release.chain=nonsense"], "release.chain"),
+        ([*MULTI_FILE, "release.parts={1: {}}"], "release.parts"),
+        ([*MULTI_FILE, "release.parts={head: {output_names: [a, a]}}"], "repeated: a"),
+        ([*MULTI_FILE, "release.parts={head: {axes: 1}}"], "release.parts.head.axes"),
+        ([*MULTI_FILE, "release.parts={head: {file: h.onnx}}"], "export writes NAME.onnx for each"),
+        ([*MULTI_FILE, "release.parts={head: {inputs: x.npy}}"], "on what the chain gives it"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(
-    project: Path, settings: list[str], words: str
+def test_inconsistent_release_settings_are_refused(
+    project: Path, settings: list[str], expected: str
 ) -> None:
     before = paths.PARAMS.read_bytes()
-    with pytest.raises(PolicyError, match=words.replace(".", r"\.")):
+    with pytest.raises(PolicyError, match=expected.replace(".", r"\.")):
         override(settings)
     assert paths.PARAMS.read_bytes() == before
     check_all(paths.PARAMS)
 
 
 @pytest.mark.parametrize("name", ["parts", "chain"])
-def test_what_stands_beside_its_section_is_refused(project: Path, name: str) -> None:
+def test_setting_outside_its_section_is_refused(project: Path, name: str) -> None:
     """No stage would read it."""
     paths.PARAMS.write_text(f"{paths.PARAMS.read_text()}\n{name}: {{encoder: {{}}}}\n")
     with pytest.raises(PolicyError, match=f"'{name}:' stands beside .* Move it into 'release:'"):

@@ -1,4 +1,4 @@
-"""The project's ledger: the key of what was measured signs it, and one of before is not forgotten."""
+"""The ledger of the project is signed by the key that signed the measurement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_its_lines_are_signed_by_the_projects_key() -> None:
+def test_entries_are_signed_by_the_project_key() -> None:
     ledger = project_ledger(is_written=True)
     ledger.append(entry("one"))
     own = SigningKey.from_file(paths.state() / "keys" / "local.pem")
@@ -30,7 +30,7 @@ def test_its_lines_are_signed_by_the_projects_key() -> None:
     assert own.public.key_id in (row.signature or "")
 
 
-def test_a_key_that_nobody_would_believe_is_told_before_the_work(
+def test_untrusted_key_is_reported_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Writers(tmp_path).trusting("service").save(tmp_path / "trust.json")

@@ -7,14 +7,14 @@ from pipelines import numbers
 from tests import builders
 
 
-def test_few_numbers_are_compared_and_none_is_a_time() -> None:
+def test_compared_numbers_are_few_and_not_times() -> None:
     few = numbers.headlines(builders.evidence())
     assert len(few) <= 8
     assert few["samples"] == 400
     assert not [name for name in few if "latency" in name]
 
 
-def test_the_worst_of_the_runtimes_on_the_cpu_counts_and_is_not_rounded() -> None:
+def test_worst_cpu_runtime_is_reported_unrounded() -> None:
     evidence = builders.evidence()
     changed = []
     for runtime in evidence.runtimes:
@@ -26,7 +26,7 @@ def test_the_worst_of_the_runtimes_on_the_cpu_counts_and_is_not_rounded() -> Non
     assert few["max_abs_diff"] == 2.3456789012345e-5
 
 
-def test_nan_is_the_worst_and_is_written_as_a_word() -> None:
+def test_nan_is_the_worst_value_and_written_as_text() -> None:
     evidence = builders.evidence()
     runtimes = tuple(
         runtime.model_copy(

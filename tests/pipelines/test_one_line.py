@@ -16,16 +16,14 @@ def _call(log: Path, code: int) -> int:
     return one_line.main([str(log), sys.executable, "-c", MUCH.format(code=code)])
 
 
-def test_nothing_is_printed_while_it_goes_well(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_success_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "logs" / "install.log"
     assert _call(log, 0) == 0
     assert capfd.readouterr() == ("", "")
     assert log.read_text().count("Collecting x\n") == 400
 
 
-def test_a_failure_shows_the_end_and_names_the_log(
+def test_failure_shows_the_end_of_the_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "install.log"
@@ -36,7 +34,7 @@ def test_a_failure_shows_the_end_and_names_the_log(
     assert len(printed.splitlines()) == one_line.LAST + 1
 
 
-def test_a_terminal_shows_one_line_in_place(
+def test_terminal_shows_one_updating_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
@@ -48,6 +46,6 @@ def test_a_terminal_shows_one_line_in_place(
     assert all(len(part) <= 39 for part in printed.split("\r"))
 
 
-def test_without_a_command_it_says_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_shows_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert one_line.main(["log"]) == 2
     assert "LOG COMMAND" in capsys.readouterr().err

@@ -21,11 +21,11 @@ from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import REPOSITORY
 
 
-def test_the_settings_of_the_repository_are_valid() -> None:
+def test_repository_settings_are_valid() -> None:
     check_all(REPOSITORY / "params.yaml")
 
 
-def test_the_policy_of_the_repository_bounds_every_runtime() -> None:
+def test_repository_policy_bounds_every_runtime() -> None:
     policy = load_policy(REPOSITORY / "params.yaml")
     assert {name for name, r in policy.runtimes.items() if r.required == "always"} == {
         "ort-cpu",
@@ -62,7 +62,7 @@ def test_the_policy_of_the_repository_bounds_every_runtime() -> None:
         ("weights: null", "weights: IMAGENET1K_V1", "model"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_line(
+def test_invalid_field_is_named_with_its_line(
     project: Path, old: str, new: str, place: str
 ) -> None:
     path = project / "params.yaml"
@@ -79,7 +79,7 @@ def test_a_wrong_field_is_named_with_its_line(
     assert any(word in lines[number - 1] for word in words), (number, message)
 
 
-def test_all_wrong_fields_are_told_at_once(project: Path) -> None:
+def test_all_invalid_fields_are_reported(project: Path) -> None:
     path = project / "params.yaml"
     path.write_text(
         path.read_text().replace("epochs: 1", "epochs: -1").replace("opset: 13", "opset: 99")
@@ -88,7 +88,7 @@ def test_all_wrong_fields_are_told_at_once(project: Path) -> None:
         check_all(path)
 
 
-def test_override_keeps_comments_and_reads_back(project: Path) -> None:
+def test_override_keeps_comments(project: Path) -> None:
     before = (project / "params.yaml").read_text()
     override(["train.epochs=3", "model.factory="])  # an empty value is none
     after = (project / "params.yaml").read_text()
@@ -102,7 +102,7 @@ def test_override_keeps_comments_and_reads_back(project: Path) -> None:
 @pytest.mark.parametrize(
     "setting", ["train.nothing=1", "nothing=1", "train.epochs=-1", "train.epochs=[", "a.b.c=1", "x"]
 )
-def test_a_refused_override_changes_nothing(project: Path, setting: str) -> None:
+def test_refused_override_changes_nothing(project: Path, setting: str) -> None:
     before = (project / "params.yaml").read_bytes()
     with pytest.raises(PolicyError):
         override([setting])
@@ -134,7 +134,7 @@ VALUES = st.one_of(
 @pytest.mark.proof
 @settings(max_examples=25)
 @given(st.sampled_from(sorted(leaves(DOCUMENT))), VALUES, st.sampled_from(["\n", "\r\n"]))
-def test_one_scalar_changes_and_nothing_else(key: str, value: Any, newline: str) -> None:
+def test_override_changes_one_scalar_only(key: str, value: Any, newline: str) -> None:
     text = PARAMS.replace("\n", newline)
     changed = exchanged(text, key, json.dumps(value, ensure_ascii=False))
     document = YAML(typ="safe", pure=True).load(text)
@@ -168,7 +168,7 @@ def test_one_scalar_changes_and_nothing_else(key: str, value: Any, newline: str)
         ("a: 1  \n", "a", "1", "a: 1  \n"),
     ],
 )
-def test_a_value_is_exchanged_at_its_place(text: str, key: str, value: str, after: str) -> None:
+def test_value_is_replaced_in_place(text: str, key: str, value: str, after: str) -> None:
     assert exchanged(text, key, value) == after
 
 
@@ -184,6 +184,6 @@ def test_a_value_is_exchanged_at_its_place(text: str, key: str, value: str, afte
         ("a: 1\n", "a.b", "no setting 'a.b'"),
     ],
 )
-def test_more_than_one_value_is_never_changed(text: str, key: str, says: str) -> None:
+def test_ambiguous_override_is_refused(text: str, key: str, says: str) -> None:
     with pytest.raises(PolicyError, match=re.escape(says)):
         exchanged(text, key, "7")

@@ -1,4 +1,4 @@
-"""What is measured, apart from what is demanded: another bound decides anew, without measuring."""
+"""The measurement plan is separate from the bounds: changed bounds decide again without measuring."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gate.records.runtime import CPU_PROVIDER
 from pipelines import paths, plan
 from pipelines.measured import measured_part
 from tests.pipelines.conftest import REPOSITORY
-from tests.pipelines.test_twin import POLICY, name_a_twin
+from tests.pipelines.test_quantized_twin import POLICY, set_twin_policy
 from tests.policy.test_runtimes import policy
 
 
@@ -32,22 +32,22 @@ def written() -> tuple[str, str]:
     return paths.PLAN.read_text(), paths.TWIN_PLAN.read_text()
 
 
-def test_no_twin_is_written_down_as_none() -> None:
+def test_plan_records_a_missing_twin() -> None:
     exact, twin = written()
     assert "ort-cpu" in json.loads(exact)["runtimes"]
     assert json.loads(twin) is None
 
 
-def test_another_bound_of_the_twin_leaves_both_as_they_are() -> None:
-    name_a_twin(agreement=0.9)
+def test_changed_twin_bound_keeps_both_plans() -> None:
+    set_twin_policy(agreement=0.9)
     before = written()
-    name_a_twin(agreement=0.8)
+    set_twin_policy(agreement=0.8)
     assert written() == before
     assert set(json.loads(before[1])["runtimes"]) == set(POLICY["runtimes"])
 
 
-def test_another_instrument_of_the_twin_is_in_its_plan_alone() -> None:
-    name_a_twin()
+def test_changed_twin_instrument_changes_only_its_plan() -> None:
+    set_twin_policy()
     exact, twin = written()
     yaml = YAML()
     settings = yaml.load(paths.PARAMS)
@@ -71,13 +71,13 @@ ANOTHER = {
 
 
 @pytest.mark.parametrize(("change", "anew"), ANOTHER.values(), ids=ANOTHER)
-def test_what_is_measured_is_apart_from_what_is_demanded(change, anew):
+def test_plan_contains_no_bounds(change, anew):
     before = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}}
     parts = [measured_part(policy(**wanted)) for wanted in (before, before | change)]
     assert (parts[0] != parts[1]) is anew
 
 
-def test_the_order_of_runtimes_decides_nothing():
+def test_order_of_runtimes_does_not_matter():
     two = Policy.default()
     turned = two.model_copy(update={"runtimes": dict(reversed(two.runtimes.items()))})
     assert measured_part(two) == measured_part(turned)
@@ -96,7 +96,7 @@ def test_the_order_of_runtimes_decides_nothing():
         ({"logits": ["y"]}, True),
     ],
 )
-def test_the_rest_of_the_policy_too(change, anew):
+def test_other_policy_fields_are_not_in_the_plan(change, anew):
     plain = Policy.default().to_plain()
     other = Policy.from_json(json.dumps(plain | change))
     assert (measured_part(other) != measured_part(Policy.default())) is anew

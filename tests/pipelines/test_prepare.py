@@ -46,7 +46,7 @@ def test_digits_are_split_by_class_and_described(project: Path) -> None:
         assert str(Digest.from_file(Path("data") / name)) == digest
 
 
-def test_the_same_settings_give_the_same_bytes_and_another_seed_does_not(trained: Path) -> None:
+def test_data_is_reproducible_by_seed(trained: Path) -> None:
     first = files()
     prepare.main()
     assert files() == first
@@ -55,7 +55,7 @@ def test_the_same_settings_give_the_same_bytes_and_another_seed_does_not(trained
     assert files() != first
 
 
-def test_a_folder_of_pictures(project: Path) -> None:
+def test_picture_folder(project: Path) -> None:
     pictures(project / "data" / "raw")
     override(["prepare.source=folder", *FEW])
     assert prepare.main() == 0
@@ -82,7 +82,7 @@ def test_pictures_are_read_one_at_a_time(project: Path, monkeypatch: pytest.Monk
     assert sorted(sizes[:19]) == sizes[:19]
 
 
-def test_npz_of_pictures_and_of_tensors(project: Path) -> None:
+def test_npz_with_pictures_or_tensors(project: Path) -> None:
     labels = np.arange(12) % 3
     grey = np.random.default_rng(0).integers(0, 256, (12, 10, 10), dtype=np.uint8)
     override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
@@ -106,7 +106,7 @@ def test_npz_of_pictures_and_of_tensors(project: Path) -> None:
         ((), r"(?s)requires 400.*3 classes, the model has 10"),
     ],
 )
-def test_data_that_can_prove_nothing_are_told_before_the_training(
+def test_unsuitable_data_is_reported_before_training(
     project: Path, settings: tuple[str, ...], says: str
 ) -> None:
     pictures(project / "data" / "raw")
@@ -116,7 +116,7 @@ def test_data_that_can_prove_nothing_are_told_before_the_training(
     assert files() == {}
 
 
-def corrupt(folder: Path) -> None:
+def corrupt_picture(folder: Path) -> None:
     path = pictures(folder) / "class1" / "3.png"
     path.write_bytes(path.read_bytes()[:-300])
 
@@ -133,28 +133,26 @@ def one_picture(folder: Path) -> None:
     pictures(folder, each=1)
 
 
-def loose(folder: Path) -> None:
+def file_without_class(folder: Path) -> None:
     Image.new("RGB", (8, 8)).save(folder / "loose.png")
 
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("tamper", "says"),
     [
         (lambda folder: None, "has no pictures"),
-        (loose, "has no pictures"),
+        (file_without_class, "has no pictures"),
         (lambda folder: folder.rmdir(), "is not a folder"),
-        (corrupt, r"class1.3\.png is not a complete picture"),
+        (corrupt_picture, r"class1.3\.png is not a complete picture"),
         (not_a_picture, r"class1.3\.png is not a complete picture"),
         (one_class, "1 classes"),
         (one_picture, "smallest with 1 samples"),
     ],
 )
-def test_a_bad_folder_is_refused_and_the_old_data_stays(
-    trained: Path, spoil: Any, says: str
-) -> None:
+def test_bad_folder_is_refused_and_old_data_kept(trained: Path, tamper: Any, says: str) -> None:
     before = files()
-    spoil(trained / "data" / "raw")
+    tamper(trained / "data" / "raw")
     override(["prepare.source=folder", *FEW])
     with pytest.raises(DataError, match=says):
         prepare.main()
@@ -185,7 +183,7 @@ LABELS = np.array([0, 1, 0, 1, 0, 1])
         ({"images": GOOD[:0], "labels": LABELS[:0]}, "0 labels"),
     ],
 )
-def test_a_bad_npz_is_refused(project: Path, arrays: dict[str, Any], says: str) -> None:
+def test_bad_npz_is_refused(project: Path, arrays: dict[str, Any], says: str) -> None:
     override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
     np.savez("data/raw/x.npz", **arrays)
     with pytest.raises(DataError, match=says):
@@ -193,7 +191,7 @@ def test_a_bad_npz_is_refused(project: Path, arrays: dict[str, Any], says: str) 
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 torn"])
-def test_a_missing_or_torn_npz_is_refused(project: Path, content: bytes | None) -> None:
+def test_missing_or_truncated_npz_is_refused(project: Path, content: bytes | None) -> None:
     override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
     if content is not None:
         Path("data/raw/x.npz").write_bytes(content)
@@ -201,7 +199,7 @@ def test_a_missing_or_torn_npz_is_refused(project: Path, content: bytes | None) 
         prepare.main()
 
 
-def test_a_full_disk_leaves_the_old_data(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_old_data(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = files()
     written = 0
     to_tensor = images.to_tensor
@@ -220,7 +218,7 @@ def test_a_full_disk_leaves_the_old_data(trained: Path, monkeypatch: pytest.Monk
     assert files() == before
 
 
-def test_split_takes_of_every_class() -> None:
+def test_split_contains_every_class() -> None:
     labels = np.array([0] * 100 + [1] * 2 + [2] * 10)
     train, evaluation = split(labels, share=0.5, seed=3)
     assert sorted([*train, *evaluation]) == list(range(112))

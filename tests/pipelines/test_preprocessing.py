@@ -1,4 +1,4 @@
-"""The spec travels with the samples: file, digest, pictures, and parity where the policy asks."""
+"""The preprocessing spec in the pipeline: file, digest, pictures, and parity when required."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipelines.params import PrepareParams
 from tests.pipelines.conftest import FEW, ONNX
 
 
-def test_a_kept_picture_becomes_its_sample_again(project: Path) -> None:
+def test_stored_picture_gives_its_sample(project: Path) -> None:
     prepare.main()
     spec = PreprocessSpec.load(paths.PREPROCESSING)
     assert spec == PrepareParams.load().preprocessing
@@ -33,7 +33,7 @@ def test_a_kept_picture_becomes_its_sample_again(project: Path) -> None:
         np.testing.assert_array_equal(pillow_preprocess(picture.read(), spec), samples[place])
 
 
-def test_pictures_of_earlier_settings_go_away(project: Path) -> None:
+def test_pictures_of_earlier_settings_are_removed(project: Path) -> None:
     prepare.main()
     override(["prepare.pictures=3"])
     prepare.main()
@@ -42,7 +42,7 @@ def test_pictures_of_earlier_settings_go_away(project: Path) -> None:
     ]  # fmt: skip
 
 
-def test_tensors_have_no_pictures(project: Path) -> None:
+def test_tensor_data_has_no_pictures(project: Path) -> None:
     tensors = np.random.default_rng(0).normal(size=(12, 3, 5, 7)).astype(np.float32)
     np.savez("data/raw/x.npz", images=tensors, labels=np.arange(12) % 3)
     override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
@@ -53,7 +53,7 @@ def test_tensors_have_no_pictures(project: Path) -> None:
     assert preprocessing_of(policy, ONNX) is None
 
 
-def test_the_tensors_are_as_before_there_was_a_spec() -> None:
+def test_tensors_do_not_change_with_a_spec() -> None:
     """The arithmetic that the first version of the pipeline had: trained models stay valid."""
     spec = PreprocessSpec(resize=Resize(size=(64, 64)), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     grey = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
@@ -67,7 +67,9 @@ def test_the_tensors_are_as_before_there_was_a_spec() -> None:
 
 
 @pytest.mark.parametrize("consumers", [("rust-image", "onnx"), ("opencv",)])
-def test_parity_is_measured_on_the_kept_pictures(project: Path, consumers: tuple[str, ...]) -> None:
+def test_preprocessing_parity_uses_the_stored_pictures(
+    project: Path, consumers: tuple[str, ...]
+) -> None:
     prepare.main()
     asked = PreprocessingPolicy(consumers=consumers)
     policy = Policy.default().model_copy(update={"preprocessing": asked})

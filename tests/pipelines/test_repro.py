@@ -24,7 +24,7 @@ def promoted(promoted_project: Path) -> PromotionReport:
 
 
 @pytest.mark.proof
-def test_nothing_is_due_before_the_first_and_after_a_good_promotion(
+def test_no_promotion_is_due_before_the_first_and_after_a_success(
     project: Path, request: pytest.FixtureRequest
 ) -> None:
     assert promotion_is_due() is None
@@ -33,7 +33,7 @@ def test_nothing_is_due_before_the_first_and_after_a_good_promotion(
 
 
 @pytest.mark.proof
-def test_a_promotion_is_due_when_the_registry_lost_the_version(
+def test_promotion_is_due_when_the_version_is_missing(
     promoted: PromotionReport, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(empty_database, "other.db")
@@ -65,16 +65,14 @@ def test_due_by_outcome(promoted: PromotionReport, fields: dict[str, Any], due: 
         ({"outcome": "dry_run"}, "make repro promotes"),
     ],
 )
-def test_the_outcome_in_a_sentence(
-    promoted: PromotionReport, fields: dict[str, Any], says: str
-) -> None:
+def test_outcome_sentence(promoted: PromotionReport, fields: dict[str, Any], says: str) -> None:
     sentence = promoted.model_copy(update=fields).sentence()
     assert says in sentence
     assert str(promoted.sha256) in sentence
 
 
 @pytest.fixture
-def dvc(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def fake_dvc(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands for `dvc`: what it does and returns is put into the list."""
     plan: list[Any] = []
 
@@ -95,21 +93,21 @@ def refuse(report: PromotionReport) -> None:
 
 
 def test_exit_codes_of_make_repro(
-    promoted: PromotionReport, dvc: list[Any], capsys: pytest.CaptureFixture[str]
+    promoted: PromotionReport, fake_dvc: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dvc[:] = [lambda: None, 0, "parity 0", "promote 0"]
+    fake_dvc[:] = [lambda: None, 0, "parity 0", "promote 0"]
     assert repro.main() == ExitCode.DONE
     assert "Result:    Promoted" in capsys.readouterr().out
-    dvc[:] = [lambda: refuse(promoted), 255, "promote 1"]
+    fake_dvc[:] = [lambda: refuse(promoted), 255, "promote 1"]
     assert repro.main() == ExitCode.REJECTED
-    dvc[:] = [lambda: None, 255, "prepare 0", "export 1"]
+    fake_dvc[:] = [lambda: None, 255, "prepare 0", "export 1"]
     assert repro.main() == ExitCode.REJECTED
     assert "Rejected by the stage 'export'" in capsys.readouterr().err
     # A refusal of an earlier time is not the reason why something else fails now.
-    dvc[:] = [lambda: None, 255]
+    fake_dvc[:] = [lambda: None, 255]
     assert repro.main() == ExitCode.NOT_JUDGED
     assert "a stage failed" in capsys.readouterr().err
-    dvc[:] = [lambda: None, 255, "prepare 0", "train 2"]
+    fake_dvc[:] = [lambda: None, 255, "prepare 0", "train 2"]
     assert repro.main() == ExitCode.NOT_JUDGED
     assert "the stage 'train' failed" in capsys.readouterr().err
 
@@ -121,11 +119,11 @@ def test_exit_codes_of_make_repro(
         (("export 0", "parity 0"), "Result:    ran export, parity; nothing was decided"),
     ],
 )
-def test_an_older_decision_is_not_told(
-    promoted: PromotionReport, dvc: list[Any], capsys: pytest.CaptureFixture[str],
+def test_earlier_decision_is_not_reported(
+    promoted: PromotionReport, fake_dvc: list[Any], capsys: pytest.CaptureFixture[str],
     stages: tuple[str, ...], says: str,
 ) -> None:  # fmt: skip
-    dvc[:] = [lambda: None, 0, *stages]
+    fake_dvc[:] = [lambda: None, 0, *stages]
     assert repro.main() == ExitCode.DONE
     printed = capsys.readouterr().out
     assert says in printed
@@ -134,21 +132,19 @@ def test_an_older_decision_is_not_told(
     assert not list(paths.state().glob("ran-*"))
 
 
-def test_what_is_due_is_run_by_taking_the_decision_away(
-    promoted: PromotionReport, dvc: list[Any]
-) -> None:
+def test_due_promotion_removes_the_decision(promoted: PromotionReport, fake_dvc: list[Any]) -> None:
     promoted.model_copy(update={"outcome": "dry_run"}).save(paths.PROMOTION)
     seen: list[bool] = []
-    dvc[:] = [lambda: seen.append(paths.DECISION.exists()), 0]
+    fake_dvc[:] = [lambda: seen.append(paths.DECISION.exists()), 0]
     repro.main()
     assert seen == [False]
 
 
-def test_what_nobody_vouches_for_any_more_is_measured_again(
-    promoted: PromotionReport, dvc: list[Any], capsys: pytest.CaptureFixture[str]
+def test_untrusted_measurement_is_repeated(
+    promoted: PromotionReport, fake_dvc: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     there: list[bool] = []
-    dvc[:] = [lambda: there.append(paths.EVIDENCE_STATEMENT.exists()), 0]
+    fake_dvc[:] = [lambda: there.append(paths.EVIDENCE_STATEMENT.exists()), 0]
     assert repro.main() == ExitCode.DONE
     assert "measured again" not in capsys.readouterr().out
     shutil.rmtree(paths.state())  # the key is lost with its folder
@@ -159,10 +155,10 @@ def test_what_nobody_vouches_for_any_more_is_measured_again(
     assert "created " in printed.err
 
 
-def test_before_the_first_promotion(
-    project: Path, dvc: list[Any], capsys: pytest.CaptureFixture[str]
+def test_repro_before_the_first_promotion(
+    project: Path, fake_dvc: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dvc[:] = [lambda: None, 0]
+    fake_dvc[:] = [lambda: None, 0]
     assert repro.main() == ExitCode.DONE
     assert "no stage had to run" in capsys.readouterr().out
 
@@ -184,14 +180,14 @@ def failing(error: BaseException) -> Any:
         (RuntimeError("boom"), ExitCode.NOT_JUDGED),
     ],
 )
-def test_no_error_looks_like_a_rejection(
+def test_errors_do_not_have_the_exit_code_of_a_rejection(
     error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(failing(error)) == code
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 
-def test_sigterm_ends_a_stage_in_order() -> None:
+def test_sigterm_runs_cleanup() -> None:
     code = (
         "import os, signal\n"
         "from pipelines import stage\n"

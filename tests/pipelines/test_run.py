@@ -27,7 +27,7 @@ def first_run(stage: str = "export") -> str:
         return page.run_id
 
 
-def go_on(stage: str = "parity", *, earlier: str = "export", **settings: object) -> str:
+def continue_run(stage: str = "parity", *, earlier: str = "export", **settings: object) -> str:
     with Tracker("test").shared_run(
         stage,
         earlier=earlier,
@@ -40,13 +40,13 @@ def go_on(stage: str = "parity", *, earlier: str = "export", **settings: object)
 
 def test_stages_share_one_run(project: Path) -> None:
     first = first_run()
-    assert go_on() == first
-    assert go_on("promote", earlier="parity") == first
+    assert continue_run() == first
+    assert continue_run("promote", earlier="parity") == first
     assert "replayed" not in client().get_run(first).data.tags
     assert status(first) == "FINISHED"
 
 
-def test_a_run_whose_work_ended_in_a_rejection_is_failed_and_its_stage_done(project: Path) -> None:
+def test_run_of_a_rejection_is_failed_and_not_continued(project: Path) -> None:
     """The next time it holds the results already: a page that is complete is never rewritten."""
     first_run()
     with Tracker("test").shared_run(
@@ -54,10 +54,10 @@ def test_a_run_whose_work_ended_in_a_rejection_is_failed_and_its_stage_done(proj
     ) as page:
         page.ends = "FAILED"
     assert status(page.run_id) == "FAILED"
-    assert go_on() != page.run_id
+    assert continue_run() != page.run_id
 
 
-def test_a_failed_run_is_gone_on_with_where_its_stage_did_not_end(project: Path) -> None:
+def test_failed_run_is_continued_when_its_stage_did_not_finish(project: Path) -> None:
     first = first_run()
     with (
         pytest.raises(ValueError),
@@ -67,13 +67,11 @@ def test_a_failed_run_is_gone_on_with_where_its_stage_did_not_end(project: Path)
     ):
         raise ValueError
     assert status(first) == "FAILED"
-    assert go_on() == first
+    assert continue_run() == first
     assert status(first) == "FINISHED"
 
 
-def test_the_database_is_in_the_project_whatever_the_folder(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_database_is_in_the_project_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_ROOT", str(project))
     monkeypatch.chdir(project.parent)
     assert tracking_uri() == f"sqlite:///{project.resolve()}/mlflow.db"
@@ -89,17 +87,17 @@ def unknown(run_id: str) -> None:
     change(run_id="0" * 32)
 
 
-def elsewhere(run_id: str) -> None:
+def on_another_server(run_id: str) -> None:
     change(tracking_uri="http://127.0.0.1:1")
 
 
-def moved(run_id: str) -> None:
+def in_another_experiment(run_id: str) -> None:
     other = client().create_experiment("other")
     change(run_id=client().create_run(other).info.run_id)
 
 
-def complete(run_id: str) -> None:
-    go_on()
+def already_complete(run_id: str) -> None:
+    continue_run()
 
 
 def other_settings(run_id: str) -> None:
@@ -112,29 +110,30 @@ def change(**fields: str) -> None:
 
 
 @pytest.mark.rows(4)
-@pytest.mark.parametrize("spoil", [deleted, unknown, elsewhere, moved, complete, other_settings])
-def test_a_run_that_cant_be_gone_on_with_is_replaced_and_told_everything(
-    project: Path, spoil: object
-) -> None:
+@pytest.mark.parametrize(
+    "tamper",
+    [deleted, unknown, on_another_server, in_another_experiment, already_complete, other_settings],
+)
+def test_unusable_run_is_replaced_and_replayed(project: Path, tamper: object) -> None:
     first = first_run()
-    spoil(first)  # type: ignore[operator]
-    second = go_on(tf32=False)
+    tamper(first)  # type: ignore[operator]
+    second = continue_run(tf32=False)
     assert second != first
     assert client().get_run(second).data.tags["replayed"] == "yes"
     assert known_run("parity").run_id == second  # type: ignore[union-attr]
     assert known_run("export").run_id != second  # type: ignore[union-attr]
 
 
-def test_without_the_earlier_stage_nothing_is_opened(project: Path) -> None:
+def test_missing_earlier_stage_is_an_error(project: Path) -> None:
     with pytest.raises(EvidenceError, match="Run the stage that writes it first"):
-        go_on()
+        continue_run()
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [(ValueError(), "FAILED"), (KeyboardInterrupt(), "KILLED"), (Stopped(), "KILLED")],
 )
-def test_a_run_ends_with_its_stage(project: Path, error: BaseException, expected: str) -> None:
+def test_run_ends_with_its_stage(project: Path, error: BaseException, expected: str) -> None:
     run_id = ""
     with pytest.raises(type(error)), Tracker("test").new_run("export") as page:
         run_id = page.run_id
@@ -153,7 +152,7 @@ with Tracker("test").new_run("export") as page:
 
 
 @pytest.mark.proof
-def test_a_run_that_was_killed_is_ended_by_the_next_stage(project: Path) -> None:
+def test_killed_run_is_ended_by_the_next_stage(project: Path) -> None:
     repository = Path(__file__).resolve().parents[2]
     killed = subprocess.run(
         [sys.executable, "-c", ABANDON], capture_output=True, text=True, check=False,
@@ -168,7 +167,7 @@ def test_a_run_that_was_killed_is_ended_by_the_next_stage(project: Path) -> None
         assert status(living.run_id) == "RUNNING"
 
 
-def test_mlflow_runs_become_parents_and_are_never_resumed(
+def test_mlflow_run_becomes_the_parent_and_is_not_resumed(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = client().create_experiment("launched")
@@ -182,27 +181,25 @@ def test_mlflow_runs_become_parents_and_are_never_resumed(
     assert status(parent) == "RUNNING"  # its launcher's business
 
 
-def test_a_parent_that_is_not_there_is_no_parent(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_parent_run_is_ignored(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_RUN_ID", "f" * 32)
     assert PARENT_TAG not in client().get_run(first_run()).data.tags
 
 
-def test_a_deleted_experiment_is_told(project: Path) -> None:
+def test_deleted_experiment_is_reported(project: Path) -> None:
     Tracker("test")
     client().delete_experiment(client().get_experiment_by_name("test").experiment_id)
     with pytest.raises(RegistryError, match="mlflow experiments restore"):
         Tracker("test")
 
 
-def test_a_server_that_is_down_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_is_reported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:1"):
         Tracker("test")
 
 
-def test_passwords_stay_out_of_files(project: Path) -> None:
+def test_run_files_contain_no_password(project: Path) -> None:
     first_run()
     change(tracking_uri="x")
     text = paths.run_reference("export").read_text()

@@ -16,7 +16,7 @@ def names(keys: object) -> list[str]:
     return [key.name for key in keys]  # type: ignore[attr-defined]
 
 
-def test_on_first_use_the_project_measures_and_the_service_writes(project: Path) -> None:
+def test_first_use_creates_measurer_and_writer_keys(project: Path) -> None:
     made = ServiceTrust.from_project()
     assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
     trust = Trust.from_file(made.trust)
@@ -28,7 +28,7 @@ def test_on_first_use_the_project_measures_and_the_service_writes(project: Path)
     assert local != service
 
 
-def test_what_is_there_is_left_alone(project: Path) -> None:
+def test_existing_trust_is_kept(project: Path) -> None:
     made = ServiceTrust.from_project()
     key = made.key.read_bytes()
     made.trust.write_text(
@@ -40,7 +40,7 @@ def test_what_is_there_is_left_alone(project: Path) -> None:
     assert Trust.from_file(made.trust).max_age_days == 7
 
 
-def test_a_key_and_a_trust_of_the_environment_count_instead(
+def test_key_and_trust_from_the_environment_are_used(
     project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     SigningKey.make(tmp_path / "ci.pem")

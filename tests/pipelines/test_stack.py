@@ -27,7 +27,7 @@ from tests.free_ports import free_port
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
 
-def test_secrets_are_made_once_for_our_eyes_only(tmp_path: Path) -> None:
+def test_encryption_key_is_created_once_and_private(tmp_path: Path) -> None:
     path = tmp_path / "state" / "key"
     key = stack.encryption_key(path)
     assert stack.encryption_key(path) == key
@@ -40,7 +40,7 @@ def test_secrets_are_made_once_for_our_eyes_only(tmp_path: Path) -> None:
         stack.encryption_key(path)
 
 
-def test_nobody_could_read_the_key_even_for_a_moment(
+def test_encryption_key_is_never_readable_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file whose mode is never changed had it from its first byte on."""
@@ -58,7 +58,7 @@ def test_nobody_could_read_the_key_even_for_a_moment(
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
 
 
-def test_a_taken_port_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_port_is_reported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind((stack.HOST, 0))
         taken.listen()
@@ -72,15 +72,13 @@ def test_a_taken_port_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) ->
             stack.main()
 
 
-def test_with_a_server_of_one_s_own_it_says_so(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stack_refuses_an_external_server(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     with pytest.raises(RegistryUnavailable, match="docs/production.md"):
         stack.run(free_port(), free_port(), model="tiny")
 
 
-def test_a_child_that_ends_is_told(project: Path) -> None:
+def test_child_that_exits_is_reported(project: Path) -> None:
     here = {**os.environ, "PYTHONPATH": str(REPOSITORY)}  # make runs in it
     with (
         started("brief", [sys.executable, "-c", "raise SystemExit(3)"], here) as it,
@@ -89,7 +87,7 @@ def test_a_child_that_ends_is_told(project: Path) -> None:
         stack.wait_for("http://127.0.0.1:1", it)
 
 
-def test_the_words_it_prints_to_hand_in_do_that() -> None:
+def test_printed_submit_command_is_valid() -> None:
     words = "\n".join(stack.instructions("http://127.0.0.1:5000", "http://127.0.0.1:8400", "tiny"))
     (line,) = [line for line in words.splitlines() if "make repro SET=gate.promotion=by" in line]
     variable, *command = line.split()
@@ -123,7 +121,7 @@ def deployed(service_port: int) -> str | None:
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_what_was_promoted_before_serves_and_what_is_handed_in_goes_the_whole_way(
+def test_stack_deploys_earlier_and_submitted_versions(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert promote.main() == ExitCode.DONE
@@ -138,14 +136,16 @@ def test_what_was_promoted_before_serves_and_what_is_handed_in_goes_the_whole_wa
         assert process.stdout is not None
         assert process.stderr is not None
         try:
-            told = []
+            printed_lines = []
             for line in process.stdout:
-                told.append(line)
+                printed_lines.append(line)
                 if line.startswith("Ctrl-C"):
                     break
             else:
                 pytest.fail(process.stderr.read())
-            assert any(f"MLFLOW_TRACKING_URI={registry} make repro" in line for line in told)
+            assert any(
+                f"MLFLOW_TRACKING_URI={registry} make repro" in line for line in printed_lines
+            )
             digest = str(Ledger(paths.database()).entries()[0].sha256)
             assert until(lambda: deployed(service_port) == digest, 30)
 

@@ -1,4 +1,4 @@
-"""export, parity and promote in this process: what they leave behind, and what stops them."""
+"""The stages export, parity and promote in this process: what they write and what stops them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def table(run_id: str, name: str) -> list[dict[str, Any]]:
     return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
 
 
-def spoil_weight() -> None:
+def change_weight() -> None:
     """One weight tensor of the exported file times 1.5; still a valid file."""
     model = onnx.load(ONNX)
     tensor = next(t for t in model.graph.initializer if len(t.dims) == 4)
@@ -82,7 +82,7 @@ def leave_ci_files() -> None:
         path.write_text("of the run before")
 
 
-def test_one_digest_everywhere_and_one_page_for_all(promoted_project: Path) -> None:
+def test_all_stages_share_one_digest_and_one_run(promoted_project: Path) -> None:
     evidence, report = Evidence.load(paths.EVIDENCE), ExportReport.load(paths.EXPORT_REPORT)
     assert evidence.export == report.record
     assert evidence.source == report.source
@@ -119,7 +119,7 @@ def test_one_digest_everywhere_and_one_page_for_all(promoted_project: Path) -> N
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in version.description
 
 
-def test_every_setting_and_switch_is_on_the_page(measured: Path) -> None:
+def test_run_records_every_setting(measured: Path) -> None:
     data = page("parity").data
     for name, value in {
         "export.strategy": "traced",
@@ -154,7 +154,7 @@ def test_every_setting_and_switch_is_on_the_page(measured: Path) -> None:
     assert [row["label"] for row in rows if row["runtime"] == "ort-cpu"] == list(range(10))
 
 
-def test_gate_promote_writes_the_record_that_the_pipeline_writes(promoted_project: Path) -> None:
+def test_gate_promote_records_the_same_as_the_pipeline(promoted_project: Path) -> None:
     command = ["promote", str(ONNX), "--name", "other", "--report", str(paths.REPORTS)]
     command += ["--policy", str(paths.PARAMS), "--preprocessing", str(paths.PREPROCESSING)]
     assert cli.main(command) == ExitCode.DONE
@@ -177,7 +177,7 @@ def artifacts(run: Any) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_promoting_again_is_a_no_op(measured: Path) -> None:
+def test_promoting_again_changes_nothing(measured: Path) -> None:
     assert promote.main() == ExitCode.DONE
     assert promote.main() == ExitCode.DONE
     assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
@@ -191,7 +191,7 @@ def test_promoting_again_is_a_no_op(measured: Path) -> None:
     assert page().info.run_id != page("parity").info.run_id  # the first page stays as it was
 
 
-def test_switches_of_the_exporter_come_from_params(trained: Path) -> None:
+def test_exporter_switches_come_from_params(trained: Path) -> None:
     text, log = paths.PARAMS.read_text(), Path("models/model.onnx.export.log")
     more = "export:\n  verbose: true\n  keep_initializers_as_inputs: true\n"
     paths.PARAMS.write_text(text.replace("export:\n", more, 1))
@@ -206,10 +206,10 @@ def test_switches_of_the_exporter_come_from_params(trained: Path) -> None:
 
 
 @pytest.mark.proof
-def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> None:
+def test_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> None:
     assert promote.main() == ExitCode.DONE
     assert export.main() == ExitCode.DONE
-    spoil_weight()
+    change_weight()
     assert parity.main() == ExitCode.DONE
     assert promote.main() == ExitCode.REJECTED
     decision = Decision.load(paths.DECISION)
@@ -230,8 +230,8 @@ def test_a_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> N
     assert Ledger(paths.database()).entries()[-1].action == "refused"
 
 
-def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> None:
-    spoil_weight()
+def test_file_changed_after_parity_is_an_error(measured: Path) -> None:
+    change_weight()
     leave_ci_files()
     assert code_of(promote.main) == ExitCode.NOT_JUDGED
     assert client().search_registered_models() == []
@@ -241,7 +241,7 @@ def test_a_file_that_changes_after_parity_can_not_be_judged(measured: Path) -> N
     assert 'parity_gate_verdict{model="",verdict="ERROR"} 1.0' in paths.OPENMETRICS.read_text()
 
 
-def test_both_statements_are_signed_by_the_projects_key(measured: Path, capsys) -> None:
+def test_both_statements_are_signed_by_the_project_key(measured: Path, capsys) -> None:
     assert promote.main() == ExitCode.DONE
     key = LocalKeys(Path(".gate"), print).signing_key().public
     both = StatementPair.from_folder(paths.REPORTS)
@@ -278,17 +278,17 @@ def make_another_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("tamper", "reason"),
     [
         (paths.EVIDENCE_STATEMENT.unlink, "what was measured is not signed"),
         (widen_the_vectors, "are not those that were signed when the file was measured"),
         (make_another_key, "signed by 0 of the keys that are trusted as measurers"),
     ],
 )
-def test_what_nobody_vouches_for_is_refused_and_not_signed(
-    measured: Path, spoil: Callable[[], None], reason: str
+def test_unsigned_measurement_is_refused(
+    measured: Path, tamper: Callable[[], None], reason: str
 ) -> None:
-    spoil()
+    tamper()
     assert promote.main() == ExitCode.REJECTED
     report = PromotionReport.load(paths.PROMOTION)
     assert (report.outcome, report.signed_by) == ("refused", None)
@@ -299,7 +299,7 @@ def test_what_nobody_vouches_for_is_refused_and_not_signed(
     assert client().search_registered_models() == []
 
 
-def test_an_edited_evidence_is_judged_as_it_is(measured: Path) -> None:
+def test_edited_evidence_with_nan_is_refused(measured: Path) -> None:
     """NaN in the evidence: refused, on the page as words, never as a number."""
     plain = json.loads(paths.EVIDENCE.read_text())
     plain["runtimes"][0]["outputs"][0]["max_abs_diff"] = "NaN"
@@ -313,7 +313,7 @@ def test_an_edited_evidence_is_judged_as_it_is(measured: Path) -> None:
     assert run.data.params["export.opset_version"] == "13"
 
 
-def test_missing_evidence_is_refused_as_not_judged(measured: Path) -> None:
+def test_evidence_without_a_runtime_is_an_error(measured: Path) -> None:
     plain = json.loads(paths.EVIDENCE.read_text())
     plain["runtimes"] = [r for r in plain["runtimes"] if r["runtime"] != "ort-cpu"]
     paths.EVIDENCE.write_text(json.dumps(plain))
@@ -323,7 +323,7 @@ def test_missing_evidence_is_refused_as_not_judged(measured: Path) -> None:
     assert client().search_registered_models() == []
 
 
-def test_another_policy_decides_anew_on_the_same_evidence(measured: Path) -> None:
+def test_changed_policy_decides_again_on_the_same_evidence(measured: Path) -> None:
     assert promote.main() == ExitCode.DONE
     text = paths.PARAMS.read_text()
     paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 0.0"))
@@ -332,7 +332,7 @@ def test_another_policy_decides_anew_on_the_same_evidence(measured: Path) -> Non
 
 
 @pytest.mark.further
-def test_where_nobody_asks_a_comparison_that_fails_stops_nothing(
+def test_failed_comparison_is_ignored_when_not_required(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -347,7 +347,7 @@ def test_where_nobody_asks_a_comparison_that_fails_stops_nothing(
     assert code_of(promote.main) == ExitCode.NOT_JUDGED
 
 
-def test_exporting_twice_gives_the_same_bytes_on_two_pages(trained: Path) -> None:
+def test_exporting_twice_gives_the_same_bytes_in_two_runs(trained: Path) -> None:
     assert export.main() == ExitCode.DONE
     first, run = ONNX.read_bytes(), page("export").info.run_id
     assert export.main() == ExitCode.DONE
@@ -370,7 +370,7 @@ def disk_full(*_: object, **__: object) -> None:
         (promote.main, "gate.storage.record.files.write_text"),
     ],
 )
-def test_a_full_disk_loses_nothing(
+def test_full_disk_loses_nothing(
     measured: Path,
     main: Any,
     target: str,
@@ -390,7 +390,7 @@ def test_a_full_disk_loses_nothing(
 
 
 @pytest.mark.parametrize("main", [export.main, promote.main])
-def test_a_dead_server_is_told_by_every_stage(
+def test_unreachable_server_is_reported_by_each_stage(
     measured: Path,
     main: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -403,34 +403,34 @@ def test_a_dead_server_is_told_by_every_stage(
     assert "Traceback" not in error
 
 
-def torn(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 @pytest.mark.rows(5)
 @pytest.mark.parametrize(
-    ("spoil", "main", "says"),
+    ("tamper", "main", "says"),
     [
-        (lambda: torn(ONNX), parity.main, "model.onnx"),
+        (lambda: truncate(ONNX), parity.main, "model.onnx"),
         (ONNX.unlink, parity.main, "model.onnx"),
-        (lambda: torn(paths.CHECKPOINT), export.main, "model.safetensors"),
+        (lambda: truncate(paths.CHECKPOINT), export.main, "model.safetensors"),
         (paths.CHECKPOINT.unlink, export.main, "model.safetensors"),
-        (lambda: torn(paths.PREPROCESSING), export.main, "preprocessing.json"),
-        (lambda: torn(paths.EVAL_IMAGES), parity.main, "eval_images.npy"),
-        (lambda: torn(paths.EVIDENCE), promote.main, "not a valid Evidence record"),
+        (lambda: truncate(paths.PREPROCESSING), export.main, "preprocessing.json"),
+        (lambda: truncate(paths.EVAL_IMAGES), parity.main, "eval_images.npy"),
+        (lambda: truncate(paths.EVIDENCE), promote.main, "not a valid Evidence record"),
         (paths.EVIDENCE.unlink, promote.main, "evidence.json"),
-        (lambda: torn(paths.EXPORT_REPORT), parity.main, "not a valid ExportReport record"),
-        (lambda: torn(paths.run_reference("parity")), promote.main, "RunReference record"),
+        (lambda: truncate(paths.EXPORT_REPORT), parity.main, "not a valid ExportReport record"),
+        (lambda: truncate(paths.run_reference("parity")), promote.main, "RunReference record"),
         (lambda: np.save(paths.EVAL_LABELS, np.zeros(7, np.int64)), parity.main, "labels"),
         (lambda: override(["export.output_names=[a, b]"]), export.main, "output_names"),
         (lambda: override(["model.factory=none.such:model"]), export.main, "none"),
         (lambda: override(["model.factory=torch.nn:Identity"]), export.main, "model.safetensors"),
     ],
 )
-def test_what_is_torn_or_missing_is_named(
-    measured: Path, spoil: Any, main: Any, says: str, capsys: pytest.CaptureFixture[str]
+def test_truncated_or_missing_file_is_named(
+    measured: Path, tamper: Any, main: Any, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil()
+    tamper()
     leave_ci_files()
     assert code_of(main) == ExitCode.NOT_JUDGED
     error = capsys.readouterr().err
@@ -444,7 +444,7 @@ def test_what_is_torn_or_missing_is_named(
 
 
 @pytest.mark.parametrize("name", ["prepare", "code", "train", "plan", "twin"])
-def test_the_other_stages_tell_a_ci_of_a_failure_too(
+def test_other_stages_report_failures_in_ci_files(
     measured: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     leave_ci_files()
@@ -454,7 +454,7 @@ def test_the_other_stages_tell_a_ci_of_a_failure_too(
     assert f'<testcase name="stage {name}"' in paths.JUNIT.read_text()
 
 
-def test_an_export_that_is_refused_is_red_and_says_why(
+def test_refused_export_is_a_failure_in_ci_files(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -469,7 +469,7 @@ def test_an_export_that_is_refused_is_red_and_says_why(
 
 
 @pytest.mark.parametrize("stopped", [KeyboardInterrupt, Stopped])
-def test_an_interrupted_stage_leaves_nothing_of_the_run_before(
+def test_interrupted_stage_removes_stale_ci_files(
     measured: Path, monkeypatch: pytest.MonkeyPatch, stopped: type[BaseException]
 ) -> None:
     def stop() -> None:
@@ -481,7 +481,7 @@ def test_an_interrupted_stage_leaves_nothing_of_the_run_before(
     assert not any(path.exists() for path in CI_FILES)
 
 
-def test_the_version_carries_golden_vectors(promoted_project: Path, tmp_path: Path) -> None:
+def test_version_contains_golden_vectors(promoted_project: Path, tmp_path: Path) -> None:
     registry = MlflowRegistry(tracking_uri())
     downloaded = registry.download("tiny", "1", tmp_path)
     golden = downloaded.parent / "golden"
@@ -492,7 +492,7 @@ def test_the_version_carries_golden_vectors(promoted_project: Path, tmp_path: Pa
     assert {path.name for path in golden.iterdir()} == {p.name for p in paths.GOLDEN.iterdir()}
 
 
-def test_no_golden_vectors_no_promotion(measured: Path) -> None:
+def test_promotion_requires_golden_vectors(measured: Path) -> None:
     (paths.GOLDEN / "golden.json").unlink()
     assert code_of(promote.main) == ExitCode.NOT_JUDGED
     assert client().search_registered_models() == []

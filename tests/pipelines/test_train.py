@@ -24,7 +24,7 @@ def run_of_training() -> tuple[MlflowClient, str]:
     return MlflowClient(tracking_uri()), reference.run_id
 
 
-def test_training_learns_and_its_curves_are_on_its_run(trained_files: Path) -> None:
+def test_training_learns_and_writes_its_curves(trained_files: Path) -> None:
     history = (trained_files / paths.TRAIN_CURVES).read_text().splitlines()
     metrics = json.loads((trained_files / paths.TRAIN_METRICS).read_text())
     assert history[0] == "epoch,train_loss,eval_loss,eval_accuracy"
@@ -34,7 +34,7 @@ def test_training_learns_and_its_curves_are_on_its_run(trained_files: Path) -> N
 
 @exhaustive
 @pytest.mark.proof
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(project: Path) -> None:
+def test_training_is_reproducible_by_seed(project: Path) -> None:
     prepare.main()
     override(["train.epochs=2"])
     digests = []
@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(project: Path) 
     assert run.data.params["train.seed"] == "1"
 
 
-def test_without_epochs_the_weights_are_written_as_they_are(project: Path) -> None:
+def test_zero_epochs_keep_the_given_weights(project: Path) -> None:
     prepare.main()
     torch.manual_seed(7)
     model = network()
@@ -63,14 +63,14 @@ def test_without_epochs_the_weights_are_written_as_they_are(project: Path) -> No
     assert json.loads(paths.TRAIN_METRICS.read_text()) == {"epoch": 0}
 
 
-def test_an_architecture_by_name(project: Path) -> None:
+def test_architecture_by_name(project: Path) -> None:
     prepare.main()
     override(["model.factory=null", "model.architecture=squeezenet1_1", "train.epochs=0"])
     assert train.main() == 0
     assert paths.CHECKPOINT.stat().st_size > 1_000_000
 
 
-def test_a_diverging_training_leaves_the_old_checkpoint(trained: Path) -> None:
+def test_diverging_training_keeps_the_old_checkpoint(trained: Path) -> None:
     before = paths.CHECKPOINT.read_bytes()
     override(["train.learning_rate=1.0e+30"])
     with pytest.raises(ModelError, match="diverged"):
@@ -81,7 +81,7 @@ def test_a_diverging_training_leaves_the_old_checkpoint(trained: Path) -> None:
     assert run.info.status == "FAILED"
 
 
-def test_labels_beyond_the_classes_are_refused(trained: Path) -> None:
+def test_labels_outside_the_classes_are_refused(trained: Path) -> None:
     labels = np.load(paths.EVAL_LABELS)
     labels[5] = 10
     np.save(paths.EVAL_LABELS, labels)
@@ -89,7 +89,7 @@ def test_labels_beyond_the_classes_are_refused(trained: Path) -> None:
         train.main()
 
 
-def test_a_missing_checkpoint_is_refused(trained: Path) -> None:
+def test_missing_checkpoint_is_refused(trained: Path) -> None:
     override(["model.checkpoint=models/initial/none.safetensors"])
     with pytest.raises(CheckpointError, match="does not exist"):
         train.main()

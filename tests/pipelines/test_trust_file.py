@@ -1,4 +1,4 @@
-"""A file of trust is edited as its owner would: comments stay, and what is no trust is not written."""
+"""Editing a trust file keeps comments and never writes an invalid file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def made(path: Path) -> Path:
     return path
 
 
-def test_a_new_file_is_a_trust_with_one_measurer(tmp_path: Path) -> None:
+def test_new_file_has_one_measurer(tmp_path: Path) -> None:
     trust = Trust.from_file(made(tmp_path / "new" / "trust.yaml"))
     assert [(each.name, each.key_id) for each in trust.measurers] == [("CI", ONE.key_id)]
     assert trust.reviewers == trust.writers == ()
@@ -47,7 +47,7 @@ def edited(path: Path) -> Path:
     return path
 
 
-def test_comments_order_and_other_sections_stay(tmp_path: Path) -> None:
+def test_comments_and_other_sections_are_kept(tmp_path: Path) -> None:
     path = edited(tmp_path / "params.yaml")
     file = EditedTrust(path)
     file.trust(TWO, ["measurers", "reviewers"], KeyTerms(valid_until="2027-01-31"))
@@ -65,7 +65,7 @@ def test_comments_order_and_other_sections_stay(tmp_path: Path) -> None:
     assert [each.name for each in trust.keys("measurers", at=NOW)] == ["key 2"]
 
 
-def test_a_listed_key_is_changed_not_listed_again(tmp_path: Path) -> None:
+def test_listed_key_is_updated(tmp_path: Path) -> None:
     path = edited(tmp_path / "params.yaml")
     file = EditedTrust(path)
     file.trust(ONE, ["measurers"], KeyTerms(valid_until="2027-01-31T00:00:00Z"))
@@ -73,7 +73,7 @@ def test_a_listed_key_is_changed_not_listed_again(tmp_path: Path) -> None:
     assert (found.name, found.valid_until) == ("cellar", "2027-01-31T00:00:00Z")
 
 
-def test_a_file_that_is_the_trust_itself_stays_one(tmp_path: Path) -> None:
+def test_file_without_a_section_keeps_its_form(tmp_path: Path) -> None:
     path = tmp_path / "trust.yaml"
     pem = ONE.public.rstrip().replace("\n", "\n      ")
     path.write_text(f"measurers:\n  - name: ci\n    public: |\n      {pem}\n")
@@ -84,7 +84,7 @@ def test_a_file_that_is_the_trust_itself_stays_one(tmp_path: Path) -> None:
     assert len(Trust.from_file(path).writers) == 1
 
 
-def test_the_last_key_can_be_revoked(tmp_path: Path) -> None:
+def test_last_key_can_be_revoked(tmp_path: Path) -> None:
     path = made(tmp_path / "trust.yaml")
     file = EditedTrust(path)
     assert file.revoke(ONE.key_id.upper()) == ONE.key_id
@@ -94,19 +94,19 @@ def test_the_last_key_can_be_revoked(tmp_path: Path) -> None:
     assert Trust.from_file(path).revoked == (ONE.key_id,)
 
 
-def test_a_key_that_is_not_listed_is_revoked_by_its_whole_id(tmp_path: Path) -> None:
+def test_unlisted_key_is_revoked_by_its_full_id(tmp_path: Path) -> None:
     file = EditedTrust(made(tmp_path / "trust.yaml"))
     file.revoke(TWO.key_id)
     assert file.save().revoked == (TWO.key_id,)
 
 
 @pytest.mark.parametrize("key_id", ["", "a", TWO.short, "g" * 64, ONE.key_id[:7], f"{ONE.key_id}0"])
-def test_what_names_no_key_revokes_none(tmp_path: Path, key_id: str) -> None:
+def test_invalid_key_id_revokes_nothing(tmp_path: Path, key_id: str) -> None:
     with pytest.raises(PolicyError, match="names 0 of the listed keys"):
         EditedTrust(made(tmp_path / "trust.yaml")).revoke(key_id)
 
 
-def test_what_would_be_no_trust_is_not_written(tmp_path: Path) -> None:
+def test_invalid_trust_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "trust.yaml"
     file = EditedTrust(path)
     file.trust(ONE, ["reviewers"], KeyTerms())
@@ -122,7 +122,7 @@ def test_what_would_be_no_trust_is_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["- a\n", "trust: [\n", "text", b"\xff\xfe"])
-def test_a_file_that_holds_no_settings_is_left_alone(tmp_path: Path, text) -> None:
+def test_other_file_is_not_changed(tmp_path: Path, text) -> None:
     path = tmp_path / "trust.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     before = path.read_bytes()
@@ -132,7 +132,7 @@ def test_a_file_that_holds_no_settings_is_left_alone(tmp_path: Path, text) -> No
 
 
 @pytest.mark.parametrize("text", ["", "trust:\n", "# nothing yet\n"])
-def test_an_empty_file_becomes_a_trust(tmp_path: Path, text: str) -> None:
+def test_empty_file_becomes_a_trust_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trust.yaml"
     path.write_text(text)
     assert len(Trust.from_file(made(path)).measurers) == 1

@@ -17,7 +17,6 @@ from gate.commands.result import ExitCode
 from gate.errors import RegistryUnavailable
 from pipelines import export, promote, ui
 from pipelines.run import known_run
-from tests.exhaustive import exhaustive
 from tests.free_ports import free_port
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
@@ -36,17 +35,7 @@ def test_links_to_the_run_before_a_promotion(measured: Path) -> None:
     )
 
 
-@exhaustive
-@pytest.mark.proof
-def test_links_of_a_lost_registry_say_so(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert promote.main() == ExitCode.DONE
-    *_, version = ui.links("http://x")
-    assert version == "version: http://x/#/models/tiny/versions/1"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
-    assert "make repro" in ui.links("http://x")[-1]
-
-
-def test_with_a_server_only_its_links_are_printed(
+def test_external_server_only_prints_links(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export.main() == ExitCode.DONE
@@ -58,7 +47,7 @@ def test_with_a_server_only_its_links_are_printed(
     assert "secret" not in printed
 
 
-def test_a_taken_port_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_port_is_reported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind((ui.HOST, 0))
         taken.listen()
@@ -69,7 +58,7 @@ def test_a_taken_port_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_the_server_comes_up_shows_the_version_and_ends_with_ctrl_c(measured: Path) -> None:
+def test_server_shows_the_version_and_ends_with_ctrl_c(measured: Path) -> None:
     assert promote.main() == ExitCode.DONE
     port = free_port()
     with subprocess.Popen(

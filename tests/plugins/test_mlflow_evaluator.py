@@ -1,4 +1,4 @@
-"""`mlflow.models.evaluate` with the evaluator parity-gate, in a real store."""
+"""mlflow.models.evaluate with the evaluator parity-gate, in a real store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.small_project import made
         ({"file": "good.onnx", "reference": "small_models:build"}, True),
     ],
 )
-def test_it_can_evaluate_with_file_and_reference(config: object, can: bool) -> None:
+def test_can_evaluate_requires_file_and_reference(config: object, can: bool) -> None:
     assert ParityEvaluator.can_evaluate(model_type=None, evaluator_config=config) is can
 
 

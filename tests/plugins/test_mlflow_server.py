@@ -1,4 +1,4 @@
-"""Moves of `champion` around the gate, on real MLflow servers with the app parity-gate."""
+"""Alias moves that bypass gate, on real MLflow servers with the app parity-gate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ UVICORN_AUTH = ("parity-gate-basic-auth", ())
 GUNICORN_AUTH = ("parity-gate-basic-auth", ("--gunicorn-opts", "--timeout 120"))
 
 
-class Site:
+class GuardedServer:
     """A server with two promoted versions."""
 
     def __init__(self, server: Server, folder: Path, state: Path) -> None:
@@ -73,9 +73,9 @@ class Site:
 
 
 @contextmanager
-def site(
+def guarded_server(
     folder: Path, mode: tuple[str, tuple[str, ...]], patch: pytest.MonkeyPatch
-) -> Iterator[Site]:
+) -> Iterator[GuardedServer]:
     app, options = mode
     guarded = app.endswith("basic-auth")
     if guarded:
@@ -89,7 +89,7 @@ def site(
     environment["MLFLOW_ENABLE_WORKSPACES"] = "true"
     arguments = {"guarded": guarded, "app": app, "options": options, "environment": environment}
     with serving(folder, **arguments) as server:
-        made = Site(server, folder, state)
+        made = GuardedServer(server, folder, state)
         assert made.promote(1) == "1"
         assert made.promote(2) == "2"
         yield made
@@ -98,7 +98,7 @@ def site(
 PROMPT = "mlflow.prompt.is_prompt"
 API, AJAX = "api/2.0/mlflow", "ajax-api/2.0/mlflow"
 
-WAYS: dict[str, Callable[[Site], httpx.Response]] = {
+WAYS: dict[str, Callable[[GuardedServer], httpx.Response]] = {
     "REST": lambda s: s.send(
         "POST", f"{API}/registered-models/alias", name=NAME, alias=CHAMPION, version="1"
     ),
@@ -140,7 +140,7 @@ WAYS: dict[str, Callable[[Site], httpx.Response]] = {
 }  # fmt: skip
 
 
-def the_tag_of_prompts_exempts_no_file(place: Site, copied: dict[str, str]) -> None:
+def assert_prompt_tag_exempts_no_file(place: GuardedServer, copied: dict[str, str]) -> None:
     tag, text = {"key": PROMPT, "value": "true"}, {"key": "mlflow.prompt.text", "value": "Add."}
     place.client.set_registered_model_tag("copied", *tag.values())
     assert place.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
@@ -157,10 +157,10 @@ def the_tag_of_prompts_exempts_no_file(place: Site, copied: dict[str, str]) -> N
 @pytest.mark.proof
 @pytest.mark.rows(3)  # the plain server and the one with most around it
 @pytest.mark.parametrize("mode", [UVICORN, GUNICORN, UVICORN_AUTH, GUNICORN_AUTH], ids=str)
-def test_moves_around_the_gate(
+def test_unapproved_alias_moves_are_refused(
     mode: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with site(tmp_path, mode, monkeypatch) as place:
+    with guarded_server(tmp_path, mode, monkeypatch) as place:
         for name, way in WAYS.items():
             response = way(place)
             assert response.status_code == 403, (name, response.text)
@@ -172,7 +172,7 @@ def test_moves_around_the_gate(
         place.client.copy_model_version(f"models:/{NAME}/1", "copied")
         copied = {"name": "copied", "alias": CHAMPION, "version": "1"}
         assert place.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
-        the_tag_of_prompts_exempts_no_file(place, copied)
+        assert_prompt_tag_exempts_no_file(place, copied)
         place.client.create_workspace("team-a")
         with working_in("team-a"):
             place.client.create_registered_model(NAME)
@@ -216,7 +216,7 @@ def test_moves_around_the_gate(
 
 
 @contextmanager
-def service(place: Site) -> Iterator[Stack]:
+def service(place: GuardedServer) -> Iterator[Stack]:
     """`gate serve` for the server's model; it looks every second, without a webhook."""
     made = Stack(place.folder, place.server)
     (place.folder / "policy.yaml").write_text(json.dumps({"gate": POLICY.to_plain()}))
@@ -229,7 +229,7 @@ def service(place: Site) -> Iterator[Stack]:
             made.stop(signal.SIGKILL)
 
 
-def unvouched(place: Site) -> str:
+def version_without_entry(place: GuardedServer) -> str:
     """A version that somebody made of the files of version 1, without the gate."""
     source = str(place.client.get_model_version(NAME, "1").source)
     made = place.client.create_model_version(NAME, source, model_id=source.rpartition("/")[2])
@@ -241,15 +241,15 @@ def unvouched(place: Site) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("mode", [GUNICORN_AUTH, UVICORN_AUTH, GUNICORN, UVICORN], ids=str)
-def test_the_service_undoes_what_the_server_does_not_see(
+def test_service_reverts_moves_in_the_database(
     mode: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_reverted(number: str) -> bool:
         # The entry of the ledger comes first, then the alias.
-        return ("reverted", number) in whole.lines() and whole.serves() == number
+        return ("reverted", number) in whole.lines() and whole.champion() == number
 
-    with site(tmp_path, mode, monkeypatch) as place:
-        forged = unvouched(place)
+    with guarded_server(tmp_path, mode, monkeypatch) as place:
+        forged = version_without_entry(place)
         with service(place) as whole:
             first, second = whole.digest("1"), whole.digest("2")
             assert until(lambda: whole.deployed() == second, START_S)
@@ -285,10 +285,8 @@ def test_the_service_undoes_what_the_server_does_not_see(
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_the_alias_dialog_shows_the_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with site(tmp_path, UVICORN, monkeypatch) as place, chromium() as browser:
+def test_alias_dialog_shows_the_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with guarded_server(tmp_path, UVICORN, monkeypatch) as place, chromium() as browser:
         page = browser.new_page()
         page.set_default_timeout(120_000)
         page.goto(f"{place.uri}/#/models/{NAME}/versions/1?workspace=default")
@@ -303,7 +301,7 @@ def test_the_alias_dialog_shows_the_refusal(
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's tables
-def test_workspaces_in_service_and_keys_that_are_trusted_later(tmp_path: Path) -> None:
+def test_workspaces_and_keys_trusted_later(tmp_path: Path) -> None:
     from mlflow.server import app
 
     from gate.plugins.mlflow_server import AliasGuard

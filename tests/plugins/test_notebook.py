@@ -1,4 +1,4 @@
-"""The tutorial notebook, executed; what results show in notebooks."""
+"""The tutorial notebook is executed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shown(cell: Any) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.filterwarnings("ignore")
-def test_the_tutorial_runs(tmp_path: Path) -> None:
+def test_tutorial_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells)  # none is stored
     client = NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}})

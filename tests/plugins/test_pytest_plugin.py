@@ -1,4 +1,4 @@
-"""The pytest plug-in, in pytest runs of their own, with pytest-xdist and pytest-html."""
+"""The pytest plug-in in separate pytest runs, with pytest-xdist and pytest-html."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.further
 @pytest.mark.slow
-def test_a_suite_with_workers_junit_and_html() -> None:
+def test_suite_with_workers_junit_and_html() -> None:
     folder = made()
     (folder / "test_models.py").write_text(SUITE)
     options = ("--junitxml", "junit.xml", "--html", "page.html", "--self-contained-html")
@@ -76,7 +76,7 @@ def test_a_suite_with_workers_junit_and_html() -> None:
     assert page.count("srcdoc=") == 3
 
 
-def test_the_plug_in_imports_nothing_but_pytest() -> None:
+def test_plugin_imports_only_pytest() -> None:
     code = (
         "import sys, pytest; before = set(sys.modules); import gate.plugins.pytest_plugin;"
         "print(*sorted(set(sys.modules) - before))"

@@ -1,4 +1,4 @@
-"""Tiny ONNX files and releases of them, good unless a test spoils them."""
+"""Tiny ONNX files and valid releases of them, which tests then tamper with."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def twin_file(path: Path, *, of: Path, seed: int) -> Path:
 
 
 def twin_of(path: Path, *, policy: Policy, **overrides: Any) -> EvaluatedFile:
-    """A judged file that can be a twin of `release(...)`."""
+    """An evaluated file that can be the twin of `release(...)`."""
     measured: Evidence = overrides.pop("evidence", None) or evidence(path)
     fields: dict[str, Any] = {
         "onnx_path": path,

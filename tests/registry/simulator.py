@@ -18,7 +18,7 @@ from gate.storage.digest import Digest
 APPROVED = LedgerEntry(
     action="passed", registry="simulator", model="", reason="", sha256=Digest.from_bytes(b"")
 )
-"""A line that approves a version whose file is empty."""
+"""An entry that approves a version whose file is empty."""
 
 
 class Crash(BaseException):
@@ -116,7 +116,7 @@ class Simulator:
 
 
 class Watched:
-    """Passes calls on to a registry, keeps their names, and runs hooks before and after each."""
+    """Forward calls to a registry, record their names, and run hooks before and after each."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

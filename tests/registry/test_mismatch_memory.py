@@ -1,4 +1,4 @@
-"""When a second download says the same as a first one."""
+"""A mismatch is confirmed by a second download of the same bytes after a pause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPECTED = ExpectedDigests(sha256=ONE)
 FIRST = ("digits", "1", EXPECTED)
 
 
-def received(folder: Path) -> Digest:
+def digest_of_folder(folder: Path) -> Digest:
     return received_digest(Download(Simulator(), "digits", "1", EXPECTED, folder))
 
 
@@ -34,24 +34,24 @@ def received(folder: Path) -> Digest:
         ([(0, ONE), (60, RIGHT), (120, ONE)], False),
     ],
 )
-def test_only_the_same_again_after_the_pause_confirms(downloads, confirmed):
+def test_only_the_same_digest_after_the_pause_confirms_a_mismatch(downloads, confirmed):
     clock = [0.0]
     memory = MismatchMemory(60, clock=lambda: clock[0])
-    said = []
-    for at, came in downloads:
+    confirmed_calls = []
+    for at, digest in downloads:
         clock[0] = at
-        if came == RIGHT:
+        if digest == RIGHT:
             memory.forget(FIRST)
         else:
-            said.append(memory.confirms(FIRST, came))
-    assert said[-1] is confirmed
-    assert not any(said[:-1])
+            confirmed_calls.append(memory.confirms(FIRST, digest))
+    assert confirmed_calls[-1] is confirmed
+    assert not any(confirmed_calls[:-1])
     assert memory.unconfirmed("digits") == {"1"}
     assert memory.unconfirmed("letters") == set()
     assert memory.confirms(("digits", "2", EXPECTED), ONE) is False
 
 
-def test_a_command_waits_for_few_mismatches_and_a_service_for_none():
+def test_command_waits_for_at_most_three_mismatches_and_service_never():
     slept: list[float] = []
     command = MismatchMemory(5, wait=slept.append)
     assert [command.waits() for _ in range(5)] == [True, True, True, False, False]
@@ -59,17 +59,17 @@ def test_a_command_waits_for_few_mismatches_and_a_service_for_none():
     assert MismatchMemory(5, wait=None).waits() is False
 
 
-def test_the_digest_of_all_that_came(tmp_path: Path):
+def test_digest_covers_all_downloaded_files(tmp_path: Path):
     def folder(name: str, **files: bytes) -> Digest:
         for place, data in files.items():
             path = tmp_path / name / place / "file"
             path.parent.mkdir(parents=True)
             path.write_bytes(data)
-        return received(tmp_path / name)
+        return digest_of_folder(tmp_path / name)
 
     first = folder("1", a=b"x", b=b"y")
     assert folder("2", b=b"y", a=b"x") == first
     others = [folder("3", a=b"y", b=b"x"), folder("4", a=b"x"), folder("5", a=b"x", c=b"y")]
     (tmp_path / "1" / "link").symlink_to("/dev/zero")
-    others.append(received(tmp_path / "1"))
+    others.append(digest_of_folder(tmp_path / "1"))
     assert len({first, *others}) == 5

@@ -8,7 +8,7 @@ from gate.storage.digest import Digest
 from tests.registry.releases import onnx_file, onnx_file_with_data
 
 
-def test_the_text_whose_digest_a_model_with_external_data_has_is_no_model(tmp_path):
+def test_manifest_text_with_the_digest_of_a_model_is_not_accepted_as_model(tmp_path):
     """Whoever can write an artifact could put it in the place of the model."""
     from gate.storage.digest import canonical_json
 
@@ -23,7 +23,7 @@ def test_the_text_whose_digest_a_model_with_external_data_has_is_no_model(tmp_pa
             digest_of_model(text, external_data=())
 
 
-def test_a_file_and_a_file_with_data_have_their_evidence_s_digest(tmp_path):
+def test_digest_of_model_equals_the_evidence_digest(tmp_path):
     from gate.onnx_file.reading import read_subject
 
     for path in (onnx_file(tmp_path / "a" / "one.onnx"), onnx_file_with_data(tmp_path / "b.onnx")):

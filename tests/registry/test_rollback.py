@@ -18,7 +18,7 @@ from gate.service.champion_guard import guard_champion
 from tests import builders
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file, release
-from tests.registry.simulator import Crash, CrashingLedger, Simulator, Watched
+from tests.registry.simulator import Crash, Simulator, Watched
 
 POLICY = builders.policy()
 CALLS_OF_A_ROLLBACK = [
@@ -43,12 +43,12 @@ def history(ledger: Ledger) -> ModelHistory:
     return ModelHistory(ledger.entries())
 
 
-def back(registry, ledger: Ledger, reason: str = "sevens read as ones"):
+def roll_back(registry, ledger: Ledger, reason: str = "sevens read as ones"):
     return rollback(registry, NAME, ledger=ledger, reason=reason)
 
 
 def test_rollback_swaps_the_aliases(registry: Watched, ledger: Ledger, first: Release) -> None:
-    outcome = back(registry, ledger)
+    outcome = roll_back(registry, ledger)
     assert registry.calls == CALLS_OF_A_ROLLBACK
     assert outcome.outcome == "rolled_back"
     assert (outcome.version, outcome.previous_version) == ("1", "2")
@@ -61,7 +61,7 @@ def test_rollback_swaps_the_aliases(registry: Watched, ledger: Ledger, first: Re
     assert line.reason == "sevens read as ones"
 
 
-def test_the_line_alone_vetoes_and_the_tag_alone_does_not(
+def test_rollback_entry_blocks_a_version_and_a_tag_alone_does_not(
     registry: Watched, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = RegisteredModel(registry, ledger, NAME)
@@ -69,7 +69,7 @@ def test_the_line_alone_vetoes_and_the_tag_alone_does_not(
     for _ in range(2):
         assert veto(model, "1", history=history(ledger)).problem is None
     assert [record.args[:2] for record in caplog.records] == [("1", NAME)]
-    assert back(registry, ledger).version == "1"
+    assert roll_back(registry, ledger).version == "1"
     del registry.inner.versions[1].tags[Tag.ROLLED_BACK]
     problem = veto(model, "2", history=history(ledger)).problem
     assert problem is not None
@@ -77,14 +77,14 @@ def test_the_line_alone_vetoes_and_the_tag_alone_does_not(
     assert "sevens read as ones" in problem
 
 
-def test_a_second_rollback_that_could_not_move_previous_is_finished_once(
+def test_second_rollback_repairs_a_stale_previous_alias(
     registry: Watched, ledger: Ledger, third: Release
 ) -> None:
     promote(registry, third, policy=POLICY, ledger=ledger)
-    back(registry, ledger)
-    back(registry, ledger)
+    roll_back(registry, ledger)
+    roll_back(registry, ledger)
     registry.inner.aliases[PREVIOUS] = "3"  # as the first rollback had left it
-    outcome = back(registry, ledger)
+    outcome = roll_back(registry, ledger)
     assert (outcome.version, outcome.previous_version) == ("1", "2")
     assert registry.inner.aliases[CHAMPION] == "1"
     assert registry.inner.aliases[PREVIOUS] == "2"
@@ -94,7 +94,7 @@ def test_a_second_rollback_that_could_not_move_previous_is_finished_once(
 @pytest.mark.rows(5)
 @pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("index", range(len(CALLS_OF_A_ROLLBACK)))
-def test_a_crash_at_any_call_is_finished_by_the_next_rollback(
+def test_next_rollback_finishes_a_crash_at_any_call(
     registry: Watched, ledger: Ledger, index: int, moment: str
 ) -> None:
     def crash(_: str, at: int) -> None:
@@ -103,17 +103,17 @@ def test_a_crash_at_any_call_is_finished_by_the_next_rollback(
 
     setattr(registry, moment, crash)
     with pytest.raises(Crash):
-        back(registry, ledger)
+        roll_back(registry, ledger)
     simulator = registry.inner
     assert simulator.aliases[CHAMPION] in ("1", "2")
     if index > CALLS_OF_A_ROLLBACK.index("set_alias champion") + 1:  # it is not pending any more
         with pytest.raises(RegistryError, match="was itself rolled back"):  # nothing is left to do
-            back(simulator, ledger)
+            roll_back(simulator, ledger)
         assert ledger.entries()[-2].action == "rolled_back"
         PageUpdater().follow(RegisteredModel(simulator, ledger, NAME), thoroughly=False)
         assert_pages(simulator)
         return
-    assert back(simulator, ledger).version == "1"
+    assert roll_back(simulator, ledger).version == "1"
     assert (simulator.aliases[CHAMPION], simulator.aliases[PREVIOUS]) == ("1", "2")
     assert Tag.ROLLED_BACK in simulator.versions[1].tags
     assert [e.action for e in ledger.entries()] == ["promoted", "promoted", "rolled_back"]
@@ -129,55 +129,44 @@ def assert_pages(simulator: Simulator) -> None:
     assert "because sevens read as ones; version 1 serves again." in two
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_crash_at_the_line_is_finished_with_one_line(
-    registry: Watched, ledger: Ledger, moment: str
-) -> None:
-    with pytest.raises(Crash):
-        back(registry, CrashingLedger(ledger.state, moment))
-    assert back(registry, ledger).outcome == "rolled_back"
-    assert registry.inner.aliases == {CANDIDATE: "2", CHAMPION: "1", PREVIOUS: "2"}
-    assert [e.action for e in ledger.entries()] == ["promoted", "promoted", "rolled_back"]
-    line = ledger.entries()[-1]
-    assert (line.version, line.previous_version) == ("1", "2")
-
-
 @pytest.mark.parametrize("count", [0, 1])
-def test_nothing_to_go_back_to(ledger: Ledger, first: Release, count: int) -> None:
+def test_rollback_without_an_earlier_champion_is_refused(
+    ledger: Ledger, first: Release, count: int
+) -> None:
     registry = Simulator()
     for _ in range(count):
         promote(registry, first, policy=POLICY, ledger=ledger)
     before = dict(registry.aliases)
     with pytest.raises(RegistryError, match="two promotions"):
-        back(registry, ledger)
+        roll_back(registry, ledger)
     assert registry.aliases == before
     assert ledger.entries()[-1].action == "refused"
 
 
-def by_hand(registry: Watched, version: str) -> None:
+def move_by_hand(registry: Watched, version: str) -> None:
     """Somebody points `champion` there in the registry's pages."""
     registry.inner.aliases[CHAMPION] = version
 
 
-def accepted(registry: Watched, ledger: Ledger) -> None:
+def guard_accepts_first(registry: Watched, ledger: Ledger) -> None:
     """The service's guard saw the move by hand first."""
     (taken,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
     assert taken.outcome == "accepted"
 
 
-def no_guard(registry: Watched, ledger: Ledger) -> None:
+def guard_not_run(registry: Watched, ledger: Ledger) -> None:
     """Nobody saw it yet."""
 
 
-@pytest.mark.parametrize("seen", [no_guard, accepted])
-def test_who_rolled_back_by_hand_has_it_written_down(
-    registry: Watched, ledger: Ledger, seen, second: Release
+@pytest.mark.parametrize("guard_state", [guard_not_run, guard_accepts_first])
+def test_rollback_after_a_move_by_hand_is_recorded(
+    registry: Watched, ledger: Ledger, guard_state, second: Release
 ) -> None:
     """What serves never moves, whether the guard was quicker or not."""
-    by_hand(registry, "1")
-    seen(registry, ledger)
+    move_by_hand(registry, "1")
+    guard_state(registry, ledger)
     registry.calls.clear()
-    outcome = back(registry, ledger)
+    outcome = roll_back(registry, ledger)
     assert (outcome.version, outcome.previous_version) == ("1", "2")
     assert "set_alias champion" not in registry.calls
     assert registry.inner.aliases == {CANDIDATE: "2", CHAMPION: "1", PREVIOUS: "2"}
@@ -186,20 +175,20 @@ def test_who_rolled_back_by_hand_has_it_written_down(
     assert "by hand" in line.reason
     again = promote(registry, second, policy=POLICY, ledger=ledger)
     assert (again.outcome, "sevens read as ones" in again.reason) == ("refused", True)
-    by_hand(registry, "2")
+    move_by_hand(registry, "2")
     problem = veto(RegisteredModel(registry, ledger, NAME), "2", history=history(ledger)).problem
     assert "was rolled back" in (problem or "")
 
 
 @pytest.mark.rows(5)
-@pytest.mark.parametrize("seen", [no_guard, accepted])
+@pytest.mark.parametrize("guard_state", [guard_not_run, guard_accepts_first])
 @pytest.mark.parametrize("index", range(16))
 @pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
-def test_a_rollback_by_hand_is_written_down_once_whatever_crashes(
-    registry: Watched, ledger: Ledger, seen, index: int, moment: str
+def test_rollback_by_hand_is_recorded_once_despite_crashes(
+    registry: Watched, ledger: Ledger, guard_state, index: int, moment: str
 ) -> None:
-    by_hand(registry, "1")
-    seen(registry, ledger)
+    move_by_hand(registry, "1")
+    guard_state(registry, ledger)
     registry.calls.clear()
 
     def crash(_: str, at: int) -> None:
@@ -208,60 +197,62 @@ def test_a_rollback_by_hand_is_written_down_once_whatever_crashes(
 
     setattr(registry, moment, crash)
     with contextlib.suppress(Crash):
-        back(registry, ledger)
+        roll_back(registry, ledger)
     setattr(registry, moment, lambda *_: None)
     with contextlib.suppress(RegistryError):  # it was done, and there is nothing to go back to
-        back(registry, ledger)
+        roll_back(registry, ledger)
     assert registry.inner.aliases == {CANDIDATE: "2", CHAMPION: "1", PREVIOUS: "2"}
     assert [e.action for e in ledger.entries()].count("rolled_back") == 1
 
 
-@pytest.mark.parametrize("seen", [no_guard, accepted])
-def test_a_move_by_hand_is_undone_to_what_served_before_it(
-    registry: Watched, ledger: Ledger, tmp_path: Path, seen
+@pytest.mark.parametrize("guard_state", [guard_not_run, guard_accepts_first])
+def test_rollback_of_a_move_by_hand_restores_the_last_champion(
+    registry: Watched, ledger: Ledger, tmp_path: Path, guard_state
 ) -> None:
     """Not to the version of `previous`, which did not follow."""
     reviewed = builders.policy(review="required")
     waiting = release(onnx_file(tmp_path / "third.onnx", seed=3), policy=reviewed)
     promote(registry, waiting, policy=reviewed, ledger=ledger)
     registry.inner.set_tag(NAME, "3", key=Tag.REVIEW, value="approved")
-    by_hand(registry, "3")
-    seen(registry, ledger)
-    outcome = back(registry, ledger)
+    move_by_hand(registry, "3")
+    guard_state(registry, ledger)
+    outcome = roll_back(registry, ledger)
     assert (outcome.version, outcome.previous_version) == ("2", "3")
     assert registry.inner.aliases == {CANDIDATE: "3", CHAMPION: "2", PREVIOUS: "3"}
     assert Tag.ROLLED_BACK in registry.inner.versions[2].tags
     line = ledger.entries()[-1]
     assert (line.action, line.version, line.previous_version) == ("rolled_back", "2", "3")
-    assert ("in the ledger was 2" in line.reason) is (seen is no_guard)
+    assert ("in the ledger was 2" in line.reason) is (guard_state is guard_not_run)
 
 
-def test_other_bytes_are_refused(registry: Watched, ledger: Ledger, second: Release) -> None:
+def test_rollback_to_changed_bytes_is_refused(
+    registry: Watched, ledger: Ledger, second: Release
+) -> None:
     """Also where the tag was made to fit the bytes: the ledger counts, not the tag."""
     registry.inner.versions[0].data = second.onnx_path.read_bytes()
     registry.inner.versions[0].tags[Tag.SHA256] = second.decision.subject_sha256.hex
     with pytest.raises(DigestMismatch, match="version 1"):
-        back(registry, ledger)
+        roll_back(registry, ledger)
     assert registry.inner.aliases[CHAMPION] == "2"
     assert Tag.ROLLED_BACK not in registry.inner.versions[1].tags
     assert ledger.entries()[-1].action == "refused"
 
 
-def test_without_a_line_in_the_ledger_it_is_refused(registry: Watched, tmp_path) -> None:
+def test_rollback_to_a_version_without_ledger_entry_is_refused(registry: Watched, tmp_path) -> None:
     empty = Ledger(tmp_path / "empty.jsonl")
     with pytest.raises(EvidenceError, match="no entry that version 1"):
-        back(registry, empty)
+        roll_back(registry, empty)
     assert registry.inner.aliases[CHAMPION] == "2"
     assert [e.action for e in empty.entries()] == ["refused"]
 
 
-def test_one_at_a_time(registry: Watched, ledger: Ledger) -> None:
+def test_concurrent_rollback_is_a_conflict(registry: Watched, ledger: Ledger) -> None:
     with promotion_lock(ledger), pytest.raises(PromotionConflict, match="is running"):
-        back(registry, ledger)
+        roll_back(registry, ledger)
     assert registry.calls == []
 
 
-def test_a_champion_moved_meanwhile_is_a_conflict(
+def test_champion_moved_during_rollback_is_a_conflict(
     registry: Watched, ledger: Ledger, third: Release
 ) -> None:
     registry.inner.create_version(NAME, third.draft())
@@ -272,6 +263,6 @@ def test_a_champion_moved_meanwhile_is_a_conflict(
 
     registry.after = interfere
     with pytest.raises(PromotionConflict, match="points at version 3"):
-        back(registry, ledger)
+        roll_back(registry, ledger)
     assert registry.inner.aliases[CHAMPION] == "3"
     assert ledger.entries()[-1].action == "conflict"

@@ -1,4 +1,4 @@
-"""`gate approve` and `gate reject` as reviewers use them: against a real MLflow, with no ledger."""
+"""`gate approve` and `gate reject` against a real MLflow database, without a ledger."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from gate.service.submissions import process_reviews
 from gate.signing.keys import KEY_VARIABLE, SigningKey
 from gate.signing.statement import SignedStatement
 from gate.signing.trust import Trust, TrustedKey
-from tests.exhaustive import exhaustive
 from tests.registry.promoting import promote
 from tests.registry.releases import onnx_file, release
-from tests.registry.servers import ADMIN, add_user, let_edit, make_run
+from tests.registry.servers import make_run
 from tests.registry.signed import Signing
-from tests.service.places import SIGNED
+from tests.service.registry_setup import SIGNED
 
 # SQLAlchemy, about MLflow's own tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -40,13 +39,13 @@ _names = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("MLFLOW_TRACKING_URI", KEY_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
-class Shop:
+class ReviewedModel:
     """A registry with a version that passed and waits; its ledger lies where the service is."""
 
     def __init__(self, folder: Path, uri: str, run_id: str, *, sign: bool = True) -> None:
@@ -72,7 +71,7 @@ class Shop:
     def tags(self) -> Any:
         return self.registry.version(self.name, self.number).tags
 
-    def look(self, *reviewers: SigningKey, threshold: int = 1) -> list[str]:
+    def process_reviews_once(self, *reviewers: SigningKey, threshold: int = 1) -> list[str]:
         """As the service does."""
         trusted = tuple(TrustedKey(**key.public.to_plain()) for key in reviewers)
         trust = Trust(
@@ -86,9 +85,9 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Shop:
+def reviewed_model(tmp_path: Path) -> ReviewedModel:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    return Shop(tmp_path, uri, make_run(uri, artifacts=tmp_path / "artifacts"))
+    return ReviewedModel(tmp_path, uri, make_run(uri, artifacts=tmp_path / "artifacts"))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -97,85 +96,110 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, printed.out, printed.err
 
 
-def beside_steps(err: str) -> list[str]:
+def without_progress(err: str) -> list[str]:
     """What is more than steps that take long, which a busy machine says."""
     return [line for line in err.splitlines() if not line.endswith(" …")]
 
 
-def test_what_is_signed_is_shown_and_the_service_counts_it(
-    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_signed_approvals_are_shown_and_counted_by_the_service(
+    reviewed_model: ReviewedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alice, bob = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("alice", "bob"))
-    where = ("--tracking-uri", shop.uri)
+    where = ("--tracking-uri", reviewed_model.uri)
     key = str(tmp_path / "alice.pem")
     code, out, err = run(
-        capsys, "approve", shop.name, shop.number, "--key", key, "--comment", "fine", *where
+        capsys,
+        "approve",
+        reviewed_model.name,
+        reviewed_model.number,
+        "--key",
+        key,
+        "--comment",
+        "fine",
+        *where,
     )
-    assert (code, beside_steps(err)) == (0, [])
-    entry = shop.ledger.entries()[-1]
-    decision = shop.release(sign=True).decision
+    assert (code, without_progress(err)) == (0, [])
+    entry = reviewed_model.ledger.entries()[-1]
+    decision = reviewed_model.release(sign=True).decision
     lines = dict(line.split(maxsplit=1) for line in out.splitlines() if " " in line)
-    assert lines["version"].startswith(f"{shop.number} of {shop.name} in sqlite:///")
+    assert lines["version"].startswith(
+        f"{reviewed_model.number} of {reviewed_model.name} in sqlite:///"
+    )
     assert lines["file"] == str(entry.sha256)
     assert lines["verdict"].startswith("PASS on ort-cpu")
     assert lines["decision"] == str(decision.digest())
-    assert lines["signer"] == f"key {shop.ci.public.short}, which the service will verify"
+    assert lines["signer"] == f"key {reviewed_model.ci.public.short}, which the service will verify"
     assert lines["you"] == f"approved, as alice ({alice.public.short})"
-    text = shop.tags[f"{STATEMENT_TAG}{alice.public.short}"]
+    text = reviewed_model.tags[f"{STATEMENT_TAG}{alice.public.short}"]
     assert len(text) < 2000
     assert SignedStatement.from_bytes(text.encode()).key_ids == (alice.public.key_id,)
-    assert shop.look(alice, bob, threshold=2) == []
-    assert shop.tags[Tag.REVIEW_RESULT].startswith("1 of 2 signed approvals (alice")
+    assert reviewed_model.process_reviews_once(alice, bob, threshold=2) == []
+    assert reviewed_model.tags[Tag.REVIEW_RESULT].startswith("1 of 2 signed approvals (alice")
 
     code, out, _ = run(
-        capsys, "approve", shop.name, shop.number, "--key", f"file:{tmp_path}/bob.pem", "--json",
+        capsys, "approve", reviewed_model.name, reviewed_model.number, "--key", f"file:{tmp_path}/bob.pem", "--json",
         "--sha256", str(entry.sha256), *where,
     )  # fmt: skip
     told = json.loads(out)
     assert (code, told["word"], told["key_id"]) == (0, "approved", bob.public.key_id)
     assert (told["digest"], told["decision"]) == (str(entry.sha256), str(decision.digest()))
-    assert told["characters"] == len(shop.tags[f"{STATEMENT_TAG}{bob.public.short}"])
-    assert shop.look(alice, bob, threshold=2) == ["promoted"]
-    assert shop.ledger.entries()[-1].comment == "fine"
+    assert told["characters"] == len(reviewed_model.tags[f"{STATEMENT_TAG}{bob.public.short}"])
+    assert reviewed_model.process_reviews_once(alice, bob, threshold=2) == ["promoted"]
+    assert reviewed_model.ledger.entries()[-1].comment == "fine"
 
 
-def test_a_rejection_is_signed_and_heard_without_any_trust(
-    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_signed_rejection_counts_without_trust(
+    reviewed_model: ReviewedModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alice = SigningKey.make(tmp_path / "alice.pem")
     monkeypatch.setenv(KEY_VARIABLE, str(tmp_path / "alice.pem"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", shop.uri)
-    code, out, _ = run(capsys, "reject", shop.name, shop.number, "--comment", "too dark")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", reviewed_model.uri)
+    code, out, _ = run(
+        capsys, "reject", reviewed_model.name, reviewed_model.number, "--comment", "too dark"
+    )
     assert code == 0
     assert "signed and stored: rejected\n" in out
-    assert shop.tags[Tag.REVIEW] == "rejected"
-    assert shop.look() == ["rejected"]
-    assert f"{STATEMENT_TAG}{alice.public.short}" in shop.tags
+    assert reviewed_model.tags[Tag.REVIEW] == "rejected"
+    assert reviewed_model.process_reviews_once() == ["rejected"]
+    assert f"{STATEMENT_TAG}{alice.public.short}" in reviewed_model.tags
 
 
-WHY_NOT: dict[str, tuple[str, str | None]] = {
+TRUST_SECTIONS: dict[str, tuple[str, str | None]] = {
     "alice": ("reviewers: [ALICE]", None),
     "not listed": ("reviewers: [BOB]", "alice (KEY) is not listed"),
     "revoked": ("reviewers: [ALICE], revoked: [WHOLE]", "alice (KEY) is revoked"),
 }
 
 
-@pytest.mark.parametrize("trusting", WHY_NOT)
-def test_whether_a_trust_at_hand_counts_the_key_is_said(
-    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str], trusting: str
+@pytest.mark.parametrize("trust_section", TRUST_SECTIONS)
+def test_approve_reports_whether_the_trust_file_counts_the_key(
+    reviewed_model: ReviewedModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    trust_section: str,
 ) -> None:
     alice, bob = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("alice", "bob"))
     keys = {
         name: json.dumps(key.public.to_plain()) for name, key in (("ALICE", alice), ("BOB", bob))
     }
     keys["WHOLE"] = alice.public.key_id
-    text, why = WHY_NOT[trusting]
+    text, why = TRUST_SECTIONS[trust_section]
     # At once: a key that is written in base64 may have any of these words in it.
     text = re.sub("ALICE|BOB|WHOLE", lambda word: keys[word[0]], text)
     trust = tmp_path / "trust.yaml"
-    measurer = json.dumps(shop.ci.public.to_plain())
+    measurer = json.dumps(reviewed_model.ci.public.to_plain())
     trust.write_text(f"trust: {{measurers: [{measurer}], {text}}}\n")
-    given = (shop.name, shop.number, "--tracking-uri", shop.uri, "--trust", str(trust))
+    given = (
+        reviewed_model.name,
+        reviewed_model.number,
+        "--tracking-uri",
+        reviewed_model.uri,
+        "--trust",
+        str(trust),
+    )
     code, out, _ = run(capsys, "approve", *given, "--key", str(tmp_path / "alice.pem"), "--json")
     expected = why and why.replace("KEY", alice.public.short)
     assert code == 0, out
@@ -188,42 +212,56 @@ def test_whether_a_trust_at_hand_counts_the_key_is_said(
     assert "The service counts it" not in out
 
 
-def test_who_measured_is_told_that_his_own_approval_counts_for_nothing(
-    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_measurer_is_warned_that_the_approval_does_not_count(
+    reviewed_model: ReviewedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = json.dumps(shop.ci.public.to_plain())
+    own = json.dumps(reviewed_model.ci.public.to_plain())
     trust = tmp_path / "trust.yaml"
     trust.write_text(f"trust: {{measurers: [{own}], reviewers: [{own}]}}\n")
-    arguments = (shop.name, shop.number, "--key", str(tmp_path / "ci.pem"), "--json",
-                 "--tracking-uri", shop.uri, "--trust", str(trust))  # fmt: skip
+    arguments = (reviewed_model.name, reviewed_model.number, "--key", str(tmp_path / "ci.pem"), "--json",
+                 "--tracking-uri", reviewed_model.uri, "--trust", str(trust))  # fmt: skip
     _, out, _ = run(capsys, "approve", *arguments)
     assert "so it can't approve it" in json.loads(out)["trust"]["why_not"]
     _, out, _ = run(capsys, "reject", *arguments)
     assert json.loads(out)["trust"]["counts"] is True
 
 
-def test_a_version_that_was_refused_before_is_told(
-    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_earlier_refusal_is_reported(
+    reviewed_model: ReviewedModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     SigningKey.make(tmp_path / "alice.pem")
     damaged = tmp_path / ".gate" / "trust.yaml"
     damaged.parent.mkdir()
     damaged.write_text("trust: 7\n")
-    arguments = (shop.name, shop.number, "--key", "alice.pem", "--tracking-uri", shop.uri)
+    arguments = (
+        reviewed_model.name,
+        reviewed_model.number,
+        "--key",
+        "alice.pem",
+        "--tracking-uri",
+        reviewed_model.uri,
+    )
     _, out, _ = run(capsys, "reject", *arguments, "--json")
     plain = json.loads(out)
     assert (plain["refused_before"], plain["trust"]) == (None, None)
     _, out, _ = run(capsys, "reject", *arguments)
     assert "already refused according to the tag gate.review" in out
-    shop.registry.set_tag(shop.name, shop.number, key=Tag.REFUSED, value="it was edited")
+    reviewed_model.registry.set_tag(
+        reviewed_model.name, reviewed_model.number, key=Tag.REFUSED, value="it was edited"
+    )
     _, out, _ = run(capsys, "reject", *arguments, "--json")
     assert json.loads(out)["refused_before"] == Tag.REFUSED
 
 
-def test_nobody_vouches_is_shown_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsigned_version_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    unsigned = Shop(tmp_path, uri, make_run(uri, artifacts=tmp_path / "artifacts"), sign=False)
+    unsigned = ReviewedModel(
+        tmp_path, uri, make_run(uri, artifacts=tmp_path / "artifacts"), sign=False
+    )
     key = str(tmp_path / "ci.pem")
     arguments = (unsigned.name, unsigned.number, "--key", key, "--tracking-uri", uri)
     code, out, _ = run(capsys, "approve", *arguments)
@@ -231,7 +269,7 @@ def test_nobody_vouches_is_shown_too(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "not signed: neither evidence nor decision" in out
 
 
-REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+INVALID_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "no key": (("--key", "nowhere.pem"), "nowhere.pem"),
     "another file": (("--key", "ci.pem", "--sha256", "0" * 64), "has digest"),
     "no digest": (("--key", "ci.pem", "--sha256", "abc"), "64 hex digits"),
@@ -240,25 +278,32 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.rows(4)
-@pytest.mark.parametrize(("options", "text"), REFUSED.values(), ids=list(REFUSED))
-def test_what_is_not_signed(
-    shop: Shop, options: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("options", "text"), INVALID_OPTIONS.values(), ids=list(INVALID_OPTIONS))
+def test_invalid_options_sign_nothing(
+    reviewed_model: ReviewedModel,
+    options: tuple[str, ...],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    where = ("--tracking-uri", shop.uri)
-    code, _, err = run(capsys, "approve", shop.name, shop.number, *options, *where)
+    where = ("--tracking-uri", reviewed_model.uri)
+    code, _, err = run(
+        capsys, "approve", reviewed_model.name, reviewed_model.number, *options, *where
+    )
     assert (code, text in err) == (2, True)
-    assert not any(key.startswith(STATEMENT_TAG) for key in shop.tags)
+    assert not any(key.startswith(STATEMENT_TAG) for key in reviewed_model.tags)
 
 
-def test_there_is_no_such_version(shop: Shop) -> None:
+def test_missing_version_is_reported(reviewed_model: ReviewedModel) -> None:
     with pytest.raises(ResourceGone):
-        ReviewSubmission.read(shop.registry, shop.name, "7")
+        ReviewSubmission.read(reviewed_model.registry, reviewed_model.name, "7")
     with pytest.raises(ResourceGone):
-        ReviewSubmission.read(shop.registry, "nothing", "1")
+        ReviewSubmission.read(reviewed_model.registry, "nothing", "1")
 
 
-def test_on_a_terminal_it_is_shown_before_it_is_signed(
-    shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_terminal_asks_before_signing(
+    reviewed_model: ReviewedModel,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Terminal:
         """Says no."""
@@ -269,77 +314,62 @@ def test_on_a_terminal_it_is_shown_before_it_is_signed(
         def readline(self) -> str:
             return "n\n"
 
-    arguments = (shop.name, shop.number, "--key", "ci.pem", "--tracking-uri", shop.uri)
+    arguments = (
+        reviewed_model.name,
+        reviewed_model.number,
+        "--key",
+        "ci.pem",
+        "--tracking-uri",
+        reviewed_model.uri,
+    )
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _text: "n")
     code, _, err = run(capsys, "approve", *arguments)
     assert code == 130
     assert "verdict   PASS on ort-cpu" in err
-    assert not any(key.startswith(STATEMENT_TAG) for key in shop.tags)
+    assert not any(key.startswith(STATEMENT_TAG) for key in reviewed_model.tags)
     assert run(capsys, "approve", *arguments, "--yes")[0] == 0
 
 
-def test_what_a_database_would_refuse_is_refused_before(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+def test_statement_too_long_for_a_tag_is_refused(
+    reviewed_model: ReviewedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reviews, "STATEMENT_LIMIT", 500)
-    submission = ReviewSubmission.read(shop.registry, shop.name, shop.number)
+    submission = ReviewSubmission.read(
+        reviewed_model.registry, reviewed_model.name, reviewed_model.number
+    )
     with pytest.raises(RegistryError, match="a tag holds at most 500. Shorten the comment"):
-        submission.review(shop.registry, "approved", shop.ci)
-    assert not any(key.startswith(STATEMENT_TAG) for key in shop.tags)
+        submission.review(reviewed_model.registry, "approved", reviewed_model.ci)
+    assert not any(key.startswith(STATEMENT_TAG) for key in reviewed_model.tags)
 
 
-def test_what_a_tag_can_hold_it_holds(shop: Shop) -> None:
-    shop.registry.set_tag(shop.name, shop.number, key="long", value="x" * STATEMENT_LIMIT)
-    assert shop.tags["long"] == "x" * STATEMENT_LIMIT
+def test_tag_holds_a_statement_of_the_maximum_length(reviewed_model: ReviewedModel) -> None:
+    reviewed_model.registry.set_tag(
+        reviewed_model.name, reviewed_model.number, key="long", value="x" * STATEMENT_LIMIT
+    )
+    assert reviewed_model.tags["long"] == "x" * STATEMENT_LIMIT
 
 
-def test_statement_and_decision_that_are_not_of_one_another(shop: Shop, tmp_path: Path) -> None:
+def test_statement_about_another_decision_is_untrusted(
+    reviewed_model: ReviewedModel, tmp_path: Path
+) -> None:
     (path,) = (tmp_path / "artifacts").rglob("decision.json")
     text = path.read_text()
     path.write_text(text.replace('"decided_at": "20', '"decided_at": "21'))
-    submission = ReviewSubmission.read(shop.registry, shop.name, shop.number)
+    submission = ReviewSubmission.read(
+        reviewed_model.registry, reviewed_model.name, reviewed_model.number
+    )
     with pytest.raises(Untrusted, match="the statement of version 1 of .* is about decision"):
         submission.check()
 
 
-def test_what_is_too_large_or_missing_is_said(shop: Shop, tmp_path: Path) -> None:
+def test_oversized_or_missing_decision_is_reported(
+    reviewed_model: ReviewedModel, tmp_path: Path
+) -> None:
     (path,) = (tmp_path / "artifacts").rglob("decision.json")
     path.write_text(" " * (1 << 25) + path.read_text())
     with pytest.raises(DigestMismatch, match="at most 33554432 are read"):
-        ReviewSubmission.read(shop.registry, shop.name, shop.number)
+        ReviewSubmission.read(reviewed_model.registry, reviewed_model.name, reviewed_model.number)
     path.unlink()
     with pytest.raises(EvidenceError, match="cannot read .*decision.json"):
-        ReviewSubmission.read(shop.registry, shop.name, shop.number)
-
-
-@exhaustive
-@pytest.mark.proof
-@pytest.mark.slow
-def test_a_reviewer_needs_to_edit_the_model_and_no_more(
-    guarded_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    def become(user: str, password: str) -> None:
-        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
-        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
-
-    become(*ADMIN)
-    shop = Shop(tmp_path, guarded_server.uri, make_run(guarded_server.uri))
-    reviewer = (f"reviewer-{shop.name}", "password-of-the-test-reviewer")
-    add_user(guarded_server.uri, *reviewer)
-    alice = SigningKey.make(tmp_path / "alice.pem")
-    arguments = (shop.name, shop.number, "--key", "alice.pem", "--tracking-uri", shop.uri)
-    before = shop.ledger.entries()
-
-    become(*reviewer)
-    code, _, err = run(capsys, "approve", *arguments)
-    assert code == 2
-    assert "needs EDIT on the registered model" in err
-    let_edit(guarded_server.uri, reviewer[0], model=shop.name)
-    code, out, err = run(capsys, "approve", *arguments)
-    assert (code, beside_steps(err)) == (0, [])
-    assert "signed and stored: approved" in out
-    assert shop.ledger.entries() == before
-    become(*ADMIN)
-    assert shop.look(alice) == ["promoted"]
+        ReviewSubmission.read(reviewed_model.registry, reviewed_model.name, reviewed_model.number)

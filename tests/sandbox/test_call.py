@@ -1,4 +1,4 @@
-"""Whatever the child does, the caller goes on within its limits, and nothing is left behind."""
+"""Whatever the child does, the caller continues within its limits and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def _nothing_is_left(tmp_path_factory, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [None, 1, "text ≤ \udcff", [1.5, {"a": True}], "x" * 3_000_000])
-def test_values_come_and_go(value):
+def test_values_round_trip(value):
     assert _call("echo", value=value) == {"value": value}
 
 
-def test_what_the_child_has_of_us(monkeypatch, tmp_path):
+def test_environment_of_the_child(monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
     monkeypatch.setenv("GATE_WEBHOOK_SECRETS", "secret")
     monkeypatch.chdir(tmp_path)
@@ -77,11 +77,11 @@ def test_what_the_child_has_of_us(monkeypatch, tmp_path):
     assert its["cpu"] == 30 * os.cpu_count() + 60
 
 
-def test_what_it_wrote_is_removed():
+def test_files_of_the_child_are_removed():
     assert not Path(_call("litter")).exists()
 
 
-def test_errors_of_the_gate_come_back_as_they_are():
+def test_gate_errors_are_returned():
     with pytest.raises(DigestMismatch, match="^other bytes$"):
         _call("refuse")
 
@@ -90,7 +90,7 @@ def test_errors_of_the_gate_come_back_as_they_are():
     ("function", "arguments"),
     [("stumble", {}), ("no_such", {}), ("pose", {"name": "first_line"}), ("pose", {"name": "x"})],
 )
-def test_other_errors_are_none_of_the_gate(function, arguments):
+def test_other_errors_are_child_failures(function, arguments):
     with pytest.raises(EvidenceError, match="the work failed unexpectedly"):
         _call(function, **arguments)
 
@@ -118,13 +118,13 @@ ENDS = {
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=str)
-def test_who_is_ended_from_outside_says_nothing_of_the_file(number):
+def test_killed_child_is_not_a_verdict(number):
     """As a service manager does that ends a whole group."""
     with pytest.raises(StorageError, match="another process sent a signal"):
         _call("die", limits=LONG, number=number)
 
 
-def test_a_machine_that_can_start_nothing_says_nothing_of_the_file(monkeypatch):
+def test_start_failure_is_not_a_verdict(monkeypatch):
     def full(*_: object, **_options: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
@@ -135,7 +135,7 @@ def test_a_machine_that_can_start_nothing_says_nothing_of_the_file(monkeypatch):
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(("function", "arguments", "limits", "message"), ENDS.values(), ids=ENDS)
-def test_whatever_happens_has_an_end(function, arguments, limits, message):
+def test_each_misbehavior_ends_within_the_limits(function, arguments, limits, message):
     began = time.monotonic()
     with pytest.raises(LimitExceeded, match=f"(?s)^the work.*{message}") as caught:
         _call(function, limits=limits, **arguments)
@@ -143,7 +143,7 @@ def test_whatever_happens_has_an_end(function, arguments, limits, message):
     assert "Nothing was decided" in str(caught.value)
 
 
-def test_how_much_was_seen_is_a_note_so_that_the_message_stays_the_same():
+def test_measured_usage_is_a_note():
     with pytest.raises(LimitExceeded) as caught:
         _call("grow")
     assert caught.value.__notes__[0].startswith("seen: ")
@@ -163,13 +163,13 @@ FORGED = {
 
 
 @pytest.mark.parametrize("data", FORGED.values(), ids=FORGED)
-def test_forged_answers_are_read_as_a_strangers(data):
+def test_forged_answers_are_untrusted(data):
     with pytest.raises(GateError):
         _call("forge", hexadecimal=data.hex())
 
 
 @pytest.mark.parametrize("stay", [False, True])
-def test_what_the_child_started_ends_with_it(tmp_path, stay):
+def test_grandchildren_end_with_the_child(tmp_path, stay):
     pid = tmp_path / "pid"
     arguments = {"pid": str(pid), "stay": stay}
     if stay:
@@ -181,7 +181,7 @@ def test_what_the_child_started_ends_with_it(tmp_path, stay):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
-def test_it_dies_with_its_parent(tmp_path):
+def test_child_ends_with_its_parent(tmp_path):
     pid = tmp_path / "pid"
     code = (
         "from gate.sandbox.process import run_in_sandbox as call; from gate.sandbox.limits import SandboxLimits as SandboxLimits;"
@@ -196,13 +196,13 @@ def test_it_dies_with_its_parent(tmp_path):
     _await_end(int(pid.read_text()))
 
 
-def test_a_child_in_our_place_has_our_environment_and_group(monkeypatch):
+def test_replacing_child_keeps_environment_and_group(monkeypatch):
     monkeypatch.setenv("OF_THE_REFERENCE", "needed")
     its = run_in_child("tests.sandbox.behavior:surroundings", {}, limits=LONG, what="the work")
     assert its["environment"]["OF_THE_REFERENCE"] == "needed"
 
 
-def test_a_child_that_answered_ends_without_taking_its_objects_apart(capfd, monkeypatch):
+def test_child_exits_without_destructors(capfd, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # which C libraries hear of, too
     done = run_in_child("tests.sandbox.behavior:part", {}, limits=LONG, what="the work")
     assert done == "done"
@@ -211,7 +211,7 @@ def test_a_child_that_answered_ends_without_taking_its_objects_apart(capfd, monk
 
 
 @pytest.mark.parametrize("both", [True, False], ids=["ctrl-c", "only the parent"])
-def test_an_interrupt_ends_both_once_the_child_has_cleaned_up(tmp_path, both):
+def test_interrupt_ends_both_after_cleanup(tmp_path, both):
     pid, cleaned = tmp_path / "pid", tmp_path / "cleaned"
     code = (
         "import signal, gate.sandbox.process as c; from gate.sandbox.limits import SandboxLimits as SandboxLimits\n"

@@ -1,4 +1,4 @@
-"""What is missing to drive Chromium is said, with what brings it."""
+"""What is missing to drive Chromium is reported with the install command."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> N
     monkeypatch.setattr(installation, "find_spec", lambda _: "there")
 
 
-def test_without_playwright_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_playwright_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "find_spec", lambda _: None)
     reason = installation.chromium_missing("browser")
     assert reason == "Playwright is not installed: pip install 'parity-gate[browser]'"
 
 
-def test_any_of_its_names_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_browser_name_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch)
     assert installation.chromium_missing("browser") == (
         "no Chromium is installed: apt-get install chromium"
@@ -40,7 +40,7 @@ def test_any_of_its_names_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("script", [STUB, "exec /bin/sleep 60"])
-def test_one_that_does_not_run_is_none(
+def test_browser_that_does_not_start_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     monkeypatch.setattr(installation, "_ANSWER_S", 0.3)
@@ -51,7 +51,7 @@ def test_one_that_does_not_run_is_none(
     assert installation.chromium_path() == str(tmp_path / "google-chrome")
 
 
-def test_one_that_is_no_program_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_executable_browser_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "chromium").write_bytes(b"\x7fELF nothing")
     (tmp_path / "chromium").chmod(0o755)
     programs(tmp_path, monkeypatch)

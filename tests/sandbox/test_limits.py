@@ -1,4 +1,4 @@
-"""How limits are written, and what they are by themselves."""
+"""Formats and defaults of sandbox limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gate.sandbox.limits import SandboxLimits, memory_text, parse_duration, pars
     ("text", "seconds"),
     [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), (" 2 h ", 7200), ("0.5", 0.5)],
 )
-def test_times(text, seconds):
+def test_time_limits(text, seconds):
     assert parse_duration(text) == seconds
 
 
@@ -24,7 +24,7 @@ def test_times(text, seconds):
         ("1.5GiB", 3 * 2**29), ("1048576", 2**20), ("100b", 100), ("1T", 10**12),
     ],
 )  # fmt: skip
-def test_sizes(text, size):
+def test_memory_limits(text, size):
     assert parse_size(text) == size
 
 
@@ -32,21 +32,21 @@ NONE = ["", "0", "0s", "-1", "-5m", "nan", "inf", "1e9", "5 days", "h", "3x", "1
 
 
 @pytest.mark.parametrize("text", NONE)
-def test_what_is_no_limit(text):
+def test_invalid_limit_is_refused(text):
     with pytest.raises(ValueError, match="Use 90s"):
         parse_duration(text)
     with pytest.raises(ValueError, match="Use 8GB"):
         parse_size(text)
 
 
-def test_for_people():
+def test_limits_are_formatted():
     assert [time_text(s) for s in (3, 90, 600, 3600, 14400)] == [
         "3 s", "90 s", "10 min", "60 min", "4 h",
     ]  # fmt: skip
     assert [memory_text(size) for size in (300_000_000, 4 * 2**30)] == ["300 MB", "4.3 GB"]
 
 
-def test_of_a_command_and_of_the_service(monkeypatch):
+def test_default_limits_of_commands_and_service(monkeypatch):
     monkeypatch.setattr(limits, "usual_memory", lambda: 10**9)
     assert SandboxLimits.for_command(None, None, usual_s=60.0) == SandboxLimits(60.0, 10**9)
     assert SandboxLimits.for_command(5.0, 7, usual_s=60.0) == SandboxLimits(5.0, 7)
@@ -63,7 +63,7 @@ def test_of_a_command_and_of_the_service(monkeypatch):
         ("memory.max", "max", False), ("memory.max", "", False),
     ],
 )  # fmt: skip
-def test_memory_of_a_container(monkeypatch, tmp_path, place, text, of_group):
+def test_memory_limit_of_a_container(monkeypatch, tmp_path, place, text, of_group):
     monkeypatch.setattr(limits, "_CGROUP", tmp_path)
     whole = limits.usual_memory()
     assert whole == int(psutil.virtual_memory().total * 0.8)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,18 +73,3 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def service(tmp_path: Path) -> Iterator[Service]:
     with running(settings(tmp_path)) as started:
         yield started
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB, which can really be filled."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    mounted = shutil.which("mount") and subprocess.run(command, check=False, capture_output=True)
-    if not mounted or mounted.returncode:
-        pytest.skip("mounting a small file system takes root")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)

@@ -1,4 +1,4 @@
-"""Scenarios as text: what people do to a model, and what each look of the service finds.
+"""Scenarios as text: actions on a model, and the result of each run of the guard.
 
 `promote 3; point 3; look! STRICT: reverted 1 [400 samples]`: version 3 is promoted, `champion` is
 pointed at it, and a thorough look by the policy STRICT takes it back to version 1, with these words
@@ -19,7 +19,7 @@ from gate.service.monitoring import Failed, StepResult
 from gate.service.submissions import process_reviews
 from tests import builders
 from tests.registry.releases import NAME
-from tests.service.places import AUTOMATIC, REVIEWED, STRICT, Place
+from tests.service.registry_setup import AUTOMATIC, REVIEWED, STRICT, RegistrySetup
 
 POLICIES = {
     "AUTOMATIC": AUTOMATIC,
@@ -33,10 +33,10 @@ PAGE = b"<html>busy</html>"
 
 
 class Scenario:
-    """Plays the steps of a scenario at a place."""
+    """Plays the steps of a scenario on a registry setup."""
 
-    def __init__(self, place: Place) -> None:
-        self.place, self.registry = place, place.registry
+    def __init__(self, setup: RegistrySetup) -> None:
+        self.setup, self.registry = setup, setup.registry
         self.whole: dict[str, bytes] = {}
         """The bytes of versions that were spoiled."""
 
@@ -48,25 +48,25 @@ class Scenario:
             found = done(*([what] if done == self._edit else []), *words)
             outcome, _, reason = expected.strip(" ]").partition("[")
             assert not checked or (found or "") == outcome.strip(), f"{step}: {found}"
-            assert reason in self.place.ledger.entries()[-1].reason, step
+            assert reason in self.setup.ledger.entries()[-1].reason, step
 
     def _promote(self, number: str) -> str:
-        return self.place.promote(int(number)).outcome
+        return self.setup.promote(int(number)).outcome
 
     def _rollback(self) -> str | None:
         try:
-            done = rollback(self.registry, NAME, ledger=self.place.ledger, reason="worse")
+            done = rollback(self.registry, NAME, ledger=self.setup.ledger, reason="worse")
         except GateError as error:
             return type(error).__name__
-        assert self.place.champion == done.version
+        assert self.setup.champion == done.version
         return done.version
 
     def _make(self, seed: str) -> None:
         """Somebody registers a version without the gate."""
-        self.place.hand_made(int(seed))
+        self.setup.register_by_hand(int(seed))
 
     def _forge(self) -> None:
-        self.place.point(self.place.hand_made(7))
+        self.setup.move_champion(self.setup.register_by_hand(7))
 
     def _point(self, number: str, alias: Alias = CHAMPION) -> None:
         self.registry.set_alias(NAME, alias, number)
@@ -87,7 +87,7 @@ class Scenario:
         self.registry.__dict__.pop("download")
 
     def _edit(self, what: str, number: str) -> None:
-        place, stored = self.place, self.place.stored(number)
+        setup, stored = self.setup, self.setup.stored(number)
         match what:
             case "spoil" | "page":
                 self.whole[number] = stored.data
@@ -95,45 +95,47 @@ class Scenario:
             case "mend":
                 stored.data = self.whole[number]
             case "approve" | "reject":
-                place.tag(number, "approved" if what == "approve" else "rejected")
+                setup.tag(number, "approved" if what == "approve" else "rejected")
             case "untag":
                 stored.tags.clear()
             case "tag":  # as the gate writes it, without a line
-                place.tag(number, "2026: by an editor", Tag.ROLLED_BACK)
+                setup.tag(number, "2026: by an editor", Tag.ROLLED_BACK)
             case "deployed":
-                place.deployed(number)
+                setup.deployed(number)
             case "waits":
-                about = place.model().history().approving_entry(number)
-                place.model().write("passed", "waits", version=number, about=about)
+                about = setup.model().history().approving_entry(number)
+                setup.model().write("passed", "waits", version=number, about=about)
             case _:
                 raise ValueError(what)
 
     def _look(self, policy: str = "") -> str:
-        return self._told(
-            lambda by: guard_champion(self.place.model(), by, thoroughly=False), policy
+        return self._outcomes(
+            lambda by: guard_champion(self.setup.model(), by, thoroughly=False), policy
         )
 
     def _look_thoroughly(self, policy: str = "") -> str:
-        return self._told(
-            lambda by: guard_champion(self.place.model(), by, thoroughly=True), policy
+        return self._outcomes(
+            lambda by: guard_champion(self.setup.model(), by, thoroughly=True), policy
         )
 
     def _review(self, policy: str = "") -> str:
-        return self._told(lambda by: list(process_reviews(self.place.model(), by)), policy)
+        return self._outcomes(lambda by: list(process_reviews(self.setup.model(), by)), policy)
 
-    def _told(self, look: Callable[[Policy], Sequence[StepResult | Failed]], policy: str) -> str:
-        place, before = self.place, self.place.lines()
+    def _outcomes(
+        self, look: Callable[[Policy], Sequence[StepResult | Failed]], policy: str
+    ) -> str:
+        setup, before = self.setup, self.setup.lines()
         try:
-            taken = look(POLICIES[policy] if policy else place.policy)
+            taken = look(POLICIES[policy] if policy else setup.policy)
         except GateError as error:
-            assert place.lines() == before
+            assert setup.lines() == before
             return type(error).__name__
         if not taken:
-            assert place.lines() == before
+            assert setup.lines() == before
         told = []
         for one in taken:
             assert isinstance(one, StepResult)
-            assert one.outcome in ("refused", "rejected") or place.champion == one.version
+            assert one.outcome in ("refused", "rejected") or setup.champion == one.version
             told.append(f"{one.outcome} {one.version or 'none'}")
         return ", ".join(told)
 

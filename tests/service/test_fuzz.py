@@ -1,9 +1,8 @@
-"""Whatever is sent: never a 5xx, never an effect, unless MLflow's secret signed it."""
+"""Whatever is sent, the endpoint never answers 5xx and never acts without a valid signature."""
 
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.service.app import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_PATH
-from tests.exhaustive import exhaustive
-from tests.service.deliveries import Service, body, headers, running
+from tests.service.deliveries import Service, body, running
 from tests.service.deliveries import settings as service_settings
 
 NAMES = ["Content-Type", SIGNATURE_HEADER, TIMESTAMP_HEADER, DELIVERY_HEADER, "Content-Length", "Transfer-Encoding", "X-Other"]  # fmt: skip
@@ -39,7 +37,9 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @given(raw=st.binary(max_size=4096), sent=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=8))  # fmt: skip
-def test_any_bytes_and_headers(fuzzed: Service, raw: bytes, sent: list[tuple[str, bytes]]) -> None:
+def test_random_bodies_and_headers_are_refused(
+    fuzzed: Service, raw: bytes, sent: list[tuple[str, bytes]]
+) -> None:
     url = httpx.URL(fuzzed.address)
     connection = http.client.HTTPConnection(url.host, url.port, timeout=2)
     connection.putrequest("POST", WEBHOOK_PATH)
@@ -57,7 +57,7 @@ def test_any_bytes_and_headers(fuzzed: Service, raw: bytes, sent: list[tuple[str
 
 
 @given(raw=st.binary(max_size=400))
-def test_any_bytes_instead_of_http(fuzzed: Service, raw: bytes) -> None:
+def test_random_bytes_instead_of_http_are_refused(fuzzed: Service, raw: bytes) -> None:
     url = httpx.URL(fuzzed.address)
     with socket.create_connection((url.host, url.port), timeout=2) as connection:
         connection.sendall(raw + b"\r\n\r\n")
@@ -69,20 +69,15 @@ def test_any_bytes_instead_of_http(fuzzed: Service, raw: bytes) -> None:
     assert not answer.startswith((b"HTTP/1.1 5", b"HTTP/1.0 5"))
 
 
-@exhaustive
-@given(raw=st.one_of(st.binary(max_size=2000), JSON.map(lambda value: json.dumps(value).encode())))
-@pytest.mark.proof
-def test_any_body_with_a_right_signature(fuzzed: Service, raw: bytes) -> None:
-    assert 400 <= fuzzed.post(raw, headers(raw)).status_code < 500
-
-
 @given(
     changes=st.dictionaries(st.sampled_from(["entity", "action", "data", "timestamp"]), JSON),
     data=st.dictionaries(st.sampled_from(["name", "alias", "key", "version"]), JSON),
 )
 @pytest.mark.proof
-def test_a_signed_event_with_anything_in_it(fuzzed: Service, changes: Any, data: Any) -> None:
-    said = body(model="another", **data) | changes
-    answer = fuzzed.send(said)
+def test_signed_event_with_random_fields_is_answered(
+    fuzzed: Service, changes: Any, data: Any
+) -> None:
+    event = body(model="another", **data) | changes
+    answer = fuzzed.send(event)
     assert answer.status_code in (200, 400, 403)
     assert answer.json().keys() == {"outcome"}

@@ -15,7 +15,7 @@ SIGNATURE = "v1,K7gNU3sdo+OL0wNhqoVWhr3g6s1xYv72ol/pe/Unols="
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
+def _restore_root_logger() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
@@ -34,11 +34,11 @@ def logged(log_format: str, *, then) -> str:
     return stream.getvalue()
 
 
-def _fails() -> None:
+def _raise_with_secret() -> None:
     raise ValueError(f"with {SECRET} inside")
 
 
-def everything(log: logging.Logger) -> None:
+def log_all_kinds(log: logging.Logger) -> None:
     log.info("plain %s", SECRET)
     log.info(
         "said", extra={"fields": {"header": SIGNATURE, "secret": SECRET, "n": 3, "none": None}}
@@ -46,14 +46,14 @@ def everything(log: logging.Logger) -> None:
     log.warning("at %s", "postgresql://gate:hunter2@db/gate")
     log.info("as the address says, http://user:hunter2@host:1/x and http://host/p@th")
     try:
-        _fails()
+        _raise_with_secret()
     except ValueError:
         log.exception("it failed")
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_no_secret_in_any_line(log_format: str) -> None:
-    text = logged(log_format, then=everything)
+def test_secrets_are_hidden_in_every_line(log_format: str) -> None:
+    text = logged(log_format, then=log_all_kinds)
     for hidden in (SECRET, json.dumps(SECRET)[1:-1], SIGNATURE, SIGNATURE[3:], "hunter2"):
         assert hidden not in text
     assert text.count("[hidden]") >= 6
@@ -61,13 +61,13 @@ def test_no_secret_in_any_line(log_format: str) -> None:
     assert "ValueError" in text
 
 
-def test_passwords_of_the_environment_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse")
     assert "correct" not in logged("text", then=lambda log: log.info("the correct horse"))
 
 
-def test_json_is_a_line_an_event() -> None:
-    lines = [json.loads(line) for line in logged("json", then=everything).splitlines()]
+def test_json_format_writes_one_line_per_event() -> None:
+    lines = [json.loads(line) for line in logged("json", then=log_all_kinds).splitlines()]
     assert len(lines) == 5
     assert {"at", "level", "logger", "message"} <= set(lines[0])
     assert (lines[1]["n"], lines[1]["none"]) == (3, None)
@@ -75,13 +75,13 @@ def test_json_is_a_line_an_event() -> None:
     assert "ValueError" in lines[4]["traceback"]
 
 
-def test_fields_do_not_take_the_place_of_what_is_ours() -> None:
+def test_extra_fields_do_not_override_standard_fields() -> None:
     text = logged("json", then=lambda log: log.info("true", extra={"fields": {"message": "false"}}))
     assert json.loads(text)["message"] == "true"
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_stranger_writes_no_line_of_his_own(log_format: str) -> None:
+def test_control_characters_do_not_create_new_lines(log_format: str) -> None:
     nasty = "x\n2026-01-01 info gate: approved\r\x1b[31m\u2028\ud800"
     text = logged(
         log_format, then=lambda log: log.info("%s", nasty, extra={"fields": {"m": nasty}})

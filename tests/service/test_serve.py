@@ -17,7 +17,7 @@ from gate.mlflow_client import connection as preflight
 from gate.service import app, reconciler, settings
 from gate.service.settings import ServiceSettings
 from tests import plain_http
-from tests.deploy.forged import store_of
+from tests.deploy.handmade_store import store_of
 from tests.service.deliveries import SECRET, body, until
 from tests.service.processes import ROOT, process
 
@@ -33,7 +33,7 @@ def test_light_modules_load_neither_torch_nor_mlflow() -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "webhooks"])
-def test_help_is_light(command: str) -> None:
+def test_help_loads_nothing_heavy(command: str) -> None:
     code = (
         f"import sys; from gate.cli import main; main(['{command}', '--help']);"
         "print(sorted({'pydantic', 'sqlalchemy', 'starlette', 'mlflow', 'torch', 'rich'}"
@@ -48,7 +48,7 @@ def test_help_is_light(command: str) -> None:
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_well(tmp_path: Path, number: int) -> None:
+def test_signal_finishes_the_running_reconcile(tmp_path: Path, number: int) -> None:
     with process(tmp_path, "--log-format", "json", "--json", slow=1) as service:
         assert service.send(delivery="d-1").status_code == 202
         until(lambda: "digits webhook" in service.lines("begin"))
@@ -71,7 +71,7 @@ def test_a_signal_ends_it_well(tmp_path: Path, number: int) -> None:
 
 
 @pytest.mark.further
-def test_what_hangs_is_broken_off(tmp_path: Path) -> None:
+def test_shutdown_does_not_wait_for_a_hanging_reconcile(tmp_path: Path) -> None:
     with process(tmp_path, slow=300) as service:
         assert service.send(delivery="d-1").status_code == 202
         until(lambda: "digits webhook" in service.lines("begin"))
@@ -106,7 +106,9 @@ def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
         ("MLFLOW_TRACKING_URI", "http://elsewhere", "tracking_uri", "http://elsewhere"),
     ],
 )
-def test_the_environment_is_read(tmp_path, monkeypatch, variable, value, field, read) -> None:
+def test_environment_variables_are_read(
+    tmp_path, monkeypatch, variable, value, field, read
+) -> None:
     seen: list[ServiceSettings] = []
     monkeypatch.setattr(preflight, "check_server", lambda _uri: None)
     made = SimpleNamespace(report_damage=None)
@@ -183,7 +185,7 @@ class TestRefusesToStart:
             assert first.send(body()).status_code == 202
 
 
-def test_damage_that_a_client_finds_is_looked_at(tmp_path: Path) -> None:
+def test_damage_found_by_a_client_triggers_a_repair(tmp_path: Path) -> None:
     _store, path = store_of(tmp_path / "store", b"a model")
     with process(tmp_path, "--store", str(tmp_path / "store")) as service:
         url = f"{service.address}/models/digits/model.onnx"

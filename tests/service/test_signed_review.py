@@ -1,4 +1,4 @@
-"""Signed reviews: the service counts statements, and no tag approves; a no needs no signature."""
+"""Signed reviews: the service counts signed approvals; a rejection needs no signature."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.signed import Signing, save, trust_in
 from tests.registry.simulator import Watched
-from tests.service.handing_in import World
-from tests.service.places import AUTOMATIC, REVIEWED, SIGNED, Place
+from tests.service.registry_setup import AUTOMATIC, REVIEWED, SIGNED, RegistrySetup
+from tests.service.signed_submissions import SigningService
 
-LINE = "gate/decision.json"
+DECISION_FILE = "gate/decision.json"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SigningKey]:
     return {name: SigningKey.make(folder / f"{name}.pem") for name in names}
 
 
-class Reviewing(Place):
+class SignedReviewSetup(RegistrySetup):
     """Version 1 passed and waits for signed approvals."""
 
     def __init__(self, folder: Path, keys: dict[str, SigningKey]) -> None:
@@ -75,7 +75,7 @@ class Reviewing(Place):
         of = ReviewSubmission.read(self.registry, NAME, number)
         of.review(self.registry, word, self.keys[by], **more)
 
-    def state_only(self, by: str, word: Word, *, number: str = "1", **more: Any) -> None:
+    def tag_statement_only(self, by: str, word: Word, *, number: str = "1", **more: Any) -> None:
         """A statement, and no tag beside it."""
         of = ReviewSubmission.read(self.registry, NAME, number).of
         at = more.pop("at", datetime.now(UTC))
@@ -83,7 +83,7 @@ class Reviewing(Place):
         text = of.signed(word, key, at=at, **more).compact
         self.registry.set_tag(NAME, number, key=f"{STATEMENT_TAG}{key.public.short}", value=text)
 
-    def look(self, *, trust: Trust | None = None) -> list[Any]:
+    def reconcile_once(self, *, trust: Trust | None = None) -> list[Any]:
         taken = process_reviews(self.model(), self.policy, trust=lambda: trust or self.trust())
         return [one if isinstance(one, Failed) else (one.outcome, one.version) for one in taken]
 
@@ -95,379 +95,387 @@ class Reviewing(Place):
 
 
 @pytest.fixture
-def place(tmp_path: Path, keys: dict[str, SigningKey]) -> Reviewing:
-    return Reviewing(tmp_path, keys)
+def setup(tmp_path: Path, keys: dict[str, SigningKey]) -> SignedReviewSetup:
+    return SignedReviewSetup(tmp_path, keys)
 
 
-def test_what_passed_waits_and_the_page_says_for_what(place: Reviewing) -> None:
-    assert place.lines() == [("passed", "1")]
-    (line,) = place.ledger.entries()
+def test_passed_version_waits_and_its_page_names_the_command(setup: SignedReviewSetup) -> None:
+    assert setup.lines() == [("passed", "1")]
+    (line,) = setup.ledger.entries()
     assert line.reason.endswith(
         "waits for review: gate approve digits 1 --key KEY, or gate reject with the same arguments"
     )
-    assert place.status().startswith("Status: waits for review: gate approve digits 1 --key KEY")
-    assert place.look() == []
-    assert place.result() == ""
+    assert setup.status().startswith("Status: waits for review: gate approve digits 1 --key KEY")
+    assert setup.reconcile_once() == []
+    assert setup.result() == ""
 
 
-def test_a_signed_approval_promotes_and_the_line_says_by_whose_key(place: Reviewing) -> None:
-    place.sign("alice", comment="looked at the sevens")
-    assert place.look() == [("promoted", "1")]
-    line = place.ledger.entries()[-1]
-    alice = place.keys["alice"].public
+def test_signed_approval_promotes_and_records_the_key(setup: SignedReviewSetup) -> None:
+    setup.sign("alice", comment="looked at the sevens")
+    assert setup.reconcile_once() == [("promoted", "1")]
+    line = setup.ledger.entries()[-1]
+    alice = setup.keys["alice"].public
     assert line.approvers == (alice.key_id,)
     assert line.comment == "looked at the sevens"
     assert line.reason == (
         f'version 1 passed and was approved by alice ({alice.short}): "looked at the sevens"'
     )
-    assert place.champion == "1"
-    assert f'approved by the key {alice.short}: "looked at the sevens"' in place.status()
-    assert place.result().startswith("approved: became champion at 20")
-    assert place.look() == []
+    assert setup.champion == "1"
+    assert f'approved by the key {alice.short}: "looked at the sevens"' in setup.status()
+    assert setup.result().startswith("approved: became champion at 20")
+    assert setup.reconcile_once() == []
 
 
-def test_four_eyes(place: Reviewing) -> None:
-    by_measurer(place)
-    trust = place.trust(reviewers_threshold=2)
-    place.sign("alice")
-    watched = place.registry = Watched(place.registry)  # type: ignore[assignment]
+def test_two_reviewers_are_required(setup: SignedReviewSetup) -> None:
+    record_measurer(setup)
+    trust = setup.trust(reviewers_threshold=2)
+    setup.sign("alice")
+    watched = setup.registry = Watched(setup.registry)  # type: ignore[assignment]
     for _ in range(3):
-        assert place.look(trust=trust) == []
+        assert setup.reconcile_once(trust=trust) == []
     assert watched.calls.count("set_tag") == 1  # said once
-    place.registry = watched.inner
-    assert place.result().startswith("1 of 2 signed approvals (alice (")
-    place.sign("ci")
-    assert place.look(trust=trust) == []
-    assert "this key also signed the verdict" in place.result()
-    place.sign("bob")
-    assert place.look(trust=trust) == [("promoted", "1")]
-    line = place.ledger.entries()[-1]
-    assert set(line.approvers) == {place.keys[name].public.key_id for name in ("alice", "bob")}
-    assert "approved by the keys " in place.status()
+    setup.registry = watched.inner
+    assert setup.result().startswith("1 of 2 signed approvals (alice (")
+    setup.sign("ci")
+    assert setup.reconcile_once(trust=trust) == []
+    assert "this key also signed the verdict" in setup.result()
+    setup.sign("bob")
+    assert setup.reconcile_once(trust=trust) == [("promoted", "1")]
+    line = setup.ledger.entries()[-1]
+    assert set(line.approvers) == {setup.keys[name].public.key_id for name in ("alice", "bob")}
+    assert "approved by the keys " in setup.status()
 
 
-def by_measurer(place: Reviewing) -> None:
+def record_measurer(setup: SignedReviewSetup) -> None:
     """The line says whose key vouched for the verdict."""
-    waiting = place.ledger.entries()[-1]
-    signers = (place.keys["ci"].public.key_id,)
-    place.ledger.append(waiting.model_copy(update={"signers": signers, "parent": None}))
+    waiting = setup.ledger.entries()[-1]
+    signers = (setup.keys["ci"].public.key_id,)
+    setup.ledger.append(waiting.model_copy(update={"signers": signers, "parent": None}))
 
 
 @pytest.mark.parametrize("tag", [ReviewTag(), ReviewTag(name="Approval", approved="Approved")])
-def test_a_tag_alone_approves_nothing_and_is_answered(
+def test_approval_tag_without_signature_is_answered(
     tmp_path: Path, keys: dict[str, SigningKey], tag: ReviewTag
 ) -> None:
-    place = Reviewing(tmp_path, keys)
-    place.policy = builders.policy(review="signed", review_tag=tag)
-    place.tag("1", tag.approved, tag.name)
-    assert place.look() == []
-    assert place.result() == (
+    setup = SignedReviewSetup(tmp_path, keys)
+    setup.policy = builders.policy(review="signed", review_tag=tag)
+    setup.tag("1", tag.approved, tag.name)
+    assert setup.reconcile_once() == []
+    assert setup.result() == (
         "0 of 1 signed approvals. A tag approves nothing here: gate approve digits 1 --key KEY"
     )
-    assert place.champion is None
+    assert setup.champion is None
 
 
 @pytest.mark.parametrize("key", ["gate.review", "Approval"])
-def test_a_tag_rejects(place: Reviewing, key: str) -> None:
-    place.sign("alice")
-    place.tag("1", "too dark", Tag.REVIEW_COMMENT)
-    place.tag("1", "Rejected!", key)
-    place.policy = builders.policy(review="signed", review_tag=ReviewTag(name="approval"))
-    assert place.look() == [("rejected", "1")]
-    place.policy = SIGNED  # another one would have other digests
-    assert place.ledger.entries()[-1].comment == "too dark"
-    assert place.promote(1).outcome == "refused"
+def test_rejection_tag_without_signature_rejects(setup: SignedReviewSetup, key: str) -> None:
+    setup.sign("alice")
+    setup.tag("1", "too dark", Tag.REVIEW_COMMENT)
+    setup.tag("1", "Rejected!", key)
+    setup.policy = builders.policy(review="signed", review_tag=ReviewTag(name="approval"))
+    assert setup.reconcile_once() == [("rejected", "1")]
+    setup.policy = SIGNED  # another one would have other digests
+    assert setup.ledger.entries()[-1].comment == "too dark"
+    assert setup.promote(1).outcome == "refused"
 
 
 @pytest.mark.parametrize("way", ["gate reject", "a statement alone"])
-def test_a_signed_no_rejects_and_the_line_says_whose(place: Reviewing, way: str) -> None:
-    place.sign("bob")
+def test_signed_rejection_rejects_and_records_the_key(setup: SignedReviewSetup, way: str) -> None:
+    setup.sign("bob")
     if way == "gate reject":
-        place.sign("alice", "rejected", comment="too dark")
-        assert place.stored("1").tags[Tag.REVIEW] == "rejected"
+        setup.sign("alice", "rejected", comment="too dark")
+        assert setup.stored("1").tags[Tag.REVIEW] == "rejected"
     else:
-        place.state_only("alice", "rejected", comment="too dark")
-    assert place.look() == [("rejected", "1")]
-    line = place.ledger.entries()[-1]
+        setup.tag_statement_only("alice", "rejected", comment="too dark")
+    assert setup.reconcile_once() == [("rejected", "1")]
+    line = setup.ledger.entries()[-1]
     assert line.reason == (
-        f'version 1 was rejected by alice ({place.keys["alice"].public.short}): "too dark"'
+        f'version 1 was rejected by alice ({setup.keys["alice"].public.short}): "too dark"'
     )
     assert line.comment == "too dark"
     assert line.approvers == ()
-    assert CANDIDATE not in place.registry.aliases
-    assert place.result().startswith("rejected at 20")
-    assert place.promote(1).outcome == "refused"
+    assert CANDIDATE not in setup.registry.aliases
+    assert setup.result().startswith("rejected at 20")
+    assert setup.promote(1).outcome == "refused"
 
 
-def test_no_weather_hides_a_no(place: Reviewing) -> None:
-    place.sign("mallory", "rejected")
+def test_rejection_counts_while_the_store_is_unavailable(setup: SignedReviewSetup) -> None:
+    setup.sign("mallory", "rejected")
 
     def away(*_: object, **_options: object) -> None:
         raise RegistryError("the store is away")
 
-    place.registry.fetch = away  # type: ignore[method-assign]
-    assert place.look() == [("rejected", "1")]
+    setup.registry.fetch = away  # type: ignore[method-assign]
+    assert setup.reconcile_once() == [("rejected", "1")]
 
 
-def test_without_trust_nothing_is_approved_and_the_page_says_why(place: Reviewing) -> None:
-    place.sign("alice")
-    place.tag("1", "approved")
-    assert list(process_reviews(place.model(), SIGNED)) == []
-    assert "Start it with --trust FILE" in place.result()
-    assert place.champion is None
-    place.tag("1", "rejected")
-    assert [one.outcome for one in process_reviews(place.model(), SIGNED)] == ["rejected"]  # type: ignore[union-attr]
+def test_nothing_is_approved_without_trust(setup: SignedReviewSetup) -> None:
+    setup.sign("alice")
+    setup.tag("1", "approved")
+    assert list(process_reviews(setup.model(), SIGNED)) == []
+    assert "Start it with --trust FILE" in setup.result()
+    assert setup.champion is None
+    setup.tag("1", "rejected")
+    assert [one.outcome for one in process_reviews(setup.model(), SIGNED)] == ["rejected"]  # type: ignore[union-attr]
 
 
-def test_while_the_trust_is_damaged_nothing_is_approved_and_a_no_is_heard(place: Reviewing) -> None:
+def test_damaged_trust_blocks_approvals_but_not_rejections(setup: SignedReviewSetup) -> None:
     def damaged() -> Trust:
         raise PolicyError("trust.yaml is no YAML")
 
-    place.sign("alice")
-    (failed,) = process_reviews(place.model(), SIGNED, trust=damaged)
+    setup.sign("alice")
+    (failed,) = process_reviews(setup.model(), SIGNED, trust=damaged)
     assert isinstance(failed, Failed)
-    assert place.result() == ""
-    place.tag("1", "rejected")
-    (taken,) = process_reviews(place.model(), SIGNED, trust=damaged)
+    assert setup.result() == ""
+    setup.tag("1", "rejected")
+    (taken,) = process_reviews(setup.model(), SIGNED, trust=damaged)
     assert taken.outcome == "rejected"  # type: ignore[union-attr]
 
 
-def test_an_exchanged_decision_is_answered_and_one_whole_again_promotes(place: Reviewing) -> None:
-    beside = place.stored("1").beside
-    whole = beside[LINE]
-    place.promote(2)
-    beside[LINE] = place.stored("2").beside[LINE]
-    place.registry.aliases[CANDIDATE] = "1"
-    place.state_only("alice", "approved")
-    assert place.look() == []
-    assert "it was exchanged, and nothing can be approved" in place.result()
-    beside[LINE] = b"{}"
-    assert place.look() == []
-    beside[LINE] = whole
-    assert place.look() == []
-    assert "it is about file" in place.result()
-    place.sign("alice")
-    assert place.look() == [("promoted", "1")]
+def test_replaced_decision_blocks_approval_until_restored(setup: SignedReviewSetup) -> None:
+    beside = setup.stored("1").beside
+    whole = beside[DECISION_FILE]
+    setup.promote(2)
+    beside[DECISION_FILE] = setup.stored("2").beside[DECISION_FILE]
+    setup.registry.aliases[CANDIDATE] = "1"
+    setup.tag_statement_only("alice", "approved")
+    assert setup.reconcile_once() == []
+    assert "it was exchanged, and nothing can be approved" in setup.result()
+    beside[DECISION_FILE] = b"{}"
+    assert setup.reconcile_once() == []
+    beside[DECISION_FILE] = whole
+    assert setup.reconcile_once() == []
+    assert "it is about file" in setup.result()
+    setup.sign("alice")
+    assert setup.reconcile_once() == [("promoted", "1")]
 
 
-def test_a_decision_that_is_exchanged_after_the_count_is_none_that_was_approved(
-    place: Reviewing,
+def test_decision_replaced_after_counting_is_refused(
+    setup: SignedReviewSetup,
 ) -> None:
     """The statements are on what was read first; what is downloaded with the file is another."""
-    place.sign("alice")
-    download = place.registry.download
+    setup.sign("alice")
+    download = setup.registry.download
 
     def other(*arguments: Any, **options: Any) -> Path:
         path = download(*arguments, **options)
-        decision = path.parent / LINE
+        decision = path.parent / DECISION_FILE
         text = decision.read_text()
         decision.write_text(text.replace('"decided_at": "20', '"decided_at": "21'))
         return path
 
-    place.registry.download = other  # type: ignore[method-assign]
-    assert place.look() == [("refused", "1")]
-    assert "the decision that was approved" in place.ledger.entries()[-1].reason
-    assert place.champion is None
+    setup.registry.download = other  # type: ignore[method-assign]
+    assert setup.reconcile_once() == [("refused", "1")]
+    assert "the decision that was approved" in setup.ledger.entries()[-1].reason
+    assert setup.champion is None
 
 
-def test_one_whose_records_can_not_be_had_now_stands_in_no_other_s_way(place: Reviewing) -> None:
-    place.sign("alice")
-    place.promote(2)
-    place.sign("alice", number="2")
-    fetch = place.registry.fetch
+def test_unreadable_records_do_not_block_other_versions(setup: SignedReviewSetup) -> None:
+    setup.sign("alice")
+    setup.promote(2)
+    setup.sign("alice", number="2")
+    fetch = setup.registry.fetch
 
     def away(name: str, number: str, *rest: Any, **options: Any) -> None:
         if number == "1":
             raise RegistryError("the store is away")
         fetch(name, number, *rest, **options)
 
-    place.registry.fetch = away  # type: ignore[method-assign]
-    failed, promoted = place.look()
+    setup.registry.fetch = away  # type: ignore[method-assign]
+    failed, promoted = setup.reconcile_once()
     assert isinstance(failed, Failed)
     assert promoted == ("promoted", "2")
 
     def gone(*_: object, **_options: object) -> None:
         raise RegistryUnavailable("no answer")
 
-    place.registry.fetch = gone  # type: ignore[method-assign]
+    setup.registry.fetch = gone  # type: ignore[method-assign]
     with pytest.raises(RegistryUnavailable):
-        place.look()
+        setup.reconcile_once()
 
 
-def test_approval_waives_nothing(place: Reviewing) -> None:
-    place.sign("alice")
-    place.stored("1").data += b"\0"
-    assert place.look() == [("refused", "1")]
-    assert place.champion is None
+def test_approved_version_with_changed_bytes_is_refused(setup: SignedReviewSetup) -> None:
+    setup.sign("alice")
+    setup.stored("1").data += b"\0"
+    assert setup.reconcile_once() == [("refused", "1")]
+    assert setup.champion is None
 
 
-def test_an_approval_of_before_a_rollback_brings_nothing_back(place: Reviewing) -> None:
+def test_approval_before_a_rollback_does_not_promote_again(setup: SignedReviewSetup) -> None:
     """Whoever may edit the model can delete the rollback's tag, and hand the bytes in again."""
-    place.state_only("alice", "approved", at=datetime.now(UTC) - timedelta(hours=1))
-    assert place.look() == [("promoted", "1")]
-    place.promote(2)
-    place.state_only("bob", "approved", number="2")
-    assert place.look() == [("promoted", "2")]
-    rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
-    place.stored("2").tags.pop(Tag.ROLLED_BACK)
-    assert place.promote(2).outcome == "passed"
-    assert place.look() == []
-    assert "sign again" in place.result("2")
-    place.state_only("bob", "approved", number="2", at=datetime.now(UTC) + timedelta(seconds=2))
-    assert place.look() == [("promoted", "2")]
+    setup.tag_statement_only("alice", "approved", at=datetime.now(UTC) - timedelta(hours=1))
+    assert setup.reconcile_once() == [("promoted", "1")]
+    setup.promote(2)
+    setup.tag_statement_only("bob", "approved", number="2")
+    assert setup.reconcile_once() == [("promoted", "2")]
+    rollback(setup.registry, NAME, ledger=setup.ledger, reason="worse")
+    setup.stored("2").tags.pop(Tag.ROLLED_BACK)
+    assert setup.promote(2).outcome == "passed"
+    assert setup.reconcile_once() == []
+    assert "sign again" in setup.result("2")
+    setup.tag_statement_only(
+        "bob", "approved", number="2", at=datetime.now(UTC) + timedelta(seconds=2)
+    )
+    assert setup.reconcile_once() == [("promoted", "2")]
 
 
-def test_champion_by_hand_goes_back_from_what_waits_whatever_its_tag(place: Reviewing) -> None:
-    place.sign("alice")
-    place.look()
-    place.promote(2)
-    place.tag("2", "approved")
-    place.point("2")
-    (taken,) = guard_champion(place.model(), SIGNED, thoroughly=False)
-    assert (taken.outcome, place.champion) == ("reverted", "1")
+def test_champion_moved_by_hand_to_a_waiting_version_is_reverted(setup: SignedReviewSetup) -> None:
+    setup.sign("alice")
+    setup.reconcile_once()
+    setup.promote(2)
+    setup.tag("2", "approved")
+    setup.move_champion("2")
+    (taken,) = guard_champion(setup.model(), SIGNED, thoroughly=False)
+    assert (taken.outcome, setup.champion) == ("reverted", "1")
     assert "no entry with a signed approval" in taken.reason
-    assert [line.version for line in place.model().history().waiting] == ["2"]
-    assert place.status("2").startswith("Status: waits for review: gate approve digits 2")
-    place.sign("bob", number="2")
-    assert place.look() == [("promoted", "2")]
+    assert [line.version for line in setup.model().history().waiting] == ["2"]
+    assert setup.status("2").startswith("Status: waits for review: gate approve digits 2")
+    setup.sign("bob", number="2")
+    assert setup.reconcile_once() == [("promoted", "2")]
 
 
 @pytest.mark.parametrize("mode", ["automatic", "required"])
-def test_a_promotion_by_another_mode_is_no_signed_approval(
+def test_promotion_without_signed_approval_is_reverted(
     tmp_path: Path, keys: dict[str, SigningKey], mode: str
 ) -> None:
-    place = Reviewing(tmp_path, keys)
-    place.sign("alice")
-    place.look()
+    setup = SignedReviewSetup(tmp_path, keys)
+    setup.sign("alice")
+    setup.reconcile_once()
     other = {"automatic": AUTOMATIC, "required": REVIEWED}[mode]
-    place.promote(2, policy=other)
-    place.tag("2", "approved")
+    setup.promote(2, policy=other)
+    setup.tag("2", "approved")
     if mode == "required":
-        assert [t.outcome for t in process_reviews(place.model(), other)] == ["promoted"]  # type: ignore[union-attr]
-    assert place.champion == "2"
-    (taken,) = guard_champion(place.model(), SIGNED, thoroughly=True)
-    assert (taken.outcome, place.champion) == ("reverted", "1")
-    place.state_only("bob", "approved", number="2", at=datetime.now(UTC) + timedelta(seconds=2))
-    assert place.look() == [("promoted", "2")]
+        assert [t.outcome for t in process_reviews(setup.model(), other)] == ["promoted"]  # type: ignore[union-attr]
+    assert setup.champion == "2"
+    (taken,) = guard_champion(setup.model(), SIGNED, thoroughly=True)
+    assert (taken.outcome, setup.champion) == ("reverted", "1")
+    setup.tag_statement_only(
+        "bob", "approved", number="2", at=datetime.now(UTC) + timedelta(seconds=2)
+    )
+    assert setup.reconcile_once() == [("promoted", "2")]
 
 
-def test_an_approval_lasts_while_its_version_serves_or_did(place: Reviewing) -> None:
+def test_approval_stays_valid_for_versions_that_served(setup: SignedReviewSetup) -> None:
     """Also where it was never deployed: pointed away and back by hand, and rolled back to."""
-    place.sign("alice")
-    place.look()
-    place.promote(2)
-    place.sign("bob", number="2")
-    place.look()
-    place.point("1")
-    (taken,) = guard_champion(place.model(), SIGNED, thoroughly=True)
+    setup.sign("alice")
+    setup.reconcile_once()
+    setup.promote(2)
+    setup.sign("bob", number="2")
+    setup.reconcile_once()
+    setup.move_champion("1")
+    (taken,) = guard_champion(setup.model(), SIGNED, thoroughly=True)
     assert taken.outcome == "accepted"
-    assert guard_champion(place.model(), SIGNED, thoroughly=True) == []
-    assert place.promote(1).outcome == "unchanged"
-    place.point("2")
-    guard_champion(place.model(), SIGNED, thoroughly=True)
-    rollback(place.registry, NAME, ledger=place.ledger, reason="worse")
-    assert guard_champion(place.model(), SIGNED, thoroughly=True) == []
-    assert place.champion == "1"
-    assert place.ledger.entries()[-1].approvers == (place.keys["alice"].public.key_id,)
+    assert guard_champion(setup.model(), SIGNED, thoroughly=True) == []
+    assert setup.promote(1).outcome == "unchanged"
+    setup.move_champion("2")
+    guard_champion(setup.model(), SIGNED, thoroughly=True)
+    rollback(setup.registry, NAME, ledger=setup.ledger, reason="worse")
+    assert guard_champion(setup.model(), SIGNED, thoroughly=True) == []
+    assert setup.champion == "1"
+    assert setup.ledger.entries()[-1].approvers == (setup.keys["alice"].public.key_id,)
 
 
-def test_the_service_counts_by_its_trust(place: Reviewing, tmp_path: Path) -> None:
-    by_measurer(place)
+def test_reconciler_counts_approvals_by_its_trust_file(
+    setup: SignedReviewSetup, tmp_path: Path
+) -> None:
+    record_measurer(setup)
     store = ModelStore(tmp_path / "store")
-    place.sign("alice")
+    setup.sign("alice")
     path = tmp_path / "trust.yaml"
-    path.write_text(place.trust().to_json())
-    looks = [
-        Reconciler(place.registry, place.ledger, SIGNED, store=store, trust=trust)
+    path.write_text(setup.trust().to_json())
+    reconcilers = [
+        Reconciler(setup.registry, setup.ledger, SIGNED, store=store, trust=trust)
         for trust in (None, TrustFile(path))
     ]
-    assert looks[0](NAME, cause="timer") == []
-    assert "--trust" in place.result()
-    outcomes = [one.outcome for one in looks[1](NAME, cause="timer")]  # type: ignore[union-attr]
+    assert reconcilers[0](NAME, cause="timer") == []
+    assert "--trust" in setup.result()
+    outcomes = [one.outcome for one in reconcilers[1](NAME, cause="timer")]  # type: ignore[union-attr]
     assert outcomes == ["promoted", "deployed"]
-    assert place.registry.aliases[CHAMPION] == "1"
+    assert setup.registry.aliases[CHAMPION] == "1"
     live = store.live(NAME)
     assert live is not None
 
 
-@pytest.mark.parametrize("spoil", ["verdict", "tag"])
-def test_what_makes_no_sense_is_not_signed(place: Reviewing, spoil: str) -> None:
-    if spoil == "tag":
-        place.stored("1").tags[Tag.SHA256] = "0" * 64
+@pytest.mark.parametrize("tamper", ["verdict", "tag"])
+def test_inconsistent_version_is_not_approved(setup: SignedReviewSetup, tamper: str) -> None:
+    if tamper == "tag":
+        setup.stored("1").tags[Tag.SHA256] = "0" * 64
         with pytest.raises(DigestMismatch, match="One of them was replaced"):
-            place.sign("alice")
+            setup.sign("alice")
     else:
-        beside = place.stored("1").beside
-        beside[LINE] = beside[LINE].replace(b'"verdict": "PASS"', b'"verdict": "FAIL"')
+        beside = setup.stored("1").beside
+        beside[DECISION_FILE] = beside[DECISION_FILE].replace(
+            b'"verdict": "PASS"', b'"verdict": "FAIL"'
+        )
         with pytest.raises(EvidenceError, match="only a PASS can be approved"):
-            place.sign("alice")
-    assert not any(key.startswith(STATEMENT_TAG) for key in place.stored("1").tags)
-    place.sign("alice", "rejected")
-    assert place.look() == [("rejected", "1")]
+            setup.sign("alice")
+    assert not any(key.startswith(STATEMENT_TAG) for key in setup.stored("1").tags)
+    setup.sign("alice", "rejected")
+    assert setup.reconcile_once() == [("rejected", "1")]
 
 
 def reviewers(*keys: SigningKey) -> tuple[TrustedKey, ...]:
     return tuple(TrustedKey(**key.public.to_plain()) for key in keys)
 
 
-def approved(world: World, number: str, by: SigningKey) -> None:
-    ReviewSubmission.read(world.place.registry, NAME, number).review(
-        world.place.registry, "approved", by
+def approve(service: SigningService, number: str, by: SigningKey) -> None:
+    ReviewSubmission.read(service.setup.registry, NAME, number).review(
+        service.setup.registry, "approved", by
     )
 
 
-def test_who_measured_approves_nothing_though_another_signed_the_verdict(tmp_path: Path) -> None:
-    world = World(tmp_path, SIGNED)
-    gpu = world.stranger
-    save(trust_in(world.ci, gpu, reviewers=reviewers(gpu)), world.trust)
-    made = world.release(1)
-    measured = Signing(gpu).signed(made, world.policy).statements
+def test_measurer_of_the_evidence_cannot_approve(tmp_path: Path) -> None:
+    service = SigningService(tmp_path, SIGNED)
+    gpu = service.untrusted_key
+    save(trust_in(service.ci, gpu, reviewers=reviewers(gpu)), service.trust)
+    made = service.release(1)
+    measured = Signing(gpu).signed(made, service.policy).statements
     assert measured is not None
     assert made.statements is not None
     both = StatementPair(measured.evidence, made.statements.decision)
-    number = world.send(replace(made, statements=both))
-    assert world.look() == [("hand_in", "passed", number)]
-    line = world.place.ledger.entries()[-1]
+    number = service.submit(replace(made, statements=both))
+    assert service.reconcile_once() == [("hand_in", "passed", number)]
+    line = service.setup.ledger.entries()[-1]
     assert (line.signers, line.measured_by) == (
-        (world.ci.public.key_id,), (gpu.public.key_id,),
+        (service.ci.public.key_id,), (gpu.public.key_id,),
     )  # fmt: skip
-    approved(world, number, gpu)
-    assert world.look() == []
+    approve(service, number, gpu)
+    assert service.reconcile_once() == []
     assert (
-        "this key also signed the verdict" in (world.place.stored(number).tags[Tag.REVIEW_RESULT])
+        "this key also signed the verdict" in (service.setup.stored(number).tags[Tag.REVIEW_RESULT])
     )
-    assert world.place.champion is None
+    assert service.setup.champion is None
 
 
-def test_what_a_revoked_reviewer_approved_is_not_gone_back_to(
+def test_version_approved_by_a_revoked_key_is_not_restored(
     tmp_path: Path, keys: dict[str, SigningKey]
 ) -> None:
-    world = World(tmp_path, SIGNED)
+    service = SigningService(tmp_path, SIGNED)
     by = reviewers(keys["alice"], keys["bob"])
-    save(trust_in(world.ci, reviewers=by), world.trust)
+    save(trust_in(service.ci, reviewers=by), service.trust)
     for seed, name in ((1, "alice"), (2, "bob")):
-        number = world.send(world.release(seed))
-        world.look()
-        approved(world, number, keys[name])
-        assert ("review", "promoted", number) in world.look()
+        number = service.submit(service.release(seed))
+        service.reconcile_once()
+        approve(service, number, keys[name])
+        assert ("review", "promoted", number) in service.reconcile_once()
     revoked = (keys["alice"].public.key_id,)
-    save(trust_in(world.ci, reviewers=by, revoked=revoked), world.trust)
-    world.place.point("1")
-    assert world.look() == [("guard", "reverted", "2")]
-    world.place.tag("2", "rejected")
-    assert world.look()[0] == ("guard", "reverted", None)
+    save(trust_in(service.ci, reviewers=by, revoked=revoked), service.trust)
+    service.setup.move_champion("1")
+    assert service.reconcile_once() == [("guard", "reverted", "2")]
+    service.setup.tag("2", "rejected")
+    assert service.reconcile_once()[0] == ("guard", "reverted", None)
 
 
-def test_what_was_approved_too_late_can_be_handed_in_again(tmp_path: Path) -> None:
-    world = World(tmp_path, REVIEWED)
-    first = world.release(1)
-    for made in (first, world.release(2)):
-        world.send(made)
-        world.look()
-    world.place.tag("1", "approved")
-    assert world.look() == [("review", "refused", "1")]
-    assert "hand this one in again" in world.page("1")
-    number = world.send(first)
-    assert world.look() == [("hand_in", "passed", number)]
-    world.place.tag(number, "approved")
-    assert world.look()[0] == ("review", "promoted", number)
+def test_version_approved_too_late_can_be_submitted_again(tmp_path: Path) -> None:
+    service = SigningService(tmp_path, REVIEWED)
+    first = service.release(1)
+    for made in (first, service.release(2)):
+        service.submit(made)
+        service.reconcile_once()
+    service.setup.tag("1", "approved")
+    assert service.reconcile_once() == [("review", "refused", "1")]
+    assert "hand this one in again" in service.page("1")
+    number = service.submit(first)
+    assert service.reconcile_once() == [("hand_in", "passed", number)]
+    service.setup.tag(number, "approved")
+    assert service.reconcile_once()[0] == ("review", "promoted", number)

@@ -1,4 +1,4 @@
-"""Against a real MLflow server: set up, tested, notified, rotated; by functions and commands."""
+"""Webhook subscriptions on a real MLflow server: registered, tested, notified, rotated."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def outcomes(service: Service) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_from_registering_to_an_event(service: Service, subscriptions: WebhookSubscription) -> None:
+def test_registered_webhook_delivers_events(
+    service: Service, subscriptions: WebhookSubscription
+) -> None:
     url = service.address + WEBHOOK_PATH
     what, made = subscriptions.register(NAME, url, secret=SECRET)
     assert (what, made.url, made.events, made.active) == ("created", url, tuple(sorted(EVENTS)), True)  # fmt: skip
@@ -97,7 +99,7 @@ def test_from_registering_to_an_event(service: Service, subscriptions: WebhookSu
     until(lambda: outcomes(service).get("ignored") == 1)
 
 
-def test_registering_again_makes_no_second_one(subscriptions: WebhookSubscription) -> None:
+def test_registering_again_updates_the_webhook(subscriptions: WebhookSubscription) -> None:
     first = subscriptions.register(NAME, "http://127.0.0.1:1/a", secret=SECRET)[1]
     with subscriptions._using("spoil it") as client:
         client.update_webhook(first.webhook_id, status="DISABLED", events=[EVENTS[0]])
@@ -109,7 +111,7 @@ def test_registering_again_makes_no_second_one(subscriptions: WebhookSubscriptio
     assert len(subscriptions.all()) == 2
 
 
-def test_two_of_one_name_are_refused(subscriptions: WebhookSubscription) -> None:
+def test_two_webhooks_of_one_name_are_refused(subscriptions: WebhookSubscription) -> None:
     with subscriptions._using("make two") as client:
         for _ in range(2):
             client.create_webhook(NAME, "http://127.0.0.1:1/", [EVENTS[0]])
@@ -117,7 +119,9 @@ def test_two_of_one_name_are_refused(subscriptions: WebhookSubscription) -> None
         subscriptions.register(NAME, "http://127.0.0.1:1/", secret=SECRET)
 
 
-def test_a_test_tells_what_is_wrong(service: Service, subscriptions: WebhookSubscription) -> None:
+def test_trial_delivery_reports_the_failure(
+    service: Service, subscriptions: WebhookSubscription
+) -> None:
     url = service.address + WEBHOOK_PATH
     webhook = subscriptions.register(NAME, url, secret="the service does not know it")[1]
     assert {(trial.success, trial.status) for trial in subscriptions.test(webhook)} == {(False, 401)}  # fmt: skip
@@ -128,7 +132,7 @@ def test_a_test_tells_what_is_wrong(service: Service, subscriptions: WebhookSubs
 
 
 @pytest.mark.slow
-def test_rotating_refuses_no_delivery(
+def test_rotation_refuses_no_delivery(
     service: Service, subscriptions: WebhookSubscription, tmp_path: Path
 ) -> None:
     path = tmp_path / "secrets"
@@ -138,13 +142,13 @@ def test_rotating_refuses_no_delivery(
     time.sleep(1.5)
     seen: list[tuple[str, ...]] = []
 
-    def meanwhile(_seconds: float) -> None:
+    def send_events_during_overlap(_seconds: float) -> None:
         seen.append(WebhookSecrets.from_file(path).secrets)
         events_at(subscriptions._uri, "digits", alias="champion")  # still signed with the old one
         time.sleep(1.5)
         events_at(subscriptions._uri, "digits", alias="champion")  # with the new one
 
-    trials = rotate(subscriptions, webhook, path, overlap_s=1, sleep=meanwhile)
+    trials = rotate(subscriptions, webhook, path, overlap_s=1, sleep=send_events_during_overlap)
     assert all(trial.success for trial in trials)
     after = WebhookSecrets.from_file(path).secrets
     assert len(after) == 1
@@ -156,7 +160,7 @@ def test_rotating_refuses_no_delivery(
     assert service.send({}, secret=SECRET).status_code == 401  # the old one is worth nothing now
 
 
-def test_a_rotation_that_the_service_refuses_leaves_both_secrets(
+def test_refused_rotation_keeps_both_secrets(
     service: Service, subscriptions: WebhookSubscription, tmp_path: Path
 ) -> None:
     webhook = subscriptions.register(NAME, service.address + WEBHOOK_PATH, secret=SECRET)[1]
@@ -168,12 +172,12 @@ def test_a_rotation_that_the_service_refuses_leaves_both_secrets(
     assert WebhookSecrets.from_file(elsewhere).secrets[1:] == old
 
 
-def test_a_database_sends_no_webhooks() -> None:
+def test_database_registry_is_refused() -> None:
     with pytest.raises(RegistryError, match="only an MLflow server sends webhooks"):
         WebhookSubscription("sqlite:///mlflow.db")
 
 
-def test_a_server_that_is_down() -> None:
+def test_unreachable_server_is_reported() -> None:
     with pytest.raises(RegistryUnavailable):
         WebhookSubscription("http://127.0.0.1:1").all()
 
@@ -186,7 +190,7 @@ class TestCommands:
         assert cli.main(["webhooks", *arguments, "--json"]) == code
         return json.loads(capsys.readouterr().out)
 
-    def test_all_of_them(
+    def test_register_list_test_and_rotate(
         self, service: Service, subscriptions: WebhookSubscription, tmp_path: Path, capsys
     ) -> None:
         at = ("--tracking-uri", subscriptions._uri)
@@ -207,21 +211,21 @@ class TestCommands:
         assert cli.main(["webhooks", "test", *at]) == 0
         assert "ok" in capsys.readouterr().out
 
-    def test_a_secret_file_is_made(
+    def test_register_creates_a_secret_file(
         self, subscriptions: WebhookSubscription, tmp_path: Path, capsys
     ) -> None:
         at = ("--tracking-uri", subscriptions._uri)
         path = tmp_path / "made" / "secrets"
-        said = self.call(capsys, "register", "--secret-file", str(path), *at)
-        assert said["secret_made"] is True
+        expected = self.call(capsys, "register", "--secret-file", str(path), *at)
+        assert expected["secret_made"] is True
         (secret,) = WebhookSecrets.from_file(path).secrets
-        assert secret not in json.dumps(said)
+        assert secret not in json.dumps(expected)
         assert self.call(capsys, "test", *at, code=2)["exit_code"] == 2  # nobody listens there
         assert cli.main(["webhooks", "register", "--secret-file", str(path), *at]) == 0
         assert secret not in capsys.readouterr().out
 
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "expected"),
         [
             (["test"], "no webhook named"),
             (["rotate", "--secret-file", "x"], "no webhook named"),
@@ -229,22 +233,15 @@ class TestCommands:
             (["register"], "GATE_WEBHOOK_SECRETS"),
         ],
     )
-    def test_what_cannot_be_done(
+    def test_invalid_webhook_commands_are_refused(
         self,
         subscriptions: WebhookSubscription,
         capsys,
         monkeypatch,
         arguments: list[str],
-        said: str,
+        expected: str,
     ) -> None:
         for name in ("GATE_WEBHOOK_SECRETS", "GATE_SECRET_FILE"):
             monkeypatch.delenv(name, raising=False)
         assert cli.main(["webhooks", *arguments, "--tracking-uri", subscriptions._uri]) == 2
-        assert said in capsys.readouterr().err
-
-    @pytest.mark.parametrize("name", ["register", "list", "test", "rotate"])
-    def test_help(self, capsys, name: str) -> None:
-        assert cli.main(["webhooks", name, "--help"]) == 0
-        text = capsys.readouterr().out
-        assert f"gate webhooks {name}" in text.split("Examples:")[1]
-        assert "--json" in text
+        assert expected in capsys.readouterr().err

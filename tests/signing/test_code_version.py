@@ -1,4 +1,4 @@
-"""The code that measures, as Git names it."""
+"""The version of the measuring code, as recorded by Git."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_commit_and_whether_files_differ_from_it(repository: Path) -> None:
+def test_code_version_has_the_commit_and_a_dirty_flag(repository: Path) -> None:
     assert code_version(repository).commit is None  # there is none yet
     (repository / "model.py").write_text("1\n")
     git(repository, "add", "-A")
@@ -44,7 +44,7 @@ def test_the_commit_and_whether_files_differ_from_it(repository: Path) -> None:
     assert code_version(repository).dirty is True
 
 
-def test_where_git_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_version_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     bare = code_version(tmp_path)
     assert (bare.parity_gate, bare.commit, bare.dirty) == (VERSION, None, None)
@@ -52,9 +52,7 @@ def test_where_git_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert code_version(tmp_path).commit is None
 
 
-def test_a_git_that_does_not_answer_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_git_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -1,4 +1,4 @@
-"""The files of a statement, hashed where they lie: the very bytes, by whatever name."""
+"""Files named by a statement are hashed where they are, under any name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("make", [onnx_file, onnx_file_with_data])
-def test_the_model_is_found_by_its_digest_whatever_its_name(tmp_path: Path, make) -> None:
+def test_model_is_matched_by_digest_under_any_name(tmp_path: Path, make) -> None:
     path = make(tmp_path / "model.onnx")
     subject = read_subject(path)
     signed = stating({**named(path), **BESIDE})
@@ -47,7 +47,7 @@ def test_the_model_is_found_by_its_digest_whatever_its_name(tmp_path: Path, make
     assert verify_model(signed, renamed, model=subject.sha256) == files
 
 
-def test_other_bytes_are_another_file(tmp_path: Path) -> None:
+def test_changed_model_is_refused(tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
     signed, model = stating(named(path)), Digest.from_file(path)
     path.write_bytes(path.read_bytes() + b"\0")
@@ -55,7 +55,7 @@ def test_other_bytes_are_another_file(tmp_path: Path) -> None:
         verify_model(signed, path, model=model)
 
 
-def test_the_twin_is_not_the_model(tmp_path: Path) -> None:
+def test_twin_is_not_accepted_as_the_model(tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
     signed = stating(
         {"model.onnx": builders.digest("x"), "quantized/model.onnx": Digest.from_file(path)}
@@ -64,28 +64,28 @@ def test_the_twin_is_not_the_model(tmp_path: Path) -> None:
         verify_model(signed, path, model=Digest.from_file(path))
 
 
-def test_a_model_that_the_verdict_is_not_on_is_refused(tmp_path: Path) -> None:
+def test_model_of_another_verdict_is_refused(tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
     with pytest.raises(Untrusted, match="is not the model"):
         verify_model(stating(named(path)), path, model=builders.digest("x"))
 
 
-@pytest.mark.parametrize("spoil", ["change", "remove", "folder"])
-def test_every_data_file_is_looked_at(tmp_path: Path, spoil: str) -> None:
+@pytest.mark.parametrize("tamper", ["change", "remove", "folder"])
+def test_every_external_data_file_is_verified(tmp_path: Path, tamper: str) -> None:
     path = onnx_file_with_data(tmp_path / "model.onnx")
     signed, model = stating(named(path)), read_subject(path).sha256
     data = tmp_path / "weights.data"
-    if spoil == "change":
+    if tamper == "change":
         data.write_bytes(data.read_bytes()[:-1] + b"x")
     else:
         data.unlink()
-        if spoil == "folder":
+        if tamper == "folder":
             data.mkdir()
     with pytest.raises(Untrusted, match=r"the external data of .* weights\.data"):
         verify_model(signed, path, model=model)
 
 
-def test_a_data_file_that_the_statement_left_out_is_missed(tmp_path: Path) -> None:
+def test_data_file_missing_in_the_statement_is_refused(tmp_path: Path) -> None:
     path = onnx_file_with_data(tmp_path / "model.onnx")
     signed = stating({"model.onnx": Digest.from_file(path)})
     with pytest.raises(Untrusted, match="with no external data is not the model"):
@@ -93,7 +93,7 @@ def test_a_data_file_that_the_statement_left_out_is_missed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a\0b", "out/secret"])
-def test_no_file_outside_is_read(tmp_path: Path, name: str) -> None:
+def test_paths_outside_the_folder_are_not_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret").write_text("secret")
     folder = tmp_path / "model"
     path = onnx_file(folder / "model.onnx")
@@ -103,12 +103,12 @@ def test_no_file_outside_is_read(tmp_path: Path, name: str) -> None:
         verify_model(signed, path, model=builders.digest("x"))
 
 
-def test_a_file_that_is_not_there_cannot_be_looked_at(tmp_path: Path) -> None:
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         verify_model(stating(BESIDE), tmp_path / "model.onnx", model=builders.digest("x"))
 
 
-def test_golden_vectors_are_proven_whole(tmp_path: Path) -> None:
+def test_golden_vectors_are_verified_completely(tmp_path: Path) -> None:
     path, folder = vectors.made(tmp_path)
     model = Digest.from_file(path)
     signed = stating({GOLDEN: Digest.from_file(folder / "golden.json")})
@@ -139,7 +139,7 @@ def _no_array(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "error"),
+    ("tamper", "error"),
     [
         (_other_vectors, Untrusted),
         (_other_array, DigestMismatch),
@@ -148,11 +148,11 @@ def _no_array(folder: Path) -> None:
         (lambda folder: (folder / "golden.json").unlink(), EvidenceError),
     ],
 )
-def test_no_file_of_golden_vectors_can_be_exchanged(
-    tmp_path: Path, spoil, error: type[GateError]
+def test_replaced_golden_vector_file_is_refused(
+    tmp_path: Path, tamper, error: type[GateError]
 ) -> None:
     path, folder = vectors.made(tmp_path)
     signed = stating({GOLDEN: Digest.from_file(folder / "golden.json")})
-    spoil(folder)
+    tamper(folder)
     with pytest.raises(error):
         verify_golden_files(signed, folder, model=Digest.from_file(path))

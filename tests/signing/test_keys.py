@@ -1,4 +1,4 @@
-"""Keys of files: made once, for their owner alone, and never shown."""
+"""Key files: created once, private, and never shown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def written(path: Path, data: bytes, mode: int = 0o600) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["ed25519", "ecdsa"])
-def test_a_made_key_is_private_and_comes_back(tmp_path: Path, scheme) -> None:
+def test_created_key_is_private_and_loads(tmp_path: Path, scheme) -> None:
     old = os.umask(0)
     try:
         made = SigningKey.make(tmp_path / "keys" / "ci.pem", scheme=scheme)
@@ -52,7 +52,7 @@ def test_a_made_key_is_private_and_comes_back(tmp_path: Path, scheme) -> None:
     assert read_public(str(path.with_suffix(".pub"))) == made.public == read_public(str(path))
 
 
-def test_a_key_is_never_written_over(tmp_path: Path) -> None:
+def test_key_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "ci.pem"
     with ThreadPoolExecutor(4) as pool:
         attempts = [pool.submit(SigningKey.make, path) for _ in range(4)]
@@ -66,7 +66,7 @@ def test_a_key_is_never_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
-def test_ecdsa_from_pem_as_openssl_writes_it(tmp_path: Path, curve) -> None:
+def test_openssl_ecdsa_pem_loads(tmp_path: Path, curve) -> None:
     path = written(tmp_path / "ci.pem", private_pem(ec.generate_private_key(curve)))
     loaded = SigningKey.load(str(path))
     loaded.public.verifier.verify_signature(loaded.sign(b"bytes"), b"bytes")
@@ -84,7 +84,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
-def test_what_is_no_key_is_refused_without_a_word_of_it(tmp_path: Path, data) -> None:
+def test_invalid_key_is_refused_without_showing_it(tmp_path: Path, data) -> None:
     path = written(tmp_path / "ci.pem", data)
     with pytest.raises(
         KeyUnusable, match="not a signing key: expected an Ed25519 or ECDSA private key"
@@ -94,7 +94,7 @@ def test_what_is_no_key_is_refused_without_a_word_of_it(tmp_path: Path, data) ->
     assert refusal.value.__cause__ is None
 
 
-def test_only_a_plain_file_of_ones_own_signs(tmp_path: Path, monkeypatch) -> None:
+def test_key_must_be_a_regular_file_of_the_user(tmp_path: Path, monkeypatch) -> None:
     path = SigningKey.make(tmp_path / "ci.pem") and tmp_path / "ci.pem"
     (tmp_path / "link.pem").symlink_to(path)
     os.mkfifo(tmp_path / "pipe.pem", 0o600)
@@ -120,13 +120,13 @@ def test_only_a_plain_file_of_ones_own_signs(tmp_path: Path, monkeypatch) -> Non
         SigningKey.load(str(tmp_path / "huge.pem"))
 
 
-def test_a_key_shows_nothing_private(tmp_path: Path) -> None:
+def test_repr_shows_nothing_private(tmp_path: Path) -> None:
     made = SigningKey.make(tmp_path / "ci.pem")
     private = (tmp_path / "ci.pem").read_text().splitlines()[1]
     assert private not in repr(made) + str(vars(made)) + repr(made.public)
 
 
-def test_what_fails_while_signing_is_an_error_of_the_key() -> None:
+def test_signing_failure_is_reported_without_secrets() -> None:
     class Refusing:
         public_key = key().signer.public_key
 
@@ -139,7 +139,7 @@ def test_what_fails_while_signing_is_an_error_of_the_key() -> None:
     assert "stack" not in str(refusal.value)
 
 
-def test_one_key_has_one_id_however_it_is_written() -> None:
+def test_key_id_does_not_depend_on_the_pem_format() -> None:
     public = key().public
     wrapped = b"Subject: ci\n\n" + public.public.encode().replace(b"\n", b"\r\n")
     assert PublicKey.from_pem(wrapped, name="x").key_id == public.key_id
@@ -148,12 +148,12 @@ def test_one_key_has_one_id_however_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("pem", [b"", b"\xff", b"-----BEGIN PUBLIC KEY-----\n", BAD["RSA"]])
-def test_what_is_no_public_key(pem) -> None:
+def test_invalid_public_key_is_refused(pem) -> None:
     with pytest.raises(KeyUnusable, match="not a public key"):
         PublicKey.from_pem(pem, name="x")
 
 
-def test_the_id_is_that_of_securesystemslib_and_openssl_reads_the_file(tmp_path: Path) -> None:
+def test_key_id_matches_securesystemslib_and_openssl_reads_the_file(tmp_path: Path) -> None:
     made = SigningKey.make(tmp_path / "ci.pem")
     assert made.public.key_id == made.signer.public_key.keyid
     done = subprocess.run(
@@ -162,7 +162,7 @@ def test_the_id_is_that_of_securesystemslib_and_openssl_reads_the_file(tmp_path:
     assert done.stdout.decode() == made.public.public
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(GateError):
         SigningKey.make(tmp_path / "file" / "ci.pem")

@@ -1,4 +1,4 @@
-"""What was measured, where, and with which code: bound to the evidence."""
+"""The measurement statement: what was measured, where and with which code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVIDENCE, DECISION = signing.judged()
 SIGNED = signing.statements(EVIDENCE, DECISION).evidence
 
 
-def test_it_says_what_showed_each_runtime() -> None:
+def test_statement_lists_the_proof_of_each_runtime() -> None:
     predicate = MeasurementPredicate.from_evidence(EVIDENCE, code=signing.CODE)
     assert predicate.evidence.sha256 == EVIDENCE.digest().hex
     assert predicate.dataset.sha256 == EVIDENCE.dataset.sha256.hex
@@ -33,7 +33,7 @@ def test_it_says_what_showed_each_runtime() -> None:
     assert MeasurementPredicate.from_json(predicate.to_json()) == predicate
 
 
-def test_code_of_nowhere_is_said_to_be_of_nowhere() -> None:
+def test_unknown_code_location_is_recorded() -> None:
     assert CodeVersion(parity_gate="1").to_plain() == {
         "parityGate": "1", "commit": None, "dirty": None,
     }  # fmt: skip
@@ -52,20 +52,20 @@ def edited(**fields: Any) -> Evidence:
         edited(environment=EVIDENCE.environment.model_copy(update={"cpu": "other"})),
     ],
 )
-def test_edited_evidence_is_vouched_for_by_nobody(other: Evidence) -> None:
+def test_edited_evidence_does_not_match_the_statement(other: Evidence) -> None:
     who = signing.trust()
     assert verify_measurement(SIGNED, EVIDENCE, trust=who, now=signing.NOW)
     with pytest.raises(Untrusted, match="The evidence was edited, or belongs to another model"):
         verify_measurement(SIGNED, other, trust=who, now=signing.NOW)
 
 
-def test_a_verdict_is_no_measurement() -> None:
+def test_verdict_statement_is_not_a_measurement() -> None:
     verdict = signing.statements(EVIDENCE, DECISION).decision
     with pytest.raises(Untrusted, match="is of type .*verification_summary"):
         verify_measurement(verdict, EVIDENCE, trust=signing.trust(), now=signing.NOW)
 
 
-def test_the_files_are_its_subjects() -> None:
+def test_files_are_subjects_of_the_statement() -> None:
     files = {"model.onnx": builders.digest("a"), "weights.data": builders.digest("b")}
     statement = MeasurementPredicate.from_evidence(EVIDENCE, code=signing.CODE).about(files)
     assert [Digest(str(each.sha256)) for each in statement.subject] == list(files.values())
@@ -92,7 +92,7 @@ def resigned(evidence: Evidence, change: Callable[[list[dict[str, Any]]], object
     )
 
 
-def test_a_statement_from_before_identities_still_vouches() -> None:
+def test_statement_without_runtime_identities_is_accepted() -> None:
     measured = identified()
     old = resigned(measured, lambda runtimes: runtimes[0].pop("identity"))
     assert "identity" not in json.dumps(old.statement.predicate)
@@ -112,7 +112,7 @@ def test_a_statement_from_before_identities_still_vouches() -> None:
         lambda runtimes: runtimes[0].update(identity={}),
     ],
 )
-def test_a_statement_that_says_other_runtimes_does_not(change: Any) -> None:
+def test_statement_with_other_runtimes_is_refused(change: Any) -> None:
     measured = identified()
     with pytest.raises(Untrusted, match="The evidence was edited"):
         verify_measurement(
@@ -120,7 +120,7 @@ def test_a_statement_that_says_other_runtimes_does_not(change: Any) -> None:
         )
 
 
-def test_it_says_which_runtime_measured_under_a_name_of_its_own() -> None:
+def test_statement_names_the_runtime_behind_an_alias() -> None:
     identity, measured = IDENTITY, identified()
     predicate = MeasurementPredicate.from_evidence(measured, code=signing.CODE)
     assert predicate.runtimes[0].identity == identity.to_plain()
@@ -130,7 +130,7 @@ def test_it_says_which_runtime_measured_under_a_name_of_its_own() -> None:
     assert verify_measurement(signed, measured, trust=signing.trust(), now=signing.NOW)
 
 
-def test_it_has_the_machine_of_the_evidence() -> None:
+def test_statement_has_the_machine_of_the_evidence() -> None:
     machine = {"cpu_flags": ("avx2",), "cores": 4, "os": "Debian 13", "kernel": "Linux 6.12 x86_64"}
     own = edited(environment=EVIDENCE.environment.model_copy(update=machine))
     environment = MeasurementPredicate.from_evidence(own, code=signing.CODE).environment

@@ -1,4 +1,4 @@
-"""Statements: what they name, in in-toto's and SLSA's words, by in-toto's own reader."""
+"""In-toto statements and predicates, read back by the in-toto library."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def every() -> dict[str, Statement]:
 
 
 @pytest.mark.parametrize("kind", ["measurement", "verdict", "review"])
-def test_in_toto_takes_it_and_loses_nothing(kind: str) -> None:
+def test_statement_round_trips_through_in_toto(kind: str) -> None:
     plain = every()[kind].to_plain()
     read = json_format.ParseDict(plain, statement_pb2.Statement())  # type: ignore[attr-defined]
     InToto.copy_from_pb(read).validate()
@@ -63,7 +63,7 @@ def test_in_toto_takes_it_and_loses_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["measurement", "verdict", "review"])
-def test_it_comes_back(kind: str) -> None:
+def test_statement_round_trips(kind: str) -> None:
     statement = every()[kind]
     assert Statement.from_json(statement.to_json()) == statement
     assert json.loads(statement.to_json()).keys() == {
@@ -82,35 +82,35 @@ def test_subjects_by_name() -> None:
     assert not statement.names(builders.digest("three"))
 
 
-def test_a_name_stands_for_one_digest() -> None:
+def test_duplicate_subject_name_is_refused() -> None:
     twice = [{"name": "a", "digest": {"sha256": digit * 64}} for digit in "01"]
     plain = {**every()["verdict"].to_plain(), "subject": twice}
     with pytest.raises(EvidenceError, match="two subjects have the same name"):
         Statement.from_json(json.dumps(plain))
 
 
-def test_a_subject_of_another_algorithm_has_no_sha256() -> None:
+def test_subject_with_another_algorithm_has_no_sha256() -> None:
     assert Resource(digests={"sha512": "0"}).sha256 is None
 
 
 @given(st.text(min_size=1).filter(lambda name: name.isprintable()))
-def test_a_name_comes_back_whatever_is_in_it(name: str) -> None:
+def test_any_model_name_round_trips_through_the_uri(name: str) -> None:
     registry = "https://mlflow.example.org/x#/models/y"
     assert parse_resource_uri(resource_uri(registry, name)) == (registry, name)
 
 
-def test_no_name_makes_it_anothers() -> None:
+def test_model_name_cannot_change_the_registry() -> None:
     one = resource_uri("https://a", "b#/models/c")
     assert parse_resource_uri(one) == ("https://a", "b#/models/c")
     assert one != resource_uri("https://a#/models/b", "c")
 
 
 @pytest.mark.parametrize("resource", ["", "urn:sha256:0", "https://mlflow.example.org"])
-def test_what_is_no_registered_model(resource: str) -> None:
+def test_other_uri_is_not_a_registered_model(resource: str) -> None:
     assert parse_resource_uri(resource) is None
 
 
-def test_a_file_is_named_by_its_digest() -> None:
+def test_file_resource_is_its_digest() -> None:
     digest = builders.digest("model")
     assert file_resource(digest) == f"urn:sha256:{digest.hex}"
     assert parse_resource_uri(file_resource(digest)) is None
@@ -119,7 +119,7 @@ def test_a_file_is_named_by_its_digest() -> None:
 VECTORS = builders.digest("golden.json")
 
 
-def test_a_file_its_vectors_and_its_spec_by_name(tmp_path: Path) -> None:
+def test_subjects_of_file_vectors_and_spec(tmp_path: Path) -> None:
     path, spec = onnx_file(tmp_path / "model.onnx"), builders.digest("spec")
     plain = evidence(path)
     file = {"model.onnx": Digest.from_file(path)}
@@ -134,7 +134,7 @@ def test_a_file_its_vectors_and_its_spec_by_name(tmp_path: Path) -> None:
     assert statement_subjects(path, pictured, golden=None, preprocessing=False) == file
 
 
-def test_data_that_leads_elsewhere_is_not_read(tmp_path: Path) -> None:
+def test_external_data_outside_the_folder_is_not_read(tmp_path: Path) -> None:
     path = onnx_file_with_data(tmp_path / "model.onnx")
     of = evidence(path)
     subject = of.subject.model_copy(update={"external_data": ("../secret",)})
@@ -151,7 +151,7 @@ APPROVAL = Approval(
 )
 
 
-def test_it_comes_back_and_names_what_was_reviewed() -> None:
+def test_approval_round_trips_and_names_the_version() -> None:
     assert Approval.from_json(APPROVAL.to_json()) == APPROVAL
     statement = APPROVAL.about({"model": builders.digest("model")})
     assert statement.predicate_type == APPROVAL_TYPE
@@ -166,7 +166,7 @@ def test_it_comes_back_and_names_what_was_reviewed() -> None:
 
 
 @pytest.mark.parametrize("word", ["APPROVED", "yes", ""])
-def test_there_are_two_words(word: str) -> None:
+def test_approval_is_approved_or_rejected(word: str) -> None:
     text = APPROVAL.to_json().replace('"approved"', f'"{word}"')
     with pytest.raises(EvidenceError):
         Approval.from_json(text)
@@ -182,7 +182,7 @@ def summary(which=PASSED, precision: str = "exact") -> VerificationSummary:
     )
 
 
-def test_in_toto_reads_the_predicate() -> None:
+def test_summary_predicate_is_read_by_in_toto() -> None:
     plain = summary().to_plain()
     # In the released schema the levels are one text, and a digest is a list: SLSA's are not.
     for known_wrong in ("verifiedLevels", "policy", "inputAttestations"):
@@ -198,7 +198,7 @@ def test_in_toto_reads_the_predicate() -> None:
     assert read.time_verified.ToDatetime(signing.NOW.tzinfo) == signing.NOW
 
 
-def test_it_has_what_slsa_asks_for() -> None:
+def test_summary_has_all_slsa_fields() -> None:
     plain = summary().to_plain()
     assert plain.keys() >= {"verifier", "timeVerified", "resourceUri", "policy",
                             "verificationResult", "verifiedLevels"}  # fmt: skip
@@ -218,12 +218,12 @@ def test_it_has_what_slsa_asks_for() -> None:
         (FAILED, "exact", "FAILED", ("FAILED",)),
     ],
 )
-def test_a_verdict_in_slsas_words(which, precision, result, levels) -> None:
+def test_verdict_maps_to_slsa_result(which, precision, result, levels) -> None:
     found = summary(which, precision)
     assert (found.verification_result, found.verified_levels) == (result, levels)
 
 
-def test_it_comes_back_with_the_incumbent() -> None:
+def test_summary_round_trips_with_the_champion() -> None:
     evidence, _ = PASSED
     policy = builders.policy()
     assert policy.incumbent is None

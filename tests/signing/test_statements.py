@@ -1,4 +1,4 @@
-"""Both statements: signed, written, read back, and refused where anything is another's."""
+"""Evidence and decision statements: signed, written, read back, and refused when mixed up."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "attestation"
 """Written by version 0.1.0 with the key of seed 0: they stay readable, and verify, for ever."""
 
 
-def test_what_was_signed_is_believed_after_a_way_over_the_disk(tmp_path: Path) -> None:
+def test_statements_verify_after_a_round_trip(tmp_path: Path) -> None:
     signing.statements(EVIDENCE, DECISION).write(tmp_path)
     beside = StatementPair.from_folder(tmp_path)
     (who,) = beside.verify(EVIDENCE, DECISION, trust=signing.trust(), now=NOW)
     assert who.key_id == key().public.key_id
 
 
-def test_a_rejection_is_signed_too() -> None:
+def test_rejection_is_signed() -> None:
     evidence, decision = signing.judged(runtimes=())
     assert not decision.passed
     statements = signing.statements(evidence, decision)
@@ -53,7 +53,7 @@ def test_a_rejection_is_signed_too() -> None:
     assert statements.verify(evidence, decision, trust=signing.trust(), now=NOW)
 
 
-def test_a_comparison_with_a_number_that_is_none_is_believed(tmp_path: Path) -> None:
+def test_comparison_with_nan_verifies(tmp_path: Path) -> None:
     decision = decided(incumbent=builders.incumbent(noise_ratio=math.nan))
     signing.statements(EVIDENCE, decision).write(tmp_path)
     assert StatementPair.from_folder(tmp_path).verify(
@@ -78,13 +78,13 @@ def decided(**fields: object) -> Decision:
         decided(runtimes=()),
     ],
 )
-def test_an_edited_decision_is_vouched_for_by_nobody(other: Decision) -> None:
+def test_edited_decision_does_not_match_the_statement(other: Decision) -> None:
     statements = signing.statements(EVIDENCE, DECISION)
     with pytest.raises(Untrusted, match="The decision was edited, or belongs to another model"):
         statements.verify(EVIDENCE, other, trust=signing.trust(), now=NOW)
 
 
-def test_a_forged_pass_of_a_signed_rejection_is_refused() -> None:
+def test_forged_pass_of_a_signed_rejection_is_refused() -> None:
     evidence, rejected = signing.judged(runtimes=())
     statement = signing.statements(evidence, rejected).decision
     forged = rejected.model_copy(update={"verdict": Verdict.PASS})
@@ -92,14 +92,14 @@ def test_a_forged_pass_of_a_signed_rejection_is_refused() -> None:
         verify_summary(statement, forged, trust=signing.trust(), now=NOW)
 
 
-def test_an_old_statement_is_refused() -> None:
+def test_expired_statement_is_refused() -> None:
     with pytest.raises(Untrusted, match="days old"):
         signing.statements(EVIDENCE, DECISION).verify(
             EVIDENCE, DECISION, trust=signing.trust(), now=NOW + timedelta(days=91)
         )
 
 
-def test_the_two_can_t_take_each_others_place() -> None:
+def test_evidence_and_decision_statements_are_not_interchangeable() -> None:
     both = signing.statements(EVIDENCE, DECISION)
     swapped = StatementPair(both.decision, both.evidence)
     with pytest.raises(Untrusted, match="is of type"):
@@ -134,7 +134,7 @@ def spoiled(change: Callable[[dict], object]) -> SignedStatement:
         lambda p: p.update(more=1),
     ],
 )
-def test_a_predicate_that_is_not_whole_is_refused(change) -> None:
+def test_incomplete_predicate_is_refused(change) -> None:
     with pytest.raises(Untrusted, match="the predicate of .* is not valid"):
         summary_in(spoiled(change))
 
@@ -150,7 +150,7 @@ def test_a_predicate_that_is_not_whole_is_refused(change) -> None:
         lambda p: p["parityGateDecision"].update(digest={}),
     ],
 )
-def test_a_predicate_that_says_more_or_less_is_another_verdict(change) -> None:
+def test_predicate_that_differs_from_the_decision_is_refused(change) -> None:
     with pytest.raises(Untrusted, match="The decision was edited, or belongs to another model"):
         verify_summary(spoiled(change), DECISION, trust=signing.trust(), now=NOW)
 
@@ -169,7 +169,7 @@ REGISTRY = "https://mlflow.example.org"
         ("digits", False),
     ],
 )
-def test_a_verdict_is_for_one_model_in_one_registry(resource: str, good: bool) -> None:
+def test_verdict_is_bound_to_one_model_in_one_registry(resource: str, good: bool) -> None:
     summary = summary_in(signing.statements(EVIDENCE, DECISION, resource=resource).decision)
     if good:
         verify_resource(summary, registries=frozenset({REGISTRY}), model="digits")
@@ -178,7 +178,7 @@ def test_a_verdict_is_for_one_model_in_one_registry(resource: str, good: bool) -
         verify_resource(summary, registries=frozenset({REGISTRY}), model="digits")
 
 
-def test_files_are_named_by_name_and_digest() -> None:
+def test_subjects_have_names_and_digests() -> None:
     signed = signing.statements(EVIDENCE, DECISION).decision
     verify_files(signed, {"model.onnx": MODEL})
     for wrong in ({"model.onnx": builders.digest("x")}, {"other.onnx": MODEL}):
@@ -186,7 +186,7 @@ def test_files_are_named_by_name_and_digest() -> None:
             verify_files(signed, wrong)
 
 
-def test_a_missing_statement_is_named(tmp_path: Path) -> None:
+def test_missing_statement_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Untrusted, match=r"no statement evidence\.dsse\.json"):
         StatementPair.from_folder(tmp_path)
     signing.statements(EVIDENCE, DECISION).write(tmp_path)
@@ -196,7 +196,7 @@ def test_a_missing_statement_is_named(tmp_path: Path) -> None:
         StatementPair.from_folder(tmp_path)
 
 
-def test_statements_of_the_first_version_still_verify() -> None:
+def test_first_version_statements_verify() -> None:
     trust = Trust.from_file(GOLDEN / "trust.yaml")
     evidence = Evidence.load(GOLDEN / "evidence.json")
     decision = Decision.load(GOLDEN / "decision.json")
@@ -212,6 +212,6 @@ def test_statements_of_the_first_version_still_verify() -> None:
 
 
 @pytest.mark.parametrize("name", ["evidence", "decision", "review"])
-def test_statements_of_the_first_version_are_written_the_same_today(name: str) -> None:
+def test_first_version_statements_are_still_written_identically(name: str) -> None:
     data = (GOLDEN / f"{name}.dsse.json").read_bytes()
     assert SignedStatement.sign(SignedStatement.from_bytes(data).statement, key()).data == data

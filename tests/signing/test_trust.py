@@ -1,5 +1,4 @@
-"""Whose word counts: enough keys, of those that are listed, in their time, not revoked; and nothing
-that is made worse makes a refused statement trusted."""
+"""Trust: enough listed keys, within their validity period, not revoked."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def signers(
     )
 
 
-def test_a_listed_key_counts_and_is_named() -> None:
+def test_listed_key_is_accepted_and_named() -> None:
     assert signers(signing.trust(key(0), key(1)), signed(1)) == (trusted(key(1)),)
 
 
@@ -83,12 +82,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("trust", "statement", "why"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_does_not_count(trust: Trust, statement: SignedStatement, why: str) -> None:
+def test_untrusted_signature_is_refused(trust: Trust, statement: SignedStatement, why: str) -> None:
     with pytest.raises(Untrusted, match=why):
         signers(trust, statement)
 
 
-def test_a_refusal_names_the_key_that_signed() -> None:
+def test_refusal_names_the_signing_key() -> None:
     stranger = key(0)
     with pytest.raises(
         Untrusted, match=f"the key {stranger.public.short} is not among them.*trust its"
@@ -98,7 +97,7 @@ def test_a_refusal_names_the_key_that_signed() -> None:
         signers(signing.trust(key(0), revoked=(stranger.public.key_id,)), signed(0))
 
 
-def test_a_key_that_is_named_and_did_not_sign_is_said_so() -> None:
+def test_refusal_names_a_key_that_did_not_sign() -> None:
     plain = json.loads(signed(0).data)
     plain["signatures"][0]["sig"] = json.loads(signed(1).data)["signatures"][0]["sig"]
     forged = SignedStatement.from_bytes(json.dumps(plain).encode())
@@ -106,14 +105,14 @@ def test_a_key_that_is_named_and_did_not_sign_is_said_so() -> None:
         signers(signing.trust(key(0)), forged)
 
 
-def test_what_names_no_key_by_an_id_is_not_repeated() -> None:
+def test_invalid_key_id_is_not_repeated() -> None:
     plain = json.loads(signed(0).data)
     plain["signatures"][0]["keyid"] = "read this"
     with pytest.raises(Untrusted, match="^(?!.*read this)"):
         signers(signing.trust(key(1)), SignedStatement.from_bytes(json.dumps(plain).encode()))
 
 
-def test_a_key_must_be_valid_when_it_signs_and_when_it_is_believed() -> None:
+def test_key_must_be_valid_at_signing_and_at_verification() -> None:
     until = NOW + timedelta(hours=1)
     trust = Trust(measurers=(trusted(key(0), valid_until=until.isoformat()),))
     assert signers(trust, signed(0), now=until - timedelta(seconds=1))
@@ -126,7 +125,7 @@ def test_a_key_must_be_valid_when_it_signs_and_when_it_is_believed() -> None:
         signers(since, signed(0), made=early)
 
 
-def test_both_keys_count_while_one_takes_the_others_place() -> None:
+def test_both_keys_are_valid_during_a_rotation() -> None:
     end = (NOW + timedelta(days=7)).isoformat()
     both = Trust(measurers=(trusted(key(0), valid_until=end), trusted(key(1), valid_from=BEFORE)))
     assert signers(both, signed(0))
@@ -138,7 +137,7 @@ def test_both_keys_count_while_one_takes_the_others_place() -> None:
 @pytest.mark.parametrize(
     "made", ["", "nan", "NaT", "inf", "yesterday", "0", "1e9", "2026-13-01", "2026-02-30", "None"]
 )
-def test_what_is_no_time(made: str) -> None:
+def test_invalid_time_is_refused(made: str) -> None:
     assert time_of(made) is None
     with pytest.raises(Untrusted, match="which is not an ISO 8601 time"):
         signers(signing.trust(), signed(), made=made or " ")
@@ -147,7 +146,7 @@ def test_what_is_no_time(made: str) -> None:
 @pytest.mark.parametrize(
     ("days", "good"), [(0, True), (89.99, True), (90, True), (90.01, False), (1e5, False)]
 )
-def test_how_old_it_may_be(days: float, good: bool) -> None:
+def test_statement_age_limit(days: float, good: bool) -> None:
     now = NOW + timedelta(days=days)
     if good:
         assert signers(signing.trust(), signed(), now=now)
@@ -156,19 +155,19 @@ def test_how_old_it_may_be(days: float, good: bool) -> None:
         signers(signing.trust(), signed(), now=now)
 
 
-def test_clocks_may_be_five_minutes_apart() -> None:
+def test_clock_skew_of_five_minutes_is_accepted() -> None:
     assert signers(signing.trust(), signed(), now=NOW - timedelta(minutes=5))
     with pytest.raises(Untrusted, match="dated in the future"):
         signers(signing.trust(), signed(), now=NOW - timedelta(minutes=5, seconds=1))
 
 
 @pytest.mark.parametrize("made", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
-def test_the_ends_of_time_are_refused_without_an_overflow(made: str) -> None:
+def test_extreme_times_are_refused_without_overflow(made: str) -> None:
     with pytest.raises(Untrusted):
         signers(signing.trust(), signed(), made=made)
 
 
-def test_everything_that_is_wrong_is_in_the_message() -> None:
+def test_all_reasons_are_in_the_message() -> None:
     with pytest.raises(Untrusted, match=r"days old.*signed by 0 of the keys"):
         signers(signing.trust(key(1)), signed(0), now=NOW + timedelta(days=100))
 
@@ -178,7 +177,7 @@ def test_a_time_without_a_zone_is_utc() -> None:
     assert time_of("2026-01-31T12:00:00Z") == time_of("2026-01-31T14:00:00+02:00")
 
 
-def test_who_writes_the_ledger_signs_alone() -> None:
+def test_writer_threshold_is_one() -> None:
     writers = (trusted(key(2)),)
     trust = signing.trust(key(0), key(1), threshold=2, writers=writers)
     assert signers(trust, signed(2), role="writers") == writers
@@ -216,7 +215,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("plain", WRONG.values(), ids=WRONG.keys())
-def test_a_file_that_is_no_trust(tmp_path: Path, plain: dict[str, Any]) -> None:
+def test_invalid_trust_file_is_refused(tmp_path: Path, plain: dict[str, Any]) -> None:
     from ruamel.yaml import YAML
 
     path = tmp_path / "trust.yaml"
@@ -226,7 +225,7 @@ def test_a_file_that_is_no_trust(tmp_path: Path, plain: dict[str, Any]) -> None:
             Trust.from_file(path)
 
 
-def test_a_file_with_times_as_yaml_writes_them(tmp_path: Path) -> None:
+def test_yaml_timestamps_are_accepted(tmp_path: Path) -> None:
     body = PEM.replace("\n", "\n      ").rstrip()
     path = tmp_path / "trust.yaml"
     path.write_text(
@@ -239,7 +238,7 @@ def test_a_file_with_times_as_yaml_writes_them(tmp_path: Path) -> None:
     assert found.key_id == key(0).public.key_id
 
 
-def test_what_it_refuses_names_the_file_that_it_was_read_from(tmp_path: Path) -> None:
+def test_refusal_names_the_trust_file(tmp_path: Path) -> None:
     path = tmp_path / "trust.yaml"
     path.write_text(json.dumps(signing.trust(key(1)).to_plain()))
     trust = Trust.from_file(path)
@@ -321,7 +320,7 @@ def is_trusted(situation: dict[str, Any]) -> bool:
 
 
 @given(st.data())
-def test_worse_is_never_better(data: st.DataObject) -> None:
+def test_weaker_situation_never_becomes_trusted(data: st.DataObject) -> None:
     situation = data.draw(situations())
     worse = worsened(data.draw, situation)
     assert is_trusted(situation) or not is_trusted(worse)

@@ -1,4 +1,4 @@
-"""Keys that never leave their vault, by signers of securesystemslib's own registry."""
+"""Keys in a key management service, through the signers of securesystemslib."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ADDRESSES = {
 
 
 @pytest.mark.parametrize(("uri", "arguments"), ADDRESSES.items())
-def test_a_vault_signs_and_its_key_has_the_id_that_all_see(monkeypatch, uri, arguments) -> None:
+def test_vault_key_signs_with_its_public_key_id(monkeypatch, uri, arguments) -> None:
     monkeypatch.setitem(SIGNER_FOR_URI_SCHEME, uri.partition(":")[0], Vault)
     monkeypatch.setattr(Vault, "address", f"{AZURE}/7" if uri == AZURE else uri)
     monkeypatch.setattr(Vault, "calls", [])
@@ -72,14 +72,14 @@ def test_a_vault_signs_and_its_key_has_the_id_that_all_see(monkeypatch, uri, arg
     assert read_public(uri) == key.public
 
 
-def test_another_version_than_the_vaults_newest_is_not_taken_for_it(monkeypatch) -> None:
+def test_other_key_version_is_not_confused_with_the_newest(monkeypatch) -> None:
     monkeypatch.setitem(SIGNER_FOR_URI_SCHEME, "azurekms", Vault)
     monkeypatch.setattr(Vault, "address", f"{AZURE}/8")
     with pytest.raises(KeyUnusable, match="not the newest version of the key, .*/8"):
         SigningKey.load(f"{AZURE}/7")
 
 
-def test_what_a_vault_signs_in_another_way_is_found_at_once(monkeypatch) -> None:
+def test_vault_with_another_algorithm_is_detected(monkeypatch) -> None:
     class Other(Vault):
         def sign(self, payload: bytes):
             signature = CryptoSigner.generate_ecdsa().sign(payload)
@@ -102,7 +102,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("scheme", VAULTS)
-def test_a_missing_library_is_named_with_how_to_install_it(monkeypatch, scheme) -> None:
+def test_missing_library_is_reported_with_the_install_command(monkeypatch, scheme) -> None:
     monkeypatch.setattr(f"securesystemslib.signer.{MISSING[scheme]}", "missing")
     uri = AZURE if scheme == "azurekms" else f"{scheme}:1"
     with pytest.raises(KeyUnusable, match=rf"pip install 'securesystemslib\[{scheme}\]'"):
@@ -110,7 +110,7 @@ def test_a_missing_library_is_named_with_how_to_install_it(monkeypatch, scheme) 
 
 
 @pytest.mark.parametrize("inside", [CryptoSigner.generate_rsa(), CryptoSigner.generate_ed25519()])
-def test_a_key_of_another_kind_is_refused_and_ed25519_is_taken(monkeypatch, inside) -> None:
+def test_only_supported_key_types_are_accepted(monkeypatch, inside) -> None:
     monkeypatch.setitem(SIGNER_FOR_URI_SCHEME, "awskms", Vault)
     monkeypatch.setattr(Vault, "address", "awskms:x")
     monkeypatch.setattr(Vault, "inside", inside)
@@ -121,7 +121,7 @@ def test_a_key_of_another_kind_is_refused_and_ed25519_is_taken(monkeypatch, insi
         SigningKey.load("awskms:x")
 
 
-def test_a_refusing_vault_says_why_without_the_pin(monkeypatch) -> None:
+def test_vault_error_is_reported_without_the_pin(monkeypatch) -> None:
     class Refusing(Vault):
         @classmethod
         def import_(cls, *arguments: Any):
@@ -144,19 +144,19 @@ WRONG = ("azurekms://safe.vault.azure.net", "azurekms://safe.vault.azure.net/sec
 
 
 @pytest.mark.parametrize("uri", WRONG)
-def test_an_address_that_names_no_key(monkeypatch, uri) -> None:
+def test_uri_without_a_key_is_refused(monkeypatch, uri) -> None:
     monkeypatch.setitem(SIGNER_FOR_URI_SCHEME, uri.partition(":")[0], Vault)
     with pytest.raises(KeyUnusable, match="is not a usable signing key.*Expected"):
         SigningKey.load(uri)
 
 
 @pytest.mark.parametrize("uri", ["awskm:x", "https://x", "gnupg:x", "file2:x", "pkcs11:x"])
-def test_an_unknown_scheme_is_no_file(uri) -> None:
+def test_unknown_scheme_is_refused(uri) -> None:
     with pytest.raises(KeyUnusable, match="use one of file:, awskms:"):
         is_in_vault(uri)
 
 
-def test_files_are_files(tmp_path, monkeypatch) -> None:
+def test_file_uri_loads_a_key_file(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd:name").touch()
     assert not any(map(is_in_vault, ("file:x", "x", "/a/b", "./awskms:x", "odd:name")))

@@ -1,4 +1,4 @@
-"""A verdict, held against all that lies beside it: one thing spoiled is one problem told."""
+"""verify_verdict compares a signed verdict with all artifacts and reports each problem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.signing import signing
 from tests.signing.released import NAME, REGISTRY, Released, release
 
 
-def beside(made: Released, **fields: Any) -> ComparedArtifacts:
+def artifacts(made: Released, **fields: Any) -> ComparedArtifacts:
     everything = ComparedArtifacts(
         made.model,
         registered=(frozenset({REGISTRY}), NAME),
@@ -35,15 +35,15 @@ def beside(made: Released, **fields: Any) -> ComparedArtifacts:
     return replace(everything, **fields)
 
 
-def look(made: Released, things: ComparedArtifacts | None = None, **spoiled: Any):
+def verify(made: Released, artifacts_: ComparedArtifacts | None = None, **spoiled: Any):
     given: dict[str, Any] = {"trust": Trust.from_file(made.trust), "now": datetime.now(UTC)}
     signed = spoiled.pop("signed", made.statements.decision)
-    return verify_verdict(signed, things or beside(made), **given | spoiled)
+    return verify_verdict(signed, artifacts_ or artifacts(made), **given | spoiled)
 
 
 @pytest.mark.parametrize("data", [False, True])
-def test_all_is_well(tmp_path: Path, data: bool) -> None:
-    found = look(release(tmp_path, data=data))
+def test_valid_verdict_is_trusted(tmp_path: Path, data: bool) -> None:
+    found = verify(release(tmp_path, data=data))
     assert found.problems == ()
     assert found.trusted
     assert [key.name for key in found.signers] == ["key 0"]
@@ -54,9 +54,9 @@ def test_all_is_well(tmp_path: Path, data: bool) -> None:
     assert found.unchecked == ()
 
 
-def test_what_nobody_brought_is_told(tmp_path: Path) -> None:
+def test_missing_artifacts_are_reported_as_unchecked(tmp_path: Path) -> None:
     made = release(tmp_path)
-    found = look(made, ComparedArtifacts(made.model))
+    found = verify(made, ComparedArtifacts(made.model))
     assert found.trusted
     assert found.checked == ("signature", "result", "model")
     assert found.unchecked == ("golden/golden.json", "preprocessing")
@@ -66,7 +66,7 @@ def weaker() -> Policy:
     return builders.policy(min_samples=2)
 
 
-Spoil = Callable[[Released], dict[str, Any]]
+Tamper = Callable[[Released], dict[str, Any]]
 
 
 def other_model(made: Released) -> dict[str, Any]:
@@ -79,11 +79,11 @@ def other_golden(made: Released) -> dict[str, Any]:
     return {}
 
 
-def of(change: Callable[[Released], dict[str, Any]]) -> Spoil:
-    return lambda made: {"things": beside(made, **change(made))}
+def of(change: Callable[[Released], dict[str, Any]]) -> Tamper:
+    return lambda made: {"things": artifacts(made, **change(made))}
 
 
-SPOILED: dict[str, tuple[Spoil, str]] = {
+TAMPERED: dict[str, tuple[Tamper, str]] = {
     "unknown key": (lambda m: {"trust": signing.trust(signing.key(1))}, "signed by 0 of the keys"),
     "revoked": (
         lambda m: {"trust": signing.trust(revoked=(signing.key().public.key_id,))}, "is revoked",
@@ -122,15 +122,15 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("spoil", "why"), SPOILED.values(), ids=SPOILED.keys())
-def test_whatever_is_spoiled_is_found(tmp_path: Path, spoil: Spoil, why: str) -> None:
+@pytest.mark.parametrize(("tamper", "why"), TAMPERED.values(), ids=TAMPERED.keys())
+def test_each_tampered_artifact_is_reported(tmp_path: Path, tamper: Tamper, why: str) -> None:
     made = release(tmp_path)
-    found = look(made, **spoil(made))
+    found = verify(made, **tamper(made))
     assert not found.trusted
     assert why in "\n".join(found.problems)
 
 
-def test_a_verdict_that_does_not_come_out_again_is_refused(tmp_path: Path) -> None:
+def test_verdict_that_cannot_be_reproduced_is_refused(tmp_path: Path) -> None:
     """Signed by a trusted key, with the digests of this evidence and policy, and still invented."""
     made = release(tmp_path)
     forged = decide(weaker(), made.evidence, decided_at=made.decision.decided_at).model_copy(
@@ -142,30 +142,30 @@ def test_a_verdict_that_does_not_come_out_again_is_refused(tmp_path: Path) -> No
         if each.name
     }
     signed = signing.statements(made.evidence, forged, files=files).decision
-    found = look(made, beside(made, registered=None), signed=signed)
+    found = verify(made, artifacts(made, registered=None), signed=signed)
     assert [why[:44] for why in found.problems] == ["this evidence and policy lead to the verdict"]
     assert not found.trusted
-    assert look(made, beside(made, registered=None, evidence=None, measurement=None),
+    assert verify(made, artifacts(made, registered=None, evidence=None, measurement=None),
                 signed=signed).trusted  # fmt: skip
 
 
-def test_everything_that_is_wrong_is_told(tmp_path: Path) -> None:
+def test_all_problems_are_reported(tmp_path: Path) -> None:
     made = release(tmp_path)
     other_model(made)
     other_golden(made)
-    found = look(made, beside(made, policy=weaker()), trust=signing.trust(signing.key(1)))
+    found = verify(made, artifacts(made, policy=weaker()), trust=signing.trust(signing.key(1)))
     assert len(found.problems) == 5  # signature, measurement, model, policy, golden
     assert set(found.checked) == {"result", "resource", "evidence", "preprocessing"}
 
 
-def test_a_rejection_is_trusted_by_nobody_and_says_what_it_is(tmp_path: Path) -> None:
-    found = look(release(tmp_path, runtimes=()))
+def test_signed_rejection_is_not_trusted(tmp_path: Path) -> None:
+    found = verify(release(tmp_path, runtimes=()))
     assert [why[:24] for why in found.problems] == ["the verdict is FAILED: t"]
     assert "decision" in found.checked
     assert not found.trusted
 
 
-def test_the_policy_of_a_twin_is_found_in_the_whole_one(tmp_path: Path) -> None:
+def test_twin_policy_is_found_in_the_policy(tmp_path: Path) -> None:
     from tests.registry.releases import twin_policy
 
     made = release(tmp_path)
@@ -179,28 +179,28 @@ def test_the_policy_of_a_twin_is_found_in_the_whole_one(tmp_path: Path) -> None:
         precision=twin.precision,
         resource="r",
     )
-    things = ComparedArtifacts(made.model, evidence=made.evidence, policy=whole)
-    found = look(made, things, signed=signed)
+    artifacts_ = ComparedArtifacts(made.model, evidence=made.evidence, policy=whole)
+    found = verify(made, artifacts_, signed=signed)
     assert {"policy", "decision"} <= set(found.checked)
 
 
-def test_another_statement_is_no_verdict(tmp_path: Path) -> None:
+def test_other_statement_is_not_a_verdict(tmp_path: Path) -> None:
     made = release(tmp_path)
-    found = look(made, signed=made.statements.evidence)
+    found = verify(made, signed=made.statements.evidence)
     assert (found.trusted, found.summary) == (False, None)
     assert "is of type urn:parity-gate:measurement:v1" in found.problems[0]
     assert found.to_plain()["statement"] is None
 
 
-def test_a_file_that_cannot_be_read_is_no_verdict_on_it(tmp_path: Path) -> None:
+def test_unreadable_file_is_an_error(tmp_path: Path) -> None:
     made = release(tmp_path)
     made.model.unlink()
     with pytest.raises(StorageError):
-        look(made)
+        verify(made)
 
 
-def test_the_statements_survive_the_disk(tmp_path: Path) -> None:
+def test_statements_round_trip_through_files(tmp_path: Path) -> None:
     made = release(tmp_path)
     again = StatementPair.from_folder(tmp_path)
-    assert look(made, signed=again.decision).trusted
+    assert verify(made, signed=again.decision).trusted
     assert verify_model(again.evidence, made.model, model=made.decision.subject_sha256)

@@ -1,4 +1,4 @@
-"""How people may name the database, and what can't be one."""
+"""Addresses of the state database."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gate.ledger.database import StateDatabase, state_url
         "postgresql://gate@db.internal/gate", "postgresql+psycopg://gate:p%40ss@[::1]:5432/gate",
     ],
 )  # fmt: skip
-def test_a_url_is_itself(text: str) -> None:
+def test_url_is_unchanged(text: str) -> None:
     assert state_url(text) == text
 
 
 @pytest.mark.parametrize(
     "path", ["state.db", ".gate/state.db", "a place/st?te%20#.db", "sqlite", "@x", "ü.db"]
 )
-def test_a_path_is_the_file_there(
+def test_path_becomes_a_sqlite_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -51,6 +51,6 @@ def test_a_path_is_the_file_there(
         ("postgresql://gate@[::1/x", "Invalid IPv6 URL"),
     ],
 )
-def test_what_can_not_hold_a_ledger(text: str, problem: str) -> None:
+def test_unsupported_address_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         state_url(text)

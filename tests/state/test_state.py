@@ -1,4 +1,4 @@
-"""One database: made by whoever writes first, whole afterwards, and never named with a password."""
+"""The state database: created by the first write, private, and never shown with a password."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def read(state: StateDatabase) -> list[int]:
         return list(connection.execute(sa.select(TABLE.c.n)).scalars())
 
 
-def test_what_was_written_is_there_for_others(database: str) -> None:
+def test_committed_rows_are_visible_to_others(database: str) -> None:
     write(StateDatabase(database))
     assert read(StateDatabase(database)) == [1]
 
 
-def test_what_failed_is_not_there(database: str) -> None:
+def test_failed_transaction_is_rolled_back(database: str) -> None:
     state = StateDatabase(database)
     write(state)
     with pytest.raises(ZeroDivisionError), state.writing() as connection:
@@ -47,7 +47,7 @@ def test_what_failed_is_not_there(database: str) -> None:
     assert read(state) == [1]
 
 
-def test_a_file_is_made_by_the_first_write_and_whole_without_others(tmp_path: Path) -> None:
+def test_file_is_created_by_the_first_write(tmp_path: Path) -> None:
     state = StateDatabase(tmp_path / "new" / "state.db")
     assert not state.exists
     write(state)
@@ -69,7 +69,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("umask")
-def test_nobody_else_may_open_what_is_made(tmp_path: Path) -> None:
+def test_created_files_are_private(tmp_path: Path) -> None:
     folder = tmp_path / ".gate"
     engine = database_module.open_database(f"sqlite:///{folder}/state.db")
     with engine.connect() as connection:  # holds the files beside it
@@ -84,15 +84,13 @@ def test_nobody_else_may_open_what_is_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [make_folder, lambda path: write_bytes(path, b"")])
 @pytest.mark.usefixtures("umask")
-def test_the_gates_folder_is_private_whoever_makes_it(
-    make: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_gate_folder_is_private(make: Callable[[Path], object], tmp_path: Path) -> None:
     make(tmp_path / ".gate" / "store" / "digits")
     assert mode(tmp_path / ".gate") == 0o700
     assert (tmp_path / ".gate" / ".gitignore").read_text() == "*\n"
 
 
-def test_git_does_not_take_the_gates_folder_along_whoever_makes_it(tmp_path: Path) -> None:
+def test_gate_folder_is_ignored_by_git(tmp_path: Path) -> None:
     write(StateDatabase(tmp_path / ".gate" / "state.db"))
     ignored = tmp_path / ".gate" / ".gitignore"
     assert ignored.read_text() == "*\n"
@@ -102,7 +100,7 @@ def test_git_does_not_take_the_gates_folder_along_whoever_makes_it(tmp_path: Pat
     assert ignored.read_text() == "!trust.yaml\n"
 
 
-def test_what_an_earlier_version_left_open_is_closed_to_others(tmp_path: Path) -> None:
+def test_open_permissions_of_earlier_versions_are_tightened(tmp_path: Path) -> None:
     folder = tmp_path / ".gate"
     write(StateDatabase(folder / "state.db"))
     (folder / "state.db-shm").touch()
@@ -118,7 +116,7 @@ def test_what_an_earlier_version_left_open_is_closed_to_others(tmp_path: Path) -
     assert mode(folder / "state.db") == 0o600
 
 
-def test_a_folder_in_which_all_may_exchange_files_is_refused(tmp_path: Path) -> None:
+def test_world_writable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(ServiceError, match=f"chmod o-w {tmp_path}/open"):
@@ -129,14 +127,14 @@ def test_a_folder_in_which_all_may_exchange_files_is_refused(tmp_path: Path) -> 
     assert mode(tmp_path / "open" / "state.db") == 0o600
 
 
-def test_another_users_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(StateDatabase(tmp_path / "state.db"))
     monkeypatch.setattr("os.geteuid", lambda: (tmp_path / "state.db").stat().st_uid + 1)
     with pytest.raises(ServiceError, match="belongs to the user"):
         read(StateDatabase(tmp_path / "state.db"))
 
 
-def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+def test_removed_file_is_not_recreated(tmp_path: Path) -> None:
     state = StateDatabase(tmp_path / "state.db")
     write(state)
     (tmp_path / "state.db").unlink()
@@ -156,7 +154,7 @@ def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
         "postgresql://127.0.0.1:1/gate?user=gate&pass%77ord=hunter2",
     ],
 )
-def test_one_that_is_away_is_named_without_its_password(url: str) -> None:
+def test_unreachable_database_is_named_without_password(url: str) -> None:
     state = StateDatabase(url)
     assert state.place.startswith("postgresql://127.0.0.1:1/gate")
     with pytest.raises(StateUnavailable, match="the database postgresql://127.0.0.1:1/gate") as e:
@@ -165,18 +163,20 @@ def test_one_that_is_away_is_named_without_its_password(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["postgresql://db:port/gate", "no url"])
-def test_a_url_that_can_not_be_read(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ServiceError, match="is not valid"):
         StateDatabase(url)
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
-def test_in_memory_nothing_is_kept(url: str) -> None:
+def test_in_memory_database_is_refused(url: str) -> None:
     with pytest.raises(ServiceError, match="in memory"):
         write(StateDatabase(url))
 
 
-def test_locked_by_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_locked_by_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(database_module, "_PATIENCE_S", 0.1)
     state = StateDatabase(tmp_path / "state.db")
     write(state)
@@ -189,7 +189,7 @@ def test_locked_by_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert read(state) == [1, 2]
 
 
-def test_a_new_file_that_another_opens_at_once(tmp_path: Path) -> None:
+def test_new_file_opened_concurrently(tmp_path: Path) -> None:
     """sqlite itself does not wait here: it refuses at once to switch the journal."""
     state = StateDatabase(tmp_path / "state.db")
     with closing(
@@ -203,7 +203,7 @@ def test_a_new_file_that_another_opens_at_once(tmp_path: Path) -> None:
     assert read(state) == [1]
 
 
-def test_who_stops_in_the_middle_of_a_transaction_stops_no_other(
+def test_stopped_transaction_does_not_block_others(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if database.startswith("sqlite"):
@@ -219,7 +219,7 @@ def test_who_stops_in_the_middle_of_a_transaction_stops_no_other(
     assert read(other) == [3]
 
 
-def test_no_file_is_kept_open(tmp_path: Path) -> None:
+def test_no_file_stays_open(tmp_path: Path) -> None:
     state = StateDatabase(tmp_path / "state.db")
     write(state)
     read(state)
@@ -227,7 +227,7 @@ def test_no_file_is_kept_open(tmp_path: Path) -> None:
     assert tmp_path / "state.db" not in opened
 
 
-def test_the_connections_of_one_that_nobody_uses_are_closed(database: str) -> None:
+def test_unused_database_closes_its_connections(database: str) -> None:
     if database.startswith("sqlite"):
         return
     state, watching = StateDatabase(database), StateDatabase(database)

@@ -10,7 +10,7 @@ from gate.errors import StorageError
 from gate.storage import files
 
 
-def test_the_file_appears_whole(tmp_path):
+def test_file_appears_complete(tmp_path):
     target = tmp_path / "new" / "file"
     files.write_text(target, "ä")
     assert target.read_bytes() == "ä".encode()
@@ -18,7 +18,7 @@ def test_the_file_appears_whole(tmp_path):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, error):
+def test_failure_keeps_the_old_file(tmp_path, error):
     target = tmp_path / "file"
     files.write_text(target, "old")
     with pytest.raises(type(error)), files.replacing(target) as temporary:
@@ -29,7 +29,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, error):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path, monkeypatch, code):
+def test_full_disk_is_reported_and_keeps_the_old_file(tmp_path, monkeypatch, code):
     target = tmp_path / "file"
     files.write_text(target, "old")
 
@@ -43,14 +43,14 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path, monkeypatch, c
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_really_full_device_is_a_clear_error(tmp_path):
+def test_full_device_is_reported(tmp_path):
     with pytest.raises(StorageError, match="No space left"), files.replacing(tmp_path / "f"):
         Path("/dev/full").write_bytes(b"x" * 100_000)
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", [".", "..", "/", "here", "here/."])
-def test_a_folder_is_no_file_to_write(tmp_path, monkeypatch, name):
+def test_folder_as_target_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     with pytest.raises(StorageError, match=r"it is a folder. Name a file in it"):
@@ -58,7 +58,7 @@ def test_a_folder_is_no_file_to_write(tmp_path, monkeypatch, name):
     assert os.listdir(tmp_path) == ["here"]
 
 
-def test_leftovers_of_killed_writers_are_removed_and_of_living_ones_kept(tmp_path):
+def test_temporary_files_of_dead_writers_are_removed(tmp_path):
     program = (
         "import os, signal, sys; from pathlib import Path; from gate.storage import files as atomic\n"
         "with atomic.replacing(Path(sys.argv[1])) as t:\n"
@@ -75,7 +75,7 @@ def test_leftovers_of_killed_writers_are_removed_and_of_living_ones_kept(tmp_pat
     assert sorted(os.listdir(tmp_path)) == [living.name, "file"]
 
 
-def test_two_writers_of_one_path_at_once_each_write_a_whole_file(tmp_path):
+def test_concurrent_writers_each_write_a_complete_file(tmp_path):
     target = tmp_path / "file"
     with files.replacing(target) as one, files.replacing(target) as other:
         one.write_text("one")
@@ -84,9 +84,7 @@ def test_two_writers_of_one_path_at_once_each_write_a_whole_file(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(
-    tmp_path, monkeypatch
-):
+def test_file_and_folder_are_synced_in_order(tmp_path, monkeypatch):
     steps = []
     sync, replace = files.sync, Path.replace
     monkeypatch.setattr(

@@ -11,7 +11,7 @@ from gate.storage.digest import Digest, canonical_json
 
 
 @given(st.binary())
-def test_parse_reads_what_str_writes(data):
+def test_digest_round_trips_through_text(data):
     digest = Digest.from_bytes(data)
     assert digest.hex == hashlib.sha256(data).hexdigest()
     assert Digest.parse(str(digest)) == digest
@@ -21,13 +21,13 @@ def test_parse_reads_what_str_writes(data):
 @pytest.mark.parametrize(
     "text", ["", "sha256:", "md5:" + "0" * 64, "0" * 63, "G" * 64, "0" * 64 + "\n", "A" * 64]
 )
-def test_what_is_no_digest_is_refused(text):
+def test_invalid_digest_is_refused(text):
     with pytest.raises(ValueError, match="not a SHA-256"):
         Digest.parse(text)
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.floats(allow_nan=False)))
-def test_order_of_keys_does_not_matter(value):
+def test_canonical_json_sorts_keys(value):
     finite = {k: v for k, v in value.items() if not isinstance(v, float) or math.isfinite(v)}
     turned = dict(reversed(finite.items()))
     assert Digest.from_json(finite) == Digest.from_json(turned)
@@ -35,12 +35,12 @@ def test_order_of_keys_does_not_matter(value):
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_canonical_json_has_no_words_for_nan(number):
+def test_canonical_json_refuses_nan(number):
     with pytest.raises(ValueError):
         canonical_json({"x": number})
 
 
-def test_file_and_manifest(tmp_path):
+def test_digest_of_file_and_manifest(tmp_path):
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "b").write_bytes(b"2")
     assert Digest.from_file(tmp_path / "a") == Digest.from_bytes(b"1")
@@ -50,7 +50,7 @@ def test_file_and_manifest(tmp_path):
     assert both != Digest.from_manifest(tmp_path, ["a", "b"])
 
 
-def test_a_missing_file_is_said(tmp_path):
+def test_missing_file_is_reported(tmp_path):
     with pytest.raises(StorageError, match="cannot read"):
         Digest.from_file(tmp_path / "nothing")
 

@@ -11,18 +11,18 @@ from gate.storage.files import is_inside, open_inside, open_plain, wrong_name
 
 
 @pytest.mark.parametrize("name", ["w.bin", "data/w.bin", "ü" * 127, "a..b"])
-def test_names_of_files_below(name: str) -> None:
+def test_relative_names_are_accepted(name: str) -> None:
     assert wrong_name(name) is None
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "/w", "a/../../w", "a\\w", "w\0", "w" * 256, "ü" * 128]
 )
-def test_names_of_others(name: str) -> None:
+def test_names_outside_are_refused(name: str) -> None:
     assert wrong_name(name) is not None
 
 
-def test_a_link_may_not_lead_out(tmp_path: Path) -> None:
+def test_symlink_outside_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "out").touch()
     (tmp_path / "in" / "link").symlink_to(tmp_path / "out")
@@ -32,7 +32,7 @@ def test_a_link_may_not_lead_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "null byte", "missing"])
-def test_what_is_no_plain_file_has_no_digest(tmp_path: Path, kind: str) -> None:
+def test_digest_requires_a_regular_file(tmp_path: Path, kind: str) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     paths = {"pipe": pipe, "device": Path("/dev/zero"), "folder": tmp_path}
@@ -43,7 +43,7 @@ def test_what_is_no_plain_file_has_no_digest(tmp_path: Path, kind: str) -> None:
         Digest.from_file(path)
 
 
-def test_a_file_inside_is_opened_through_folders_only(tmp_path: Path) -> None:
+def test_file_is_opened_without_following_symlinks(tmp_path: Path) -> None:
     """Links above the folder are its owner's."""
     real = tmp_path / "real"
     (real / "a" / "b").mkdir(parents=True)

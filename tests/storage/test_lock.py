@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "made" / "locks" / "one.lock"
 
 
-def test_file_and_folder_are_of_this_user_alone(path: Path) -> None:
+def test_lock_file_and_folder_are_private(path: Path) -> None:
     previous = os.umask(0)
     try:
         with private_lock(path, timeout_s=0.0, busy=BUSY):
@@ -37,14 +37,14 @@ def test_file_and_folder_are_of_this_user_alone(path: Path) -> None:
         os.umask(previous)
 
 
-def test_one_at_a_time(path: Path) -> None:
+def test_lock_is_exclusive(path: Path) -> None:
     with private_lock(path, timeout_s=0.0, busy=BUSY), pytest.raises(GateError, match="busy"):
         private_lock(path, timeout_s=0.0, busy=BUSY).__enter__()
     with private_lock(path, timeout_s=0.0, busy=BUSY):
         pass
 
 
-def test_what_was_open_to_others_is_closed(path: Path) -> None:
+def test_open_permissions_are_tightened(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.touch()
     path.parent.chmod(0o777)
@@ -56,7 +56,7 @@ def test_what_was_open_to_others_is_closed(path: Path) -> None:
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("flock") is None, reason="takes root, and flock"
 )
-def test_another_user_can_not_hold_it() -> None:
+def test_other_user_cannot_hold_the_lock() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as made:
         folder = Path(made)
         folder.chmod(0o755)  # as the folder of a ledger is
@@ -98,18 +98,18 @@ def a_file_above(path: Path) -> None:
     path.parents[1].touch()
 
 
-SPOILED = [a_link_for_the_folder, a_link_for_the_file, a_pipe, a_file_for_the_folder, a_file_above]
+TAMPERED = [a_link_for_the_folder, a_link_for_the_file, a_pipe, a_file_for_the_folder, a_file_above]
 
 
-@pytest.mark.parametrize("spoil", SPOILED)
-def test_what_is_no_lock_is_refused(path: Path, spoil) -> None:
-    spoil(path)
+@pytest.mark.parametrize("tamper", TAMPERED)
+def test_invalid_lock_path_is_refused(path: Path, tamper) -> None:
+    tamper(path)
     with pytest.raises(StorageError, match=r"Remove it|Fix|fix"):
         private_lock(path, timeout_s=0.0, busy=BUSY).__enter__()
     assert not (path.parents[1] / "elsewhere").is_file()
 
 
-def test_what_somebody_else_owns_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_of_another_owner_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with private_lock(path, timeout_s=0.0, busy=BUSY):
         pass
     monkeypatch.setattr(files.os, "geteuid", lambda: os.getuid() + 1)

@@ -1,4 +1,4 @@
-"""A pointer in place of a model, a checkpoint or an array says how its content is fetched."""
+"""A DVC or Git LFS pointer in place of a file is reported with the command that fetches it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPENERS: dict[str, tuple[str, type[GateError], Open]] = {
 
 
 @pytest.mark.parametrize(("name", "error", "opened"), OPENERS.values(), ids=OPENERS)
-def test_whoever_opens_a_pointer_says_how_to_fetch(
+def test_pointer_error_names_the_fetch_command(
     tmp_path: Path, name: str, error: type[GateError], opened: Open
 ) -> None:
     path = tmp_path / name
@@ -62,7 +62,7 @@ def test_whoever_opens_a_pointer_says_how_to_fetch(
         opened(path)
 
 
-def test_the_pointer_of_dvc_itself_names_what_it_stands_for(tmp_path: Path) -> None:
+def test_dvc_file_names_its_target(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx.dvc"
     path.write_text(DVC.format("m.onnx"))
     text = detect_pointer_file(path)
@@ -74,7 +74,7 @@ def test_the_pointer_of_dvc_itself_names_what_it_stands_for(tmp_path: Path) -> N
         read_subject(copied)
 
 
-def test_a_folder_that_dvc_keeps(tmp_path: Path) -> None:
+def test_folder_tracked_by_dvc(tmp_path: Path) -> None:
     (tmp_path / "data.dvc").write_text(DVC.format("data"))
     asked = tmp_path / "data" / "held_out" / "x.npy"
     with pytest.raises(DataError, match=rf"dvc pull {tmp_path / 'data.dvc'}"):
@@ -83,14 +83,14 @@ def test_a_folder_that_dvc_keeps(tmp_path: Path) -> None:
         open_shards(asked.parent)
 
 
-def test_a_shard_of_a_folder(tmp_path: Path) -> None:
+def test_pointer_among_shards(tmp_path: Path) -> None:
     (tmp_path / "0.npy").write_text(LFS)
     with pytest.raises(DataError, match=r"0\.npy is a Git-LFS pointer"):
         open_shards(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["Git-LFS", "DVC"])
-def test_data_beside_a_model(tmp_path: Path, how: str) -> None:
+def test_pointer_as_external_data(tmp_path: Path, how: str) -> None:
     path = external(tmp_path / "m.onnx")
     data = tmp_path / "w.bin"
     data.unlink()
@@ -104,7 +104,9 @@ def test_data_beside_a_model(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["Git-LFS", "DVC"])
 @pytest.mark.parametrize(("file", "says"), [("head.onnx", "the part head: "), ("release.yaml", "")])
-def test_a_release_names_the_part(tmp_path: Path, how: str, file: str, says: str) -> None:
+def test_pointer_in_a_release_names_the_part(
+    tmp_path: Path, how: str, file: str, says: str
+) -> None:
     for name in ("encoder.onnx", "head.onnx"):
         (tmp_path / name).write_bytes(b"an ONNX file")
     release = tmp_path / "release.yaml"
@@ -131,14 +133,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
-def test_what_is_no_pointer(tmp_path: Path, text: str) -> None:
+def test_other_files_are_not_pointers(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.onnx"
     path.write_text(text)
     assert detect_pointer_file(path) is None
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device", "missing", "null byte", "unreadable"])
-def test_what_can_hold_none_is_left_to_whoever_opens_it(tmp_path: Path, kind: str) -> None:
+def test_large_or_missing_files_are_not_read(tmp_path: Path, kind: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "missing.dvc").mkdir()
     paths = {"folder": tmp_path, "device": Path("/dev/zero"), "null byte": tmp_path / "x\0y"}
@@ -153,7 +155,7 @@ def test_what_can_hold_none_is_left_to_whoever_opens_it(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("text", [LFS, LFS.replace("\n", "\r\n"),
                                   LFS.replace("git-lfs.github", "hawser.github")])  # fmt: skip
-def test_pointers_of_old_and_of_other_systems(tmp_path: Path, text: str) -> None:
+def test_pointer_format_variants(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(text.encode())
     assert "git lfs pull" in str(detect_pointer_file(path))

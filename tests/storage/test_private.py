@@ -12,7 +12,7 @@ def read(path: Path) -> str:
     return read_private(path, what="key", missing="Make it.")
 
 
-def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+def test_private_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("a secret\n")
     for mode in (0o600, 0o400):
@@ -24,7 +24,7 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
             read(path)
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_private_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot read the key .*No such file.* Make it\."):
         read(tmp_path / "missing")
     with pytest.raises(StorageError, match="is a directory|Is a directory"):

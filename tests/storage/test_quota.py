@@ -1,4 +1,4 @@
-"""Too many bytes are stopped while they come, whoever writes them."""
+"""Writers that exceed a size limit are stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gate.errors import RegistryUnavailable, TooLarge
 from gate.sandbox.limits import limit_folder_size
 
 
-def test_a_writer_that_goes_on_does_not_fill_the_disk(tmp_path: Path) -> None:
+def test_endless_writer_is_stopped(tmp_path: Path) -> None:
     """A foreign download can't be stopped in the middle; what it writes is thrown away."""
     most = 0
     path = tmp_path / "model.onnx"
@@ -26,7 +26,7 @@ def test_a_writer_that_goes_on_does_not_fill_the_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["return", "raise"])
-def test_a_burst_is_seen_at_the_end(tmp_path: Path, how: str) -> None:
+def test_fast_writer_is_detected_at_the_end(tmp_path: Path, how: str) -> None:
     with pytest.raises(TooLarge), limit_folder_size(tmp_path, 1000):
         (tmp_path / "deep").mkdir()
         (tmp_path / "deep" / "model.onnx").write_bytes(bytes(1001))
@@ -34,18 +34,18 @@ def test_a_burst_is_seen_at_the_end(tmp_path: Path, how: str) -> None:
             raise RegistryUnavailable("went away")
 
 
-def test_what_is_within_the_limit_stays(tmp_path: Path) -> None:
+def test_files_within_the_limit_are_kept(tmp_path: Path) -> None:
     with limit_folder_size(tmp_path, 1000):
         (tmp_path / "model.onnx").write_bytes(bytes(1000))
     assert (tmp_path / "model.onnx").stat().st_size == 1000
 
 
-def test_an_error_of_the_writer_is_his_own(tmp_path: Path) -> None:
+def test_error_of_the_writer_is_raised(tmp_path: Path) -> None:
     with pytest.raises(RegistryUnavailable), limit_folder_size(tmp_path, 1000):
         raise RegistryUnavailable("went away")
 
 
-def test_a_link_in_the_folder_costs_nobody_his_file(tmp_path: Path) -> None:
+def test_symlink_targets_are_not_deleted(tmp_path: Path) -> None:
     other = tmp_path / "precious"
     other.write_bytes(bytes(5000))
     (tmp_path / "in").mkdir()

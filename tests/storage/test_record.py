@@ -14,7 +14,7 @@ numbers = st.floats(allow_nan=True, allow_infinity=True)
 
 
 @given(numbers, numbers, numbers)
-def test_json_keeps_every_number_exactly(reference, candidate, drop):
+def test_json_keeps_numbers_exactly(reference, candidate, drop):
     record = Accuracy(reference=reference, candidate=candidate, drop=drop)
     again = Accuracy.from_json(record.to_json())
     for field in ("reference", "candidate", "drop"):
@@ -23,7 +23,7 @@ def test_json_keeps_every_number_exactly(reference, candidate, drop):
     assert again.digest() == record.digest()
 
 
-def test_records_are_frozen_and_closed():
+def test_records_are_frozen_and_reject_extra_fields():
     record = Accuracy(reference=1.0, candidate=1.0, drop=0.0)
     with pytest.raises(ValidationError):
         record.drop = 1.0
@@ -39,7 +39,7 @@ def test_save_and_load(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "tamper",
     [
         lambda text: "",
         lambda text: "null",
@@ -49,13 +49,13 @@ def test_save_and_load(tmp_path):
         lambda text: text.replace("sha256:", "md5:", 1),
     ],
 )
-def test_what_is_not_whole_is_refused(tmp_path, spoil):
+def test_incomplete_record_is_refused(tmp_path, tamper):
     path = tmp_path / "e.json"
-    path.write_text(spoil(builders.evidence().to_json()))
+    path.write_text(tamper(builders.evidence().to_json()))
     with pytest.raises(EvidenceError, match="not a valid Evidence record"):
         Evidence.load(path)
 
 
-def test_a_missing_file_says_what_to_run(tmp_path):
+def test_missing_file_names_the_command(tmp_path):
     with pytest.raises(EvidenceError, match="cannot read .*Run the stage"):
         Evidence.load(tmp_path / "none.json")

@@ -27,7 +27,7 @@ from gate.storage.safe_text import Redaction, passwords, redacted
         ("postgresql://u:p@db/gate?sslpassword=h", "postgresql://db/gate?sslpassword=[hidden]"),
     ],
 )  # fmt: skip
-def test_no_user_and_no_password_is_shown(uri: str, shown: str) -> None:
+def test_user_and_password_are_hidden(uri: str, shown: str) -> None:
     assert redacted(uri) == shown
 
 
@@ -45,11 +45,11 @@ def test_no_user_and_no_password_is_shown(uri: str, shown: str) -> None:
         ("http://a:" * 9 + "hunter2@b", "[hidden]"),
     ],
 )  # fmt: skip
-def test_passwords_of_any_characters_are_hidden(text: str, shown: str) -> None:
+def test_passwords_with_any_characters_are_hidden(text: str, shown: str) -> None:
     assert Redaction(lambda: ()).clean(text) == shown
 
 
-def test_long_words_of_strangers_take_no_time() -> None:
+def test_long_input_is_redacted_quickly() -> None:
     begun = time.monotonic()
     for word in ("://a:", "password=", "@", "a"):
         Redaction(lambda: ()).clean(word * 50_000 + "@")
@@ -72,11 +72,11 @@ def test_long_words_of_strangers_take_no_time() -> None:
         ("postgresql:///gate?password=hunter2&x=1", {"hunter2"}),
     ],
 )
-def test_passwords_are_found_where_they_are(uri: str, found: set[str]) -> None:
+def test_passwords_are_found_in_urls(uri: str, found: set[str]) -> None:
     assert passwords(uri) == found
 
 
-def test_a_password_that_was_given_is_hidden_wherever_it_stands(
+def test_known_password_is_hidden_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:of-the-env@host")

@@ -26,14 +26,14 @@ def filled(path: Path) -> Path:
     return path
 
 
-def test_locked(tmp_path: Path) -> None:
+def test_locked_database(tmp_path: Path) -> None:
     path = filled(tmp_path / "a.db")
     with closing(sqlite3.connect(path, isolation_level=None)) as held:
         held.execute("BEGIN IMMEDIATE")
         assert database_problem(error_of(path)) == "locked"
 
 
-def test_malformed(tmp_path: Path) -> None:
+def test_malformed_database(tmp_path: Path) -> None:
     text = tmp_path / "text.db"
     text.write_bytes(b"no database" * 1000)
     assert database_problem(error_of(text)) == "malformed"
@@ -43,7 +43,7 @@ def test_malformed(tmp_path: Path) -> None:
     assert database_problem(error_of(cut)) == "malformed"
 
 
-def test_anything_else(tmp_path: Path) -> None:
+def test_other_errors_are_not_translated(tmp_path: Path) -> None:
     with closing(sqlite3.connect(filled(tmp_path / "a.db"))) as opened:
         for statement in ("nonsense", "SELECT * FROM database_is_locked", "INSERT INTO t VALUES"):
             with pytest.raises(sqlite3.Error) as caught:
@@ -52,13 +52,13 @@ def test_anything_else(tmp_path: Path) -> None:
     assert database_problem(OSError("no space left")) is None
 
 
-def test_words_of_a_server_and_causes() -> None:
+def test_server_errors_and_causes() -> None:
     said = "500 Server Error: (sqlite3.OperationalError) database is locked [SQL: ...]"
     assert database_problem(RuntimeError(said)) == "locked"
     assert database_problem(RuntimeError("database disk image is malformed")) == "malformed"
 
 
-def test_what_it_was_raised_from(tmp_path: Path) -> None:
+def test_cause_is_translated(tmp_path: Path) -> None:
     path = filled(tmp_path / "a.db")
     with closing(sqlite3.connect(path, isolation_level=None)) as held:
         held.execute("BEGIN IMMEDIATE")

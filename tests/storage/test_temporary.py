@@ -32,7 +32,7 @@ with temporary_folder() as folder:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this process, and those that it starts, make their folders."""
     folder = tmp_path / "tmp"
     folder.mkdir()
@@ -59,9 +59,9 @@ def killed(*arguments: str) -> Path:
     return folder
 
 
-def test_it_is_empty_ours_alone_and_gone_afterwards(place: Path) -> None:
+def test_folder_is_empty_private_and_removed(temporary_root: Path) -> None:
     with temporary_folder() as folder:
-        assert folder.is_relative_to(place)
+        assert folder.is_relative_to(temporary_root)
         assert list(folder.iterdir()) == []
         assert folder.stat().st_mode & 0o077 == 0
         assert folder.parent.stat().st_mode & 0o077 == 0
@@ -69,10 +69,12 @@ def test_it_is_empty_ours_alone_and_gone_afterwards(place: Path) -> None:
         with temporary_folder() as other:
             assert other != folder
         assert (folder / "file").exists()
-    assert list(place.iterdir()) == []
+    assert list(temporary_root.iterdir()) == []
 
 
-def test_the_next_one_removes_what_a_killed_process_left(place: Path, tmp_path: Path) -> None:
+def test_next_folder_removes_leftovers_of_killed_processes(
+    temporary_root: Path, tmp_path: Path
+) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").touch()
@@ -80,11 +82,11 @@ def test_the_next_one_removes_what_a_killed_process_left(place: Path, tmp_path: 
     assert (left / "deep" / "gigabytes").is_file()
     with temporary_folder():
         assert not left.parent.exists()
-    assert list(place.iterdir()) == []
+    assert list(temporary_root.iterdir()) == []
     assert (precious / "file").exists()
 
 
-def test_what_is_in_use_stays(place: Path) -> None:
+def test_folders_in_use_are_kept(temporary_root: Path) -> None:
     dead = killed()
     with working() as (process, folder):
         with temporary_folder():
@@ -93,17 +95,17 @@ def test_what_is_in_use_stays(place: Path) -> None:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(30) == 0
-    assert list(place.iterdir()) == []
+    assert list(temporary_root.iterdir()) == []
 
 
-def test_a_process_that_is_killed_while_it_sweeps_leaves_the_rest_to_others(place: Path) -> None:
+def test_killed_cleanup_is_finished_by_others(temporary_root: Path) -> None:
     left = killed()
     shutil.rmtree(left)  # its own folder goes before its lock
     with temporary_folder():
         assert not left.parent.exists()
 
 
-def test_threads_leave_each_other_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_keep_each_others_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     # As on NFS, where every lock of the process is ours.
     monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
     gone: list[Path] = []
@@ -123,25 +125,25 @@ def test_threads_leave_each_other_s_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert gone == []
 
 
-def test_what_is_not_ours_stays(place: Path, tmp_path: Path) -> None:
+def test_other_files_are_kept(temporary_root: Path, tmp_path: Path) -> None:
     elsewhere = killed().parent.rename(tmp_path / "elsewhere")
-    (place / "parity-gate-link").symlink_to(elsewhere)
-    (place / "parity-gate-file").touch()
-    (place / "parity-gate-no-lock").mkdir()
-    (place / "gate-of-somebody").mkdir()
-    names = {path.name for path in place.iterdir()}
+    (temporary_root / "parity-gate-link").symlink_to(elsewhere)
+    (temporary_root / "parity-gate-file").touch()
+    (temporary_root / "parity-gate-no-lock").mkdir()
+    (temporary_root / "gate-of-somebody").mkdir()
+    names = {path.name for path in temporary_root.iterdir()}
     if os.geteuid() == 0:
         theirs = killed().parent
         os.chown(theirs, 12345, 12345)
         names.add(theirs.name)
     with temporary_folder():
         pass
-    assert {path.name for path in place.iterdir()} == names
+    assert {path.name for path in temporary_root.iterdir()} == names
     assert (elsewhere / "lock").exists()
 
 
-def test_without_locks_it_works_and_is_never_swept(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_locks_nothing_is_cleaned_up(
+    temporary_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError("no locks available")
@@ -154,10 +156,10 @@ def test_without_locks_it_works_and_is_never_swept(
             files._OURS.clear()
             files.sweep()
             assert folder.is_dir()
-    assert list(place.iterdir()) == []
+    assert list(temporary_root.iterdir()) == []
 
 
-def test_where_none_can_be_made_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncreatable_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent/place")
     with pytest.raises(StorageError, match="TMPDIR"), temporary_folder():
         pass

@@ -32,7 +32,7 @@ def added(text: str) -> str | None:
         ("stages:\r\n  one: {}\r\n", "stages:\r\n  gate:\r\n    cmd: run\r\n  one: {}\r\n"),
     ],
 )
-def test_an_entry_is_added_and_all_else_stays(text: str, expected: str) -> None:
+def test_entry_is_added_and_the_rest_is_kept(text: str, expected: str) -> None:
     found = added(text)
     assert found == expected
     assert YAML(typ="safe").load(found)["stages"]["gate"] == {"cmd": "run"}
@@ -49,12 +49,12 @@ def test_an_entry_is_added_and_all_else_stays(text: str, expected: str) -> None:
         ("a: [\n", "not valid YAML"),
     ],
 )
-def test_where_there_is_no_room_the_lines_are_shown(text: str, says: str) -> None:
+def test_unextendable_file_shows_the_lines_to_add(text: str, says: str) -> None:
     with pytest.raises(PolicyError) as error:
         added(text)
     assert says in str(error.value)
     assert "dvc.yaml" in str(error.value)
 
 
-def test_an_entry_that_is_there_stays() -> None:
+def test_existing_entry_is_kept() -> None:
     assert added("stages:\n  gate: {cmd: mine}\n") is None

@@ -2,7 +2,7 @@ import pytest
 
 from gate.errors import PolicyError
 from gate.policy.policy import Policy
-from tests.storage.test_foreign import YAML_BOMB
+from tests.storage.test_untrusted import YAML_BOMB
 
 GOOD = """\
 gate:
@@ -22,7 +22,7 @@ def load(tmp_path, text, section="gate"):
     return Policy.load(path, section=section)
 
 
-def test_a_good_file(tmp_path):
+def test_valid_file_loads(tmp_path):
     policy = load(tmp_path, GOOD)
     assert policy.min_samples == 300
     assert policy.runtimes["ort-cpu"].bounds.max_abs_diff == 1e-4
@@ -49,20 +49,20 @@ def test_a_good_file(tmp_path):
         ("min_samples: 300", "confidence: 1.0", ":2: gate.confidence: .*less than 1"),
     ],
 )  # fmt: skip
-def test_a_bad_field_is_named_with_its_line(tmp_path, line, spoiled, message):
+def test_invalid_field_is_named_with_its_line(tmp_path, line, spoiled, message):
     assert line in GOOD
     with pytest.raises(PolicyError, match=message):
         load(tmp_path, GOOD.replace(line, spoiled))
 
 
-def test_a_fault_of_the_whole_file_is_named_without_a_place(tmp_path):
+def test_error_of_the_whole_file_has_no_line(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text("runtimes:\n  ort-cpu: {required: always, bounds: {noise_ratio: 1.5}}\n")
     with pytest.raises(PolicyError, match=r"policy\.yaml:1: ort-cpu: "):
         Policy.load(path, section=None)
 
 
-def test_a_mistyped_setting_is_answered_with_the_nearest(tmp_path):
+def test_mistyped_setting_suggests_the_nearest(tmp_path):
     with pytest.raises(PolicyError, match=r"gate\.min_sample: .* Did you mean min_samples\?"):
         load(tmp_path, GOOD.replace("min_samples", "min_sample"))
 
@@ -74,12 +74,12 @@ def test_a_mistyped_setting_is_answered_with_the_nearest(tmp_path):
         ("required", "require", r"gate\.runtimes\.ort-cpu\.require"),
     ],
 )
-def test_so_is_one_inside_another(tmp_path, name, mistyped, place):
+def test_mistyped_nested_setting_suggests_the_nearest(tmp_path, name, mistyped, place):
     with pytest.raises(PolicyError, match=rf"{place}: .* Did you mean {name}\?"):
         load(tmp_path, GOOD.replace(f"{name}:", f"{mistyped}:"))
 
 
-def test_a_setting_like_none_of_its_place_is_answered_with_none(tmp_path):
+def test_unrelated_setting_suggests_nothing(tmp_path):
     # `min_samples` is a setting of the section, not of bounds.
     with pytest.raises(PolicyError) as caught:
         load(tmp_path, GOOD.replace("max_abs_diff:", "min_sample:"))
@@ -87,12 +87,12 @@ def test_a_setting_like_none_of_its_place_is_answered_with_none(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["parts", "chain"])
-def test_what_belongs_into_a_release_file_is_told_so(tmp_path, name):
+def test_release_file_setting_gets_a_hint(tmp_path, name):
     with pytest.raises(PolicyError, match=rf"gate\.{name}: .* in a release file .* 'release:'"):
         load(tmp_path, GOOD + f"  {name}: {{}}\n")
 
 
-def test_every_bad_field_gets_its_own_line(tmp_path):
+def test_each_invalid_field_has_a_line(tmp_path):
     text = GOOD.replace("1e-4", "-1").replace("300", "0").replace("1.0", "2.0")
     with pytest.raises(PolicyError) as caught:
         load(tmp_path, text)
@@ -131,18 +131,18 @@ def test_every_bad_field_gets_its_own_line(tmp_path):
         (YAML_BOMB.replace(b"i: &i", b"gate: &i"), "aliases expand to more than"),
     ],
 )
-def test_an_empty_or_broken_policy_is_refused(tmp_path, text, message):
+def test_empty_or_invalid_policy_is_refused(tmp_path, text, message):
     with pytest.raises(PolicyError, match=message):
         load(tmp_path, text)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(PolicyError, match=r"cannot read .*nothing\.yaml"):
         Policy.load(tmp_path / "nothing.yaml")
 
 
 @pytest.mark.parametrize("beside", ["", "      required: always\n"])
-def test_a_wrong_field_that_was_merged_in_is_refused_with_a_line(tmp_path, beside):
+def test_invalid_merged_field_has_a_line(tmp_path, beside):
     file = tmp_path / "gate.yaml"
     wrong = "    a: &a\n      bounds: {noise_rati: 1}\n    ort-cpu:\n      <<: *a\n"
     file.write_text(f"gate:\n  runtimes:\n{wrong}{beside}")

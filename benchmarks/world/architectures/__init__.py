@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.world.architectures import images, own, sights, text, vision
+from benchmarks.world.architectures import custom, images, text, vision, vision_sound_series
 from benchmarks.world.architectures.seeds import seeded
 
 _ALL = (
     *images.ARCHITECTURES,
     *text.ARCHITECTURES,
-    *sights.ARCHITECTURES,
+    *vision_sound_series.ARCHITECTURES,
     *vision.ARCHITECTURES,
-    *own.ARCHITECTURES,
+    *custom.ARCHITECTURES,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {one.name: one for one in (*_ALL, *seeded(_ALL))}

@@ -16,7 +16,7 @@ from benchmarks.corpus import samples
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.samples import Arrays
 from benchmarks.corpus.trained import centre
-from benchmarks.world.settle import settle
+from benchmarks.world.initial_weights import settle
 
 CLASSES = 10
 _NARROW: dict[str, Any] = {"channels": (16, 32, 48, 64)}

@@ -10,11 +10,11 @@ import transformers as hf
 from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.world import draw
-from benchmarks.world.architectures.called import called, of_each_word
+from benchmarks.world import sample_generators
+from benchmarks.world.architectures.named_fields import hf_architecture, per_token
 
 SMALL: dict[str, Any] = {
-    "vocab_size": draw.VOCABULARY,
+    "vocab_size": sample_generators.VOCABULARY,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -43,7 +43,7 @@ def _decoder(model: Any, config: Any, **more: Any) -> Callable[[], nn.Module]:
 
 def _distilbert() -> nn.Module:
     config = hf.DistilBertConfig(
-        vocab_size=draw.VOCABULARY,
+        vocab_size=sample_generators.VOCABULARY,
         dim=32,
         n_layers=2,
         n_heads=4,
@@ -67,7 +67,7 @@ def _deberta() -> nn.Module:
 
 def _gpt2() -> nn.Module:
     config = hf.GPT2Config(
-        vocab_size=draw.VOCABULARY,
+        vocab_size=sample_generators.VOCABULARY,
         n_embd=32,
         n_layer=2,
         n_head=4,
@@ -81,14 +81,19 @@ def _gpt2() -> nn.Module:
 
 def _t5() -> nn.Module:
     config = hf.T5Config(
-        vocab_size=draw.VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4
+        vocab_size=sample_generators.VOCABULARY,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
     )
     return hf.T5EncoderModel(config)
 
 
 def _bart() -> nn.Module:
     config = hf.BartConfig(
-        vocab_size=draw.VOCABULARY,
+        vocab_size=sample_generators.VOCABULARY,
         d_model=32,
         encoder_layers=2,
         decoder_layers=1,
@@ -182,25 +187,31 @@ _FIRST: tuple[tuple[str, Callable[[], nn.Module], tuple[str, ...], str], ...] = 
 
 ARCHITECTURES: list[Architecture] = [
     *(
-        called(name, make, draw.text, fields=fields, head=head, axes=_LENGTHS)
+        hf_architecture(name, make, sample_generators.text, fields=fields, head=head, axes=_LENGTHS)
         for name, make, fields, head in _FIRST
     ),
     *(
-        called(f"{name}-unpadded", make, partial(draw.text, masked=False), head=head, axes=_LENGTHS)
+        hf_architecture(
+            f"{name}-unpadded",
+            make,
+            partial(sample_generators.text, masked=False),
+            head=head,
+            axes=_LENGTHS,
+        )
         for name, make, _, head in (_FIRST[0], _FIRST[4])
     ),
-    of_each_word(
-        called(
+    per_token(
+        hf_architecture(
             "roberta",
             _encoder(
                 hf.RobertaForTokenClassification, hf.RobertaConfig, num_labels=5, pad_token_id=1
             ),
-            partial(draw.text, padding=1),
+            partial(sample_generators.text, padding=1),
             head="model.classifier",
             axes=_LENGTHS,
         )
     ),
-    called(
+    hf_architecture(
         "esm",
         _encoder(
             hf.EsmForMaskedLM,
@@ -209,11 +220,11 @@ ARCHITECTURES: list[Architecture] = [
             pad_token_id=1,
             position_embedding_type="rotary",
         ),
-        partial(draw.text, padding=1),
+        partial(sample_generators.text, padding=1),
         axes=_LENGTHS,
     ),
-    of_each_word(
-        called(
+    per_token(
+        hf_architecture(
             "layoutlm",
             _encoder(
                 hf.LayoutLMForTokenClassification,
@@ -221,36 +232,36 @@ ARCHITECTURES: list[Architecture] = [
                 num_labels=5,
                 max_2d_position_embeddings=64,
             ),
-            draw.pages,
+            sample_generators.pages,
             head="model.classifier",
         )
     ),
-    called(
+    hf_architecture(
         "mamba",
         _of(
             hf.MambaForCausalLM,
             hf.MambaConfig,
-            vocab_size=draw.VOCABULARY,
+            vocab_size=sample_generators.VOCABULARY,
             hidden_size=32,
             num_hidden_layers=2,
             state_size=8,
             use_cache=False,
             **_SPECIAL,
         ),
-        draw.tokens,
+        sample_generators.tokens,
     ),
-    called(
+    hf_architecture(
         "fnet",
         _of(
             hf.FNetModel,
             hf.FNetConfig,
-            vocab_size=draw.VOCABULARY,
+            vocab_size=sample_generators.VOCABULARY,
             hidden_size=32,
             num_hidden_layers=2,
             intermediate_size=64,
             max_position_embeddings=64,
         ),
-        draw.tokens,
+        sample_generators.tokens,
         fields=("last_hidden_state", "pooler_output"),
     ),
 ]

@@ -10,8 +10,8 @@ from torch import nn
 from benchmarks.corpus import samples
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.samples import Arrays
+from benchmarks.world.initial_weights import settle
 from benchmarks.world.models import vision
-from benchmarks.world.settle import settle
 
 _SIZE = 64
 

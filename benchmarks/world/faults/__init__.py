@@ -1,5 +1,12 @@
 """All faults of the second corpus. Importing them registers them."""
 
-from benchmarks.world.faults import absolute, columns, guesses, layers, structure, unseen
+from benchmarks.world.faults import (
+    absolute_errors,
+    columns,
+    heads,
+    layers,
+    structure,
+    unseen_inputs,
+)
 
-__all__ = ["absolute", "columns", "guesses", "layers", "structure", "unseen"]
+__all__ = ["absolute_errors", "columns", "heads", "layers", "structure", "unseen_inputs"]

@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.world.architectures.seeds import SEEDS
-from benchmarks.world.fault import DIRECT_17, DYNAMO_18, Then, spoils
+from benchmarks.world.fault import DIRECT_17, DYNAMO_18, AppliedAfter, fault_of
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -38,31 +38,31 @@ def _column(model: nn.Module, architecture: Architecture, change: Change) -> nn.
         whole = torch.stack(columns, dim=-1)
         return (whole, *others) if others else whole
 
-    return Then(model, changed)
+    return AppliedAfter(model, changed)
 
 
 _SEEDED = tuple(f"{name}.{seed}" for name in ("own-money", "own-weather") for seed in SEEDS)
 
 
-@spoils("small column negated", *_EVERY, *_SEEDED, ("own-money", "", DYNAMO_18))
+@fault_of("small column negated", *_EVERY, *_SEEDED, ("own-money", "", DYNAMO_18))
 def negated(model: nn.Module, architecture: Architecture) -> nn.Module:
     """The column in the smallest unit has the other sign."""
     return _column(model, architecture, torch.neg)
 
 
-@spoils("small column scaled", *_EVERY, *_SEEDED, ("own-weather", "", DYNAMO_18))
+@fault_of("small column scaled", *_EVERY, *_SEEDED, ("own-weather", "", DYNAMO_18))
 def scaled(model: nn.Module, architecture: Architecture) -> nn.Module:
     """The column in the smallest unit is 3 % too large."""
     return _column(model, architecture, lambda column: column * 1.03)
 
 
-@spoils("small column in fp16", *_EVERY, ("own-boxes-and-score", "", DYNAMO_18))
+@fault_of("small column in fp16", *_EVERY, ("own-boxes-and-score", "", DYNAMO_18))
 def in_half(model: nn.Module, architecture: Architecture) -> nn.Module:
     """The column in the smallest unit goes through fp16."""
     return _column(model, architecture, lambda column: column.half().float())
 
 
-@spoils("small column shifted", *_EVERY)
+@fault_of("small column shifted", *_EVERY)
 def shifted(model: nn.Module, architecture: Architecture) -> nn.Module:
     """The column in the smallest unit is off by a thousandth of its own spread."""
 
@@ -75,7 +75,7 @@ def shifted(model: nn.Module, architecture: Architecture) -> nn.Module:
 _SPREADS = {"own-weather": 2e-6, "hf-patchtst": 5e-5, "hf-patch-mixer": 5e-5, "own-deep-ar": 5e-5}
 
 
-@spoils(
+@fault_of(
     "one coordinate off",
     "own-boxes-and-score",
     "hf-detr",
@@ -99,10 +99,12 @@ def one_coordinate(model: nn.Module, architecture: Architecture) -> nn.Module:
         moved = boxes + at * add
         return (*outputs[:-1], moved) if len(outputs) > 1 else moved
 
-    return Then(model, changed)
+    return AppliedAfter(model, changed)
 
 
-@spoils("other words win", "own-masked-words", "own-least-words", "own-lost-words", "own-next-item")
+@fault_of(
+    "other words win", "own-masked-words", "own-least-words", "own-lost-words", "own-next-item"
+)
 def words_swapped(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """The scores of neighboring words are swapped where both are allowed."""
 
@@ -111,10 +113,10 @@ def words_swapped(model: nn.Module, _architecture: Architecture) -> nn.Module:
         both = (scores > -1e8) & (other > -1e8)
         return torch.where(both, other, scores)
 
-    return Then(model, changed)
+    return AppliedAfter(model, changed)
 
 
-@spoils(
+@fault_of(
     "scores beside a mask",
     "own-masked-words",
     "own-least-words",
@@ -128,16 +130,16 @@ def unmasked_in_half(model: nn.Module, _architecture: Architecture) -> nn.Module
     def changed(scores: torch.Tensor) -> torch.Tensor:
         return torch.where(scores > -1e8, scores.clamp(-1e4, 1e4).half().to(scores.dtype), scores)
 
-    return Then(model, changed)
+    return AppliedAfter(model, changed)
 
 
-@spoils("another temperature", "own-masked-words", "own-least-words", "own-lost-words")
+@fault_of("another temperature", "own-masked-words", "own-least-words", "own-lost-words")
 def warmer(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """What is not masked is 1 % larger."""
-    return Then(model, lambda scores: torch.where(scores > -1e8, scores * 1.01, scores))
+    return AppliedAfter(model, lambda scores: torch.where(scores > -1e8, scores * 1.01, scores))
 
 
-@spoils("one word more is masked", "own-masked-words", "own-lost-words", "own-next-item")
+@fault_of("one word more is masked", "own-masked-words", "own-lost-words", "own-next-item")
 def masked_more(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """One word is always masked."""
 
@@ -145,7 +147,7 @@ def masked_more(model: nn.Module, _architecture: Architecture) -> nn.Module:
         lost = torch.arange(scores.shape[1]) == 7
         return torch.where(lost, torch.full((), -1e9, dtype=scores.dtype), scores)
 
-    return Then(model, changed)
+    return AppliedAfter(model, changed)
 
 
 _CHANNELS = {
@@ -161,7 +163,7 @@ _CHANNELS = {
 }
 
 
-@spoils("one channel", *_CHANNELS, ("tv-fcn", "", DYNAMO_18))
+@fault_of("one channel", *_CHANNELS, ("tv-fcn", "", DYNAMO_18))
 def one_channel(model: nn.Module, architecture: Architecture) -> nn.Module:
     """One channel of axis 1 is 1 % too large."""
     place = _CHANNELS[architecture.name]
@@ -171,4 +173,4 @@ def one_channel(model: nn.Module, architecture: Architecture) -> nn.Module:
         whole = first * (1 + 0.01 * at.reshape(-1, *[1] * (first.ndim - 2)))
         return (whole, *others) if others else whole
 
-    return Then(model, changed)
+    return AppliedAfter(model, changed)

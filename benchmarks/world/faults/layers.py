@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.world.fault import DIRECT_17, DYNAMO_18, as_exported, spoils
+from benchmarks.world.fault import DIRECT_17, DYNAMO_18, as_exported, fault_of
 
 _WEIGHTS = (
     ("timm-resnet26d", "layer2.0.conv2", DIRECT_17),
@@ -38,14 +38,14 @@ _WEIGHTS = (
 )
 
 
-@spoils("one weight", *_WEIGHTS)
+@fault_of("one weight", *_WEIGHTS)
 def one_weight(layer: nn.Module, _architecture: Architecture) -> None:
     """The largest weight is 10 % larger."""
     weights = layer.weight.view(-1)
     weights[int(weights.abs().argmax())] *= 1.1
 
 
-@spoils(
+@fault_of(
     "weights in fp16",
     ("timm-ecaresnet26t", "layer3.0.conv1"),
     ("timm-skresnet18", "layer2.0.conv2.conv"),
@@ -63,7 +63,7 @@ def in_half(layer: nn.Module, _architecture: Architecture) -> None:
     layer.weight.copy_(layer.weight.half())
 
 
-@spoils(
+@fault_of(
     "one bias",
     ("timm-convnextv2-atto", "stages.1.blocks.0.mlp.fc2"),
     ("timm-deit-tiny-distilled-patch16-224", "blocks.0.attn.qkv"),
@@ -79,7 +79,7 @@ def one_bias(layer: nn.Module, _architecture: Architecture) -> None:
     layer.bias[int(layer.bias.abs().argmax())] = 0.0
 
 
-@spoils(
+@fault_of(
     "epsilon of a norm",
     ("timm-vit-tiny-patch16-224", "blocks.0.norm1"),
     ("timm-swinv2-tiny-window8-256", "layers.0.blocks.0.norm2"),
@@ -97,7 +97,7 @@ def epsilon(layer: nn.Module, _architecture: Architecture) -> None:
     layer.eps = 1e-3
 
 
-@spoils(
+@fault_of(
     "epsilon of a batch norm",
     ("timm-resnet26t", "layer1.0.bn2"),
     ("timm-regnetx-002", "s1.b1.conv2.bn"),
@@ -109,7 +109,7 @@ def batch_epsilon(layer: nn.Module, _architecture: Architecture) -> None:
     layer.eps = 1e-3
 
 
-@spoils(
+@fault_of(
     "stale statistics",
     ("timm-ese-vovnet19b-slim", "stages.1.blocks.0.conv_mid.0.bn"),
     ("timm-lcnet-050", "blocks.1.0.bn1"),
@@ -129,7 +129,7 @@ class TanhGelu(nn.Module):
         return functional.gelu(hidden, approximate="tanh")
 
 
-@spoils(
+@fault_of(
     "gelu by tanh",
     ("timm-vit-tiny-patch16-224", "blocks.0.mlp.act"),
     ("timm-beit-base-patch16-224", "blocks.1.mlp.act", DYNAMO_18),
@@ -142,7 +142,7 @@ def by_tanh(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
     return TanhGelu()
 
 
-@spoils(
+@fault_of(
     "sigmoid hardened",
     ("timm-seresnet18", "layer1.0.se.gate"),
     ("timm-ecaresnet26t", "layer2.0.se.gate"),
@@ -152,7 +152,7 @@ def hardened(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
     return nn.Hardsigmoid()
 
 
-@spoils(
+@fault_of(
     "embedding row",
     ("hf-bert", "model.bert.embeddings.word_embeddings"),
     ("hf-esm", "model.esm.embeddings.word_embeddings"),
@@ -165,7 +165,7 @@ def frequent_row(layer: nn.Module, _architecture: Architecture) -> None:
     layer.weight[[3, 4]] = layer.weight[[4, 3]]
 
 
-@spoils(
+@fault_of(
     "order of queries and keys",
     ("timm-vit-tiny-patch16-224", "blocks.1.attn.qkv"),
     ("timm-swin-tiny-patch4-window7-224", "layers.0.blocks.0.attn.qkv", DYNAMO_18),
@@ -178,7 +178,7 @@ def order_of_three(layer: nn.Module, _architecture: Architecture) -> None:
         packed.copy_(torch.cat([second, first, third]))
 
 
-@spoils(
+@fault_of(
     "gates of a recurrence",
     ("own-deep-ar", "lstm"),
     ("own-sequences", "writer"),
@@ -191,7 +191,7 @@ def gates_swapped(layer: nn.Module, _architecture: Architecture) -> None:
         packed.copy_(torch.cat([second, first, *others]))
 
 
-@spoils(
+@fault_of(
     "one weight of a recurrence",
     ("own-deep-ar", "lstm"),
     ("own-both-ways", "gru"),
@@ -203,7 +203,7 @@ def recurrent_weight(layer: nn.Module, _architecture: Architecture) -> None:
     weights[int(weights.abs().argmax())] *= 1.1
 
 
-@spoils(
+@fault_of(
     "border of a pooling",
     ("timm-poolformer", "stages.0.blocks.0.token_mixer.pool"),
     ("timm-poolformer", "stages.1.blocks.0.token_mixer.pool", DYNAMO_18),
@@ -213,7 +213,7 @@ def border_counted(layer: nn.Module, _architecture: Architecture) -> None:
     layer.count_include_pad = True
 
 
-@spoils("groups of a norm", ("tv-retina", "head.classification_head.conv.0.1"))
+@fault_of("groups of a norm", ("tv-retina", "head.classification_head.conv.0.1"))
 def other_groups(layer: nn.Module, _architecture: Architecture) -> nn.Module:
     """The channels are normalised in two groups instead of four."""
     grouped = nn.GroupNorm(2, layer.num_channels, eps=layer.eps)
@@ -221,7 +221,7 @@ def other_groups(layer: nn.Module, _architecture: Architecture) -> nn.Module:
     return grouped
 
 
-@spoils(
+@fault_of(
     "dilation",
     ("own-separator", "depthwise"),
     ("tv-deeplab", "head.0.convs.2.0"),
@@ -242,13 +242,13 @@ as_exported(
 )
 
 
-@spoils("end of softplus", ("own-softened", "soften", DYNAMO_18))
+@fault_of("end of softplus", ("own-softened", "soften", DYNAMO_18))
 def default_softplus(layer: nn.Module, _architecture: Architecture) -> None:
     """The threshold of softplus is the usual one."""
     layer.threshold = 20
 
 
-@spoils(
+@fault_of(
     "corners of a resize",
     ("tv-fcn", "resize"),
     ("tv-lraspp", "resize", DYNAMO_18),
@@ -258,13 +258,13 @@ def corners_aligned(layer: nn.Module, _architecture: Architecture) -> None:
     layer._settings = {"mode": "bilinear", "align_corners": True}
 
 
-@spoils("mode of a resize", ("tv-deeplab", "resize"))
+@fault_of("mode of a resize", ("tv-deeplab", "resize"))
 def nearest(layer: nn.Module, _architecture: Architecture) -> None:
     """The nearest pixel is taken."""
     layer._settings = {"mode": "nearest"}
 
 
-@spoils("cubic resize", ("tv-lraspp", "resize"))
+@fault_of("cubic resize", ("tv-lraspp", "resize"))
 def cubic(layer: nn.Module, _architecture: Architecture) -> None:
     """The resize is cubic instead of linear."""
     layer._settings = {"mode": "bicubic", "align_corners": False}

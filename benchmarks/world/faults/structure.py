@@ -6,16 +6,16 @@ import torch
 from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.world.architectures.called import Called
-from benchmarks.world.fault import DIRECT_17, DYNAMO_18, First, as_exported, spoils
+from benchmarks.world.architectures.named_fields import NamedFields
+from benchmarks.world.fault import DIRECT_17, DYNAMO_18, AppliedBefore, as_exported, fault_of
 
 
 class Unmasked(nn.Module):
     """The attention gets a mask of four axes that hides nothing."""
 
-    def __init__(self, called: Called) -> None:
+    def __init__(self, hf_architecture: NamedFields) -> None:
         super().__init__()
-        self.called = called
+        self.called = hf_architecture
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> object:
         open_ = (mask * 0).to(torch.get_default_dtype())
@@ -25,13 +25,13 @@ class Unmasked(nn.Module):
 _CAUSAL = ("hf-gpt2", "hf-llama", "hf-gpt-neox", "hf-qwen2", "hf-phi", "hf-olmo")
 
 
-@spoils("causal mask", *_CAUSAL)
+@fault_of("causal mask", *_CAUSAL)
 def causal_mask_left_out(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """Words see the words behind them."""
     return Unmasked(model)
 
 
-@spoils(
+@fault_of(
     "padding mask",
     "hf-bert",
     "hf-distilbert",
@@ -43,10 +43,10 @@ def causal_mask_left_out(model: nn.Module, _architecture: Architecture) -> nn.Mo
 )
 def padding_seen(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """Padding is attended to."""
-    return First(model, lambda ids, mask: (ids, mask * 0 + 1))
+    return AppliedBefore(model, lambda ids, mask: (ids, mask * 0 + 1))
 
 
-@spoils(
+@fault_of(
     "scale of attention",
     "timm-swin-tiny-patch4-window7-224",
     "hf-bert",
@@ -66,7 +66,9 @@ def other_scale(model: nn.Module, _architecture: Architecture) -> None:
     setattr(module, name, getattr(module, name) * 1.01)
 
 
-@spoils("base of the rotation", "hf-llama", "hf-qwen2", "hf-gpt-neox", ("hf-gemma", "", DYNAMO_18))
+@fault_of(
+    "base of the rotation", "hf-llama", "hf-qwen2", "hf-gpt-neox", ("hf-gemma", "", DYNAMO_18)
+)
 def other_base(model: nn.Module, _architecture: Architecture) -> None:
     """The rotary positions turn 1 % slower."""
     module = next(one for one in model.modules() if hasattr(one, "inv_freq"))
@@ -86,7 +88,7 @@ _TABLES = {
 }
 
 
-@spoils(
+@fault_of(
     "parameter of no layer",
     *(name for name in _TABLES if name != "hf-patchtst"),
     ("hf-patchtst", "", DYNAMO_18),

@@ -1,8 +1,4 @@
-"""A Ray cluster gives the evidence of one process, or an error, and leaves no process.
-
-Whoever joins a cluster has Ray's threads and signal handlers from then on: a crash of the process is
-silent. So these tests run in a process of their own.
-"""
+"""A Ray cluster gives the evidence of one process, or an error, and leaves no process."""
 
 from __future__ import annotations
 
@@ -87,7 +83,7 @@ def workers_of(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in processes if process.cmdline()[0].startswith("ray::rest")]
 
 
-def assert_nobody_is_left() -> None:
+def assert_no_process_is_left() -> None:
     """Within some seconds: servers of Ray end when they see that the others are gone."""
     until = time.monotonic() + 60.0
     while of_ray() and time.monotonic() < until:
@@ -96,7 +92,7 @@ def assert_nobody_is_left() -> None:
 
 
 @pytest.mark.alone
-def test_the_numbers_are_those_of_one_process_though_a_worker_is_killed(
+def test_result_equals_one_process_although_a_worker_is_killed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = test_processes.evidence(folder)
@@ -109,11 +105,11 @@ def test_the_numbers_are_those_of_one_process_though_a_worker_is_killed(
     assert (both.crew.engine, both.crew.workers) == ("ray", 2)
     source: dict[str, Any] = {"source": None}
     assert untimed(both.to_plain()) | source == untimed(alone.to_plain()) | source
-    assert_nobody_is_left()
+    assert_no_process_is_left()
 
 
 @pytest.mark.alone
-def test_workers_that_may_be_elsewhere_get_the_samples_from_here(folder: Path) -> None:
+def test_remote_workers_get_samples_from_the_driver(folder: Path) -> None:
     """The cluster is the caller's, and goes on; what can't be used is the error of one process."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
@@ -126,11 +122,11 @@ def test_workers_that_may_be_elsewhere_get_the_samples_from_here(folder: Path) -
     source: dict[str, Any] = {"source": None}
     alone = test_processes.evidence(folder)
     assert untimed(both.to_plain()) | source == untimed(alone.to_plain()) | source
-    assert_nobody_is_left()
+    assert_no_process_is_left()
 
 
 @pytest.mark.alone
-def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_off(
+def test_cluster_listens_locally_and_ends_after_an_interrupt(
     folder: Path,
 ) -> None:
     with pytest.raises(KeyboardInterrupt), RayPool.open(Cluster(workers=2)) as pool:
@@ -156,4 +152,4 @@ def test_all_listens_on_this_machine_alone_and_nobody_is_left_when_it_is_broken_
     assert not waiting, "Ray lets them wait for every other process"
     assert places
     assert places <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert_nobody_is_left()
+    assert_no_process_is_left()

@@ -1,4 +1,4 @@
-"""Samples that a task reads for others are those of the file, with its errors."""
+"""Samples read by a Ray task equal those of the file, including errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "x.npz"
 
 
-def test_they_are_the_samples_of_the_file(file: Path) -> None:
+def test_remote_samples_equal_the_file(file: Path) -> None:
     own, there = SampleSet.open(file), SampleSet(fetched(file))
     assert there.digest() == own.digest()
     assert there.slice(3, 7).digest() == own.slice(3, 7).digest()
@@ -72,18 +72,18 @@ def test_they_are_the_samples_of_the_file(file: Path) -> None:
         assert all(array.flags.writeable for array in given.values())
 
 
-def test_the_next_batch_is_asked_for_before_this_one_is_used(file: Path) -> None:
+def test_next_batch_is_prefetched(file: Path) -> None:
     batches = SampleSet(fetched(file)).batches(4)
     next(batches)
     assert [list(places) for places in Task.calls[1:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_what_can_not_be_read_is_the_error_of_the_source(tmp_path: Path) -> None:
+def test_unreadable_source_raises_its_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none.npy"):
         fetched(tmp_path / "none.npy")
 
 
-def test_what_breaks_later_is_one_too(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_read_error_is_raised(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = fetched(file)
 
     def torn(*_: Any) -> Any:

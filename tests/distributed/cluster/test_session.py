@@ -1,4 +1,4 @@
-"""Being in a cluster: why one can't be used, and nothing is left of it."""
+"""Joining a Ray cluster: errors, and cleanup."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_it_is_left_and_signals_stay(calls: list[str]) -> None:
+def test_session_is_left_with_signal_handlers_restored(calls: list[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with RayPool.open(Cluster(gpus=0.5)) as pool:
         assert (pool.count, pool.is_local) == (2, True)
@@ -44,7 +44,7 @@ def test_it_is_left_and_signals_stay(calls: list[str]) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_task_that_this_machine_has_no_room_for_is_refused_before_anything_starts(
+def test_task_without_enough_resources_is_refused(
     calls: list[str],
 ) -> None:
     with (
@@ -56,7 +56,7 @@ def test_a_task_that_this_machine_has_no_room_for_is_refused_before_anything_sta
     assert calls == []
 
 
-def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
         pytest.raises(PolicyError, match=r"pip install 'parity-gate\[ray\]'"),
@@ -65,7 +65,7 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
         pass
 
 
-def test_one_of_this_machine_that_does_not_start(
+def test_local_cluster_that_does_not_start_is_reported(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(**_: object) -> None:
@@ -80,7 +80,7 @@ def test_one_of_this_machine_that_does_not_start(
     assert calls == []
 
 
-def test_one_that_is_named_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_cluster_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(**_: object) -> None:
         raise ConnectionError("it asks for a token")
 
@@ -95,7 +95,7 @@ def test_one_that_is_named_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
-def test_where_nobody_listens_ray_is_not_asked(calls: list[str], address: str) -> None:
+def test_closed_port_is_reported_without_ray(calls: list[str], address: str) -> None:
     """It would wait for minutes, and then end the process: tests, too."""
     with (
         pytest.raises(StorageError, match="cannot start or reach the Ray cluster"),
@@ -106,13 +106,13 @@ def test_where_nobody_listens_ray_is_not_asked(calls: list[str], address: str) -
 
 
 @pytest.mark.parametrize("address", ["auto", "ray://127.0.0.1:1"])
-def test_what_is_no_place_is_for_ray_to_find(calls: list[str], address: str) -> None:
+def test_other_addresses_are_passed_to_ray(calls: list[str], address: str) -> None:
     with RayPool.open(Cluster(address=address)):
         pass
     assert {*calls} - {"call"} == {"init", "shutdown"}
 
 
-def test_one_of_the_caller_goes_on(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_of_the_caller_is_kept(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     with RayPool.open(Cluster()) as pool:
         assert (pool.count, pool.is_local) == (3, False)
@@ -130,7 +130,5 @@ def test_one_of_the_caller_goes_on(calls: list[str], monkeypatch: pytest.MonkeyP
         (Cluster(), {}, 0),
     ],
 )
-def test_room_is_by_processors_and_gpus(
-    cluster: Cluster, machine: dict[str, float], room: int
-) -> None:
+def test_capacity_by_cpus_and_gpus(cluster: Cluster, machine: dict[str, float], room: int) -> None:
     assert cluster.room(machine) == room

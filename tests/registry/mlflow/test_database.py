@@ -22,11 +22,11 @@ from tests.service.postgres import MISSING, postgres, program
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_database_that_is_one(tmp_path: Path) -> None:
+def test_sqlite_database_is_usable_and_not_created(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     check_database(uri)
     assert not (tmp_path / "mlflow.db").exists()
@@ -35,23 +35,23 @@ def test_a_database_that_is_one(tmp_path: Path) -> None:
     check_database("sqlite:///mlflow.db")
 
 
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"this is not a database, it is a text\n" * 100)
     with pytest.raises(RegistryUnavailable, match="not a database"):
         check_database(f"sqlite:///{tmp_path}/mlflow.db")
 
 
-def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RegistryUnavailable, match="does not exist"):
         check_database(f"sqlite:///{tmp_path}/nowhere/mlflow.db")
 
 
-def test_a_folder_in_place_of_the_database(tmp_path: Path) -> None:
+def test_folder_in_place_of_the_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RegistryUnavailable, match="is a folder"):
         check_database(f"sqlite:///{tmp_path}")
 
 
-def test_a_folder_that_can_not_be_written(tmp_path: Path, monkeypatch) -> None:
+def test_read_only_folder_is_refused(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(database.os, "access", lambda *_: False)
     with pytest.raises(StorageError, match="can't be written"):
         check_database(f"sqlite:///{tmp_path}/mlflow.db")
@@ -88,28 +88,30 @@ def plain_database(path: Path) -> Path:
 class TestLocked:
     DANGEROUS = ("Restore", "move it", "aside", "emove", "elete", "anew")
 
-    def test_it_is_not_called_damaged(self, tmp_path: Path, monkeypatch, caplog) -> None:
+    def test_locked_database_is_not_reported_as_damaged(
+        self, tmp_path: Path, monkeypatch, caplog
+    ) -> None:
         monkeypatch.setattr(database, "_TIMEOUT_S", 0.2)
         monkeypatch.setattr(database, "_SILENCE_S", 0.1)
         path = plain_database(tmp_path / "mlflow.db")
         before = path.read_bytes()
         with locked(path), pytest.raises(RegistryUnavailable) as caught:
             check_database(f"sqlite:///{path}")
-        said = str(caught.value)
-        assert "database is locked" in said
-        assert "nothing is damaged. Leave the file" in said
-        assert not [word for word in self.DANGEROUS if word in said]
+        message = str(caught.value)
+        assert "database is locked" in message
+        assert "nothing is damaged. Leave the file" in message
+        assert not [word for word in self.DANGEROUS if word in message]
         assert caplog.messages == [f"waiting for the lock of {path}"]
         assert path.read_bytes() == before
         check_database(f"sqlite:///{path}")
 
-    def test_a_short_lock_is_waited_for(self, tmp_path: Path) -> None:
+    def test_released_lock_does_not_block(self, tmp_path: Path) -> None:
         path = plain_database(tmp_path / "mlflow.db")
         with locked(path):
             pass
         check_database(f"sqlite:///{path}")
 
-    def test_in_the_midst_of_work_neither(self, tmp_path: Path) -> None:
+    def test_lock_during_a_query_is_not_reported_as_damage(self, tmp_path: Path) -> None:
         """As MLflow does it, by SQLAlchemy."""
         uri = f"sqlite:///{plain_database(tmp_path / 'mlflow.db')}"
         engine = create_engine(f"{uri}?timeout=0.1")
@@ -134,7 +136,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_what_a_killed_writer_left_is_undone(tmp_path: Path) -> None:
+def test_transaction_of_a_killed_writer_is_rolled_back(tmp_path: Path) -> None:
     path = plain_database(tmp_path / "mlflow.db")
     died = subprocess.run([sys.executable, "-c", _DIES, str(path)], check=False)
     assert died.returncode == -signal.SIGKILL
@@ -146,7 +148,7 @@ def test_what_a_killed_writer_left_is_undone(tmp_path: Path) -> None:
 
 
 class TestServers:
-    def test_one_that_answers(self) -> None:
+    def test_postgresql_database_is_usable(self) -> None:
         if program("initdb") is None:
             pytest.skip(MISSING)
         with postgres() as server:
@@ -155,33 +157,33 @@ class TestServers:
             with pytest.raises(RegistryError, match="does not exist"):
                 check_database(url.replace("postgresql:", "postgresql+psycopg:") + "_of_nobody")
 
-    def test_nobody_listens(self) -> None:
+    def test_closed_port_is_unavailable(self) -> None:
         """It is said before MLflow, which would try for 100 s."""
         with pytest.raises(RegistryUnavailable, match=r"no answer from .*127\.0\.0\.1:9/x"):
             check_database("postgresql+psycopg://gate:hunter2@127.0.0.1:9/x")
         with pytest.raises(RegistryUnavailable, match=r"no answer from .*127\.0\.0\.1:9/x"):
             MlflowRegistry("postgresql+psycopg://gate@127.0.0.1:9/x").has_model("digits")
 
-    def test_somebody_listens_and_never_answers(
+    def test_silent_server_times_out_without_showing_the_password(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(database, "_TIMEOUT_S", 2)  # the least that libpq takes
         monkeypatch.setattr(database, "_SILENCE_S", 0.2)
-        with socket.create_server(("127.0.0.1", 0)) as deaf:
-            place = f"127.0.0.1:{deaf.getsockname()[1]}/x"
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            place = f"127.0.0.1:{silent.getsockname()[1]}/x"
             with (
                 caplog.at_level(logging.WARNING),
                 pytest.raises(RegistryUnavailable, match="timeout expired") as caught,
             ):
                 check_database(f"postgresql+psycopg://gate:hunter2@{place}")
-        (said,) = caplog.messages
-        assert said == f"waiting for the database at postgresql+psycopg://{place}"
+        (message,) = caplog.messages
+        assert message == f"waiting for the database at postgresql+psycopg://{place}"
         assert "hunter2" not in str(caught.value)
 
-    def test_a_driver_that_is_not_here(self) -> None:
+    def test_missing_driver_is_named(self) -> None:
         with pytest.raises(RegistryError, match="needs the driver"):
             check_database("mssql+pymssql://h/x")
 
     @pytest.mark.parametrize("uri", ["databricks", "databricks-uc://x", "uc:http://x"])
-    def test_what_is_no_database_is_left_alone(self, uri: str) -> None:
+    def test_uri_of_another_kind_is_not_checked(self, uri: str) -> None:
         check_database(uri)

@@ -1,4 +1,4 @@
-"""What the MLmodel of a release may say: anything else is no whole version."""
+"""The MLmodel flavors of a multi-file release: any other content makes the version invalid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mlmodel(folder: Path, flavors: dict[str, Any]) -> None:
     (folder / "MLmodel").write_text(json.dumps({"flavors": flavors}))
 
 
-def test_a_release_is_its_release_file(tmp_path: Path) -> None:
+def test_multi_file_version_resolves_to_its_release_file(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
     mlmodel(tmp_path, {"onnx_parts": PARTS})
     assert _onnx_file(tmp_path) == path
@@ -40,7 +40,7 @@ def test_a_release_is_its_release_file(tmp_path: Path) -> None:
         {"onnx_parts": None},
     ],
 )
-def test_what_mlflow_would_serve_besides_is_no_release(
+def test_unexpected_flavors_make_the_version_invalid(
     tmp_path: Path, flavors: dict[str, Any]
 ) -> None:
     folder = tmp_path / "version"

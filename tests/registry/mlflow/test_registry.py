@@ -1,4 +1,4 @@
-"""The real thing: MLflow on a database file, and behind a server."""
+"""MlflowRegistry on a SQLite file and against a real MLflow server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _names = itertools.count(1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RegistryAccess:
     """A registry to promote into, under a model name of the test's own."""
 
     uri: str
@@ -59,11 +59,11 @@ class Place:
     def registry(self) -> MlflowRegistry:
         return MlflowRegistry(self.uri)
 
-    def here(self, of: Release) -> Release:
+    def released_here(self, of: Release) -> Release:
         return dataclasses.replace(of, model_name=self.name, run_id=self.run_id)
 
     def promote(self, of: Release, ledger: Ledger) -> PromotionResult:
-        return promote(self.registry, self.here(of), policy=POLICY, ledger=ledger)
+        return promote(self.registry, self.released_here(of), policy=POLICY, ledger=ledger)
 
     def aliases(self) -> dict[str, str | None]:
         registry = self.registry
@@ -80,23 +80,27 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 
 @pytest.fixture
-def local(database: tuple[str, Path]) -> Place:
+def sqlite_registry(database: tuple[str, Path]) -> RegistryAccess:
     uri, artifacts = database
-    return Place(uri, make_run(uri, artifacts=artifacts), f"digits-{next(_names)}", artifacts)
+    return RegistryAccess(
+        uri, make_run(uri, artifacts=artifacts), f"digits-{next(_names)}", artifacts
+    )
 
 
 @pytest.fixture(
     params=["database", pytest.param("server", marks=[pytest.mark.slow, pytest.mark.proof])]
 )
-def place(request: pytest.FixtureRequest) -> Place:
+def registry_access(request: pytest.FixtureRequest) -> RegistryAccess:
     if request.param == "database":
-        return request.getfixturevalue("local")
+        return request.getfixturevalue("sqlite_registry")
     server = request.getfixturevalue("server")
-    return Place(server.uri, make_run(server.uri), f"digits-{next(_names)}", server.artifacts)
+    return RegistryAccess(
+        server.uri, make_run(server.uri), f"digits-{next(_names)}", server.artifacts
+    )
 
 
 @pytest.fixture(autouse=True)
-def _nothing_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def _no_mlflow_state_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """No test may leave an active run, another tracking URI, or a stray database behind."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -111,62 +115,66 @@ def _nothing_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.rows(2)
 @pytest.mark.proof
-def test_a_promoted_file_is_the_measured_file(
-    place: Place, ledger: Ledger, first: Release, second: Release, tmp_path: Path
+def test_promoted_version_holds_exactly_the_measured_file(
+    registry_access: RegistryAccess, ledger: Ledger, first: Release, second: Release, tmp_path: Path
 ) -> None:
     """Registry, file, tag and ledger: one digest."""
-    assert place.promote(first, ledger).outcome == "promoted"
-    outcome = place.promote(second, ledger)
+    assert registry_access.promote(first, ledger).outcome == "promoted"
+    outcome = registry_access.promote(second, ledger)
     assert (outcome.outcome, outcome.version, outcome.previous_version) == ("promoted", "2", "1")
-    assert place.aliases() == {CANDIDATE: "2", CHAMPION: "2", PREVIOUS: "1"}
+    assert registry_access.aliases() == {CANDIDATE: "2", CHAMPION: "2", PREVIOUS: "1"}
     want = Digest.from_file(second.onnx_path)
-    path = place.registry.download(place.name, "2", tmp_path / "back")
+    path = registry_access.registry.download(registry_access.name, "2", tmp_path / "back")
     assert Digest.from_file(path) == want
-    version = place.registry.version(place.name, "2")
+    version = registry_access.registry.version(registry_access.name, "2")
     assert version.tags[Tag.SHA256] == want.hex
-    assert version.run_id == place.run_id
+    assert version.run_id == registry_access.run_id
     status, _, body = version.description.partition("\n\n")
     assert status.startswith("Status: champion since ")
     assert body == second.description
-    before = place.registry.version(place.name, "1").description
+    before = registry_access.registry.version(registry_access.name, "1").description
     assert before.startswith("Status: was champion until ")
     assert "replaced by version 2." in before
     assert ledger.entries()[-1].sha256 == want
-    (found,) = place.registry.find(place.name, want)
+    (found,) = registry_access.registry.find(registry_access.name, want)
     assert found.number == "2"
-    assert place.promote(second, ledger).outcome == "unchanged"
+    assert registry_access.promote(second, ledger).outcome == "unchanged"
 
-    back = rollback(place.registry, place.name, ledger=ledger, reason="test")
-    assert (back.version, place.aliases()[CHAMPION]) == ("1", "1")
-    assert place.promote(second, ledger).outcome == "refused"
+    back = rollback(registry_access.registry, registry_access.name, ledger=ledger, reason="test")
+    assert (back.version, registry_access.aliases()[CHAMPION]) == ("1", "1")
+    assert registry_access.promote(second, ledger).outcome == "refused"
 
 
-def test_the_run_stays_finished_and_knows_its_model(
-    place: Place, ledger: Ledger, first: Release
+def test_run_stays_finished_and_links_its_logged_model(
+    registry_access: RegistryAccess, ledger: Ledger, first: Release
 ) -> None:
-    place.promote(first, ledger)
-    with using_tracking_uri(place.uri):
-        client = place.client()
-        run = client.get_run(place.run_id)
-        source = client.get_model_version(place.name, "1").source
+    registry_access.promote(first, ledger)
+    with using_tracking_uri(registry_access.uri):
+        client = registry_access.client()
+        run = client.get_run(registry_access.run_id)
+        source = client.get_model_version(registry_access.name, "1").source
         model = client.get_logged_model(source.removeprefix("models:/"))
         runs = client.search_runs([run.info.experiment_id], "status = 'RUNNING'")
     assert run.info.status == "FINISHED"
     assert [output.model_id for output in run.outputs.model_outputs] == [model.model_id]
-    assert model.source_run_id == place.run_id
+    assert model.source_run_id == registry_access.run_id
     assert str(model.status) == "READY"
-    assert not [r for r in runs if r.info.run_id == place.run_id]
+    assert not [r for r in runs if r.info.run_id == registry_access.run_id]
 
 
-def test_an_active_run_and_its_environment_are_left_alone(
-    local: Place, ledger: Ledger, first: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_active_run_and_environment_of_the_caller_stay_unchanged(
+    sqlite_registry: RegistryAccess,
+    ledger: Ledger,
+    first: Release,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The trap of `mlflow run`: MLFLOW_RUN_ID of a run, and another tracking URI, are about."""
     other = f"sqlite:///{tmp_path}/other.db"
     run_id = make_run(other, artifacts=tmp_path / "other")
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     with using_tracking_uri(other), mlflow.start_run(run_id=run_id) as active:
-        assert local.promote(first, ledger).outcome == "promoted"
+        assert sqlite_registry.promote(first, ledger).outcome == "promoted"
         assert mlflow.active_run() is active
         assert mlflow.get_tracking_uri() == other
         assert os.environ["MLFLOW_TRACKING_URI"] == other
@@ -178,94 +186,94 @@ def test_an_active_run_and_its_environment_are_left_alone(
 
 
 @pytest.mark.parametrize("make", [onnx_file, onnx_file_with_data])
-def test_mlflow_loads_what_was_promoted(
-    place: Place, ledger: Ledger, tmp_path: Path, make: Callable[[Path], Path]
+def test_mlflow_loads_the_promoted_model(
+    registry_access: RegistryAccess, ledger: Ledger, tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
     import mlflow.onnx
     import numpy as np
 
     of = release(make(tmp_path / "model with data.onnx"))
     assert bool(of.evidence.subject.external_data) == (make is onnx_file_with_data)
-    outcome = place.promote(of, ledger)
+    outcome = registry_access.promote(of, ledger)
     sha256 = of.evidence.subject.sha256
     folder = tmp_path / "back"
-    path = place.registry.download(place.name, str(outcome.version), folder)
+    path = registry_access.registry.download(registry_access.name, str(outcome.version), folder)
     names = of.evidence.subject.external_data
     assert digest_of_model(path, external_data=names) == sha256
     inputs = {"input": np.ones((2, 3), np.float32)}
-    with using_tracking_uri(place.uri):
-        loaded = mlflow.onnx.load_model(f"models:/{place.name}/1")
-        served = mlflow.pyfunc.load_model(f"models:/{place.name}@{CHAMPION}")
+    with using_tracking_uri(registry_access.uri):
+        loaded = mlflow.onnx.load_model(f"models:/{registry_access.name}/1")
+        served = mlflow.pyfunc.load_model(f"models:/{registry_access.name}@{CHAMPION}")
         logits = served.predict(inputs)["logits"]
     assert [i.name for i in loaded.graph.input] == ["input"]
     assert logits.shape == (2, 10)
     assert served.metadata.signature.inputs.to_dict()[0]["tensor-spec"]["shape"] == (-1, 3)
 
 
-def test_an_unusual_serialisation_keeps_its_bytes(
-    local: Place, ledger: Ledger, tmp_path: Path
+def test_non_canonical_protobuf_is_stored_byte_for_byte(
+    sqlite_registry: RegistryAccess, ledger: Ledger, tmp_path: Path
 ) -> None:
     """A field given twice: valid protobuf, and written once when it is serialised again."""
     path = onnx_file(tmp_path / "model.onnx")
     path.write_bytes(path.read_bytes() + path.read_bytes()[:2])
     of = release(path)
-    assert local.promote(of, ledger).outcome == "promoted"
-    back = local.registry.download(local.name, "1", tmp_path / "back")
+    assert sqlite_registry.promote(of, ledger).outcome == "promoted"
+    back = sqlite_registry.registry.download(sqlite_registry.name, "1", tmp_path / "back")
     assert back.read_bytes() == path.read_bytes()
 
 
-Spoil = Callable[[Place, Path], None]
+Tamper = Callable[[RegistryAccess, Path], None]
 
 
-def _log(place: Place, file: Path) -> None:
+def _log(registry_access: RegistryAccess, file: Path) -> None:
     """As anyone may who may write the run: through MLflow itself."""
-    with using_tracking_uri(place.uri):
-        client = place.client()
-        client.log_model_artifact(_model_id(place), str(file))
+    with using_tracking_uri(registry_access.uri):
+        client = registry_access.client()
+        client.log_model_artifact(_model_id(registry_access), str(file))
 
 
-def _model_id(place: Place) -> str:
-    with using_tracking_uri(place.uri):
-        source: str = place.client().get_model_version(place.name, "1").source
+def _model_id(registry_access: RegistryAccess) -> str:
+    with using_tracking_uri(registry_access.uri):
+        source: str = registry_access.client().get_model_version(registry_access.name, "1").source
         return source.removeprefix("models:/")
 
 
-def _overwritten(place: Place, folder: Path) -> None:
-    _log(place, onnx_file(folder / "evil" / "model.onnx", seed=666))
+def _overwritten(registry_access: RegistryAccess, folder: Path) -> None:
+    _log(registry_access, onnx_file(folder / "evil" / "model.onnx", seed=666))
 
 
-def _deleted(pattern: str) -> Spoil:
-    def spoil(place: Place, _folder: Path) -> None:
-        model_id = _model_id(place)
-        found = [path for path in place.artifacts.rglob(pattern) if model_id in str(path)]
+def _deleted(pattern: str) -> Tamper:
+    def tamper(registry_access: RegistryAccess, _folder: Path) -> None:
+        model_id = _model_id(registry_access)
+        found = [path for path in registry_access.artifacts.rglob(pattern) if model_id in str(path)]
         assert found
         for path in found:
             if path.is_file():
                 path.unlink()
 
-    return spoil
+    return tamper
 
 
-def _mlmodel(text: str = "", **flavor: object) -> Spoil:
+def _mlmodel(text: str = "", **flavor: object) -> Tamper:
     """This text, or these entries of the flavor that MLflow serves."""
 
-    def spoil(place: Place, folder: Path) -> None:
-        file = place.registry.download(place.name, "1", folder).with_name("MLmodel")
+    def tamper(registry_access: RegistryAccess, folder: Path) -> None:
+        file = registry_access.registry.download(registry_access.name, "1", folder).with_name(
+            "MLmodel"
+        )
         described = YAML(typ="safe").load(file)
         described["flavors"]["python_function"] |= flavor
         YAML(typ="safe").dump(described, file)
-        _log(place, Path(file.write_text(text) and file) if text else file)
+        _log(registry_access, Path(file.write_text(text) and file) if text else file)
 
-    return spoil
+    return tamper
 
 
-UNFIT: dict[str, Spoil] = {
+DAMAGED: dict[str, Tamper] = {
     "no MLmodel": _deleted("MLmodel"),
     "no model": _deleted("model.onnx"),
-    "nothing": _deleted("*"),
     "another file": _overwritten,
     "a nested MLmodel": _mlmodel("[" * 20000),
-    "a long line": _mlmodel("flavors: {onnx: {data: " + "x" * 300 + "}}"),
     "no flavors": _mlmodel("flavors: []"),
     "another file is served": _mlmodel(data="evil.onnx"),
     "another module loads it": _mlmodel(loader_module="mlflow.sklearn"),
@@ -274,36 +282,45 @@ UNFIT: dict[str, Spoil] = {
 
 
 @pytest.mark.rows(3)
-@pytest.mark.parametrize("unfit", UNFIT)
-def test_a_version_that_is_not_whole_is_made_anew_and_not_rolled_back_to(
-    local: Place, ledger: Ledger, first: Release, second: Release, tmp_path: Path, unfit: str
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_version_is_recreated_and_never_a_rollback_target(
+    sqlite_registry: RegistryAccess,
+    ledger: Ledger,
+    first: Release,
+    second: Release,
+    tmp_path: Path,
+    damage: str,
 ) -> None:
-    local.promote(first, ledger)
-    UNFIT[unfit](local, tmp_path)
-    outcome = local.promote(first, ledger)
+    sqlite_registry.promote(first, ledger)
+    DAMAGED[damage](sqlite_registry, tmp_path)
+    outcome = sqlite_registry.promote(first, ledger)
     assert (outcome.outcome, outcome.version) == ("promoted", "2")
     assert [e.action for e in ledger.entries()] == ["promoted", "promoted"]
     with pytest.raises((DigestMismatch, ArtifactMissing), match="version 1"):
-        rollback(local.registry, local.name, ledger=ledger, reason="test")
-    assert local.aliases()[CHAMPION] == "2"
+        rollback(sqlite_registry.registry, sqlite_registry.name, ledger=ledger, reason="test")
+    assert sqlite_registry.aliases()[CHAMPION] == "2"
 
 
-def test_a_model_name_of_all_that_is_allowed(local: Place, ledger: Ledger, first: Release) -> None:
-    odd = dataclasses.replace(local, name=f"{local.name}_O-clock.v1")
+def test_model_name_with_all_allowed_characters_is_promoted(
+    sqlite_registry: RegistryAccess, ledger: Ledger, first: Release
+) -> None:
+    odd = dataclasses.replace(sqlite_registry, name=f"{sqlite_registry.name}_O-clock.v1")
     assert odd.promote(first, ledger).outcome == "promoted"
     assert odd.promote(first, ledger).outcome == "unchanged"
 
 
-def test_a_deleted_run_is_a_clear_error(place: Place, ledger: Ledger, first: Release) -> None:
-    lost = dataclasses.replace(place, run_id="0" * 32)
+def test_deleted_run_is_reported(
+    registry_access: RegistryAccess, ledger: Ledger, first: Release
+) -> None:
+    lost = dataclasses.replace(registry_access, run_id="0" * 32)
     with pytest.raises(RegistryError, match="deleted, or belongs to another server"):
         lost.promote(first, ledger)
-    assert place.aliases()[CHAMPION] is None
-    assert place.promote(first, ledger).outcome == "promoted"
+    assert registry_access.aliases()[CHAMPION] is None
+    assert registry_access.promote(first, ledger).outcome == "promoted"
 
 
-def test_a_full_disk_is_a_storage_error(
-    local: Place, ledger: Ledger, first: Release, monkeypatch: pytest.MonkeyPatch
+def test_full_disk_is_a_storage_error(
+    sqlite_registry: RegistryAccess, ledger: Ledger, first: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
@@ -313,14 +330,16 @@ def test_a_full_disk_is_a_storage_error(
     with monkeypatch.context() as patched:
         patched.setattr(LocalArtifactRepository, "log_artifacts", full)
         with pytest.raises(StorageError, match="the disk is full"):
-            local.promote(first, ledger)
-    assert local.aliases()[CHAMPION] is None
-    assert local.promote(first, ledger).outcome == "promoted"
+            sqlite_registry.promote(first, ledger)
+    assert sqlite_registry.aliases()[CHAMPION] is None
+    assert sqlite_registry.promote(first, ledger).outcome == "promoted"
 
 
-def _promote_in_process(place: Place, folder: Path, seed: int, queue: Any) -> None:
+def _promote_in_process(
+    registry_access: RegistryAccess, folder: Path, seed: int, queue: Any
+) -> None:
     of = release(onnx_file(folder / f"{seed}.onnx", seed=seed))
-    registry = Watched(place.registry)
+    registry = Watched(registry_access.registry)
     barrier, queue = queue
     waited: list[bool] = []
 
@@ -333,7 +352,12 @@ def _promote_in_process(place: Place, folder: Path, seed: int, queue: Any) -> No
     registry.before = meet
     alias.PATIENCE_S = 0.0
     try:
-        made = promote(registry, place.here(of), policy=POLICY, ledger=Ledger(folder / "ledger.db"))
+        made = promote(
+            registry,
+            registry_access.released_here(of),
+            policy=POLICY,
+            ledger=Ledger(folder / "ledger.db"),
+        )
         queue.put((made.outcome, seed, os.getpid(), ""))
     except PromotionConflict as error:
         barrier.wait(240)
@@ -341,11 +365,15 @@ def _promote_in_process(place: Place, folder: Path, seed: int, queue: Any) -> No
 
 
 @pytest.mark.proof
-def test_of_two_processes_at_once_exactly_one_wins(local: Place, tmp_path: Path) -> None:
+def test_exactly_one_of_two_concurrent_processes_promotes(
+    sqlite_registry: RegistryAccess, tmp_path: Path
+) -> None:
     context = multiprocessing.get_context("spawn")
     queue, barrier = context.Queue(), context.Barrier(2)
     processes = [
-        context.Process(target=_promote_in_process, args=(local, tmp_path, seed, (barrier, queue)))
+        context.Process(
+            target=_promote_in_process, args=(sqlite_registry, tmp_path, seed, (barrier, queue))
+        )
         for seed in (1, 2)
     ]
     for process in processes:
@@ -358,30 +386,30 @@ def test_of_two_processes_at_once_exactly_one_wins(local: Place, tmp_path: Path)
     assert f"process {pid} on " in told
     ledger = Ledger(tmp_path / "ledger.db")
     assert sorted(e.action for e in ledger.entries()) == ["conflict", "promoted"]
-    path = local.registry.download(local.name, "1", tmp_path / "back")
+    path = sqlite_registry.registry.download(sqlite_registry.name, "1", tmp_path / "back")
     assert path.read_bytes() == (tmp_path / f"{seed}.onnx").read_bytes()
-    assert local.aliases() == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
+    assert sqlite_registry.aliases() == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
 
 
-def test_a_dead_server_is_told_soon(ledger: Ledger, first: Release) -> None:
+def test_unreachable_server_is_reported(ledger: Ledger, first: Release) -> None:
     registry = MlflowRegistry("http://127.0.0.1:9")
     with pytest.raises(RegistryUnavailable, match=r"no answer from http://127\.0\.0\.1:9"):
         promote(registry, first, policy=POLICY, ledger=ledger)
 
 
-def test_what_is_gone_is_told_from_what_can_not_be_reached(
-    local: Place, ledger: Ledger, first: Release
+def test_deleted_version_raises_resource_gone(
+    sqlite_registry: RegistryAccess, ledger: Ledger, first: Release
 ) -> None:
-    assert not local.registry.has_model(local.name)
+    assert not sqlite_registry.registry.has_model(sqlite_registry.name)
     with pytest.raises(ResourceGone):
-        local.registry.version(local.name, "1")
-    local.promote(first, ledger)
-    assert local.registry.has_model(local.name)
-    local.client().delete_model_version(local.name, "1")
+        sqlite_registry.registry.version(sqlite_registry.name, "1")
+    sqlite_registry.promote(first, ledger)
+    assert sqlite_registry.registry.has_model(sqlite_registry.name)
+    sqlite_registry.client().delete_model_version(sqlite_registry.name, "1")
     with pytest.raises(ResourceGone):
-        local.registry.version(local.name, "1")
-    assert local.registry.has_model(local.name)
-    assert local.aliases() == dict.fromkeys((CANDIDATE, CHAMPION, PREVIOUS))
+        sqlite_registry.registry.version(sqlite_registry.name, "1")
+    assert sqlite_registry.registry.has_model(sqlite_registry.name)
+    assert sqlite_registry.aliases() == dict.fromkeys((CANDIDATE, CHAMPION, PREVIOUS))
 
 
 PAGES = [(404, "<html>not found</html>"), (404, '{"detail": "no such page"}'), (410, ""), (500, "")]
@@ -389,7 +417,7 @@ PAGES = [(404, "<html>not found</html>"), (404, '{"detail": "no such page"}'), (
 
 @pytest.mark.rows(5)
 @pytest.mark.parametrize(("status", "page"), PAGES)
-def test_a_page_of_a_proxy_says_of_nothing_that_it_is_gone(status: int, page: str) -> None:
+def test_proxy_error_page_is_not_resource_gone(status: int, page: str) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
@@ -419,32 +447,33 @@ def test_a_page_of_a_proxy_says_of_nothing_that_it_is_gone(status: int, page: st
 
 
 @pytest.fixture
-def guarded(guarded_server: Any, monkeypatch: pytest.MonkeyPatch) -> Place:
+def guarded(guarded_server: Any, monkeypatch: pytest.MonkeyPatch) -> RegistryAccess:
     """The admin's champion on a server where the user of this process may only read."""
     uri = guarded_server.uri
     for name, value in zip(("USERNAME", "PASSWORD"), ADMIN, strict=True):
         monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
     run_id = make_run(uri)
-    return Place(uri, run_id, f"digits-{next(_names)}", guarded_server.artifacts)
+    return RegistryAccess(uri, run_id, f"digits-{next(_names)}", guarded_server.artifacts)
 
 
-def _become_reader(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def _become_reader(registry_access: RegistryAccess, monkeypatch: pytest.MonkeyPatch) -> None:
     user, password = f"reader-{next(_names)}", "password-of-the-test-reader"
-    add_user(place.uri, user, password)
+    add_user(registry_access.uri, user, password)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
 
 
 @pytest.mark.slow
-def test_a_user_without_permission_is_denied_and_nothing_moves(
-    guarded: Place, ledger: Ledger, first: Release, second: Release, monkeypatch
+@pytest.mark.proof
+def test_user_without_edit_permission_is_denied(
+    guarded: RegistryAccess, ledger: Ledger, first: Release, second: Release, monkeypatch
 ) -> None:
     assert guarded.promote(first, ledger).outcome == "promoted"
     _become_reader(guarded, monkeypatch)
     registry, name = guarded.registry, guarded.name
     for write in (
         lambda: guarded.promote(second, ledger),
-        lambda: registry.create_version(name, guarded.here(first).draft()),
+        lambda: registry.create_version(name, guarded.released_here(first).draft()),
         lambda: registry.set_alias(name, CANDIDATE, "1"),
         lambda: registry.set_tag(name, "1", key="gate.rolled_back", value="x"),
         lambda: registry.set_description(name, "1", "x"),
@@ -456,7 +485,8 @@ def test_a_user_without_permission_is_denied_and_nothing_moves(
 
 
 @pytest.mark.slow
-def test_a_wrong_password_is_denied(guarded: Place, monkeypatch) -> None:
+@pytest.mark.proof
+def test_wrong_password_is_denied(guarded: RegistryAccess, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
     with pytest.raises(RegistryDenied, match="MLFLOW_TRACKING_PASSWORD"):
         guarded.registry.ensure_model(guarded.name)

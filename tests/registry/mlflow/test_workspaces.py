@@ -70,12 +70,12 @@ def _no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
         ("sqlite:///m.db#/workspaces/b2", "sqlite:///m.db#/workspaces/b2/models/my%20model"),
     ],
 )
-def test_a_statement_names_the_workspace(registry: str, resource: str) -> None:
+def test_resource_uri_contains_the_workspace(registry: str, resource: str) -> None:
     assert resource_uri(registry, "my model") == resource
     assert parse_resource_uri(resource) == (registry, "my model")
 
 
-def test_no_model_of_the_default_workspace_is_one_of_another() -> None:
+def test_default_workspace_model_uri_is_unambiguous() -> None:
     assert parse_resource_uri("https://a#/workspaces/default/models/digits") is None
     assert parse_resource_uri("https://a/workspaces/team-a/models/digits") is None
     name = "workspaces/team-a/models/digits"
@@ -93,7 +93,7 @@ def test_no_model_of_the_default_workspace_is_one_of_another() -> None:
         ("team-b", TEAM, "#/workspaces/team-a"),
     ],
 )
-def test_the_workspace_is_part_of_the_identity(
+def test_workspace_is_part_of_the_registry_identity(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, given: str | None, suffix: str
 ) -> None:
     if variable is not None:
@@ -104,17 +104,17 @@ def test_the_workspace_is_part_of_the_identity(
 
 
 @pytest.mark.parametrize("name", ["Team", "a", "a/b", "../x", "-a", "a b", "x" * 64])
-def test_a_name_that_mlflow_does_not_allow_is_refused(name: str) -> None:
+def test_invalid_workspace_name_is_refused(name: str) -> None:
     with pytest.raises(StorageError):
         MlflowRegistry("http://a.example", workspace=name)
 
 
-def test_a_tracking_uri_can_not_name_a_workspace() -> None:
+def test_tracking_uri_with_a_workspace_is_refused() -> None:
     with pytest.raises(RegistryError):
         MlflowRegistry("http://a.example#/workspaces/team-a")
 
 
-def test_a_database_without_workspaces_is_not_taken_for_one(
+def test_database_without_workspaces_refuses_a_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow ignores the workspace there: what is `default`'s would count as the team's."""
@@ -129,7 +129,7 @@ def test_a_database_without_workspaces_is_not_taken_for_one(
 
 
 @contextmanager
-def _old_server(answers: dict[str, Any]) -> Iterator[str]:
+def _server_without_workspaces(answers: dict[str, Any]) -> Iterator[str]:
     """A server that knows no workspaces and ignores the header, as MLflow before 3.10 does."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -154,15 +154,15 @@ def _old_server(answers: dict[str, Any]) -> Iterator[str]:
             thread.join()
 
 
-def test_a_server_without_workspaces_is_not_taken_for_one() -> None:
+def test_server_without_workspaces_refuses_a_workspace() -> None:
     place = "/api/2.0/mlflow/registered-models/get"
-    with _old_server({place: {"registered_model": {"name": NAME}}}) as uri:
+    with _server_without_workspaces({place: {"registered_model": {"name": NAME}}}) as uri:
         assert MlflowRegistry(uri).has_model(NAME)  # the stores of the client are opened now
         with pytest.raises(RegistryError, match="enable-workspaces"):
             MlflowRegistry(uri, workspace=TEAM).has_model(NAME)
 
 
-def test_a_server_of_two_addresses_has_each_workspace_at_both(ledger: Ledger) -> None:
+def test_each_workspace_exists_at_every_address_of_a_server(ledger: Ledger) -> None:
     declare_addresses(ledger, "http://a", ["http://b/", f"http://c#/workspaces/{TEAM}"])
     addresses = frozenset({"http://a", "http://b", "http://c"})
     assert registry_identities(ledger, "http://a") == addresses
@@ -171,7 +171,7 @@ def test_a_server_of_two_addresses_has_each_workspace_at_both(ledger: Ledger) ->
     assert not team & registry_identities(ledger, "http://a#/workspaces/team-b")
 
 
-def test_a_move_in_one_workspace_is_none_in_another(ledger: Ledger, tmp_path: Path) -> None:
+def test_promotion_in_one_workspace_does_not_affect_another(ledger: Ledger, tmp_path: Path) -> None:
     """The same name, one server: lines, journals and doubts."""
     plain = RegisteredModel(Simulator(identity="http://a"), ledger, NAME)
     team = RegisteredModel(Simulator(identity=f"http://a#/workspaces/{TEAM}"), ledger, NAME)
@@ -192,7 +192,7 @@ def test_a_move_in_one_workspace_is_none_in_another(ledger: Ledger, tmp_path: Pa
     assert {line.key for line in ledger.entries()} == {NAME, KEY}
 
 
-def test_a_mismatch_in_one_workspace_confirms_none_in_another(
+def test_mismatch_in_one_workspace_does_not_confirm_one_in_another(
     ledger: Ledger, first: Release
 ) -> None:
     clock = [0.0]
@@ -209,7 +209,7 @@ def test_a_mismatch_in_one_workspace_confirms_none_in_another(
     assert [entry.action for entry in ledger.entries()] == ["promoted", "promoted"]
 
 
-def test_a_verdict_for_one_workspace_is_none_for_another(
+def test_signed_verdict_is_valid_for_its_workspace_only(
     ledger: Ledger, first: Release, tmp_path: Path
 ) -> None:
     key = SigningKey.make(tmp_path / "ci.pem")
@@ -222,7 +222,7 @@ def test_a_verdict_for_one_workspace_is_none_for_another(
         assert "same-registry" not in done.reason
 
 
-def test_each_workspace_is_deployed_under_a_name_of_its_own(tmp_path: Path) -> None:
+def test_each_workspace_has_a_separate_deployment_folder(tmp_path: Path) -> None:
     store = ModelStore(tmp_path)
     assert store.live_link(KEY) != store.live_link(NAME)
     assert store.live_link(KEY).parent == store.live_link(NAME).parent
@@ -243,7 +243,7 @@ def command() -> click.Command:
 
 
 @pytest.mark.parametrize(
-    ("variable", "arguments", "said"),
+    ("variable", "arguments", "expected"),
     [
         (None, ["digits"], "digits None None"),
         (None, ["team-a:digits"], "digits None team-a"),
@@ -256,22 +256,22 @@ def command() -> click.Command:
         (None, ["default:digits", "--against", "team-a:other"], None),
     ],
 )
-def test_a_command_works_in_the_workspace_of_its_model(
+def test_command_runs_in_the_workspace_of_its_model(
     command: click.Command,
     monkeypatch: pytest.MonkeyPatch,
     variable: str | None,
     arguments: list[str],
-    said: str | None,
+    expected: str | None,
 ) -> None:
     if variable is not None:
         monkeypatch.setenv(VARIABLE, variable)
     done = CliRunner().invoke(command, arguments)
-    assert done.exit_code == (2 if said is None else 0)
-    assert said is None or done.output.strip() == said
-    assert said is None or os.environ.get(VARIABLE) == variable
+    assert done.exit_code == (2 if expected is None else 0)
+    assert expected is None or done.output.strip() == expected
+    assert expected is None or os.environ.get(VARIABLE) == variable
 
 
-def test_a_command_that_failed_changes_no_workspace_later(
+def test_failed_command_does_not_reset_the_workspace_later(
     command: click.Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left of it is collected at any time."""
@@ -286,7 +286,7 @@ def test_a_command_that_failed_changes_no_workspace_later(
         gc.enable()
 
 
-def test_a_command_that_fails_leaves_the_workspace_as_it_was(
+def test_failed_command_restores_the_workspace(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.main(["rollback", KEY, "--policy", "nosuch.yaml"]) == 2
@@ -295,7 +295,7 @@ def test_a_command_that_fails_leaves_the_workspace_as_it_was(
 
 
 @dataclass(frozen=True)
-class Side:
+class WorkspaceRegistry:
     """One workspace, and what is released there."""
 
     workspace: str
@@ -306,7 +306,7 @@ class Side:
     def key(self) -> str:
         return NAME if self.workspace == "default" else f"{self.workspace}:{NAME}"
 
-    def here(self, of: Release) -> Release:
+    def with_run(self, of: Release) -> Release:
         return replace(of, run_id=self.run_id)
 
     @property
@@ -315,7 +315,7 @@ class Side:
 
 
 @pytest.fixture(scope="module")
-def enabled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def workspace_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = {
         "MLFLOW_ENABLE_WORKSPACES": "true",
         "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
@@ -333,18 +333,24 @@ def enabled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def sides(enabled: Server) -> tuple[Side, Side]:
+def two_workspaces(workspace_server: Server) -> tuple[WorkspaceRegistry, WorkspaceRegistry]:
     made = []
     for workspace in ("default", TEAM):
         with working_in(None if workspace == "default" else workspace):
-            run = make_run(enabled.uri)
-            with using_tracking_uri(enabled.uri):
+            run = make_run(workspace_server.uri)
+            with using_tracking_uri(workspace_server.uri):
                 from mlflow import MlflowClient
                 from mlflow.exceptions import MlflowException
 
                 with suppress(MlflowException):
-                    MlflowClient(enabled.uri, enabled.uri).delete_registered_model(NAME)
-        made.append(Side(workspace, MlflowRegistry(enabled.uri, workspace=workspace), run))
+                    MlflowClient(
+                        workspace_server.uri, workspace_server.uri
+                    ).delete_registered_model(NAME)
+        made.append(
+            WorkspaceRegistry(
+                workspace, MlflowRegistry(workspace_server.uri, workspace=workspace), run
+            )
+        )
     return made[0], made[1]
 
 
@@ -355,13 +361,16 @@ def _outcomes(done: Any) -> list[tuple[str, str, str | None]]:
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_the_same_name_in_two_workspaces_is_two_models(
-    sides: tuple[Side, Side], ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_same_model_name_in_two_workspaces_is_two_models(
+    two_workspaces: tuple[WorkspaceRegistry, WorkspaceRegistry],
+    ledger: Ledger,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    plain, team = sides
+    plain, team = two_workspaces
     first, second, third = (release(onnx_file(tmp_path / f"{n}.onnx", seed=n)) for n in (1, 2, 3))
     for side, made in ((plain, first), (team, second), (team, third)):
-        done = promote(side.registry, side.here(made), policy=POLICY, ledger=ledger)
+        done = promote(side.registry, side.with_run(made), policy=POLICY, ledger=ledger)
         assert done.outcome == "promoted", done.reason
     assert (plain.champion, team.champion) == ("1", "2")
 
@@ -403,12 +412,14 @@ def test_the_same_name_in_two_workspaces_is_two_models(
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_a_webhook_tells_of_the_workspace_that_it_is_registered_in(
-    enabled: Server, sides: tuple[Side, Side], tmp_path: Path
+def test_webhook_reports_the_workspace_where_it_is_registered(
+    workspace_server: Server,
+    two_workspaces: tuple[WorkspaceRegistry, WorkspaceRegistry],
+    tmp_path: Path,
 ) -> None:
-    plain, team = sides
-    hooks = WebhookSubscription(enabled.uri)
-    chosen = settings(tmp_path, tracking_uri=enabled.uri, models=(NAME, KEY))
+    plain, team = two_workspaces
+    hooks = WebhookSubscription(workspace_server.uri)
+    chosen = settings(tmp_path, tracking_uri=workspace_server.uri, models=(NAME, KEY))
     with running(chosen) as service:
         with working_in(TEAM):
             url = service.address + WEBHOOK_PATH
@@ -426,9 +437,9 @@ def test_a_webhook_tells_of_the_workspace_that_it_is_registered_in(
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_a_workspace_that_is_not_there_is_told(
-    enabled: Server, monkeypatch: pytest.MonkeyPatch
+def test_missing_workspace_is_reported(
+    workspace_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "team-z")
     with pytest.raises(RegistryError, match="team-z"):
-        check_server(enabled.uri)
+        check_server(workspace_server.uri)

@@ -1,4 +1,4 @@
-"""The first line of a description: what became of the version, by the ledger alone."""
+"""The status line on a version's page, derived from the ledger alone."""
 
 from __future__ import annotations
 
@@ -32,8 +32,12 @@ def line(action: str, version: str | None, previous: str | None = None, **more: 
 
 
 def status(lines: list[LedgerEntry], version: str) -> str | None:
-    fate = VersionStatus.from_history(ModelHistory(tuple(lines)), version)
-    return None if fate is None else fate.status_line(ReviewSettings()).removeprefix(MARK)
+    version_status = VersionStatus.from_history(ModelHistory(tuple(lines)), version)
+    return (
+        None
+        if version_status is None
+        else version_status.status_line(ReviewSettings()).removeprefix(MARK)
+    )
 
 
 AT = "2026-03-01 09:30 UTC"
@@ -42,7 +46,7 @@ PROMOTED_1, PROMOTED_2 = line("promoted", "1"), line("promoted", "2", "1")
 PASSED_2 = line("passed", "2", "1")
 REJECTED_2 = line("rejected", "2", comment="too <b>dark</b>")
 REVERTED_2 = line("reverted", "1", "2")
-SAID: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
+STATUS_LINES: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
     "nothing": ([PROMOTED_1], "2", None),
     "waits": ([PROMOTED_1, PASSED_2], "2",
               "waits for review: set the tag gate.review to approved or rejected (and before it "
@@ -109,12 +113,14 @@ SAID: dict[str, tuple[list[LedgerEntry], str, str | None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("lines", "version", "text"), SAID.values(), ids=list(SAID))
-def test_what_became_of_a_version(lines, version, text):
+@pytest.mark.parametrize(
+    ("lines", "version", "text"), STATUS_LINES.values(), ids=list(STATUS_LINES)
+)
+def test_status_line(lines, version, text):
     assert status(lines, version) == text
 
 
-ANSWERED = {
+REVIEW_RESULTS = {
     "waits": ([PASSED_2], None),
     "approved": ([PASSED_2, PROMOTED_2], "approved: became champion at 2026-03-01T09:30:00+00:00"),
     "and rolled back later": (
@@ -128,11 +134,11 @@ ANSWERED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("lines", "answer"), ANSWERED.values(), ids=list(ANSWERED))
-def test_what_the_reviewer_is_answered(lines, answer):
-    fate = VersionStatus.from_history(ModelHistory(tuple(lines)), "2")
-    assert fate is not None
-    assert fate.answer == answer
+@pytest.mark.parametrize(("lines", "answer"), REVIEW_RESULTS.values(), ids=list(REVIEW_RESULTS))
+def test_review_result(lines, answer):
+    version_status = VersionStatus.from_history(ModelHistory(tuple(lines)), "2")
+    assert version_status is not None
+    assert version_status.answer == answer
 
 
 ACTIONS = st.sampled_from(
@@ -148,16 +154,16 @@ LINES = st.lists(
 
 @given(LINES)
 @example([line("rejected", "1", comment="_" * 700)])
-def test_of_any_lines_comes_one_short_line_and_one_champion_at_most(lines):
+def test_any_history_gives_short_status_lines_and_at_most_one_champion(lines):
     history = ModelHistory(tuple(lines))
     champions = []
     for version in ("1", "2", "3"):
-        fate = VersionStatus.from_history(history, version)
-        if fate is None:
+        version_status = VersionStatus.from_history(history, version)
+        if version_status is None:
             continue
-        assert len(fate.status_line(ReviewSettings())) <= STATUS_LIMIT
-        assert fate.status_line(ReviewSettings()).isprintable()
-        if fate.kind == "champion":
+        assert len(version_status.status_line(ReviewSettings())) <= STATUS_LIMIT
+        assert version_status.status_line(ReviewSettings()).isprintable()
+        if version_status.kind == "champion":
             champions.append(version)
     assert champions in ([], [history.serving])
 
@@ -167,7 +173,7 @@ STATUS = st.text(max_size=80).map(lambda text: MARK + "".join(filter(str.isprint
 
 
 @given(BODY, STATUS, STATUS)
-def test_what_is_below_the_line_stays(body, one, other):
+def test_text_below_the_status_line_stays(body, one, other):
     first = with_status(body, one)
     assert with_status(first, other) == with_status(body, other)
     assert with_status(first, one) == first
@@ -175,13 +181,13 @@ def test_what_is_below_the_line_stays(body, one, other):
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_an_editor_s_newlines(newline):
+def test_both_newline_styles_are_accepted(newline):
     text = f"Status: old.{newline}{newline}# Title{newline}text"
     assert with_status(text, "Status: new.") == f"Status: new.\n\n# Title{newline}text"
 
 
 @pytest.mark.parametrize("size", [0, 4600, 4940, 4990, 5000, 5001, 80_000])
-def test_a_database_is_given_no_more_than_it_takes(size):
+def test_description_is_limited_to_the_database_column(size):
     for status_line in (HANDED_IN, MARK + "x" * (STATUS_LIMIT - len(MARK))):
         text = with_status("b" * size, status_line)
         assert text.endswith("b" * size)

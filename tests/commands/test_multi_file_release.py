@@ -1,0 +1,145 @@
+"""--part, --chain and --submodule: multi-file releases from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gate import cli
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.release_file import ReleaseFile
+from tests.commands.running import runner
+from tests.multi_file import tiny
+
+run, as_json = runner("check")
+QUICK = (
+    "task: auto\ninstruments: {probes: false, search_inputs: 0}\n"
+    "runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: 0.001, top1_agreement: 0.9}}}\n"
+)
+PARTS = ("--part", "encoder=encoder.onnx", "--part", "head=head.onnx")
+CHAIN = ("--chain", "tests.multi_file.tiny:run")
+REFERENCE = ("--reference", "tests.multi_file.tiny:build")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tiny.exported(tmp_path)
+    (tmp_path / "policy.yaml").write_text(QUICK)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+ASKED = (*REFERENCE, "--inputs", "x.npy", "--policy", "policy.yaml")
+
+
+def test_part_options_write_and_check_a_release_file(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed = as_json(capsys, *PARTS, *CHAIN, *ASKED)
+    assert code == 0, printed
+    assert set(printed["evidence"]["subject"]["parts"]) == {"encoder", "head"}
+    release = ReleaseFile.load(place / "release.yaml")
+    assert release.chain == "tests.multi_file.tiny:run"
+    assert [part.file for part in release.parts.values()] == ["encoder.onnx", "head.onnx"]
+    before = (place / "release.yaml").stat().st_mtime_ns, (place / "release.yaml").read_bytes()
+    again, same = as_json(capsys, "release.yaml", *ASKED)
+    assert again == 0
+    assert same["evidence"]["subject"]["sha256"] == printed["evidence"]["subject"]["sha256"]
+    assert before[1] == (place / "release.yaml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ((), "Missing argument 'MODEL'"),
+        (PARTS, "--part and --chain go together"),
+        (CHAIN, "--part and --chain go together"),
+        (("encoder.onnx", *PARTS, *CHAIN), "use either encoder.onnx, or --part"),
+        ((*PARTS, "--part", "head=encoder.onnx", *CHAIN), "a name is used twice"),
+        (("--part", "a b=head.onnx", *CHAIN), "expected NAME=FILE.onnx"),
+        (("--part", "../a=head.onnx", *CHAIN), "expected NAME=FILE.onnx"),
+        (("--part", "head=none.onnx", *CHAIN), "none.onnx does not exist"),
+        ((*PARTS, "--chain", "no colon"), "chain"),
+    ],
+)
+def test_invalid_part_options_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], wanted: str
+) -> None:
+    code, _, error = run(capsys, *arguments, *ASKED)
+    assert code == 2
+    assert wanted in error
+
+
+def test_different_release_file_is_not_overwritten(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "release.yaml").write_text("chain: mine:run\n")
+    code, _, error = run(capsys, *PARTS, *CHAIN, *ASKED)
+    assert code == 2
+    assert "differs from --part and --chain" in error
+    assert (place / "release.yaml").read_text() == "chain: mine:run\n"
+
+
+def test_submodule_is_exported_as_a_part(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("voxels.npy", np.ones((4, 4), np.float32))
+    asked = ["export", "tests.multi_file.tiny:build", "--example-input", "voxels.npy"]
+    assert cli.main([*asked, "--submodule", "head", "--output", "part.onnx"]) == 0
+    assert "{file: part.onnx, reference: head}" in capsys.readouterr().out
+    weights = tiny.build().get_submodule("head").state_dict()["weight"]
+    assert read_subject(place / "part.onnx").outputs[0].shape[1] == len(torch.as_tensor(weights))
+    assert cli.main([*asked, "--submodule", "neck", "--output", "part.onnx"]) == 2
+    assert "no submodule 'neck'" in capsys.readouterr().err
+
+
+def test_multi_file_release_is_quantized(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tiny.release(place, encoder="encoder.onnx", head="head.onnx"))
+    asked = ["quantize", path, "--calibration", "x.npy", "--output", "twin/release.yaml"]
+    assert cli.main([*asked, *REFERENCE, "--part", "head", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["parts"]["encoder"] is None
+    assert printed["parts"]["head"]["settings"]["calibration_samples"] == 24
+    assert set(printed["subject"]["parts"]) == set(printed["of"]["parts"]) == {"encoder", "head"}
+    assert printed["path"] == "twin/release.yaml"
+    assert cli.main([*asked, *REFERENCE]) == 0
+    out = capsys.readouterr().out
+    assert "head: quantized, calibrated on 24 samples" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("release.yaml", "--output", "t.yaml"), "calibrated on intermediate values of the model"),
+        (("release.yaml", "--output", "t.onnx", *REFERENCE), "must both be"),
+        (("head.onnx", "--output", "t.yaml"), "must both be"),
+        (("head.onnx", "--output", "t.onnx", *REFERENCE), "--reference is for a release"),
+        (("head.onnx", "--output", "t.onnx", "--part", "head"), "--part is for a release"),
+        (("release.yaml", "--output", "t/r.yaml", *REFERENCE, "--part", "neck"), "no part neck"),
+        (("release.yaml", "--output", "t.yaml", *REFERENCE), "would overwrite the exact parts"),
+    ],
+)
+def test_invalid_quantize_options_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], wanted: str
+) -> None:
+    tiny.release(place, encoder="encoder.onnx", head="head.onnx")
+    before = sorted(place.iterdir())
+    assert cli.main(["quantize", *arguments, "--calibration", "x.npy"]) == 2
+    assert wanted in capsys.readouterr().err
+    assert sorted(place.iterdir()) == before
+
+
+def test_part_paths_are_relative_to_the_current_folder(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither steps up nor absolute names move the release file out of their folder."""
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    parts = ("--part", "encoder=../encoder.onnx", "--part", f"head={place / 'head.onnx'}")
+    own = ("--inputs", "../x.npy", "--policy", "../policy.yaml")
+    code, printed = as_json(capsys, *parts, *CHAIN, *REFERENCE, *own)
+    assert code == 0, printed
+    release = ReleaseFile.load(place / "release.yaml")
+    assert [part.file for part in release.parts.values()] == ["encoder.onnx", "head.onnx"]

@@ -1,0 +1,77 @@
+"""gate promote submits or promotes, by option or policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.commands.promote import is_handed_in, refused, submit_or_promote
+from gate.commands.result import ExitCode
+from gate.ledger.ledger import Ledger
+from gate.registry.interface import CANDIDATE, CHAMPION
+from gate.registry.registered_model import RegisteredModel
+from gate.registry.verify_release import verify_release
+from gate.signing.keys import SigningKey
+from tests import builders
+from tests.registry.releases import NAME, onnx_file, release
+from tests.registry.signed import Signing, trust_in
+from tests.registry.simulator import Simulator
+
+DIRECT, BY_SERVICE = builders.policy(), builders.policy(promotion="by_service")
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "handed_in"),
+    [
+        (DIRECT, None, False),
+        (DIRECT, True, True),
+        (BY_SERVICE, None, True),
+        (BY_SERVICE, False, False),
+    ],
+)
+def test_release_is_submitted_or_promoted_by_option_or_policy(
+    tmp_path: Path, policy, given, handed_in: bool
+) -> None:
+    registry, ledger = Simulator(), Ledger(tmp_path / "state.db")
+    key = SigningKey.make(tmp_path / "ci.pem")
+    of = Signing(key).signed(release(onnx_file(tmp_path / "model.onnx"), policy=policy), policy)
+    assert is_handed_in(policy, given) is handed_in
+    model, trust = RegisteredModel(registry, ledger, NAME), trust_in(key)
+    verified = verify_release(of, policy=policy, trust=trust, registries=model.identities())
+    done = submit_or_promote(model, verified, handing_in=handed_in)
+    assert done.outcome == ("handed_in" if handed_in else "promoted")
+    assert registry.aliases == {CANDIDATE: "1"} | ({} if handed_in else {CHAMPION: "1"})
+    assert [line.action for line in ledger.entries()] == ([] if handed_in else ["promoted"])
+
+
+@pytest.mark.parametrize("handing_in", [True, False])
+def test_refusal_is_recorded_only_when_promoting(tmp_path: Path, handing_in: bool) -> None:
+    model = RegisteredModel(Simulator(), Ledger(tmp_path / "state.db"), NAME)
+    done = refused(model, release(onnx_file(tmp_path / "m.onnx")), "why", handing_in=handing_in)
+    assert (done.outcome, done.reason) == ("refused", "why")
+    assert len(model.ledger.entries()) == (0 if handing_in else 1)
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("ERROR", 2)])
+def test_exit_code_of_a_verdict(verdict: str, code: int) -> None:
+    assert int(ExitCode.from_verdict(verdict)) == code
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict", "code"),
+    [
+        ("promoted", "PASS", 0),
+        ("passed", "PASS", 0),
+        ("unchanged", "PASS", 0),
+        ("dry_run", "PASS", 0),
+        ("rolled_back", None, 0),
+        ("refused", "FAIL", 1),
+        ("refused", "ERROR", 2),
+        # These bytes were rolled back, or a reviewer rejected them.
+        ("refused", "PASS", 1),
+        ("refused", None, 1),
+    ],
+)
+def test_exit_code_of_a_promotion(outcome: str, verdict: str | None, code: int) -> None:
+    assert int(ExitCode.from_promotion(outcome, verdict)) == code

@@ -1,0 +1,375 @@
+"""Only verified bytes are served: changed files and links are not sent, and unchanged files are hashed once."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from gate.deploy.deploy import deploy, is_serving, rollback_deployment, verify_slot
+from gate.deploy.serving import store_app
+from gate.deploy.store import ModelStore
+from gate.storage.digest import Digest
+from tests import plain_http
+from tests.deploy import models
+from tests.deploy.handmade_store import store_of
+from tests.deploy.models import NAME
+from tests.deploy.servers import serving
+
+MODEL = f"{NAME}/model.onnx"
+
+
+class ReadCounter:
+    """Counts what is read of files, in a store's own descriptors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hashed, self.parts = 0, 0
+        self.going = threading.Event()
+        self.going.set()
+        of_stream, pread = Digest.from_stream, os.pread
+
+        def counted(stream) -> Digest:
+            self.hashed += 1
+            self.going.wait(20)
+            return of_stream(stream)
+
+        def read(descriptor: int, size: int, place: int) -> bytes:
+            self.parts += 1
+            return pread(descriptor, size, place)
+
+        monkeypatch.setattr(Digest, "from_stream", staticmethod(counted))
+        monkeypatch.setattr(os, "pread", read)
+
+
+@pytest.fixture
+def read_counter(monkeypatch: pytest.MonkeyPatch) -> ReadCounter:
+    return ReadCounter(monkeypatch)
+
+
+class Served:
+    """A deployed model behind a socket, and what was found damaged."""
+
+    def __init__(self, store: ModelStore, source) -> None:
+        self.store, self.source = store, source
+        self.damaged: Counter[str] = Counter()
+        slot = store.live(NAME).slots["exact"]
+        self.path = store.file(slot.sha256, slot.model)
+        self.sha256 = slot.model.sha256
+
+    def get(self, path: str = MODEL, **options) -> httpx.Response:
+        return self.client.get(path, **options)
+
+    def is_served_rightly(self) -> bool:
+        answer = self.get()
+        return answer.status_code == 200 and Digest.from_bytes(answer.content) == self.sha256
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    store, source = ModelStore(tmp_path / "srv", keep=1), models.source(tmp_path, 1)
+    deploy(store, NAME, {"exact": source})
+    made = Served(store, source)
+    app = store_app(store, damaged=lambda name: made.damaged.update([name]))
+    with serving(Starlette(routes=[Mount("/models", app)])) as address:
+        made.address = address
+        with plain_http.client(base_url=f"{address}/models/") as made.client:
+            yield made
+
+
+def _flipped(path: Path) -> bytes:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    return bytes(data)
+
+
+def edit_in_place(path: Path) -> None:
+    """The same size, and the times set back."""
+    before, data = path.stat(), _flipped(path)
+    path.chmod(0o644)
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace_file(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(_flipped(path))
+    other.replace(path)
+
+
+def append_to_file(path: Path) -> None:
+    path.chmod(0o644)
+    with path.open("ab") as stream:
+        stream.write(b"x")
+
+
+def replace_by_symlink(path: Path) -> None:
+    """To the very same bytes, which somebody else can exchange."""
+    elsewhere = path.parents[3] / "elsewhere.onnx"
+    elsewhere.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(elsewhere)
+
+
+def replace_folder_by_symlink(path: Path) -> None:
+    elsewhere = path.parents[3] / "elsewhere"
+    path.parent.rename(elsewhere)
+    path.parent.symlink_to(elsewhere)
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+CHANGES = [
+    edit_in_place,
+    replace_file,
+    append_to_file,
+    replace_by_symlink,
+    replace_folder_by_symlink,
+    replace_by_pipe,
+]
+
+
+@pytest.mark.rows(5)
+@pytest.mark.parametrize("tamper", CHANGES)
+@pytest.mark.parametrize("warm", [True, False])
+def test_changed_file_is_not_served_and_reported_once(
+    served: Served, tamper: Callable[[Path], None], warm: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if warm:
+        assert served.is_served_rightly()
+    tamper(served.path)
+    tag = f'"sha256-{served.sha256.hex}"'
+    for asked in ({}, {"Range": "bytes=0-3"}, {"If-None-Match": '"another"'}, {}):
+        answer = served.get(headers=asked)
+        assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
+        assert int(answer.headers["retry-after"]) > 0
+        assert answer.headers.get("etag") != tag
+    assert served.damaged == {NAME: 1}
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "not served" in errors[0].getMessage()
+    # What every ten minutes looks thoroughly sees it too, and puts it right.
+    assert verify_slot(served.store, served.store.live(NAME).slots["exact"]) is not None
+    assert deploy(served.store, NAME, {"exact": served.source}).outcome == "deployed"
+    assert served.is_served_rightly()
+    assert not any(part.is_symlink() for part in (served.path, served.path.parent))
+
+
+def remove_manifest(served: Served) -> None:
+    (served.store.live_link(NAME) / "manifest.json").unlink()
+
+
+def truncate_manifest(served: Served) -> None:
+    path = served.store.live_link(NAME) / "manifest.json"
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def remove_file(served: Served) -> None:
+    served.path.unlink()
+
+
+def remove_content_folder(served: Served) -> None:
+    shutil.rmtree(served.path.parent)
+
+
+def break_live_link(served: Served) -> None:
+    shutil.rmtree(served.store.live_link(NAME).resolve())
+
+
+def remove_releases(served: Served) -> None:
+    shutil.rmtree(served.store.root / "releases")
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        remove_manifest,
+        truncate_manifest,
+        remove_file,
+        remove_content_folder,
+        break_live_link,
+        remove_releases,
+    ],
+)
+def test_missing_content_is_unavailable_until_redeployed(
+    served: Served, tmp_path: Path, tamper: Callable[[Served], None], caplog
+) -> None:
+    deploy(served.store, NAME, {"exact": models.source(tmp_path, 2)})
+    deploy(served.store, NAME, {"exact": served.source})
+    assert served.store.damage(NAME) is None
+    assert served.is_served_rightly()
+    before = served.store.live(NAME)
+    tamper(served)
+    for _ in range(3):
+        answer = served.get()
+        assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
+        assert int(answer.headers["retry-after"]) > 0
+        assert served.get(f"{NAME}/sha256/{'0' * 64}/model.onnx").status_code in (404, 503)
+    assert served.damaged[NAME] in (1, 2)  # by its name, and by a digest
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == served.damaged[NAME]
+    assert served.store.damage(NAME) is not None
+    assert not is_serving(served.store, NAME, {"exact": served.source})
+    assert deploy(served.store, NAME, {"exact": served.source}).outcome == "deployed"
+    assert served.is_served_rightly()
+    assert served.store.damage(NAME) is None
+    after = models.check_whole(served.store)
+    assert after.release > before.release
+    if tamper is not remove_releases:
+        assert rollback_deployment(served.store, NAME).outcome == "rolled_back"
+        assert models.check_whole(served.store)
+
+
+def test_copied_live_folder_is_replaced_by_a_link(served: Served, tmp_path: Path) -> None:
+    link = served.store.live_link(NAME)
+    copy = tmp_path / "copy"
+    shutil.copytree(link, copy)
+    link.unlink()
+    copy.rename(link)
+    assert served.is_served_rightly()
+    deploy(served.store, NAME, {"exact": models.source(tmp_path, 2)})
+    assert link.is_symlink()
+    assert models.check_whole(served.store).release == 2
+
+
+def test_damaged_earlier_release_does_not_affect_serving(served: Served, tmp_path: Path) -> None:
+    deploy(served.store, NAME, {"exact": models.source(tmp_path, 2)})
+    (served.store.releases(NAME)[1] / "manifest.json").unlink()
+    live = served.store.live(NAME).slots["exact"]
+    assert served.get(f"{NAME}/{live.model.url}").status_code == 200
+    assert served.get(f"{NAME}/sha256/{'0' * 64}/model.onnx").status_code == 404
+    assert served.damaged == {}
+
+
+def test_file_is_hashed_once_per_change(served: Served, read_counter: ReadCounter) -> None:
+    for _ in range(3):
+        assert served.is_served_rightly()
+    assert read_counter.hashed == 1
+    served.path.chmod(0o644)  # another change time, the same bytes
+    assert served.is_served_rightly()
+    assert served.is_served_rightly()
+    assert read_counter.hashed == 2
+    edit_in_place(served.path)
+    for _ in range(3):
+        assert served.get().status_code == 503
+    assert read_counter.hashed == 3
+
+
+def test_concurrent_requests_hash_the_file_once(served: Served, read_counter: ReadCounter) -> None:
+    read_counter.going.clear()
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(served.is_served_rightly) for _ in range(20)]
+        # All are there when it goes on; others are answered meanwhile.
+        while _open_of(served.path) < 20:
+            assert served.get(f"{NAME}/manifest.json").status_code == 200
+        read_counter.going.set()
+        assert all(one.result() for one in asked)
+    assert read_counter.hashed == 1
+
+
+def _open_of(path: Path) -> int:
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found += link.readlink() == path
+        except OSError:
+            continue
+    return found
+
+
+def test_head_and_304_read_no_file(served: Served, read_counter: ReadCounter) -> None:
+    tag = f'"sha256-{served.sha256.hex}"'
+    assert served.client.head(MODEL).headers["etag"] == tag
+    assert served.get(headers={"If-None-Match": tag}).status_code == 304
+    assert (read_counter.hashed, read_counter.parts) == (0, 0)
+
+
+def test_file_changed_during_download_is_aborted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = os.urandom(32 << 20)
+    store, path = store_of(tmp_path / "srv", data)
+    with (
+        serving(Starlette(routes=[Mount("/models", store_app(store))])) as address,
+        plain_http.client() as client,
+        client.stream("GET", f"{address}/models/{MODEL}") as answer,
+    ):
+        pieces = answer.iter_raw(1 << 16)
+        got = next(pieces)
+        with path.open("r+b") as stream:
+            stream.seek(-1, os.SEEK_END)
+            stream.write(bytes([data[-1] ^ 1]))
+        with pytest.raises(httpx.RemoteProtocolError):
+            for piece in pieces:
+                got += piece
+    assert len(got) < len(data)
+    assert data.startswith(got)
+    assert "was aborted" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("how", ["closed", "reset"])
+def test_aborted_download_stops_reading(
+    tmp_path: Path, read_counter: ReadCounter, how: str
+) -> None:
+    store, _path = store_of(tmp_path / "srv", bytes(64 << 20))
+    with serving(Starlette(routes=[Mount("/models", store_app(store))])) as address:
+        url = httpx.URL(address)
+        assert (
+            plain_http.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=0-0"}).content
+            == b"\0"
+        )
+        read_counter.parts = 0
+        for _ in range(50):
+            with socket.create_connection((url.host, url.port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+                client.sendall(f"GET /models/{MODEL} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                assert client.recv(1000)
+                if how == "reset":
+                    linger = struct.pack("ii", 1, 0)
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        asked = plain_http.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=-1"})
+        assert asked.content == b"\0"
+    # A whole file has 512 parts. What the kernel takes before anybody reads is some of them.
+    assert read_counter.parts < 50 * 64
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+def test_local_read_error_is_not_reported_as_damage(
+    served: Served, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_arguments: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    assert served.is_served_rightly()
+    monkeypatch.setattr(served.store, "open", fails)
+    assert served.get().status_code == 503
+    assert served.damaged == {}
+
+
+def test_verification_error_without_message_fails() -> None:
+    def without_memory(_path: object) -> None:
+        raise MemoryError
+
+    store: Any = SimpleNamespace(file=lambda *_: None, open=without_memory)
+    slot: Any = SimpleNamespace(files=[SimpleNamespace()], sha256=None, golden_sha256=None)
+    assert verify_slot(store, slot)

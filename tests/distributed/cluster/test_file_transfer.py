@@ -1,0 +1,70 @@
+"""Files transferred by content arrive unchanged."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+
+from gate.api import case_of
+from gate.distributed import worker
+from gate.distributed.worker import Delivery, JobSpec
+from gate.errors import DigestMismatch
+from gate.measure.job import EvaluationData, Reference
+from gate.policy.policy import Policy
+from tests.distributed import test_processes
+
+folder = test_processes.folder
+
+
+class _Context:
+    def get_node_id(self) -> str:
+        return "here"
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object store that is this process."""
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(put=bytes, get=bytes, get_runtime_context=_Context)
+    )
+    monkeypatch.setattr(worker, "_CHUNK_BYTES", 100)
+
+
+@pytest.fixture
+def assignment(folder: Path, tmp_path: Path) -> JobSpec:
+    """Of a file with external data, and labels."""
+    place = tmp_path / "here" / "model.onnx"
+    place.parent.mkdir()
+    onnx.save(
+        onnx.load(folder / "model.onnx"), place, save_as_external_data=True,
+        all_tensors_to_one_file=True, location="weights.bin", size_threshold=0,
+    )  # fmt: skip
+    reference = Reference.from_factory("tests.distributed.tiny:build")
+    workload = EvaluationData.open(folder / "x.npy", labels=folder / "labels.npy", batch_size=8)
+    case = case_of(place, reference=reference, data=workload, policy=Policy.default())
+    return JobSpec.from_job(case, reference, workload)
+
+
+def test_transferred_files_are_complete(assignment: JobSpec, tmp_path: Path) -> None:
+    there = Delivery.from_spec(assignment).unpacked(assignment, tmp_path / "there")
+    assert Path(there.onnx).is_relative_to(tmp_path / "there")
+    assert (Path(there.onnx).parent / "weights.bin").is_file()
+    assert there.labels is not None
+    assert np.array_equal(np.load(there.labels), np.load(str(assignment.labels)))
+    case = there.to_job()  # which verifies the digests
+    assert case.candidate.subject.sha256 == assignment.subject_sha256
+
+
+def test_changed_transfer_is_detected(assignment: JobSpec, tmp_path: Path) -> None:
+    there = Delivery.from_spec(assignment).unpacked(assignment, tmp_path / "there")
+    data = Path(there.onnx).parent / "weights.bin"
+    flipped = bytearray(data.read_bytes())
+    flipped[7] ^= 1
+    data.write_bytes(flipped)
+    with pytest.raises(DigestMismatch, match="for a worker"):
+        there.to_job()

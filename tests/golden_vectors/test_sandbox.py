@@ -1,0 +1,73 @@
+"""An untrusted file runs within limits; exceeding them is not a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.errors import EvidenceError, LimitExceeded
+from gate.golden.verify import loading_problem, verify_golden, verify_golden_in_sandbox
+from gate.storage.digest import Digest
+from tests.golden_vectors import vectors
+from tests.onnx_file import hostile
+from tests.onnx_file.hostile import PARENT_BYTES, ROOMY, TIGHT
+from tests.sandbox.peak import bounded_growth
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["good", "of another file"])
+def test_sandboxed_result_equals_the_local_result(tmp_path: Path, seed: int) -> None:
+    path, _ = vectors.made(tmp_path)
+    _, folder = vectors.made(tmp_path / "other", seed=seed)
+    here = verify_golden(path, folder)
+    assert (
+        verify_golden_in_sandbox(path, folder, ROOMY)
+        == here
+        == verify_golden_in_sandbox(path, folder, None)
+    )
+    assert here.passed == (seed == 0)
+    named = verify_golden_in_sandbox(path, folder, ROOMY, sha256=Digest("0" * 64))
+    assert not named.passed
+
+
+def test_incomplete_vectors_are_refused(tmp_path: Path) -> None:
+    path, folder = vectors.made(tmp_path)
+    (folder / "golden.json").write_text("{}")
+    with pytest.raises(EvidenceError, match="not a valid Golden.* record"):
+        verify_golden_in_sandbox(path, folder, ROOMY)
+
+
+@pytest.mark.rows(2)
+@pytest.mark.rows(4)
+@pytest.mark.parametrize(
+    "make", (hostile.RUN | hostile.LOADED).values(), ids=hostile.RUN | hostile.LOADED
+)
+def test_endless_run_exceeds_the_limit(tmp_path: Path, make) -> None:
+    path = make(tmp_path / "model.onnx")
+    folder = vectors.impossible(tmp_path / "golden", path)
+    with bounded_growth(PARENT_BYTES), pytest.raises(LimitExceeded, match="^running model.onnx"):
+        verify_golden_in_sandbox(path, folder, TIGHT)
+
+
+@pytest.mark.parametrize("make", hostile.LOADED.values(), ids=hostile.LOADED)
+def test_endless_load_exceeds_the_limit(tmp_path: Path, make) -> None:
+    path = make(tmp_path / "model.onnx")
+    with bounded_growth(PARENT_BYTES), pytest.raises(LimitExceeded, match="^loading model.onnx"):
+        loading_problem(path, TIGHT)
+
+
+def test_load_failure_is_reported(tmp_path: Path) -> None:
+    path, _ = vectors.made(tmp_path)
+    assert loading_problem(path, ROOMY) is None
+    path.write_bytes(b"\xff" * 100)
+    problem = loading_problem(path, ROOMY)
+    assert problem == loading_problem(path, None)
+    assert problem is not None
+    assert "Protobuf" in problem
+
+
+def test_memory_error_is_not_a_verdict(tmp_path: Path) -> None:
+    path = hostile.large_constant(tmp_path / "model.onnx", exponent=50)
+    folder = vectors.impossible(tmp_path / "golden", path)
+    with pytest.raises(LimitExceeded, match="needs more memory than available"):
+        verify_golden(path, folder)

@@ -1,0 +1,151 @@
+"""A multi-file release and the champion compute the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gate.api import EvaluationResult, case_of, check
+from gate.data.samples import SampleSet
+from gate.decision.champion import Champion
+from gate.errors import ModelError
+from gate.measure.champion import Compared, measure_incumbent
+from gate.measure.job import EvaluationData, Reference
+from gate.multi_file.chain_model import ChainFunction, ChainModel
+from gate.multi_file.chain_session import Interfaces
+from gate.onnx_file.tested_file import TestedFile
+from gate.policy.policy import Policy
+from gate.records.champion_comparison import ChampionComparison
+from tests.multi_file import tiny
+
+POLICY = Policy.model_validate_json(
+    '{"task": "auto", "instruments": {"probes": false, "search_inputs": 0}, "runtimes": {"ort-cpu":'
+    ' {"required": "always", "bounds": {"max_abs_diff": 0.001, "top1_agreement": 0.9}}}}'
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("parts")
+    tiny.exported(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def good(folder: Path) -> EvaluationResult:
+    return check(
+        tiny.release(folder, encoder="encoder.onnx", head="head.onnx"),
+        reference=Reference.from_factory("tests.multi_file.tiny:build"),
+        data=EvaluationData.open(folder / "x.npy", batch_size=8),
+        policy=POLICY,
+    )
+
+
+def beside(folder: Path, good: EvaluationResult, champion: TestedFile) -> ChampionComparison:
+    tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    case = good.job
+    evidence = good.evidence.model_copy(update={"subject": champion.subject})
+    served = Champion(
+        state="proven",
+        version="1",
+        sha256=champion.subject.sha256,
+        onnx_path=champion.path,
+        evidence=evidence,
+    )
+    compared = Compared(
+        case.candidate, case.samples, None, case.batch_size, case.policy, case.chained
+    )
+    return measure_incumbent(served, beside=compared, evidence=good.evidence)
+
+
+def other(folder: Path, place: Path, **files: str) -> TestedFile:
+    """A release of these files, in a folder of its own."""
+    place.mkdir()
+    for file in files.values():
+        (place / file).write_bytes((folder / file).read_bytes())
+    case = case_of(
+        tiny.release(place, **files),
+        reference=Reference.from_factory("tests.multi_file.tiny:build"),
+        data=EvaluationData.open(folder / "x.npy", batch_size=8),
+        policy=POLICY,
+    )
+    return case.candidate
+
+
+def test_both_chains_compute_all_samples(
+    folder: Path, good: EvaluationResult, tmp_path: Path
+) -> None:
+    old = other(folder, tmp_path / "old", encoder="encoder.onnx", head="yesterday.onnx")
+    found = beside(folder, good, old)
+    assert (found.state, found.samples) == ("compared", 24)
+    assert found.champion_latency is not None
+
+
+def test_multi_file_release_is_not_compared_with_one_file(
+    folder: Path, good: EvaluationResult
+) -> None:
+    path = folder / "encoder.onnx"
+    single = good.evidence.parts["encoder"].subject.model_copy(
+        update={"outputs": good.evidence.subject.outputs, "inputs": good.evidence.subject.inputs}
+    )
+    found = beside(folder, good, TestedFile(path, single))
+    assert found.state == "incomparable"
+    assert "one is a release of several files" in str(found.absent)
+
+
+def test_release_with_other_parts_is_incomparable(
+    folder: Path, good: EvaluationResult, tmp_path: Path
+) -> None:
+    old = other(folder, tmp_path / "old", encoder="encoder.onnx", head="yesterday.onnx")
+    old.path.write_text(old.path.read_text().replace("  head:", "  neck:"))
+    found = beside(folder, good, old)
+    assert found.state == "incomparable"
+    assert "its parts are encoder, neck" in str(found.absent)
+
+
+def chain_of(function: ChainFunction) -> ChainModel:
+    model = tiny.build()
+    assert isinstance(model, tiny.Detector)
+    return ChainModel(function, {"encoder": model.encoder, "head": model.head}, ["input"])
+
+
+def test_signature_is_taken_from_one_call_per_module(folder: Path, good: EvaluationResult) -> None:
+    taken = 0
+
+    def batches() -> Iterator[dict[str, np.ndarray]]:
+        nonlocal taken
+        for batch in SampleSet.open(folder / "x.npy").batches(8):
+            taken += 1
+            yield batch
+
+    interfaces = Interfaces.from_batches(chain_of(tiny.run), batches())
+    assert taken == 1
+    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    found = interfaces.open_release(TestedFile(path, good.evidence.subject))
+    (batch,) = SampleSet.open(folder / "x.npy").batches(24)
+    names = [spec.name for spec in good.evidence.subject.outputs]
+    computed = dict(zip(names, found.run(names, batch), strict=True))
+    assert computed["boxes"].shape == (24, 3)
+
+
+def test_part_must_be_called_at_least_once(folder: Path) -> None:
+    def late(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
+        voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
+        calls.append(len(voxels))
+        return parts["head"](voxels) if len(calls) > 2 else voxels
+
+    calls: list[int] = []
+    interfaces = Interfaces.from_batches(
+        chain_of(late), SampleSet.open(folder / "x.npy").batches(8)
+    )
+    assert calls == [8, 8, 8]
+    assert set(interfaces.by_part) == {"encoder", "head"}
+    with pytest.raises(ModelError, match="never calls the part head"):
+        Interfaces.from_batches(
+            chain_of(tiny.never_calls_head), SampleSet.open(folder / "x.npy").batches(8)
+        )

@@ -1,0 +1,44 @@
+"""parity.jobs and parity.engine in params.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.errors import PolicyError
+from gate.records.evidence import Evidence
+from pipelines import parity, paths
+from pipelines.override import override
+from pipelines.params import ParityParams
+from tests.distributed.test_processes import untimed
+
+
+@pytest.mark.proof
+def test_two_processes_give_the_same_evidence_as_one(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(measured))
+    alone = Evidence.load(paths.EVIDENCE)
+    assert alone.crew is None
+    override(["parity.jobs=2"])
+    assert parity.main() == 0
+    both = Evidence.load(paths.EVIDENCE)
+    assert both.crew is not None
+    assert (both.crew.engine, both.crew.workers) == ("processes", 2)
+    assert untimed(both.to_plain()) == untimed(alone.to_plain())
+
+
+@pytest.mark.usefixtures("project")
+def test_unknown_engine_is_refused() -> None:
+    with pytest.raises(PolicyError, match=r"parity.engine"):
+        override(["parity.engine=slurm"])
+
+
+@pytest.mark.usefixtures("project")
+def test_params_without_engine_load() -> None:
+    text = paths.PARAMS.read_text().splitlines(keepends=True)
+    kept = [line for line in text if not line.startswith(("  engine: ", "  jobs: "))]
+    paths.PARAMS.write_text("".join(kept))
+    params = ParityParams.load()
+    assert (params.engine, params.jobs) == ("processes", None)

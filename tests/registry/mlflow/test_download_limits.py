@@ -1,0 +1,97 @@
+"""The size of a version is checked before anything is downloaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import mlflow.artifacts
+import pytest
+
+from gate.errors import DigestMismatch
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.registered_model import RegisteredModel
+from gate.registry.version_files import ExpectedDigests
+from tests import builders
+from tests.registry.promoting import promote
+from tests.registry.releases import NAME, onnx_file_with_data, release
+from tests.registry.servers import make_run
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def promoted(tmp_path: Path, ledger: Ledger) -> tuple[RegisteredModel, Path]:
+    """Version 1, whose weights lie beside its file; and the folder of its files in the store."""
+    policy = builders.policy()
+    instruments = policy.instruments.model_copy(update={"graph_forbid": ()})
+    policy = policy.model_copy(update={"instruments": instruments})
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    of = release(onnx_file_with_data(tmp_path / "model.onnx"), policy=policy)
+    of = replace(of, run_id=make_run(uri, artifacts=tmp_path / "artifacts"))
+    registry = MlflowRegistry(uri)
+    assert promote(registry, of, policy=policy, ledger=ledger).outcome == "promoted"
+    (data,) = (tmp_path / "artifacts").rglob("weights.data")
+    return RegisteredModel(registry, ledger, NAME), data.parent
+
+
+def approving_entry(model: RegisteredModel) -> LedgerEntry:
+    line = model.history().approving_entry("1")
+    assert line is not None
+    return line
+
+
+def test_ledger_entry_records_size_and_file_count(promoted: tuple[RegisteredModel, Path]) -> None:
+    model, folder = promoted
+    extent = approving_entry(model).extent
+    assert extent is not None
+    sizes = [(folder / name).stat().st_size for name in ("model.onnx", "weights.data")]
+    assert (extent.size_bytes, extent.files) == (sum(sizes), 2)
+    model.prove("1", ExpectedDigests.from_entry(approving_entry(model)))
+
+
+def huge_data_file(folder: Path) -> None:
+    os.truncate(folder / "weights.data", 40 * GIB)
+
+
+def too_many_files(folder: Path) -> None:
+    for number in range(300):
+        (folder / str(number)).touch()
+
+
+def nested_too_deep(folder: Path) -> None:
+    (folder / "/".join(["d"] * 300)).mkdir(parents=True)
+
+
+def huge_extra_file(folder: Path) -> None:
+    (folder / "more").touch()
+    os.truncate(folder / "more", 1 << 40)
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize(
+    "tamper", [huge_data_file, too_many_files, nested_too_deep, huge_extra_file]
+)
+def test_oversized_version_is_not_downloaded(
+    promoted: tuple[RegisteredModel, Path], monkeypatch: pytest.MonkeyPatch, tamper
+) -> None:
+    model, folder = promoted
+    tamper(folder)
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda **_: pytest.fail("too much"))
+    with pytest.raises(DigestMismatch, match="or more, expected|64 deep"):
+        model.prove("1", ExpectedDigests.from_entry(approving_entry(model)))
+
+
+def test_entry_without_a_size_uses_the_default_limits(
+    promoted: tuple[RegisteredModel, Path],
+) -> None:
+    model, folder = promoted
+    older = approving_entry(model).model_copy(update={"extent": None})
+    too_many_files(folder)
+    model.prove("1", ExpectedDigests.from_entry(older))
+    huge_data_file(folder)
+    with pytest.raises(DigestMismatch, match=r"42949672960|bytes or more"):
+        model.prove("1", ExpectedDigests.from_entry(older))

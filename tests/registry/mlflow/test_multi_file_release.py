@@ -1,0 +1,144 @@
+"""A multi-file release on a real MLflow server: exported, checked, promoted, deployed, rolled back."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+from mlflow.exceptions import MlflowException
+
+from gate import cli
+from gate.deploy.store import EXACT, ModelStore, Slot
+from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.interface import CHAMPION
+from gate.storage.digest import Digest
+from tests.multi_file import tiny
+from tests.multi_file.exports import export
+from tests.registry.servers import Server
+from tests.reused_charts import reused_charts
+
+__all__ = ["reused_charts"]
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+]
+COUNT = 12
+QUICK = (
+    "task: auto\ninstruments: {probes: false, search_inputs: 0}\n"
+    "runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: 0.001, top1_agreement: 0.9}}}\n"
+)
+"""What the seam does, one runtime shows."""
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, reused_charts: None
+) -> Path:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.yaml").write_text(QUICK)
+    return tmp_path
+
+
+def detector(folder: Path, opset: int) -> tuple[str, str, dict[str, str]]:
+    model = tiny.build()
+    assert isinstance(model, tiny.Detector)
+    export(model.encoder, folder / "encoder.onnx", torch.zeros(2, 2, 5, 5), opset=opset)
+    export(model.head, folder / "head.onnx", torch.zeros(2, 4), opset=opset)
+    np.savez(folder / "x.npz", input=_noise(COUNT, 2, 5, 5))
+    return "tiny:run", "tiny:build", {"encoder": "encoder.onnx", "head": "head.onnx"}
+
+
+def _noise(*shape: int) -> Any:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def made(folder: Path, make: Callable[[Path, int], Any], opset: int = 17) -> tuple[Path, str]:
+    """The release file, and what builds its model."""
+    folder.mkdir()
+    chain, factory, files = make(folder, opset)
+    return written(folder, chain, files), f"tests.multi_file.{factory}"
+
+
+def written(folder: Path, chain: str, files: dict[str, str]) -> Path:
+    path = folder / "release.yaml"
+    lines = [f"  {name}: {{file: {file}}}" for name, file in files.items()]
+    path.write_text("\n".join([f"chain: tests.multi_file.{chain}", "parts:", *lines, ""]))
+    return path
+
+
+def checked(release: Path, factory: str) -> int:
+    inputs, report = str(release.with_name("x.npz")), str(release.with_name("report"))
+    options = ["--reference", factory, "--inputs", inputs, "--report", report, "--overwrite"]
+    options += ["--batch-size", "4", "--policy", "policy.yaml"]
+    return cli.main(["check", str(release), *options])
+
+
+def promoted(release: Path, name: str, capsys: Capture) -> tuple[int, dict[str, Any]]:
+    report = str(release.with_name("report"))
+    capsys.readouterr()
+    code = cli.main(["promote", str(release), "--name", name, "--report", report, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def reconcile(name: str) -> Slot:
+    """What the service does after an event; what serves then."""
+    assert cli.main(["reconcile", name, "--store", "store", "--policy", "policy.yaml"]) == 0
+    live = ModelStore(Path("store")).live(name)
+    assert live is not None
+    return live.slots[EXACT]
+
+
+@pytest.mark.parametrize("make", [detector])
+def test_multi_file_release_is_promoted_deployed_and_rolled_back_as_one(
+    place: Path, server: Server, capsys: Capture, make: Callable[[Path, int], Any]
+) -> None:
+    name, seen = f"parts-{make.__name__}", []
+    for number, opset in enumerate((17, 16), start=1):
+        release, factory = made(place / f"release-{number}", make, opset)
+        assert checked(release, factory) == 0, capsys.readouterr()
+        code, told = promoted(release, name, capsys)
+        assert (code, told["outcome"], told["version"]) == (0, "promoted", str(number)), told
+        slot = reconcile(name)
+        assert str(slot.sha256) == told["digest"]
+        assert len(slot.parts) == 2
+        for file in slot.parts.values():
+            assert file.sha256 == Digest.from_file(release.parent / file.name)
+        seen.append(slot)
+        golden = ModelStore(Path("store")).content(slot.golden_sha256)  # type: ignore[arg-type]
+        served = (ModelStore(Path("store")).live_link(name) / "exact").resolve() / "release.yaml"
+        assert cli.main(["verify-release", str(served), "--golden", str(golden)]) == 0
+    lines = [e.action for e in Ledger(Path(".gate/state.db")).entries() if e.model == name]
+    assert lines.count("promoted") == 2
+    assert cli.main(["rollback", name, "--yes", "--reason", "a test"]) == 0
+    assert reconcile(name) == seen[0]
+    registry = MlflowRegistry(server.uri)
+    assert registry.alias(name, CHAMPION) == "1"
+    assert_mlflow_refuses_to_load(f"models:/{name}/1")
+    (place / "back").mkdir()
+    back = registry.download(name, "2", place / "back")
+    assert back.name == "release.yaml"
+    assert (
+        Digest.from_manifest(
+            back.parent, ("release.yaml", *(file.name for file in seen[1].external_data))
+        )
+        == seen[1].sha256
+    )
+
+
+def assert_mlflow_refuses_to_load(uri: str) -> None:
+    """By MLflow itself, which can't run the chain."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MLflow, about itself
+        with pytest.raises(MlflowException, match="flavor"):
+            mlflow.pyfunc.load_model(uri)

@@ -1,0 +1,144 @@
+"""The preprocessing spec is stored in the version and deployed with the file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper
+
+from gate.deploy.store import EXACT
+from gate.errors import DigestMismatch, EvidenceError
+from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.preprocess.spec import PreprocessSpec, spec_path
+from gate.records.layout import SPEC
+from gate.registry.interface import Tag
+from gate.registry.promotion import rollback
+from gate.registry.release import Release
+from tests import builders
+from tests.registry.promoting import promote
+from tests.registry.releases import NAME, evidence, onnx_file, release
+from tests.registry.servers import make_run
+from tests.registry.simulator import Simulator
+from tests.service.registry_setup import Service
+from tests.storage.test_untrusted import YAML_BOMB
+
+POLICY = builders.policy()
+IMAGENET = PreprocessSpec.imagenet()
+
+
+def with_image_input(path: Path, *sides: int) -> Path:
+    """Let the file take pictures, 224 x 224 unless told: it averages them to its three values."""
+    model = onnx.load(str(path))
+    (matrix,) = model.graph.node
+    matrix.input[0] = "means"
+    mean = helper.make_node("ReduceMean", ["input"], ["means"], axes=[2, 3], keepdims=0)
+    model.graph.node.insert(0, mean)
+    shape = ["batch", 3, *(sides or (224, 224))]
+    given = helper.make_tensor_value_info("input", onnx.TensorProto.FLOAT, shape)
+    model.graph.input[0].CopyFrom(given)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path
+
+
+def made(folder: Path, seed: int = 0, *, spec: PreprocessSpec = IMAGENET) -> Release:
+    path = with_image_input(onnx_file(folder / f"{seed}.onnx", seed=seed))
+    spec.save(folder / f"{seed}.json")
+    source = builders.evidence().source.model_copy(update={"preprocess_sha256": spec.digest()})
+    measured = evidence(path, source=source)
+    return release(path, evidence=measured, preprocessing=folder / f"{seed}.json")
+
+
+def test_version_contains_its_preprocessing_spec(tmp_path: Path, ledger: Ledger) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    registry, run_id = MlflowRegistry(uri), make_run(uri, artifacts=tmp_path / "artifacts")
+    of = replace(made(tmp_path), run_id=run_id)
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    path = registry.download(NAME, "1", tmp_path / "down")
+    assert PreprocessSpec.load(spec_path(path)) == IMAGENET
+    assert registry.version(NAME, "1").tags[Tag.PREPROCESS] == IMAGENET.digest().hex
+    assert ledger.entries()[-1].preprocess_sha256 == IMAGENET.digest()
+    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
+
+
+def test_spec_that_differs_from_the_evidence_is_refused(tmp_path: Path, ledger: Ledger) -> None:
+    of = made(tmp_path)
+    IMAGENET.model_copy(update={"std": (0.5, 0.5, 0.5)}).save(tmp_path / "0.json")
+    with pytest.raises(DigestMismatch, match="preprocessing spec"):
+        promote(Simulator(), of, policy=POLICY, ledger=ledger)
+    (tmp_path / "0.json").write_text("[]")
+    with pytest.raises(DigestMismatch, match="not a valid preprocessing spec"):
+        promote(Simulator(), of, policy=POLICY, ledger=ledger)
+
+
+def test_spec_is_refused_when_measured_without_one(tmp_path: Path, ledger: Ledger) -> None:
+    of = made(tmp_path)
+    bare = of.evidence.source.model_copy(update={"preprocess_sha256": None})
+    measured = evidence(of.onnx_path, source=bare)
+    other = release(of.onnx_path, evidence=measured, preprocessing=of.preprocessing)
+    with pytest.raises(EvidenceError, match="measured without preprocessing"):
+        promote(Simulator(), other, policy=POLICY, ledger=ledger)
+
+
+@pytest.mark.parametrize("sides", [None, (32, 224)])
+def test_spec_that_does_not_fit_the_input_is_refused(
+    tmp_path: Path, ledger: Ledger, sides: tuple[int, int] | None
+) -> None:
+    path = onnx_file(tmp_path / "other.onnx")
+    measured = evidence(
+        with_image_input(path, *sides) if sides else path, source=made(tmp_path).evidence.source
+    )
+    other = release(path, evidence=measured, preprocessing=tmp_path / "0.json")
+    with pytest.raises(EvidenceError, match=r"spec makes float32 \[batch, 3, 224, 224\], the file"):
+        promote(Simulator(), other, policy=POLICY, ledger=ledger)
+
+
+def test_rollback_refuses_a_version_whose_spec_was_replaced(tmp_path: Path, ledger: Ledger) -> None:
+    registry = Simulator()
+    for seed in (1, 2):
+        promote(registry, made(tmp_path, seed), policy=POLICY, ledger=ledger)
+    registry.versions[0].beside[f"preprocessing/{SPEC}"] = b"{}"
+    with pytest.raises(DigestMismatch, match="spec"):
+        rollback(registry, NAME, ledger=ledger, reason="slow")
+
+
+def test_release_with_a_different_spec_becomes_a_new_version(tmp_path: Path, ledger) -> None:
+    registry = Simulator()
+    first = made(tmp_path)
+    for of in (first, replace(first, preprocessing=None), first):
+        assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    bgr = IMAGENET.model_copy(update={"std": (0.5, 0.5, 0.5)})
+    assert promote(registry, made(tmp_path, spec=bgr), policy=POLICY, ledger=ledger).version == "3"
+    assert {entry.action for entry in ledger.entries()} == {"promoted"}
+
+
+def test_adding_a_spec_deploys_the_new_version(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    place, of = service.setup, made(tmp_path)
+    for release_ in (replace(of, preprocessing=None), of):
+        promote(place.registry, release_, policy=place.policy, ledger=place.ledger)
+        assert [outcome for _, outcome, _ in service.reconcile_once()] == ["deployed"]
+    live = service.store.live(NAME)
+    assert live is not None
+    assert live.slots[EXACT].preprocessing == IMAGENET
+
+
+def test_deployed_slot_contains_the_preprocessing_spec(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    place = service.setup
+
+    def serves_with_spec() -> bool:
+        live = service.store.live(NAME)
+        return live is not None and live.slots[EXACT].preprocessing == IMAGENET
+
+    promote(place.registry, made(tmp_path, 1), policy=place.policy, ledger=place.ledger)
+    assert service.reconcile_once() == [("deploy", "deployed", "1")]
+    assert serves_with_spec()
+    assert service.reconcile_once() == []
+    promote(place.registry, made(tmp_path, 2), policy=place.policy, ledger=place.ledger)
+    place.registry.versions[1].beside[f"preprocessing/{SPEC}"] = YAML_BOMB
+    assert ("guard", "reverted", "1") in service.reconcile_once()
+    assert serves_with_spec()

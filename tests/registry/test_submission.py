@@ -1,0 +1,293 @@
+"""Submission: create a version with its evidence and set `candidate`, without a ledger."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate.deploy.store import ModelStore
+from gate.errors import MismatchUnconfirmed, PromotionConflict
+from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.eligibility import TrustFile
+from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.registry.release import Release
+from gate.service.reconciler import Reconciler
+from gate.signing.keys import SigningKey
+from tests import builders
+from tests.registry.promoting import submit
+from tests.registry.releases import NAME, failing_release, onnx_file, release, twin_policy
+from tests.registry.servers import ADMIN, add_user, let_edit
+from tests.registry.signed import Signing, save, trust_in
+from tests.registry.simulator import Crash, Simulator, Watched
+from tests.registry.test_preprocessing_spec import made as with_spec
+from tests.service.registry_setup import RegistrySetup
+
+POLICY = builders.policy()
+TWINNED = builders.policy(twin=twin_policy())
+_names = itertools.count(1)
+
+
+@pytest.fixture
+def ci(tmp_path: Path) -> SigningKey:
+    return SigningKey.make(tmp_path / "ci.pem")
+
+
+@pytest.fixture
+def registry() -> Simulator:
+    return Simulator()
+
+
+@pytest.fixture
+def signed(ci: SigningKey, tmp_path: Path) -> Release:
+    return Signing(ci).signed(release(onnx_file(tmp_path / "model.onnx")), POLICY)
+
+
+def test_submission_creates_a_complete_version_and_sets_only_candidate(
+    registry: Simulator, signed: Release
+) -> None:
+    done = submit(registry, signed, policy=POLICY)
+    assert (done.outcome, done.version, done.previous_version) == ("handed_in", "1", None)
+    assert "the service decides" in done.reason
+    assert registry.aliases == {CANDIDATE: "1"}
+    (stored,) = registry.versions
+    assert sorted(stored.beside) == [
+        "gate/decision.dsse.json", "gate/decision.json", "gate/evidence.dsse.json",
+        "gate/evidence.json", "gate/policy.json", "gate/trend.json",
+    ]  # fmt: skip
+    policy = json.loads(stored.beside["gate/policy.json"])
+    assert policy == POLICY.to_plain()
+    assert stored.description.startswith("Status: handed in, waits for the service")
+    assert stored.description.endswith(signed.description)
+
+
+def test_submission_uploads_twin_and_spec_with_their_records(
+    ci: SigningKey, tmp_path: Path
+) -> None:
+    registry = Simulator()
+    twinned = Signing(ci).signed(RegistrySetup(tmp_path, TWINNED).release(1), TWINNED)
+    assert submit(registry, twinned, policy=TWINNED).outcome == "handed_in"
+    assert {
+        "quantized/model.onnx", "quantized/gate/decision.dsse.json", "quantized/gate/policy.json",
+    } <= set(registry.versions[0].beside)  # fmt: skip
+    spec = Signing(ci).signed(with_spec(tmp_path, 2), POLICY)
+    assert submit(registry, spec, policy=POLICY).outcome == "handed_in"
+    assert any(name.startswith("preprocessing/") for name in registry.versions[1].beside)
+
+
+def test_resubmission_sets_candidate_back_to_the_same_version(
+    registry: Simulator, ci: SigningKey, signed: Release, tmp_path: Path
+) -> None:
+    other = Signing(ci).signed(release(onnx_file(tmp_path / "other.onnx", seed=1)), POLICY)
+    for of, number in ((signed, "1"), (signed, "1"), (other, "2"), (signed, "1")):
+        assert submit(registry, of, policy=POLICY).version == number
+        assert registry.aliases[CANDIDATE] == number
+    assert len(registry.versions) == 2
+
+
+def test_same_file_signed_by_another_key_becomes_a_new_version(
+    registry: Simulator, signed: Release, tmp_path: Path
+) -> None:
+    submit(registry, signed, policy=POLICY)
+    other_key = SigningKey.make(tmp_path / "stranger.pem")
+    assert submit(registry, Signing(other_key).signed(signed, POLICY), policy=POLICY).version == "2"
+
+
+def test_resubmission_with_a_fresh_ecdsa_signature_reuses_the_version(
+    registry: Simulator, signed: Release, tmp_path: Path
+) -> None:
+    key = SigningKey.make(tmp_path / "ecdsa.pem", scheme="ecdsa")
+    at = signed.decision.decided_at
+    one, other = (Signing(key, at=at).signed(signed, POLICY) for _ in range(2))
+    assert one.statements != other.statements
+    trust = trust_in(key)
+    assert [submit(registry, of, policy=POLICY, trust=trust).version for of in (one, other)] == [
+        "1", "1",
+    ]  # fmt: skip
+
+
+def test_resubmission_after_a_refusal_becomes_a_new_version(
+    registry: Simulator, signed: Release
+) -> None:
+    submit(registry, signed, policy=POLICY)
+    registry.set_tag(NAME, "1", key=Tag.REFUSED, value="then: unknown key")
+    assert submit(registry, signed, policy=POLICY).version == "2"
+
+
+def test_submitting_the_champion_changes_nothing(registry: Simulator, signed: Release) -> None:
+    submit(registry, signed, policy=POLICY)
+    registry.set_alias(NAME, CHAMPION, "1")
+    assert submit(registry, signed, policy=POLICY).outcome == "unchanged"
+
+
+def test_refused_submission_creates_no_version(
+    registry: Simulator, ci: SigningKey, signed: Release, tmp_path: Path
+) -> None:
+    other_key = SigningKey.make(tmp_path / "stranger.pem")
+    old = release(onnx_file(tmp_path / "old.onnx"))
+    old = replace(old, evidence=old.evidence.model_copy(update={"measured_at": "2026-01-01"}))
+    refusals = (
+        (replace(signed, statements=None), None, "it has no signed statements"),
+        (Signing(ci).signed(failing_release(tmp_path / "model.onnx"), POLICY), None, "FAIL"),
+        (Signing(ci).signed(old, POLICY), None, "days old"),
+        (signed, trust_in(other_key), "is signed by 0 of the keys"),
+        (Signing(ci, model="letters").signed(signed, POLICY), trust_in(ci), "letters"),
+    )
+    for of, trust, reason in refusals:
+        done = submit(registry, of, policy=POLICY, trust=trust)
+        assert (done.outcome, done.version) == ("refused", None)
+        assert reason in done.reason
+    assert registry.versions == []
+
+
+def test_quantized_file_alone_is_refused(
+    registry: Simulator, ci: SigningKey, tmp_path: Path
+) -> None:
+    policy = twin_policy()
+    of = Signing(ci).signed(release(onnx_file(tmp_path / "q.onnx"), policy=policy), policy)
+    assert "only as the twin" in submit(registry, of, policy=policy).reason
+
+
+def test_submission_inside_a_dvc_experiment_is_a_dry_run(
+    registry: Simulator, signed: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DVC_EXP_NAME", "try")
+    assert submit(registry, signed, policy=POLICY).outcome == "dry_run"
+    assert registry.versions == []
+
+
+def _delete_a_statement(stored: Any) -> None:
+    del stored.beside["gate/decision.dsse.json"]
+
+
+def _replace_a_statement(stored: Any) -> None:
+    stored.beside["gate/decision.dsse.json"] = stored.beside["gate/evidence.dsse.json"]
+
+
+def _replace_the_file(stored: Any) -> None:
+    stored.data = stored.data.replace(b"tiny", b"tidy")
+
+
+@pytest.mark.parametrize("tamper", [_delete_a_statement, _replace_a_statement, _replace_the_file])
+def test_version_that_reads_back_changed_is_not_the_candidate(
+    registry: Simulator, signed: Release, tamper: Callable[[Any], None]
+) -> None:
+    watched = Watched(registry)
+
+    def after(call: str, _index: int) -> None:
+        if call == "create_version":
+            tamper(registry.versions[-1])
+
+    watched.after = after
+    with pytest.raises(MismatchUnconfirmed, match="its download differs"):
+        submit(watched, signed, policy=POLICY)
+    assert registry.aliases == {}
+    watched.after = lambda _call, _index: None
+    assert submit(watched, signed, policy=POLICY).version == "2"
+
+
+def test_one_wrong_download_is_retried(registry: Simulator, signed: Release) -> None:
+    watched, kept = Watched(registry), b""
+
+    def before(call: str, _index: int) -> None:
+        nonlocal kept
+        if call == "download":
+            stored = registry.versions[-1]
+            first = watched.calls.count("download") == 1
+            kept, stored.data = (stored.data, b"<html>") if first else (kept, kept)
+
+    watched.before = before
+    assert submit(watched, signed, policy=POLICY).version == "1"
+
+
+def test_concurrent_submission_is_a_conflict(registry: Simulator, signed: Release) -> None:
+    watched = Watched(registry)
+
+    def after(call: str, _index: int) -> None:
+        if call == f"set_alias {CANDIDATE}":
+            registry.aliases[CANDIDATE] = "7"
+
+    watched.after = after
+    with pytest.raises(PromotionConflict, match="version 7"):
+        submit(watched, signed, policy=POLICY)
+
+
+def test_next_submission_finishes_a_crash_at_any_call(signed: Release) -> None:
+    counted = Watched(Simulator())
+    submit(counted, signed, policy=POLICY)
+    for at in range(len(counted.calls)):
+        registry = Simulator()
+        watched = Watched(registry)
+
+        def crash(_call: str, index: int, at: int = at) -> None:
+            if index == at:
+                raise Crash
+
+        watched.before = crash
+        with pytest.raises(Crash):
+            submit(watched, signed, policy=POLICY)
+        assert CHAMPION not in registry.aliases
+        assert submit(registry, signed, policy=POLICY).outcome == "handed_in"
+        assert registry.aliases == {CANDIDATE: "1"}
+        assert len(registry.versions) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_submitter_needs_only_edit_permission_on_the_model(
+    guarded_server: Any, ci: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CI has EDIT on the model, and neither ledger nor store; the service has its own user."""
+    uri, name = guarded_server.uri, f"handed-{next(_names)}"
+    _become(monkeypatch, *ADMIN)
+    service = MlflowRegistry(uri)
+    service.ensure_model(name)
+    user, password = f"ci-{next(_names)}", "password-of-the-test-ci"
+    add_user(uri, user, password)
+    let_edit(uri, user, model=name)
+    _become(monkeypatch, user, password)
+    here = replace(
+        release(onnx_file(tmp_path / "reports" / "small.onnx")),
+        model_name=name,
+        run_id=make_run_of(uri),
+    )
+    signing = Signing(ci, registry=uri, model=name)
+    done = submit(MlflowRegistry(uri), signing.signed(here, POLICY), policy=POLICY)
+    assert (done.outcome, done.version) == ("handed_in", "1")
+
+    _become(monkeypatch, *ADMIN)
+    trust = TrustFile(save(trust_in(ci), tmp_path / "trust.yaml"))
+    ledger = Ledger(tmp_path / "service" / "ledger.jsonl")
+    store = ModelStore(tmp_path / "store")
+    reconcile = Reconciler(service, ledger, POLICY, store=store, trust=trust)
+    outcomes = [getattr(one, "outcome", one) for one in reconcile(name, cause="timer")]
+    assert outcomes == ["promoted", "deployed"]
+    aliases = {alias: service.alias(name, alias) for alias in (CANDIDATE, CHAMPION, PREVIOUS)}
+    assert aliases == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
+    (line, _) = ledger.entries()
+    assert line.made_at == service.version(name, "1").made_at
+    assert line.made_at is not None
+    assert list(reconcile(name, cause="timer")) == []
+
+
+def make_run_of(uri: str) -> str:
+    """In an experiment of the user's own: by default he may read others' only."""
+    from mlflow import MlflowClient
+
+    from gate.mlflow_client.connection import using_tracking_uri
+
+    with using_tracking_uri(uri):
+        client = MlflowClient(tracking_uri=uri)
+        experiment = client.create_experiment(f"ci-{next(_names)}")
+        return str(client.create_run(experiment).info.run_id)
+
+
+def _become(monkeypatch: pytest.MonkeyPatch, user: str, password: str) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)

@@ -1,0 +1,168 @@
+"""Files that an editor of the registry changes are a mismatch of that version alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from gate.errors import DigestMismatch
+from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.records.layout import PREPROCESSING, SPEC
+from gate.registry.registered_model import RegisteredModel
+from gate.registry.release import GoldenFolder
+from gate.registry.version_files import ExpectedDigests
+from tests import builders
+from tests.golden_vectors import vectors
+from tests.registry.promoting import promote
+from tests.registry.releases import NAME, onnx_file, onnx_file_with_data, release
+from tests.registry.servers import make_run
+from tests.registry.test_preprocessing_spec import made
+from tests.storage.test_untrusted import DEEP, YAML_BOMB
+
+POLICY = builders.policy()
+Tamper = Callable[[Path], object]
+SPEC_JSON, GOLDEN_JSON = f"{PREPROCESSING}/{SPEC}", "golden/golden.json"
+EXTRA_FILES = {"1": SPEC_JSON, "2": GOLDEN_JSON, "3": "weights.data"}
+"""What only this version has."""
+
+
+@dataclass
+class StoredVersions:
+    """Versions in a real store: 1 has a spec, 2 golden vectors, 3 external data."""
+
+    model: RegisteredModel
+    artifacts: Path
+
+    def folder(self, number: str) -> Path:
+        """Where the artifacts of a version lie, which its editor may change."""
+        (found,) = self.artifacts.rglob(EXTRA_FILES[number])
+        return found.parents[len(Path(EXTRA_FILES[number]).parts) - 1]
+
+    def prove(self, number: str) -> None:
+        line = self.model.history().approving_entry(number)
+        assert line is not None
+        self.model.prove(number, ExpectedDigests.from_entry(line))
+
+
+@pytest.fixture(scope="module")
+def promoted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("promoted")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    registry, ledger = MlflowRegistry(uri), Ledger(folder / "ledger.db")
+    path = onnx_file(folder / "golden.onnx", seed=2)
+    origin = vectors.origin().model_copy(update={"policy_sha256": POLICY.digest()})
+    vectors.golden_of(folder / "golden", path, origin=origin)
+    instruments = POLICY.instruments.model_copy(update={"graph_forbid": ()})
+    loose = POLICY.model_copy(update={"instruments": instruments})
+    releases = (
+        (made(folder), POLICY),
+        (release(path, golden=GoldenFolder.open(folder / "golden")), POLICY),
+        (release(onnx_file_with_data(folder / "large" / "model.onnx"), policy=loose), loose),
+    )
+    for of, policy in releases:
+        run_id = make_run(uri, artifacts=folder / "artifacts")
+        done = promote(registry, replace(of, run_id=run_id), policy=policy, ledger=ledger)
+        assert done.outcome == "promoted", done.reason
+    return uri, folder
+
+
+@pytest.fixture
+def versions(promoted: tuple[str, Path], tmp_path: Path) -> Iterator[StoredVersions]:
+    uri, folder = promoted
+    ledger = Ledger(tmp_path / "ledger.db")
+    shutil.copy(folder / "ledger.db", ledger.location)
+    shutil.copytree(folder / "artifacts", tmp_path / "whole")
+    yield StoredVersions(RegisteredModel(MlflowRegistry(uri), ledger, NAME), folder / "artifacts")
+    shutil.rmtree(folder / "artifacts")
+    shutil.move(tmp_path / "whole", folder / "artifacts")
+
+
+def overwrite(name: str, data: bytes) -> Tamper:
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def replace_by_folder(name: str) -> Tamper:
+    def tamper(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name / "in").mkdir(parents=True)
+        (folder / name / "in" / "file").touch()
+
+    return tamper
+
+
+def overwrite_with_padding(name: str, size: int) -> Tamper:
+    return overwrite(name, b" " * size + b"{}")
+
+
+TAMPERED: dict[str, tuple[str, Tamper]] = {
+    "bomb for a spec": ("1", overwrite(SPEC_JSON, YAML_BOMB)),
+    "nested spec": ("1", overwrite(SPEC_JSON, DEEP)),
+    "nested objects": ("1", overwrite(SPEC_JSON, b'{"a":' * 20_000)),
+    "huge spec": ("1", overwrite_with_padding(SPEC_JSON, 1 << 17)),
+    "folder for a spec": ("1", replace_by_folder(SPEC_JSON)),
+    "no spec": ("1", lambda folder: (folder / SPEC_JSON).unlink()),
+    "bomb for an MLmodel": ("1", overwrite("MLmodel", YAML_BOMB)),
+    "nested MLmodel": ("1", overwrite("MLmodel", DEEP)),
+    "huge MLmodel": ("1", overwrite("MLmodel", b"# \n" * (1 << 20))),
+    "bytes for an MLmodel": ("1", overwrite("MLmodel", b"\xff\0")),
+    "nested golden.json": ("2", overwrite(GOLDEN_JSON, DEEP)),
+    "bomb for a golden.json": ("2", overwrite(GOLDEN_JSON, YAML_BOMB)),
+    "huge golden.json": ("2", overwrite_with_padding(GOLDEN_JSON, 1 << 21)),
+    "folder for a golden.json": ("2", replace_by_folder(GOLDEN_JSON)),
+    "other golden vectors": ("2", lambda folder: vectors.golden_of(folder / "golden", onnx_file(folder / "x.onnx"))),
+    "other data": ("3", overwrite("weights.data", b"\xff" * 120)),
+    "no data": ("3", lambda folder: (folder / "weights.data").unlink()),
+    "no evidence to name the data": ("3", lambda folder: (folder / "gate/evidence.json").unlink()),
+    "nested evidence": ("3", overwrite("gate/evidence.json", DEEP)),
+}  # fmt: skip
+
+
+@pytest.mark.rows(5)
+@pytest.mark.parametrize(("number", "tamper"), TAMPERED.values(), ids=list(TAMPERED))
+def test_tampered_file_is_a_mismatch_of_its_version_alone(
+    versions: StoredVersions, number: str, tamper: Tamper
+) -> None:
+    tamper(versions.folder(number))
+    with pytest.raises(DigestMismatch):
+        versions.prove(number)
+    assert [line.version for line in versions.model.ledger.entries()][3:] == []
+    for other in {"1", "2", "3"} - {number}:
+        versions.prove(other)
+
+
+def test_unverified_bytes_are_never_parsed(
+    versions: StoredVersions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse(*_arguments: object, **_options: object) -> None:
+        pytest.fail("bytes were parsed that nobody had proven")
+
+    monkeypatch.setattr("gate.onnx_file.reading.onnx.ModelProto", parse)
+    monkeypatch.setattr(onnx, "load", parse)
+    for number in ("1", "2", "3"):
+        (path,) = versions.folder(number).glob("*.onnx")
+        data = path.read_bytes()
+        path.write_bytes(data + b"\0")
+        with pytest.raises(DigestMismatch, match="has digest"):
+            versions.prove(number)
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError, RecursionError, UnicodeDecodeError("x", b"", 0, 1, "")]
+)
+def test_any_error_while_reading_is_a_mismatch(
+    versions: StoredVersions, monkeypatch, error
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("gate.registry.version_files.prove_spec", fail)
+    with pytest.raises(DigestMismatch, match="can't be read"):
+        versions.prove("1")
+    versions.prove("2")

@@ -1,0 +1,139 @@
+"""A multi-file release in the service: deployed, guarded and rolled back as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gate.deploy.store import EXACT, QUANTIZED
+from gate.registry.promotion import rollback
+from gate.registry.release import Release
+from gate.storage.digest import Digest
+from tests import builders
+from tests.registry import parts
+from tests.registry.promoting import promote
+from tests.registry.releases import NAME, twin_policy
+from tests.registry.signed import Signing
+from tests.service.registry_setup import Service
+from tests.service.signed_submissions import SigningService
+
+
+def promote_release(service: Service, seed: int) -> None:
+    path = parts.files(service.setup.folder / f"parts-{seed}", seed=seed)
+    made = parts.with_golden(parts.release(path))
+    done = promote(
+        service.setup.registry, made, policy=service.setup.policy, ledger=service.setup.ledger
+    )
+    assert done.outcome == "promoted", done.reason
+
+
+def head_digests(service: Service, seed: int) -> tuple[Digest, Digest]:
+    """Of the head that serves, and of that of this seed."""
+    manifest = service.store.live(NAME)
+    assert manifest is not None
+    there = service.setup.folder / f"parts-{seed}" / "head.onnx"
+    return manifest.slots[EXACT].parts["head"].sha256, Digest.from_file(there)
+
+
+def serves(service: Service, seed: int) -> bool:
+    live, wanted = head_digests(service, seed)
+    return live == wanted
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    made = Service(tmp_path)
+    promote_release(made, 1)
+    assert made.reconcile_once() == [("deploy", "deployed", "1")]
+    return made
+
+
+@pytest.mark.parametrize("file", ["head.onnx", "encoder.onnx", "golden/golden.json"])
+def test_release_with_a_replaced_file_does_not_serve(service: Service, file: str) -> None:
+    promote_release(service, 2)
+    service.setup.stored("2").beside[file] = b"\x08\x08" * 40
+    service.reconcile_once()
+    assert serves(service, 1)
+    assert service.setup.champion == "1"
+
+
+def signed_release(service: SigningService, seed: int) -> Release:
+    path = parts.files(service.setup.folder / f"parts-{seed}", seed=seed)
+    made = parts.with_golden(parts.release(path))
+    return Signing(service.ci).signed(made, service.policy)
+
+
+def test_submitted_multi_file_release_is_deployed_as_one(tmp_path: Path) -> None:
+    service = SigningService(tmp_path)
+    number = service.submit(signed_release(service, 1))
+    assert service.reconcile_once() == [
+        ("hand_in", "promoted", number),
+        ("deploy", "deployed", number),
+    ]
+    manifest = service.store.live(NAME)
+    assert manifest is not None
+    assert set(manifest.slots[EXACT].parts) == set(parts.NAMES)
+
+
+@pytest.mark.parametrize("file", ["head.onnx", "release.yaml"])
+def test_submission_with_a_replaced_file_never_serves(tmp_path: Path, file: str) -> None:
+    service = SigningService(tmp_path)
+    number = service.upload_unverified(signed_release(service, 1))
+    stored = service.setup.stored(number)
+    if file == "release.yaml":
+        stored.data = stored.data.replace(b"tiny:run", b"tiny:ran")
+    else:
+        service.change_file(number, file, lambda data: stored.beside["encoder.onnx"])
+    service.reconcile_once()
+    assert service.actions_of(number) == ["refused"]
+    assert service.store.live(NAME) is None
+
+
+TWINNED = builders.policy(twin=twin_policy())
+
+
+def promote_with_twin(service: Service, seed: int) -> Release:
+    path = parts.files(service.setup.folder / f"parts-{seed}", seed=seed)
+    made = parts.with_twin(parts.with_golden(parts.release(path)), policy=TWINNED, seed=seed)
+    done = promote(service.setup.registry, made, policy=TWINNED, ledger=service.setup.ledger)
+    assert done.outcome == "promoted", done.reason
+    return made
+
+
+def live_slots(service: Service) -> dict[str, Digest]:
+    manifest = service.store.live(NAME)
+    assert manifest is not None
+    return {label: slot.sha256 for label, slot in manifest.slots.items()}
+
+
+def digests(of: Release) -> dict[str, Digest]:
+    assert of.twin is not None
+    return {EXACT: of.evidence.subject.sha256, QUANTIZED: of.twin.evidence.subject.sha256}
+
+
+def test_release_and_twin_are_deployed_and_rolled_back_together(tmp_path: Path) -> None:
+    service = Service(tmp_path, TWINNED)
+    first = promote_with_twin(service, 1)
+    assert service.reconcile_once() == [("deploy", "deployed", "1")]
+    assert live_slots(service) == digests(first)
+    assert service.reconcile_once() == []
+    second = promote_with_twin(service, 2)
+    service.reconcile_once()
+    assert live_slots(service) == digests(second)
+    rollback(service.setup.registry, NAME, ledger=service.setup.ledger, reason="worse")
+    assert service.reconcile_once() == [("deploy", "deployed", "1")]
+    assert live_slots(service) == digests(first)
+
+
+def test_guard_reverts_a_release_with_a_replaced_twin(
+    tmp_path: Path,
+) -> None:
+    service = Service(tmp_path, TWINNED)
+    first = promote_with_twin(service, 1)
+    service.reconcile_once()
+    promote_with_twin(service, 2)
+    service.setup.stored("2").beside["quantized/head.onnx"] = b"\x08\x08" * 40
+    service.reconcile_once()
+    assert service.setup.champion == "1"
+    assert live_slots(service) == digests(first)

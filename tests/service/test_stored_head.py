@@ -1,0 +1,186 @@
+"""The store keeps the head of the ledger; the service refuses a ledger with another past."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gate.deploy.store import EXACT, ModelStore
+from gate.ledger.entry import LedgerEntry
+from gate.ledger.ledger import Ledger
+from gate.mlflow_client.registry import MlflowRegistry
+from gate.registry.interface import CHAMPION
+from gate.service import app
+from gate.service.monitoring import Failed, StepResult
+from gate.service.reconciler import reconciler, stored_head
+from gate.service.settings import ServiceSettings
+from gate.storage.digest import Digest
+from tests.ledger.rows import put, rows
+from tests.ledger.test_stored_head import file_removed
+from tests.registry.promoting import promote
+from tests.registry.releases import NAME, onnx_file, release
+from tests.registry.servers import make_run
+from tests.service.deliveries import running, settings, until
+from tests.service.registry_setup import AUTOMATIC
+
+
+class DeployedModel:
+    """A real MLflow database with two versions of a model, of which the first serves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.uri = f"sqlite:///{folder}/mlflow.db"
+        self.registry = MlflowRegistry(self.uri)
+        self.run_id = make_run(self.uri, artifacts=folder / "artifacts")
+        self.settings: ServiceSettings = settings(
+            folder, models=(NAME,), tracking_uri=self.uri, interval_s=0.2, policy=self._policy()
+        )
+        self.ledger = Ledger(self.settings.state)
+        self.store = ModelStore(self.settings.store)
+
+    def _policy(self) -> Path:
+        path = self.folder / "policy.yaml"
+        path.write_text(json.dumps({"gate": AUTOMATIC.to_plain()}))
+        return path
+
+    def promote(self, seed: int) -> None:
+        path = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
+        made = release(path, policy=AUTOMATIC, run_id=self.run_id)
+        assert promote(self.registry, made, policy=AUTOMATIC, ledger=self.ledger).version
+
+    def reconcile(self) -> list[StepResult | Failed]:
+        """As `gate reconcile`, in a process of its own."""
+        return list(reconciler(self.settings)(NAME, cause="timer"))
+
+    @property
+    def live(self) -> Digest | None:
+        manifest = self.store.live(NAME)
+        return manifest and manifest.slots[EXACT].sha256
+
+    def digest(self, seed: int) -> Digest:
+        return Digest.from_file(self.folder / f"{seed}.onnx")
+
+    @contextmanager
+    def served(self) -> Iterator[Callable[[], dict[str, object]]]:
+        """The whole service; gives what `/readyz` says. At least one look was begun."""
+        with running(self.settings, reconciler(self.settings)) as service:  # type: ignore[arg-type]
+
+            def ready() -> dict[str, object]:
+                answer = service.get("/readyz")
+                said: dict[str, object] = answer.json()
+                assert answer.status_code == (200 if said["ready"] else 503)
+                return said
+
+            until(lambda: service.parts.worker.registry_silence_s() is not None)
+            yield ready
+
+
+@pytest.fixture(autouse=True)
+def _no_readiness_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_FRESH_S", 0.0)
+
+
+def with_two_versions(folder: Path) -> DeployedModel:
+    """Version 2 is deployed; the ledger's last line is about that."""
+    deployed = DeployedModel(folder)
+    for seed in (1, 2):
+        deployed.promote(seed)
+        assert not [one for one in deployed.reconcile() if isinstance(one, Failed)]
+    assert deployed.live == deployed.digest(2)
+    return deployed
+
+
+@pytest.fixture(scope="module")
+def _deployed(tmp_path_factory: pytest.TempPathFactory) -> DeployedModel:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("DVC_EXP_NAME", raising=False)
+        return with_two_versions(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture
+def deployed(_deployed: DeployedModel) -> Iterator[DeployedModel]:
+    """For tests in which nothing is done: it is as it was for the next one."""
+    settings, good = _deployed.settings, rows(_deployed.settings.state)
+    kept = stored_head(settings.store).head()
+    yield _deployed
+    _deployed.settings = settings
+    put(settings.state, good)
+    stored_head(settings.store).replace(kept)
+
+
+def restore_older_copy(path: Path) -> None:
+    """Of when version 1 served: taken by itself, `champion` would have to go back."""
+    newest = rows(path)
+    assert len(newest) == 4
+    put(path, newest[:2])
+
+
+def edit_last_entry(path: Path) -> None:
+    *before, last = rows(path)
+    put(path, [*before, last._replace(line=last.line.replace(b'"deployed"', b'"rejected"'))])
+
+
+TAMPERED = [restore_older_copy, edit_last_entry, file_removed]
+
+
+@pytest.mark.rows(3)
+@pytest.mark.parametrize("tamper", TAMPERED)
+@pytest.mark.proof
+def test_changed_ledger_stops_a_running_and_a_restarted_service(
+    deployed: DeployedModel, caplog: pytest.LogCaptureFixture, tamper: Callable[[Path], None]
+) -> None:
+    ledger = deployed.settings.state
+    good = rows(ledger)
+
+    def nothing_was_done() -> None:
+        assert rows(ledger) == spoiled
+        assert deployed.registry.alias(NAME, CHAMPION) == "2"
+        assert deployed.live == deployed.digest(2)
+
+    with deployed.served() as ready:
+        until(lambda: ready()["ready"])
+        tamper(ledger)
+        spoiled = rows(ledger)
+        until(lambda: not ready()["ready"])
+        assert ready()["ledger"] == "is not the one it was"
+        caplog.clear()
+        until(lambda: "failed, will retry" in caplog.text)  # another look
+        nothing_was_done()
+    caplog.clear()
+    with deployed.served() as ready:
+        assert ready()["ledger"] == "is not the one it was"
+        until(lambda: "failed, will retry" in caplog.text)
+        nothing_was_done()
+        assert "gate accept-ledger" in caplog.text
+        assert str(deployed.settings.store) in caplog.text
+        put(ledger, good)  # the newest copy is restored
+        until(lambda: ready()["ready"])
+    assert deployed.reconcile() == []
+
+
+def test_two_replicas_with_separate_stores_share_a_ledger(tmp_path: Path, database: str) -> None:
+    """Whoever is a line behind for a moment is not refused: it reads again."""
+    heads = [stored_head(tmp_path / store) for store in ("one", "two")]
+    replicas = [Ledger(database, stored_head=head) for head in heads]
+    entry = {"action": "conflict", "registry": "here", "model": NAME}
+
+    def work(number: int) -> None:
+        ledger = replicas[number]
+        for count in range(4):
+            ledger.append(_line(**entry, reason=f"{number}-{count}"))
+            ledger.verify()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+    assert [len(ledger.entries()) for ledger in replicas] == [8, 8]
+    kept = [head.head() for head in heads]
+    assert [head and head.lines for head in kept] == [8, 8]
+
+
+def _line(**fields: str) -> LedgerEntry:
+    return LedgerEntry.model_validate(fields)

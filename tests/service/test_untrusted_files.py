@@ -1,0 +1,93 @@
+"""A malicious file with valid evidence costs the service at most the limits of the sandbox."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gate.deploy.store import EXACT, ModelStore
+from gate.registry.registered_model import Reading
+from gate.sandbox.limits import SandboxLimits
+from gate.service.monitoring import StepResult
+from gate.service.reconciler import Reconciler, reconciler
+from gate.service.settings import ServiceSettings
+from tests.onnx_file import hostile
+from tests.onnx_file.hostile import PARENT_BYTES, ROOMY
+from tests.registry.promoting import promote
+from tests.registry.releases import NAME, evidence, release
+from tests.sandbox.peak import bounded_growth
+from tests.service.registry_setup import AUTOMATIC, RegistrySetup
+
+QUICK = SandboxLimits(20.0, 200 * 10**6)
+"""For good files too, on a busy machine."""
+
+
+class Service:
+    """Version 1 is good, and serves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.setup = RegistrySetup(folder, AUTOMATIC)
+        self.store = ModelStore(folder / "store")
+        self.setup.promote(1)
+        assert self.reconcile_once(ROOMY) == [("deploy", "deployed")]
+
+    def reconcile_once(self, limits: SandboxLimits) -> list[tuple[str, str]]:
+        """A service that was just started, so that it looks at the bytes, too."""
+        setup = self.setup
+        reconcile = Reconciler(
+            setup.registry, setup.ledger, AUTOMATIC, store=self.store, reading=Reading(limits)
+        )
+        done = reconcile(NAME, cause="timer")
+        assert all(isinstance(one, StepResult) for one in done), done
+        return [(one.kind, one.outcome) for one in done if isinstance(one, StepResult)]
+
+    def promote(self, path: Path) -> None:
+        """As a promoter who measured the file somewhere else."""
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        handed = replace(release(path, evidence=evidence(path, measured_at=at)), run_id="run")
+        done = promote(self.setup.registry, handed, policy=AUTOMATIC, ledger=self.setup.ledger)
+        assert done.outcome == "promoted"
+
+    def serves_version_1(self) -> bool:
+        live = self.store.live(NAME)
+        first = self.setup.ledger.entries()[0].sha256
+        return live is not None and live.slots[EXACT].sha256 == first
+
+
+@pytest.fixture(autouse=True)
+def _sandbox_is_used() -> None:
+    """Here they are read in children, as they are."""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(tmp_path)
+
+
+def test_sandbox_limits_come_from_the_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"models": ("digits",), "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    settings = ServiceSettings.from_options(**given, time_limit_s=5.0, memory_limit=10**9)
+    made = [reconciler(of)._reading for of in (settings, ServiceSettings.from_options(**given))]
+    assert [reading and reading.limits for reading in made] == [
+        SandboxLimits(5.0, 10**9), SandboxLimits.for_service(),
+    ]  # fmt: skip
+
+
+@pytest.mark.proof
+def test_file_that_exceeds_the_load_limit_is_refused_once(service, tmp_path):
+    service.promote(hostile.nested_functions(tmp_path / "model.onnx"))
+    with bounded_growth(PARENT_BYTES):
+        assert service.reconcile_once(QUICK) == [("deploy", "refused")]
+        assert service.reconcile_once(QUICK) == []
+    assert service.serves_version_1()
+    assert [action for action, version in service.setup.lines() if version == "2"] == [
+        "promoted", "not_deployed",
+    ]  # fmt: skip
+    assert (
+        "loading model.onnx took more than the time limit of 20 s"
+        in service.setup.ledger.entries()[-1].reason
+    )

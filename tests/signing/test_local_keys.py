@@ -1,0 +1,172 @@
+"""The signing key of a folder: created once, private, and trusted there by default."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gate.errors import KeyUnusable, PolicyError, StorageError
+from gate.signing.keys import KEY_VARIABLE, SigningKey
+from gate.signing.local_keys import TRUST_VARIABLE, LocalKeys
+from gate.signing.trust import Trust
+
+
+@pytest.fixture(autouse=True)
+def _no_key_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.delenv(TRUST_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def printed() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def local(tmp_path: Path, printed: list[str]) -> LocalKeys:
+    return LocalKeys(tmp_path / ".gate", printed.append)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_local_key_is_created_once_private_and_announced(
+    local: LocalKeys, printed: list[str]
+) -> None:
+    key = local.signing_key()
+    assert (mode(local.key_path.parent), mode(local.key_path)) == (0o700, 0o600)
+    (message,) = printed
+    assert f"signed by the key of this folder, {key.public.short}. It proves" in message
+    assert local.key_path.read_text() not in message
+    assert local.signing_key().public == key.public
+    assert local.trust().measurers[0].key_id == key.public.key_id
+    assert len(printed) == 1
+    assert local.is_local_key(key.public)
+
+
+def test_local_key_is_trusted_in_each_role(local: LocalKeys) -> None:
+    trust = local.trust()
+    (measurer,), (reviewer,), (writer,) = trust.measurers, trust.reviewers, trust.writers
+    assert measurer == reviewer == writer
+    assert measurer.public == local.signing_key().public.public
+
+
+def test_existing_trust_file_is_not_changed(local: LocalKeys, tmp_path: Path) -> None:
+    other = LocalKeys(tmp_path / "other", print)
+    other.trust()
+    local.folder.mkdir()
+    local.trust_path.write_bytes(other.trust_path.read_bytes())
+    key = local.signing_key()
+    assert key.public.key_id not in {each.key_id for each in local.trust().measurers}
+
+
+def test_missing_trust_file_is_recreated(local: LocalKeys, printed: list[str]) -> None:
+    key = local.signing_key()
+    local.trust_path.unlink()
+    assert local.trust().measurers[0].key_id == key.public.key_id
+    assert len(printed) == 1
+
+
+def test_no_local_key_is_created_when_a_key_is_named(
+    local: LocalKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = SigningKey.make(tmp_path / "ci.pem")
+    assert local.signing_key_if_any() is None
+    assert local.trust_if_any() is None
+    assert local.signing_key(str(tmp_path / "ci.pem")).public == mine.public
+    monkeypatch.setenv(KEY_VARIABLE, f"file:{tmp_path / 'ci.pem'}")
+    found = local.signing_key_if_any()
+    assert found is not None
+    assert found.public == mine.public
+    assert not local.is_local_key(mine.public)
+    assert local.trust().by == " by --key alone, without --trust"
+    assert not local.folder.exists()
+
+
+def test_named_trust_file_is_used(
+    local: LocalKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = LocalKeys(tmp_path / "other", print)
+    theirs = other.trust()
+    assert local.trust(other.trust_path) == theirs
+    monkeypatch.setenv(TRUST_VARIABLE, str(other.trust_path))
+    assert local.trust() == local.trust_if_any() == theirs == Trust.from_file(other.trust_path)
+    assert not local.folder.exists()
+    monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "nowhere.yaml"))
+    with pytest.raises(PolicyError, match=r"nowhere\.yaml"):
+        local.trust()
+
+
+def test_concurrent_processes_create_one_key(tmp_path: Path) -> None:
+    """Both wait at the door until both are there."""
+    program = (
+        "import sys; from pathlib import Path; from gate.signing.local_keys import LocalKeys\n"
+        "import gate.signing.keys, securesystemslib.signer\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "made = []; local = LocalKeys(Path(sys.argv[1]), made.append)\n"
+        "print(local.signing_key().public.key_id, local.trust().measurers[0].key_id, len(made))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / ".gate")]
+    pipe = subprocess.PIPE
+    both = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+    for process in both:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0].split() for process in both]
+    assert {word for answer in answers for word in answer[:2]} == {answers[0][0]}
+    assert sorted(answer[2] for answer in answers) == ["0", "1"]
+
+
+def test_world_readable_key_is_refused(local: LocalKeys) -> None:
+    local.signing_key()
+    local.key_path.chmod(0o644)
+    with pytest.raises(StorageError, match="mode 0644, so other users can read it"):
+        local.signing_key()
+
+
+def test_invalid_key_is_refused_and_not_shown(local: LocalKeys) -> None:
+    local.signing_key()
+    local.key_path.write_text("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n")
+    with pytest.raises(KeyUnusable, match="is not a signing key") as error:
+        local.signing_key()
+    assert "c2VjcmV0" not in str(error.value)
+
+
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_git_ignores_the_key_folder(local: LocalKeys, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "model.py").write_text("")
+    local.signing_key()
+    git(tmp_path, "add", ".")
+    assert git(tmp_path, "ls-files").split() == ["model.py"]
+
+
+def test_existing_gitignore_is_kept(local: LocalKeys) -> None:
+    local.folder.mkdir()
+    (local.folder / ".gitignore").write_text("keys/\n")
+    local.signing_key()
+    assert (local.folder / ".gitignore").read_text() == "keys/\n"
+
+
+def test_key_tracked_by_git_is_refused(local: LocalKeys, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    local.signing_key()
+    git(tmp_path, "add", "--force", str(local.key_path))
+    for uri in (None, str(local.key_path), f"file:{local.key_path}"):
+        with pytest.raises(KeyUnusable, match="git rm --cached"):
+            local.signing_key(uri)
+    git(tmp_path, "rm", "-q", "--cached", str(local.key_path))
+    assert local.signing_key().public.name == "local"
