@@ -474,7 +474,7 @@ def test_accepted_file_has_no_reproducer(project, tmp_path, capsys):
     assert "PASS" in json.loads(capsys.readouterr().out)["reason"]
 
 
-def test_other_samples_than_those_of_the_report_are_refused(project, tmp_path):
+def test_samples_not_matching_the_report_are_refused(project, tmp_path):
     images = np.load(project / "images.npy")
     np.save(tmp_path / "other.npy", images + 1)
     command = [*REPRODUCE, "--inputs", str(tmp_path / "other.npy")]

@@ -52,10 +52,10 @@ def report(made, folder, reference=None, *, batch=None):
     path = made if isinstance(made, Path) else folder / "model.onnx"
     if not isinstance(made, Path):
         onnx.save(made, path)
-    return read_graph(TestedFile(path, read_subject(path)), observer(reference, batch))
+    return read_graph(TestedFile(path, read_subject(path)), reference_run(reference, batch))
 
 
-def observer(reference: nn.Module | None = None, batch: dict[str, np.ndarray] | None = None):
+def reference_run(reference: nn.Module | None = None, batch: dict[str, np.ndarray] | None = None):
     """The reference is computed as `measure` does."""
     own = copy_model(reference or nn.Identity(), device="cpu")
 

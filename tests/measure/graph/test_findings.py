@@ -23,7 +23,7 @@ from tests.measure.graph.build import (
     found,
     model,
     node,
-    observer,
+    reference_run,
     report,
     value,
 )
@@ -778,4 +778,4 @@ def test_unhashed_external_data_is_not_read(tmp_path):
         }
     )
     with pytest.raises(OnnxFileError, match="reads its data from 'w.bin', expected one of"):
-        read_graph(TestedFile(path, unhashed), observer())
+        read_graph(TestedFile(path, unhashed), reference_run())

@@ -35,7 +35,7 @@ def test_log_without_placement_is_refused(lines):
         placed(lines)
 
 
-def test_only_what_computes_shapes_may_run_fallback_nodes():
+def test_only_shape_nodes_may_run_elsewhere():
     rows = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
     nodes = [
         helper.make_node("Shape", ["x"], ["s"], "/Shape"),
@@ -47,7 +47,7 @@ def test_only_what_computes_shapes_may_run_fallback_nodes():
     assert fallback_nodes(names, "WebGpu", lambda: made) == ("Add:/x/Add", "Add:/fused")
 
 
-def test_a_file_is_not_read_where_all_nodes_are_where_they_should_be():
+def test_file_is_not_read_without_stray_nodes():
     assert fallback_nodes({"X": ("Add:/x/Add",)}, "X", lambda: pytest.fail("read")) == ()
 
 
