@@ -34,7 +34,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile(
     "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
 )
-settings.register_profile("fewer examples", settings.get_profile("tests"), max_examples=20)
+settings.register_profile("fewer examples", settings.get_profile("tests"), max_examples=12)
 settings.register_profile("exhaustive", settings.get_profile("tests"), max_examples=200)
 settings.load_profile("exhaustive" if EXHAUSTIVE else "tests")
 

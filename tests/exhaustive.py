@@ -2,7 +2,7 @@
 
 `make exhaustive` runs every row in about an hour. `make check` omits rows of the slowest tables.
 `make test` omits more rows of all tables in SLOW_FOLDERS. The selection depends only on the order of
-the rows, so that a failed row is run again. Hypothesis draws 20 examples in `make test`, 50 in `make
+the rows, so that a failed row is run again. Hypothesis draws 12 examples in `make test`, 50 in `make
 check` and 200 in `make exhaustive` (conftest.py).
 """
 
@@ -24,12 +24,12 @@ exhaustive = pytest.mark.skipif(
 )
 
 
-FURTHER = 8
+FURTHER = 12
 """`make check` runs every N-th row of a table of proofs, starting with the first."""
 
 
-EVERY = 4
-"""`make test` runs the first, the last and every fourth row of a table in SLOW_FOLDERS."""
+EVERY = 6
+"""`make test` runs the first, the last and every sixth row of a table in SLOW_FOLDERS."""
 
 SLOW_FOLDERS = {
     "benchmarks", "commands", "data", "deploy", "export", "golden_vectors", "inferred_roles", "lint",

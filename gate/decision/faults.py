@@ -124,9 +124,8 @@ FAULTS: dict[str, FaultSpec] = {
     ),
     "constant_output": FaultSpec(
         "output {name} is a constant in the file, with other values than the model returns",
-        "Export again from the code and the settings of the reference. If the values depend on an "
-        "input, compute them in forward from tensors: tracing stores what Python computes as a "
-        "constant.",
+        "Export again from the code and the settings of the reference. Compute values that depend "
+        "on an input from tensors: tracing stores Python's numbers as constants.",
     ),
     "unread_input": FaultSpec(
         "the model computes it from the input {inputs:and}, which the file does not read there",

@@ -173,7 +173,7 @@ def _lacking_probes(
 def _probe(
     policy: Policy, evidence: Evidence, runtime: RuntimeEvidence, probe: ProbeResult
 ) -> CheckResult:
-    metric, numbers = _judged_number(policy, probe), _numbers(probe)
+    metric, numbers = _compared_number(policy, probe), _numbers(probe)
     contradictory = (
         bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
     )
@@ -252,7 +252,7 @@ def _rest_holds(policy: Policy, breaks: BeyondRange) -> bool:
         return False
     if breaks.relative_diff is None:
         return breaks.kind == "no_rows" and breaks.noise_ratio is None
-    held = _judged_number(policy, breaks).holds()
+    held = _compared_number(policy, breaks).holds()
     return held and not any(map(math.isnan, _numbers(breaks)))
 
 
@@ -260,7 +260,7 @@ def _numbers(probe: ProbeResult | BeyondRange) -> list[float]:
     return [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
 
 
-def _judged_number(policy: Policy, probe: ProbeResult | BeyondRange) -> BoundedMetric:
+def _compared_number(policy: Policy, probe: ProbeResult | BeyondRange) -> BoundedMetric:
     """Return the number by which a probe is judged."""
     bounds = policy.instruments
     if _by_noise(policy, probe):

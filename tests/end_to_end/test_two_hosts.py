@@ -35,6 +35,7 @@ from tests import plain_http, small_project
 from tests.end_to_end.ci import POLICY
 from tests.end_to_end.hosts import Host, Program, hosts, signalled, why_one_user
 from tests.end_to_end.stack import until, webhooks_allowed
+from tests.exhaustive import exhaustive
 from tests.ledger.rows import pending_in
 from tests.registry.servers import ADMIN, Server, add_user, let_edit, serving
 from tests.registry.signed import save, trust_in
@@ -296,7 +297,7 @@ def calls(deployment: Deployment, ci: Program, killable: list[Program]) -> dict[
     return counts
 
 
-@pytest.mark.rows(19)  # one of five victims, in five parts of a move
+@pytest.mark.rows(38)  # three of the victims, in three parts of a move
 @pytest.mark.parametrize(
     ("part", "component"),
     [(part, component) for part in range(KILL_POINTS) for component in KILLED_COMPONENTS],
@@ -386,6 +387,7 @@ def test_hosts_cannot_read_each_others_files(deployment: Deployment) -> None:
         assert "PermissionError" in host.run("-c", look).stderr
 
 
+@exhaustive
 def test_submission_survives_postgresql_restarts(
     deployment: Deployment, ci: Program, services: list[Service]
 ) -> None:

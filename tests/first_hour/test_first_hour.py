@@ -99,7 +99,7 @@ def test_the_wheel_is_what_runs(installed: Installation, tmp_path: Path) -> None
     assert Path(done.stdout.strip()).is_relative_to(installed.folder), done.stderr
 
 
-@pytest.mark.parametrize("name", some(NETS, 3))
+@pytest.mark.parametrize("name", some(NETS, 4))
 def test_the_commands_of_the_readme_run(installed: Installation, tmp_path: Path, name: str) -> None:
     net = NETS[name]
     blocks = _blocks("python")

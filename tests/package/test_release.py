@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gate
+from tests.exhaustive import exhaustive
 from tests.hidden import ROOT
 
 WHO = {"NAME": "tests", "EMAIL": "tests@example.org"}
@@ -55,6 +56,7 @@ def test_unready_checkout_is_not_released(clone: Path) -> None:
 
 
 @pytest.mark.slow
+@exhaustive
 @pytest.mark.proof
 def test_release_is_built_checked_installed_and_tagged(clone: Path) -> None:
     done = release(clone)

@@ -155,8 +155,8 @@ def assert_prompt_tag_exempts_no_file(place: GuardedServer, copied: dict[str, st
 
 @pytest.mark.slow
 @pytest.mark.proof
-@pytest.mark.rows(3)  # the plain server and the one with most around it
-@pytest.mark.parametrize("mode", [UVICORN, GUNICORN, UVICORN_AUTH, GUNICORN_AUTH], ids=str)
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("mode", [UVICORN_AUTH, GUNICORN_AUTH, GUNICORN, UVICORN], ids=str)
 def test_unapproved_alias_moves_are_refused(
     mode: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
