@@ -1,17 +1,15 @@
-"""Confidence bounds of metrics and of their drops."""
+"""Confidence bounds of metrics and of their drops. Imports numpy and scipy only."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr, ndtri, stdtrit
-
-from gate.records.metrics import MetricDrop
 
 Array = NDArray[np.float64]
 
@@ -227,8 +225,24 @@ def unpaired_bounds(
     return DropBounds("unpaired", tuple(drop + width * float(ndtri(v)) / first for v in levels))
 
 
+class Change(Protocol):
+    """The part of `MetricDrop` that `samples_needed` reads."""
+
+    @property
+    def method(self) -> Method:
+        """How the bound was computed."""
+
+    @property
+    def drop(self) -> float:
+        """The observed drop."""
+
+    @property
+    def scale(self) -> float:
+        """The largest drop of a sample."""
+
+
 def samples_needed(
-    samples: int, change: MetricDrop, *, bound: float, limit: float, alpha: float
+    samples: int, change: Change, *, bound: float, limit: float, alpha: float
 ) -> int | None:
     """Return the number of similar samples that would prove that the drop is at most `limit`.
 
