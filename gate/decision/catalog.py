@@ -205,7 +205,7 @@ def _metric_drop(
     codes: dict[str, Code] = {
         "proven": text + notes,
         "no_worse": _NUMBER_TEXT + notes,
-        "worse": CodeSpec(_NUMBER_TEXT + notes, headline="The metric fell: {label} is {usage}"),
+        "worse": CodeSpec(_NUMBER_TEXT + notes, headline="The metric is worse: {label} is {usage}"),
         "dropped": CodeSpec(
             "{label}: the drop is {drop:.6g}, allowed {allowed} (n = {samples})." + notes,
             headline="The metric is worse by {drop:.6g}: {label}, allowed {allowed}",

@@ -66,6 +66,14 @@ _DRAWS = 3
 """Number of runs under random rounding that determine which choices are open."""
 
 
+_CHECK_MODEL = "Check that this is the exported model and that it accepts these inputs."
+
+_CAST = (
+    "The gate computes the model in float32: cast to the dtype of the weights in forward, not to "
+    "float16 or bfloat16."
+)
+
+
 class ReferencePass:
     """Timed runs of the reference. A failure is an error, because nothing can be judged."""
 
@@ -83,9 +91,10 @@ class ReferencePass:
             raise
         except Exception as error:
             shapes = {name: f"{array.dtype} {array.shape}" for name, array in batch.items()}
+            halves = any(dtype in str(error) for dtype in ("Half", "BFloat16"))
+            remedy = _CAST if halves else _CHECK_MODEL
             raise EvidenceError(
-                f"the reference model can't compute {shapes}: {describe_failure(error)}. "
-                "Check that this is the exported model and that it accepts these inputs."
+                f"the reference model can't compute {shapes}: {describe_failure(error)}. {remedy}"
             ) from error
 
     def accepts(self, batch: Batch) -> bool:

@@ -405,6 +405,17 @@ class _NanEverywhere(nn.Module):
         return torch.log(-self.layer(x).abs() - 1)
 
 
+class _Half(nn.Module):
+    """Casts to the dtype that its weights had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3).bfloat16()
+
+    def forward(self, x):
+        return self.layer(x.bfloat16()).float()
+
+
 @pytest.fixture
 def plain(tmp_path):
     """The file of two linear layers."""
@@ -423,6 +434,7 @@ class TestErrors:
             (_Text(), ModelError, ["returned str", "wrap the model"]),
             (_Uncopyable(), ModelError, ["can't be copied", "gradient history"]),
             (nn.Linear(5, 3), EvidenceError, ["can't compute", "accepts these inputs"]),
+            (_Half(), EvidenceError, ["can't compute", "not to float16 or bfloat16"]),
             (_Unlike(), EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
                                         "use the factory and the checkpoint"]),
             (_NanEverywhere(), EvidenceError, ["no finite number", "Use samples"]),
