@@ -31,8 +31,8 @@ def _fetch_file(path: Path):
 
 
 @pytest.fixture(autouse=True)
-def _sandbox_is_used() -> None:
-    """Here they are read in children, as they are."""
+def _files_are_read_here() -> None:
+    """Override the fixture of conftest.py: these tests use the sandbox."""
 
 
 @pytest.mark.proof
