@@ -229,8 +229,7 @@ def _is_mixed(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 def _without_float32(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return the arguments with float32 tensors in float64, except for those that `func` writes."""
-    names = [argument.name for argument in func._schema.arguments]
-    stated = dict(zip(names, args, strict=False)) | kwargs
+    stated = named_arguments(func, args, kwargs)
     written = {
         id(stated.get(argument.name))
         for argument in func._schema.arguments
