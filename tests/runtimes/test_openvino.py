@@ -197,7 +197,8 @@ def test_missing_output_of_the_compiled_model_is_refused(good):
 @pytest.mark.parametrize("installed", [None, "1.24.1"])
 def test_openvino_is_absent_without_its_package(monkeypatch, installed):
     monkeypatch.setattr(module, "find_spec", lambda _: None)
-    monkeypatch.setattr(module, "_version", {"onnxruntime-openvino": installed}.get)
+    versions = {"onnxruntime-openvino": installed} if installed else {}
+    monkeypatch.setattr(module, "package_versions", lambda _: versions)
     reason = module.OpenVinoRuntime().absent_reason(module.OpenVinoOptions())
     assert "pip install 'parity-gate[openvino]'" in reason
     assert ("onnxruntime-openvino 1.24.1 is installed, but does not help" in reason) is bool(

@@ -76,7 +76,7 @@ def test_error_of_a_worker_keeps_its_type(said, error, monkeypatch):
     (0, 8, 60.0, False),
 ])  # fmt: skip
 def test_workers_are_started_only_when_faster(wanted, cores, alone_s, pays, monkeypatch):
-    monkeypatch.setattr(open_samples, "_cores", lambda: cores)
+    monkeypatch.setattr(open_samples, "logical_cores", lambda: cores)
     opening = Opening(f"{HERE}:pairs")
     assert AheadRows(opening.rows(), opening, wanted)._pays(alone_s) is pays
 
