@@ -176,10 +176,10 @@ def test_failed_step_is_repeated_thoroughly(service, monkeypatch):
     assert service.reconcile_once() == [("guard", "reverted", None)]
 
 
-def test_removed_champion_alias_keeps_the_deployed_version(service):
+def test_deleted_champion_alias_is_restored(service):
     service.setup.registry.aliases.pop("champion")
-    assert service.reconcile_once() == []
-    assert service.live == "1"
+    assert service.reconcile_once() == [("guard", "restored", "1")]
+    assert service.setup.champion == service.live == "1"
 
 
 ACTIONS = st.lists(
