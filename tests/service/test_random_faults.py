@@ -135,8 +135,6 @@ class SimulatedSystem:
         """Versions whose bytes an editor replaced."""
         self.rejected: set[str] = set()
         """By a reviewer."""
-        self.alias_removed = False
-        """Whether an editor took `champion` away, and nothing moved it since."""
         self.now = 0.0
         self.restart()
 
@@ -156,15 +154,12 @@ class SimulatedSystem:
 
     def do(self, what: str, number: str) -> None:
         """Run one action; a killed process is restarted."""
-        before = self.setup.champion
         try:
             self._do(what, number)
         except GateError:
             pass
         except Crash:
             self.restart()
-        if self.setup.champion != before:
-            self.alias_removed = what == "unalias"
 
     def _do(self, what: str, number: str) -> None:
         setup = self.setup
@@ -279,7 +274,7 @@ def test_service_converges_after_random_events_and_faults(tmp_path_factory, step
     assert system.setup.lines() == ended
     champion = system.setup.champion
     if champion is None:
-        assert system.alias_removed or not system.eligible()
+        assert not system.eligible()
     elif champion in system.overwritten:
         assert len(system.overwritten) > 1  # the store counts as unavailable, and nothing moves
         assert champion == system.setup.model().history().serving
