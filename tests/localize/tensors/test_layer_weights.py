@@ -353,23 +353,23 @@ class TestFolded:
         return [(one.module, text_of(one)) for one in named]
 
     def test_correct_folding_has_no_difference(self, pair):
-        assert self.told(pair, folded(*pair)) == []
+        assert self.folded_texts(pair, folded(*pair)) == []
 
     @pytest.mark.parametrize("layer", [nn.Conv2d(3, 4, 3, bias=False), nn.Linear(6, 4)])
     def test_folding_into_other_layers(self, pair, layer):
-        assert self.told((layer, pair[1]), folded(layer, pair[1])) == []
+        assert self.folded_texts((layer, pair[1]), folded(layer, pair[1])) == []
         norm = nn.BatchNorm2d(4, affine=False).eval()
         norm.weight_, norm.bias_ = torch.ones(4), torch.zeros(4)
         found = {"w": layer.weight.detach().numpy() / np.sqrt(np.float32(1 + norm.eps))}
-        assert self.told((layer, norm), found) == []
+        assert self.folded_texts((layer, norm), found) == []
 
     @pytest.mark.parametrize("found", [{}, {"w": np.ones((2, 2), np.float32)}])
     def test_missing_folded_constants_have_no_difference(self, pair, found):
-        assert self.told(pair, found) == []
+        assert self.folded_texts(pair, found) == []
 
     def test_transposed_convolution_is_not_compared(self, pair):
         layer = nn.ConvTranspose2d(4, 4, 3)
-        assert self.told((layer, pair[1]), {"w": np.ones((4, 4, 3, 3), np.float32)}) == []
+        assert self.folded_texts((layer, pair[1]), {"w": np.ones((4, 4, 3, 3), np.float32)}) == []
 
     def test_wrong_folded_eps(self, pair):
         (difference,) = folded_differences(pair, ("conv", "bn"), folded(*pair, eps=1e-2))
@@ -380,14 +380,14 @@ class TestFolded:
         found = folded(*pair)
         with torch.no_grad():
             pair[1].running_var.mul_(torch.tensor([1.2, 0.9, 1.1, 1.0]))
-        assert self.told(pair, found) == [
+        assert self.folded_texts(pair, found) == [
             ("bn", "the folded scale of bn (weight, running_var, eps) differs from the model's")
         ]
 
     def test_wrong_folded_offset(self, pair):
         found = folded(*pair)
         found["b"] = found["b"] + np.float32(0.1)
-        assert self.told(pair, found) == [
+        assert self.folded_texts(pair, found) == [
             ("bn", "the folded offset of bn (bias, running_mean) differs from the model's")
         ]
 
@@ -395,39 +395,39 @@ class TestFolded:
         """The offset is right: it was not the scale."""
         found = folded(*pair)
         found["w"] = found["w"] * np.float32(1.5)
-        ((module, text),) = self.told(pair, found)
+        ((module, text),) = self.folded_texts(pair, found)
         assert (module, "108 of 108 elements" in text) == ("conv", True)
 
     def test_wrong_folded_channel(self, pair):
         found = folded(*pair)
         found["w"][2] *= 3
-        ((module, text),) = self.told(pair, found)
+        ((module, text),) = self.folded_texts(pair, found)
         assert (module, "27 of 108 elements" in text) == ("conv", True)
 
     def test_wrong_single_folded_weight(self, pair):
         found = folded(*pair)
         found["w"][2, 1, 0, 0] += 1
-        ((module, text),) = self.told(pair, found)
+        ((module, text),) = self.folded_texts(pair, found)
         assert (module, "1 of 108 elements" in text) == ("conv", True)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
     def test_nonfinite_folded_weight(self, pair, value):
         found = folded(*pair)
         found["w"][2, 1, 0, 0] = value
-        ((module, text),) = self.told(pair, found)
+        ((module, text),) = self.folded_texts(pair, found)
         assert (module, "1 of 108 elements" in text) == ("conv", True)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     def test_nonfinite_folded_offset(self, pair, value):
         found = folded(*pair)
         found["b"][2] = value
-        ((module, text),) = self.told(pair, found)
+        ((module, text),) = self.folded_texts(pair, found)
         assert (module, "offset of bn" in text) == ("bn", True)
 
     def test_zero_channel_is_no_difference(self, pair):
         with torch.no_grad():
             pair[0].weight[1] = 0
-        assert self.told(pair, folded(*pair)) == []
+        assert self.folded_texts(pair, folded(*pair)) == []
 
     @pytest.mark.parametrize(
         ("name", "rounding"), [("float16", torch.Tensor.half), ("bfloat16", torch.Tensor.bfloat16)]
@@ -437,19 +437,19 @@ class TestFolded:
         after = folded(conv, norm)
         after["w"] = rounding(torch.from_numpy(after["w"])).float().numpy()
         text = f"conv.weight is rounded to {name} in the file"
-        assert self.told(pair, after) == [("conv", f"{text}, after folding")]
+        assert self.folded_texts(pair, after) == [("conv", f"{text}, after folding")]
         narrow = nn.Conv2d(3, 4, 3)
         narrow.load_state_dict(conv.state_dict())
         with torch.no_grad():
             narrow.weight.copy_(rounding(conv.weight).float())
-        assert self.told(pair, folded(narrow, norm)) == [("conv", text)]
+        assert self.folded_texts(pair, folded(narrow, norm)) == [("conv", text)]
 
     def test_folding_in_float16_has_no_difference(self, pair):
         """As an exporter folds a model that was made half: every step of it rounds."""
         conv, norm = pair
         half = [module.half() for module in (copy.deepcopy(conv), copy.deepcopy(norm))]
-        assert self.told(pair, folded(*half)) != []
-        assert self.told(pair, folded(*half), format_="float16") == []
+        assert self.folded_texts(pair, folded(*half)) != []
+        assert self.folded_texts(pair, folded(*half), format_="float16") == []
 
     @pytest.mark.parametrize(
         ("change", "named", "text"),
@@ -463,7 +463,7 @@ class TestFolded:
         half = [copy.deepcopy(module) for module in pair]
         with torch.no_grad():
             change(*half)
-        ((module, folded_texts),) = self.told(
+        ((module, folded_texts),) = self.folded_texts(
             pair, folded(*(one.half() for one in half)), format_="float16"
         )
         assert (module, text in folded_texts) == (named, True)
