@@ -225,7 +225,7 @@ def unpaired_bounds(
     return DropBounds("unpaired", tuple(drop + width * float(ndtri(v)) / first for v in levels))
 
 
-class Change(Protocol):
+class ObservedDrop(Protocol):
     """The part of `MetricDrop` that `samples_needed` reads."""
 
     @property
@@ -242,7 +242,7 @@ class Change(Protocol):
 
 
 def samples_needed(
-    samples: int, change: Change, *, bound: float, limit: float, alpha: float
+    samples: int, change: ObservedDrop, *, bound: float, limit: float, alpha: float
 ) -> int | None:
     """Return the number of similar samples that would prove that the drop is at most `limit`.
 

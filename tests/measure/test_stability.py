@@ -103,7 +103,7 @@ def test_cached_answers_are_used_only_for_batch_invariance():
         return [expected[0] + 0.5]
 
     with torch.inference_mode():
-        stability = StabilityReference(benches.stand(Linear(), X))
+        stability = StabilityReference(benches.context(Linear(), X))
         (seen,) = stability.compare(computed, run_smaller=answered)
     assert (anew, before) == ([8, 8], [*[1] * 8, 4, 4, 7])
     assert seen.batch_invariance == pytest.approx(0.5)

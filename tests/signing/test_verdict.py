@@ -80,7 +80,7 @@ def other_golden(made: Released) -> dict[str, Any]:
 
 
 def of(change: Callable[[Released], dict[str, Any]]) -> Tamper:
-    return lambda made: {"things": artifacts(made, **change(made))}
+    return lambda made: {"artifacts_": artifacts(made, **change(made))}
 
 
 TAMPERED: dict[str, tuple[Tamper, str]] = {
