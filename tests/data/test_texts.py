@@ -30,12 +30,12 @@ NUMBERS = RANDOM.normal(size=(40, 3)).astype(np.float32)
 
 
 class Words(nn.Module):
-    """Means of the embeddings of words, and numbers beside them where the file takes any."""
+    """Means of the embeddings of words, joined with numbers if the file takes any."""
 
-    def __init__(self, *, beside: bool) -> None:
+    def __init__(self, *, with_numbers: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table, self.head = nn.Embedding(6, 4), nn.Linear(4 + 3 * beside, 2)
+        self.table, self.head = nn.Embedding(6, 4), nn.Linear(4 + 3 * with_numbers, 2)
         self.ids = {word: place for place, word in enumerate(WORDS, start=1)}
 
     def forward(self, words: list, x: torch.Tensor | None = None) -> torch.Tensor:
@@ -47,9 +47,11 @@ class Words(nn.Module):
         return [self.of(w) for w in word] if isinstance(word, list) else self.ids.get(word, 0)  # type: ignore[misc]
 
 
-def write_model(path: Path, *, beside: bool, vocabulary: tuple[str, ...] = WORDS) -> Path:
-    """One word a sample with numbers beside it, or three words."""
-    weights = {n: p.detach().numpy() for n, p in Words(beside=beside).named_parameters()}
+def write_model(path: Path, *, with_numbers: bool, vocabulary: tuple[str, ...] = WORDS) -> Path:
+    """Write a file that takes one word and three numbers per sample, or three words."""
+    weights = {
+        n: p.detach().numpy() for n, p in Words(with_numbers=with_numbers).named_parameters()
+    }
     nodes = [
         helper.make_node(
             "LabelEncoder", ["words"], ["ids"], domain="ai.onnx.ml", default_int64=0,
@@ -57,16 +59,16 @@ def write_model(path: Path, *, beside: bool, vocabulary: tuple[str, ...] = WORDS
         ),
         helper.make_node("Gather", ["table.weight", "ids"], ["found"]),
         helper.make_node("Concat", ["found", "x"], ["both"], axis=1)
-        if beside
+        if with_numbers
         else helper.make_node("ReduceMean", ["found"], ["both"], axes=[1], keepdims=0),
         helper.make_node("Gemm", ["both", "head.weight", "head.bias"], ["y"], transB=1),
     ]  # fmt: skip
     value = helper.make_tensor_value_info
-    words = value("words", TensorProto.STRING, ["batch"] if beside else ["batch", 3])
+    words = value("words", TensorProto.STRING, ["batch"] if with_numbers else ["batch", 3])
     graph = helper.make_graph(
         nodes,
         "words",
-        [words, *([value("x", TensorProto.FLOAT, ["batch", 3])] if beside else [])],
+        [words, *([value("x", TensorProto.FLOAT, ["batch", 3])] if with_numbers else [])],
         [value("y", TensorProto.FLOAT, ["batch", 2])],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
@@ -75,26 +77,28 @@ def write_model(path: Path, *, beside: bool, vocabulary: tuple[str, ...] = WORDS
     return path
 
 
-def arrays(*, beside: bool) -> dict[str, np.ndarray]:
-    return {"words": DRAWN[:, 0], "x": NUMBERS} if beside else {"words": DRAWN}
+def arrays(*, with_numbers: bool) -> dict[str, np.ndarray]:
+    return {"words": DRAWN[:, 0], "x": NUMBERS} if with_numbers else {"words": DRAWN}
 
 
 def check_file(
-    file: Path, samples: SampleSet, *, beside: bool, policy: Policy | None = None
+    file: Path, samples: SampleSet, *, with_numbers: bool, policy: Policy | None = None
 ) -> EvaluationResult:
     return check(
         file,
-        reference=Reference(Words(beside=beside), Source(factory="tests:words")),
+        reference=Reference(Words(with_numbers=with_numbers), Source(factory="tests:words")),
         data=EvaluationData(samples),
         **({} if policy is None else {"policy": policy}),
     )
 
 
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("with_numbers", [True, False])
 @pytest.mark.parametrize("vocabulary", [WORDS, SWAPPED])
-def test_verdict_depends_on_the_vocabulary(tmp_path, beside, vocabulary):
-    file = write_model(tmp_path / "words.onnx", beside=beside, vocabulary=vocabulary)
-    result = check_file(file, SampleSet.from_arrays(arrays(beside=beside)), beside=beside)
+def test_verdict_depends_on_the_vocabulary(tmp_path, with_numbers, vocabulary):
+    file = write_model(tmp_path / "words.onnx", with_numbers=with_numbers, vocabulary=vocabulary)
+    result = check_file(
+        file, SampleSet.from_arrays(arrays(with_numbers=with_numbers)), with_numbers=with_numbers
+    )
     verdict = Verdict.PASS if vocabulary == WORDS else Verdict.FAIL
     assert result.decision.verdict is verdict, result.decision.problems
     runtime = next(r for r in result.evidence.runtimes if r.runtime == "ort-cpu")
@@ -104,9 +108,9 @@ def test_verdict_depends_on_the_vocabulary(tmp_path, beside, vocabulary):
 
 
 def test_wrong_vocabulary_is_located(tmp_path):
-    file = write_model(tmp_path / "words.onnx", beside=True, vocabulary=SWAPPED)
-    data = EvaluationData(SampleSet.from_arrays(arrays(beside=True)))
-    model = Words(beside=True).eval()
+    file = write_model(tmp_path / "words.onnx", with_numbers=True, vocabulary=SWAPPED)
+    data = EvaluationData(SampleSet.from_arrays(arrays(with_numbers=True)))
+    model = Words(with_numbers=True).eval()
     job = MeasurementJob.from_files(file, model=model, data=data, policy=Policy.default())
     found = locate(job, runtime="ort-cpu")
     assert found.first_divergence is not None
@@ -117,10 +121,10 @@ def sources(folder: Path) -> dict[str, str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    np.savez(folder / "one.npz", **arrays(beside=True))
+    np.savez(folder / "one.npz", **arrays(with_numbers=True))
     (folder / "shards").mkdir()
     for at in (0, 20):  # the longest text is not in both
-        part = {name: array[at : at + 20] for name, array in arrays(beside=True).items()}
+        part = {name: array[at : at + 20] for name, array in arrays(with_numbers=True).items()}
         part["words"] = part["words"].astype("U30" if at else str)
         np.savez(folder / "shards" / f"{at:02}.npz", **part)
     columns = {"words": DRAWN[:, 0].tolist(), "x": NUMBERS.tolist()}
@@ -145,14 +149,14 @@ class Pairs(torch.utils.data.Dataset[dict[str, object]]):
 
 
 def test_all_sources_give_the_same_samples(tmp_path):
-    whole = SampleSet.from_arrays(arrays(beside=True))
-    file = write_model(tmp_path / "words.onnx", beside=True)
+    whole = SampleSet.from_arrays(arrays(with_numbers=True))
+    file = write_model(tmp_path / "words.onnx", with_numbers=True)
     (tmp_path / "samples").mkdir()
     for name, inputs in sources(tmp_path / "samples").items():
         samples = SampleSet.open(inputs)
         assert samples.digest() == whole.digest(), name
         assert samples.specs[0].dtype == "string"
-        assert check_file(file, samples, beside=True).decision.passed, name
+        assert check_file(file, samples, with_numbers=True).decision.passed, name
 
 
 def test_python_strings_become_texts():
@@ -164,10 +168,10 @@ def test_python_strings_become_texts():
 @pytest.mark.parametrize("kind", ["openvino", "tract"])
 def test_runtime_that_gets_numbers_only_is_not_measured(tmp_path, kind):
     pytest.importorskip(kind)
-    file = write_model(tmp_path / "words.onnx", beside=True)
+    file = write_model(tmp_path / "words.onnx", with_numbers=True)
     policy = with_runtime(Policy.default(), kind)
     result = check_file(
-        file, SampleSet.from_arrays(arrays(beside=True)), beside=True, policy=policy
+        file, SampleSet.from_arrays(arrays(with_numbers=True)), with_numbers=True, policy=policy
     )
     assert result.decision.verdict is Verdict.ERROR
     runtime = next(each for each in result.evidence.runtimes if each.runtime == kind)
@@ -187,9 +191,9 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_invalid_text_samples_are_refused(tmp_path, wrong):
-    file = write_model(tmp_path / "words.onnx", beside=True)
+    file = write_model(tmp_path / "words.onnx", with_numbers=True)
     with pytest.raises((InputMismatch, DataError)) as raised:
-        check_file(file, SampleSet.from_arrays(WRONG[wrong]), beside=True)
+        check_file(file, SampleSet.from_arrays(WRONG[wrong]), with_numbers=True)
     assert "\n" not in str(raised.value)
 
 
