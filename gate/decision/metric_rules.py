@@ -216,15 +216,32 @@ def _drop(
     elif change.drop > limit:
         verdict, code = Verdict.FAIL, "dropped"
     else:
-        from gate.metrics.intervals import samples_needed
-
-        needed = samples_needed(
+        needed = samples_to_prove(
             check.samples or 0, change, bound=upper, limit=limit, alpha=alpha / (level + 1)
         )
         code = "too_few" if needed is not None else "at_limit"
         params |= {"needed": needed} if needed is not None else {}
     update = {"observed": observed, "bound": limit, "verdict": verdict, "code": code}
     return check.model_copy(update=update | {"params": params})
+
+
+def samples_to_prove(
+    samples: int, change: MetricDrop, *, bound: float, limit: float, alpha: float
+) -> int | None:
+    """Return the number of similar samples that would prove that the drop is at most `limit`.
+
+    bound: the upper bound from the present samples. alpha: 1 - confidence level.
+
+    The rule of three is solved for the number of samples; the width of other intervals is
+    proportional to its inverse square root. None if the drop itself reaches the limit, so that no
+    number is enough.
+    """
+    drop, scale = change.drop, change.scale
+    if not (math.isfinite(bound) and drop < limit):
+        return None
+    if change.method == "rule_of_three" and limit < scale:
+        return math.ceil(math.log(alpha) / math.log1p((drop - limit) / (scale - drop)))
+    return max(samples + 1, math.ceil(samples * ((bound - drop) / (limit - drop)) ** 2))
 
 
 def _is_rounding(change: MetricDrop) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,38 +223,3 @@ def unpaired_bounds(
     width = math.hypot(one[1] - one[0], other[0] - other[1])
     first = float(ndtri(levels[0]))
     return DropBounds("unpaired", tuple(drop + width * float(ndtri(v)) / first for v in levels))
-
-
-class ObservedDrop(Protocol):
-    """The part of `MetricDrop` that `samples_needed` reads."""
-
-    @property
-    def method(self) -> Method:
-        """How the bound was computed."""
-
-    @property
-    def drop(self) -> float:
-        """The observed drop."""
-
-    @property
-    def scale(self) -> float:
-        """The largest drop of a sample."""
-
-
-def samples_needed(
-    samples: int, change: ObservedDrop, *, bound: float, limit: float, alpha: float
-) -> int | None:
-    """Return the number of similar samples that would prove that the drop is at most `limit`.
-
-    bound: the upper bound from the present samples. alpha: 1 - confidence level.
-
-    The rule of three is solved for the number of samples; the width of other intervals is
-    proportional to its inverse square root. None if the drop itself reaches the limit, so that no
-    number is enough.
-    """
-    drop, scale = change.drop, change.scale
-    if not (math.isfinite(bound) and drop < limit):
-        return None
-    if change.method == "rule_of_three" and limit < scale:
-        return math.ceil(math.log(alpha) / math.log1p((drop - limit) / (scale - drop)))
-    return max(samples + 1, math.ceil(samples * ((bound - drop) / (limit - drop)) ** 2))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from gate.decision.metric_rules import samples_to_prove
 from gate.metrics.intervals import (
     bca_limits,
     binary_bounds,
@@ -14,7 +15,6 @@ from gate.metrics.intervals import (
     holm_levels,
     rare_change_bounds,
     resample,
-    samples_needed,
     share_limits,
     unpaired_bounds,
 )
@@ -111,7 +111,7 @@ def needed(worse: int, better: int, samples: int, *, limit: float) -> int | None
     bounds = binary_bounds(worse, better, samples, [0.95])
     change = MetricDrop(drop=(worse - better) / samples, changed=worse + better,
                         method=bounds.method, bounds=bounds.upper, scale=1.0)  # fmt: skip
-    return samples_needed(samples, change, bound=bounds.upper[0], limit=limit, alpha=0.05)
+    return samples_to_prove(samples, change, bound=bounds.upper[0], limit=limit, alpha=0.05)
 
 
 def test_the_needed_number_of_samples_is_enough():
@@ -130,10 +130,10 @@ def test_the_needed_number_of_samples_is_enough():
     assert needed(8, 0, 400, limit=0.01) is None
     alike = rare_change_bounds(0.25, 1000, [0.95], scale=1.0)
     change = MetricDrop(drop=0.25, changed=1000, method=alike.method, bounds=alike.upper, scale=1.0)
-    count = samples_needed(1000, change, bound=alike.upper[0], limit=0.251, alpha=0.05)
+    count = samples_to_prove(1000, change, bound=alike.upper[0], limit=0.251, alpha=0.05)
     assert rare_change_bounds(0.25, count or 1, [0.95], scale=1.0).upper[0] <= 0.251 + 1e-12
     for bound in (math.nan, math.inf):
-        assert samples_needed(400, change, bound=bound, limit=0.3, alpha=0.05) is None
+        assert samples_to_prove(400, change, bound=bound, limit=0.3, alpha=0.05) is None
 
 
 def test_rounding_is_no_change():
