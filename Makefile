@@ -9,9 +9,9 @@ READY := $(VENV)/.ready
 
 PORT ?= 5000
 SERVICE_PORT ?= 8400
-# Number of pytest workers: one more than cores, because tests wait for servers. Each worker needs
-# 40 s to collect all tests.
-WORKERS ?= 3
+# Number of pytest workers: two for each core, because tests wait for servers. Each worker needs 30 s
+# to collect all tests.
+WORKERS ?= 4
 
 .PHONY: help install constraints dist release packages browser repro ui stack screens docs lint fix test check coverage exhaustive
 help:  ## List the targets
@@ -86,7 +86,7 @@ PYTEST := $(BIN)/python -m pytest -q --instafail -n $(WORKERS) --max-worker-rest
 ALONE := grep -rl 'mark\.alone' tests --include='test_*.py' | xargs -n 1 $(BIN)/python -m pytest -q -m alone
 FAILED := echo "Tests failed: see 'FAILED' and 'ERROR' above. Run one test: $(BIN)/python -m pytest PATH::NAME"; exit 1
 test check coverage exhaustive: export PYTHONDONTWRITEBYTECODE =  # hundreds of processes read the same modules
-test: $(READY) packages browser  ## Run the tests, except slow proofs and further rows of slow tables
+test: $(READY) packages browser  ## Run the tests, except proofs and slow tests
 	@$(PYTEST) -m "not alone and not proof and not further" || { $(FAILED); }
 	@echo "All tests passed. Not run: tests marked 'proof', 'alone' or 'further', which make check runs. Next: make repro, then make ui."
 

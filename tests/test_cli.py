@@ -174,6 +174,7 @@ class TestExitCodes:
         assert cli.main(["doctor"]) == 2
         assert capsys.readouterr().err == "error: the file has '�[2J�'\nsecond line\n"
 
+    @pytest.mark.further
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
     @pytest.mark.parametrize(
         "arguments", [["policy", "explain", "noise_ratio"], ["policy", "show", "--json"]]
@@ -515,6 +516,7 @@ class TestCheck:
         assert cli.main(_replaced(("--policy", str(policy)))) == 1
         assert "max_abs_diff" in capsys.readouterr().out
 
+    @pytest.mark.further
     def test_report_is_written(self, project: Path, tmp_path: Path, capsys) -> None:
         folder = tmp_path / "report"
         assert cli.main(_replaced(("good.onnx", "bad.onnx"), ("--report", str(folder)))) == 1
@@ -565,6 +567,7 @@ class TestCheck:
         assert before == {path: path.read_bytes() for path in before}
         assert not (project / "evil_ran").exists()
 
+    @pytest.mark.further
     def test_check_needs_neither_dvc_nor_mlflow_nor_the_repository(self, project: Path) -> None:
         code = (
             "import sys\n"

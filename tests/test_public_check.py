@@ -159,6 +159,7 @@ def in_float16(path: Path, converted: Path) -> Path:
     return converted
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("file", "precision", "code"),
     [

@@ -257,6 +257,7 @@ def test_lint_hook_calls_gate_lint() -> None:
     assert f"id: {policy['id']}" in page
 
 
+@pytest.mark.further
 def test_policy_hook(tmp_path: Path) -> None:
     """As pre-commit calls it: the entry, then the files."""
     _, hook = YAML(typ="safe").load(ROOT / ".pre-commit-hooks.yaml")

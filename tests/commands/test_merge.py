@@ -92,6 +92,7 @@ def test_other_files_are_never_overwritten(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == contents
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("model", "verdict", "code"),
     [("good.onnx", "PASS", 0), pytest.param("bad.onnx", "FAIL", 1, marks=pytest.mark.proof)],

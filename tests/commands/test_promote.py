@@ -61,6 +61,7 @@ def _promote(file: str, report: str, *more: str) -> list[str]:
     return ["promote", str(made() / file), "--name", "small", "--report", report, *more]
 
 
+@pytest.mark.further
 def test_promote_history_and_rollback_from_the_command_line(place: Path, capsys) -> None:
     _report("good.onnx", "first", capsys)
     code, printed = as_json(capsys, *_promote("good.onnx", "first"))
@@ -133,6 +134,7 @@ def _runs(place: Path) -> list[Any]:
     return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
 
 
+@pytest.mark.further
 def test_run_of_a_tracked_check_becomes_the_run_of_the_version(place: Path, capsys) -> None:
     """One run, with links both ways; promoted again, a run of its own with the whole record."""
     _report("good.onnx", "report", capsys, "--track")
@@ -267,6 +269,7 @@ class TestPromoteRefuses:
         code, printed = as_json(capsys, *_promote("good.onnx", "nowhere"))
         assert (code, printed["error"]["type"]) == (2, "EvidenceError")
 
+    @pytest.mark.further
     def test_unreachable_server_is_reported(self, place: Path, capsys) -> None:
         _report("good.onnx", "report", capsys)
         address = ("--tracking-uri", "http://127.0.0.1:1")

@@ -54,6 +54,7 @@ def reports(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
+@pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("place", ["bad", "bad/evidence.json"])
 def test_report_renders_the_same_page_from_records(capsys, reports: Path, place: str) -> None:
@@ -85,6 +86,7 @@ def test_report_with_another_policy_decides_again(capsys, reports: Path) -> None
     assert plain["story"]["headline"]["verdict"] == "FAIL"
 
 
+@pytest.mark.further
 def test_two_reports_are_compared(capsys, reports: Path) -> None:
     code, out, _ = _run(capsys, "good", "bad")
     assert code == 0

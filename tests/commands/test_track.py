@@ -36,6 +36,7 @@ def _runs(place: Path, experiment: str) -> list[Any]:
     return client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
 
 
+@pytest.mark.further
 def test_rejected_file_has_a_run_named_in_the_report(place: Path, capsys) -> None:
     options = ("--track", "--experiment", "mine", "--report", "report", "--json")
     assert cli.main(_check("bad.onnx", *options)) == 1

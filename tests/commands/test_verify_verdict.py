@@ -157,6 +157,7 @@ def test_verification_needs_files_only(made: Released) -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
+@pytest.mark.further
 def test_deciding_again_needs_only_scipy(made: Released) -> None:
     script = (
         "import sys\n"
@@ -177,6 +178,7 @@ def arguments_with_verdict(made: Released) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.further
 def test_trusted_release_is_executed(made: Released, capsys: Capture) -> None:
     code, plain = release_as_json(capsys, *arguments_with_verdict(made))
     assert (code, plain["verdict"], plain["statement"]["trusted"]) == (0, "PASS", True)

@@ -148,6 +148,7 @@ class Pairs(torch.utils.data.Dataset[dict[str, object]]):
         return {"words": str(DRAWN[place, 0]), "x": NUMBERS[place]}
 
 
+@pytest.mark.further
 def test_all_sources_give_the_same_samples(tmp_path):
     whole = SampleSet.from_arrays(arrays(with_numbers=True))
     file = write_model(tmp_path / "words.onnx", with_numbers=True)

@@ -139,6 +139,7 @@ def _light(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gate.distributed.worker_pool.import_libraries", os.getpid)
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("_light")
 def test_killed_process_is_replaced_without_losing_calls() -> None:
     with ProcessPool(2) as pool:
@@ -207,6 +208,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.further
 def test_worker_ends_with_a_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "orphans.py").write_text(ORPHANS)
     done = subprocess.run(

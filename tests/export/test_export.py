@@ -431,6 +431,7 @@ def wide(*, seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 3))
 
 
+@pytest.mark.further
 @pytest.mark.rows(3)
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])

@@ -84,6 +84,7 @@ def test_failure_of_any_net_is_short(net, broken, strategy):
     assert_short(text)
 
 
+@pytest.mark.further
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(("kind", "settings", "says"), [
     (failing.Several, {"strategy": "ladder"}, "aten::linalg_eigvals"),

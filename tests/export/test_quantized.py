@@ -172,6 +172,7 @@ def test_quantized_file_passes_only_its_policy(quantized_file):
     assert {"graph_quantized", "noise_ratio"} <= names(exact_file, Verdict.FAIL)
 
 
+@pytest.mark.further
 def test_wrongly_calibrated_file_fails_its_policy(exact_file, tmp_path):
     flat = np.full_like(images(), 0.01)
     made = quantize(exact_file, batches(flat), tmp_path / "twin.onnx", settings=SETTINGS)

@@ -25,6 +25,7 @@ NAMES = ["bool", "int8", "int64", "uint8", "uint64", "float16", "float32", "floa
 MODEL = GoldenModel(sha256=builders.digest("model"), file="model.onnx")
 
 
+@pytest.mark.further
 @settings(max_examples=40)
 @given(data=st.data(), dtype=st.sampled_from(NAMES))
 def test_vectors_round_trip(tmp_path_factory, data, dtype) -> None:

@@ -15,6 +15,7 @@ from tests.onnx_file.hostile import PARENT_BYTES, ROOMY, TIGHT
 from tests.sandbox.peak import bounded_growth
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("seed", [0, 1], ids=["good", "of another file"])
 def test_sandboxed_result_equals_the_local_result(tmp_path: Path, seed: int) -> None:
     path, _ = vectors.made(tmp_path)
@@ -37,6 +38,7 @@ def test_incomplete_vectors_are_refused(tmp_path: Path) -> None:
         verify_golden_in_sandbox(path, folder, ROOMY)
 
 
+@pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(
@@ -49,6 +51,7 @@ def test_endless_run_exceeds_the_limit(tmp_path: Path, make) -> None:
         verify_golden_in_sandbox(path, folder, TIGHT)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("make", hostile.LOADED.values(), ids=hostile.LOADED)
 def test_endless_load_exceeds_the_limit(tmp_path: Path, make) -> None:
     path = make(tmp_path / "model.onnx")
@@ -56,6 +59,7 @@ def test_endless_load_exceeds_the_limit(tmp_path: Path, make) -> None:
         loading_problem(path, TIGHT)
 
 
+@pytest.mark.further
 def test_load_failure_is_reported(tmp_path: Path) -> None:
     path, _ = vectors.made(tmp_path)
     assert loading_problem(path, ROOMY) is None

@@ -300,6 +300,7 @@ def test_command_reports_the_comparison(tmp_path: Path, monkeypatch, capsys) -> 
     assert told.splitlines()[0] == "PASS"
 
 
+@pytest.mark.further
 def test_command_verifies_the_digest_of_the_vectors(tmp_path: Path, monkeypatch, capsys) -> None:
     path, golden = vectors.made(tmp_path)
     monkeypatch.chdir(tmp_path)

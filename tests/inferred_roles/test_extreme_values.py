@@ -224,6 +224,7 @@ def test_output_without_finite_elements(judge, head, waived):
     assert problems(result) == (set() if waived else {("nonfinite", ERROR)})
 
 
+@pytest.mark.further
 def test_finite_instead_of_infinite_values_fail_when_waived(judge):
     policy = gate.Policy.default().model_copy(update={"waive": {"z": ("nonfinite",)}})
     result = judge(
@@ -256,6 +257,7 @@ def always_masked(fill: float | None, share: float = 0.0) -> Head:
     return head
 
 
+@pytest.mark.further
 @pytest.mark.rows(3)
 @pytest.mark.parametrize(("mask", "fill"), [
     *((masked, fill) for fill in (LOWEST, None, -np.inf, np.inf, LOWEST / 3, -1e30)),
@@ -271,6 +273,7 @@ def test_masked_logits(judge, mask, fill):
     )
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("model", "file"), [(-np.inf, LOWEST), (LOWEST, -np.inf), (np.inf, -np.inf)]
 )

@@ -181,6 +181,7 @@ def gaps(net: Net, x: torch.Tensor) -> torch.Tensor:
     return torch.log(x)
 
 
+@pytest.mark.further
 def test_nan_in_same_places_passes_when_policy_allows(tmp_path):
     net = Net(gaps)
     path = exported(net, tmp_path / "model.onnx")

@@ -171,6 +171,7 @@ def export_in_half(build, dtype, shape, path, factor):
     return exported(model.to(dtype), path, torch.from_numpy(x[:2]).to(dtype)), x
 
 
+@pytest.mark.further
 @pytest.mark.rows(3)
 @pytest.mark.parametrize(("build", "dtype", "shape", "given"), [
     (*HALVES[0], np.float16),

@@ -62,6 +62,7 @@ def test_linked_file_is_checked_like_its_copy(net, plain, kind):
     assert {r.runtime for r in verdicted.evidence.runtimes if r.outputs} == names
 
 
+@pytest.mark.further
 def test_wrong_weight_behind_a_link_is_localized(net, plain):
     path = cached(plain, "a folder for each")
     blob = path.with_name("model.onnx_data").resolve()

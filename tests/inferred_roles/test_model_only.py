@@ -82,6 +82,7 @@ def test_ignored_input_may_be_missing_in_the_file(tmp_path, mask):
     assert ran
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("mask", [1, None])
 def test_used_input_missing_in_the_file_fails(tmp_path, mask):
     """With a mask of ones in all samples only the probes can show it."""

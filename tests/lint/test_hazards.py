@@ -193,6 +193,7 @@ class NoStatistics(BatchStatistics):
         return torch.nn.functional.batch_norm(x, None, None, training=True)
 
 
+@pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize(("make", "wrong"), [(BatchStatistics, True), (NoStatistics, False)])
 def test_dynamo_export_drops_batch_statistics(make, wrong: bool, tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ def test_wrong_folded_layer_is_named_by_its_tensor(tmp_path, name):
     assert "first" in told.cause
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("norm", "by"), [(Normed, "direct"), (Scaled, "dynamo")])
 def test_folded_subclass_of_batch_norm(tmp_path, norm, by):
     right = compare(Images(norm), Images(norm), tmp_path / "right.onnx", IMAGES, by=by)
@@ -384,6 +385,7 @@ def change_bias(proto: onnx.ModelProto) -> None:
     change(proto, nets.node(proto, "GRU").input[3], middle)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("spoil", "text"), [(set_reset_first, "linear_before_reset"), (change_bias, "gru.bias_")]
 )

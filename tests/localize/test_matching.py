@@ -89,6 +89,7 @@ class FirstToken(nn.Module):
         return self.head(self.embed(x[:, 0].long() * 0) + x)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
 def test_integers_equal_on_the_first_samples_only(tmp_path, by: Exporter):
     model = FirstToken().eval()

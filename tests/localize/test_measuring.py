@@ -135,6 +135,7 @@ class TestBudget:
         (nets.Tokens, TOKENS, lambda p: change(p, "layer.fc1.bias", middle)),
     )
 
+    @pytest.mark.further
     @pytest.mark.rows(2)
     @pytest.mark.parametrize("budget", [1])
     @pytest.mark.parametrize(("kind", "inputs", "spoil"), CASES)

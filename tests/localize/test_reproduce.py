@@ -114,6 +114,7 @@ def _reversed(model: onnx.ModelProto) -> None:
     model.graph.output.reverse()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("edit", "operators", "accepted"),
     [(_in_batches_of_two, {"Reshape"}, (2,)), (_reversed, {"Gemm"}, ())],
@@ -140,6 +141,7 @@ def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operators, acce
     assert (failure.raises is not None) == bool(accepted)
 
 
+@pytest.mark.further
 def test_strip_replaces_names_weights_and_expected_values(reduced):
     failure, found = reduced("a transposed matrix by a vector")
     before = [numpy_helper.to_array(tensor) for tensor in failure.model.graph.initializer]
@@ -243,6 +245,7 @@ def test_strip_counts_the_weights_of_the_layer():
             assert made.stripped(weights=True, inputs=False) is made
 
 
+@pytest.mark.further
 def test_strip_replaces_inputs_that_are_weights(reduced):
     failure = _failure(_model(RELU), "exporter", constant_inputs=("x0",))
     with pytest.raises(NotReproduced):

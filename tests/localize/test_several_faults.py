@@ -168,6 +168,7 @@ def test_at_most_five_faults_are_reported(made, tmp_path):
     assert [fault.module for fault in told.faults] == [f"linear.{at}" for at in range(5)]
 
 
+@pytest.mark.further
 def test_localization_without_faults_is_read(made, tmp_path):
     model, candidate = made(Deep, "direct")
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", weight("head.bias"))
@@ -184,6 +185,7 @@ PAIRS: list[tuple[type[nn.Module], nets.Exporter, str, tuple[Spoil, Spoil]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize(("kind", "by", "module", "spoils"), PAIRS)
 def test_both_wrong_tensors_of_a_layer_are_named(made, tmp_path, kind, by, module, spoils):

@@ -150,6 +150,7 @@ def test_boxes_with_equal_scores_pass(gain, tmp_path):
     assert (evidence.validity is not None and evidence.validity.own_choices) == (gain > 1.0)
 
 
+@pytest.mark.further
 def test_boxes_of_several_classes_pass(tmp_path):
     """PyTorch suppresses the boxes of each class in a call of its own, the file all in one node in
     a branch of an If."""
@@ -157,6 +158,7 @@ def test_boxes_of_several_classes_pass(tmp_path):
     assert decision.verdict is Verdict.PASS, decision.problems
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", ["topk", "unordered", "argmax"])
 def test_near_ties_pass_and_are_not_counted(kind, tmp_path):
     evidence, decision = check_model(Ranked(kind), tmp_path, ROWS)
@@ -174,6 +176,7 @@ def swap_in_loop(old: str, new: str):
     return edit
 
 
+@pytest.mark.further
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize(
     ("edit", "verdict"),
@@ -246,6 +249,7 @@ def select_smallest(proto):
                 attribute.i = 0
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", ["topk", "unordered"])
 def test_topk_of_the_smallest_fails(kind, tmp_path):
     _, decision = check_model(Ranked(kind), tmp_path, ROWS, edit=select_smallest)
@@ -599,6 +603,7 @@ def change_step(name: str, change):
     return edit
 
 
+@pytest.mark.further
 def test_fake_quantization_passes(tmp_path):
     """ONNX Runtime computes the optimized file in integers, so that some values round to the next
     step. In PyTorch's symmetric scheme, the weight of the largest magnitude lies between two."""
@@ -607,6 +612,7 @@ def test_fake_quantization_passes(tmp_path):
     assert decision.verdict is Verdict.PASS, decision.problems
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("name", "change"), [
     ("scale", lambda scale: scale * np.float32(1.001)),
     ("zero_point", lambda zero_point: zero_point + np.uint8(1)),

@@ -163,6 +163,7 @@ def call_once(model: nn.Module, x: np.ndarray) -> nn.Module:
     return model
 
 
+@pytest.mark.further
 def test_file_that_renormalizes_the_embedding_passes(tmp_path):
     model = call_once(Limited(), ids(1))
     result = check_file(

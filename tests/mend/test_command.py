@@ -43,6 +43,7 @@ def question(project, *more: str) -> list[str]:
             "--output", str(project / "mended"), *more]  # fmt: skip
 
 
+@pytest.mark.further
 def test_a_file_with_another_weight_is_mended_and_made_again_by_its_recipe(project, capsys):
     code, told = mend(capsys, *question(project, "--file", "bad.onnx"))
     assert code == 0

@@ -155,6 +155,7 @@ class OwnDivisor(nn.Module):
 
 
 class TestWhatTheExporterLacks:
+    @pytest.mark.further
     @pytest.mark.parametrize(
         ("model", "shape", "functions", "edits"),
         [
@@ -203,6 +204,7 @@ class TestTheHeldOutHalf:
 
 
 class TestTheBudget:
+    @pytest.mark.further
     def test_ends_the_search_at_the_same_trial_each_time(self, tmp_path):
         runs = []
         for name in ("first", "second"):
@@ -216,6 +218,7 @@ class TestTheBudget:
 
 
 class TestTheLog:
+    @pytest.mark.further
     def test_spares_a_second_search_the_trials_of_the_first(self, tmp_path):
         path, inputs = tmp_path / "trials.jsonl", Digest.from_bytes(b"inputs")
         (tmp_path / "first").mkdir()
@@ -310,6 +313,7 @@ def evenly(*shape: int) -> np.ndarray:
 
 
 class TestAnInt8File:
+    @pytest.mark.further
     def test_excludes_the_layers_that_lose_most_and_is_built_again(self, tmp_path):
         data = evenly(64, 6)
         _, outcome = searched(Uneven(300.0), data, tmp_path, policy=quantized(0.1))
@@ -335,6 +339,7 @@ class TestAnInt8File:
         assert [trial.verdict for trial in verified] == ["FAIL", "PASS"]
         assert outcome.winner.candidate.float32.count == 1
 
+    @pytest.mark.further
     def test_that_nothing_can_pass_ends_with_the_reason(self, tmp_path):
         search, outcome = searched(Uneven(1.0), evenly(16, 6), tmp_path, policy=quantized(1e-6))
         assert outcome == Outcome(None, "candidates")

@@ -41,6 +41,7 @@ def of(result: EvaluationResult, name: str) -> dict[str | None, CheckResult]:
     return {check.point: check for check in result.decision.checks if check.name == name}
 
 
+@pytest.mark.further
 def test_a_drop_in_one_slice_alone_refuses_the_file(project: Project):
     metric = f"{HIT}, max_drop: 0.3"
     good = checked(project, metric)
@@ -63,6 +64,7 @@ def test_a_drop_in_one_slice_alone_refuses_the_file(project: Project):
     assert all(render_check(each) for each in worse.decision.checks)
 
 
+@pytest.mark.further
 def test_what_counts_is_the_bound_not_the_value(project: Project):
     few = of(checked(project, f"{HIT}, max_drop: 0.01"), "metric_drop")
     assert (few["hit"].verdict, few["hit"].code) == (Verdict.PASS, "proven")

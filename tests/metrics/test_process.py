@@ -95,6 +95,7 @@ def test_a_function_that_writes_into_its_arguments_changes_nothing_else(folder: 
         assert (group.reference.value, group.runtimes["ort-cpu"].value) == (1.0, 1.0)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
@@ -204,6 +205,7 @@ def test_a_runtime_without_outputs_for_some_samples_has_no_values(folder: Path):
     assert [list(each.groups[0].runtimes) for each in found] == [["ort-cpu"]] * 2
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_the_limit_of_time_is_that_of_one_batch(folder: Path):
     (folder / "slow.py").write_text(
@@ -250,6 +252,7 @@ def summary(run: MetricRun) -> tuple[Any, bytes]:
     return found
 
 
+@pytest.mark.further
 def test_units_of_other_processes_give_the_same_bytes():
     metrics = policies("function: 'mymetrics:margin'", "function: f1", "function: auroc")
     whole = summary(feed(run_of(metrics)))

@@ -97,6 +97,7 @@ def test_few_requests_before_the_verdict(server: Server, tmp_path: Path) -> None
     assert run.data.params["gate.runtimes.ort-cpu.required"] == "always"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("number", "work", "whole"),
     [

@@ -130,6 +130,7 @@ def check(
         assert len([e for e in moves if e.action == "promoted"]) <= 1
 
 
+@pytest.mark.further
 @pytest.mark.rows(40)
 @pytest.mark.parametrize("lost_at", [None, *range(STEPS)])
 @pytest.mark.parametrize("second_dies_at", [None, *range(STEPS)])

@@ -35,6 +35,7 @@ def judged(release: Path, arrays: dict[str, np.ndarray], **axes: int | None) -> 
     )
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("rows", "factor"), [(False, 1.0), (True, 1.0), (False, 1.001)])
 def test_state_with_batch_on_axis_1(tmp_path: Path, rows: bool, factor: float) -> None:
     recurrent.exported(tmp_path, factor=factor)

@@ -49,6 +49,7 @@ def test_sandbox_reads_the_same_release(tmp_path: Path) -> None:
     assert release_within(path, ROOMY).subject() == read_subject_in_sandbox(path, None)
 
 
+@pytest.mark.further
 def test_reading_a_part_beyond_limits_is_stopped(tmp_path: Path) -> None:
     path = parts.files(tmp_path)
     next(iter(hostile.READ.values()))(tmp_path / "head.onnx")

@@ -25,6 +25,7 @@ def test_sandbox_reads_the_same_subject(tmp_path: Path, make: Callable[[Path], P
     assert read_subject_in_sandbox(path, ROOMY) == here == read_subject_in_sandbox(path, None)
 
 
+@pytest.mark.further
 def test_origin_of_a_quantized_file(tmp_path: Path) -> None:
     exact = onnx_file(tmp_path / "model.onnx")
     twin = twin_file(tmp_path / "twin" / "model.onnx", of=exact, seed=1)
@@ -32,6 +33,7 @@ def test_origin_of_a_quantized_file(tmp_path: Path) -> None:
     assert origin_within(exact, ROOMY) is None
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("read", [read_subject_in_sandbox, origin_within])
 @pytest.mark.parametrize("make", hostile.READ.values(), ids=hostile.READ)
 def test_reading_a_file_beyond_limits_is_stopped(tmp_path: Path, make, read) -> None:
@@ -40,6 +42,7 @@ def test_reading_a_file_beyond_limits_is_stopped(tmp_path: Path, make, read) -> 
         read(path, TIGHT)
 
 
+@pytest.mark.further
 def test_large_external_data_is_hashed_in_pieces(tmp_path: Path) -> None:
     path = hostile.sparse_data(tmp_path / "model.onnx")
     with bounded_growth(PARENT_BYTES):

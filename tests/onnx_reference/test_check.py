@@ -421,6 +421,7 @@ def in_float16(path: Path, name: str, **changed: np.ndarray[Any, Any]) -> Path:
     return path.with_name(name)
 
 
+@pytest.mark.further
 def test_a_reference_in_16_bits_is_computed_without_their_rounding(old: Path) -> None:
     reference = in_float16(old, "half.onnx")
     reduced = Policy.built_in("reduced")
@@ -489,6 +490,7 @@ def in_integers(path: Path, name: str, *, scale: float = 0.01) -> Path:
     return path.with_name(name)
 
 
+@pytest.mark.further
 def test_quantized_files_are_compared_exactly(old: Path) -> None:
     reference = in_integers(old, "int8.onnx")
     found = gate.check(in_integers(old, "same.onnx"), reference, SAMPLES)

@@ -88,5 +88,6 @@ with temporary_folder() as folder:
 """
 
 
+@pytest.mark.further
 def test_imports_work_without_posix_modules() -> None:
     subprocess.run([sys.executable, "-c", WINDOWS], check=True, capture_output=True)

@@ -130,6 +130,7 @@ def test_workers_end_with_their_server() -> None:
             child.check()
 
 
+@pytest.mark.further
 def test_next_start_ends_processes_of_a_killed_stack() -> None:
     with stack() as (process, first_line):
         assert first_line == "left: 0"

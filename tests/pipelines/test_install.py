@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from pipelines.install import uv_settings
 
 CONFIG = """\
@@ -25,6 +27,7 @@ def test_indexes_and_certificates_of_pip_are_given_to_uv() -> None:
     }
 
 
+@pytest.mark.further
 def test_pip_is_tried_after_uv_and_its_exit_code_counts(monkeypatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "true")  # uv itself is installed
     command = [sys.executable, "pipelines/install.py", "no-such-package"]

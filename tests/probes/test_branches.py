@@ -175,6 +175,7 @@ def test_untraceable_model_has_a_reason():
         trace_model(Text())
 
 
+@pytest.mark.further
 def test_tracing_leaves_no_references_or_state():
     context, module = trace_model(Branch())
     weight = weakref.ref(context.model.module.layer.weight)

@@ -94,6 +94,7 @@ def test_verdict_is_on_the_first_screen(browser, pages, name, size):
     assert beyond == []
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("name", "size", "scheme"), [
     ("rejected", PHONE, "light"),
     pytest.param("rejected", LAPTOP, "dark", marks=pytest.mark.proof),

@@ -114,6 +114,7 @@ def test_unusable_plugin_runtime_is_an_error(check_with, name, words):
     assert decision.verdict is Verdict.ERROR
 
 
+@pytest.mark.further
 def test_plugin_runtime_with_wrong_model_fails(check_with):
     _, decision = check_with("AnotherModel")
     assert checks_of(decision)["max_abs_diff"].verdict is Verdict.FAIL

@@ -117,6 +117,7 @@ def codes(result: EvaluationResult, verdict: Verdict) -> set[tuple[str, str | No
     return {(c.name, c.code) for c in result.decision.checks if c.verdict is verdict}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("binary", [False, True])
 def test_correct_server_passes_under_load(files: dict[str, Path], binary: bool) -> None:
     with serving(files["model"], binary=binary) as server:
@@ -145,6 +146,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_server_fault_fails_with_its_cause(files: dict[str, Path], fault: str) -> None:
@@ -190,6 +192,7 @@ def test_invalid_answer_is_an_unusable_server(files: dict[str, Path], fault: str
         session.run({"x": SAMPLES})
 
 
+@pytest.mark.further
 def test_two_versions_are_measured_together(files: dict[str, Path]) -> None:
     with serving(files["model"], other=files["other"]) as server:
         plain = policy(server.url, connections=[8]).to_plain()
@@ -280,6 +283,7 @@ def test_unreachable_server_is_an_error(files: dict[str, Path]) -> None:
     assert ("runtime", "unusable_server") in codes(check_server(files, url), Verdict.ERROR)
 
 
+@pytest.mark.further
 def test_unproven_file_is_waived_only_by_option(files: dict[str, Path]) -> None:
     with serving(files["model"], fault="no_digest") as server:
         result = check_server(files, server.url, allow_unproven_file=True, connections=[])
@@ -290,12 +294,14 @@ def test_unproven_file_is_waived_only_by_option(files: dict[str, Path]) -> None:
         assert ("server_file", "proven") in codes(result, Verdict.PASS)
 
 
+@pytest.mark.further
 def test_large_batch_is_sent_in_parts(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         result = check_server(files, server.url, max_batch_size=3, connections=[2])
     assert result.decision.verdict is Verdict.PASS
 
 
+@pytest.mark.further
 def test_batch_is_split_along_its_axis(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, path = Steps().eval(), tmp_path / "steps.onnx"
@@ -319,6 +325,7 @@ def test_batch_is_split_along_its_axis(tmp_path: Path) -> None:
     assert result.decision.verdict is Verdict.PASS
 
 
+@pytest.mark.further
 def test_latency_bounds_apply_to_each_load(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         made = policy(server.url, connections=[2]).to_plain()
@@ -329,6 +336,7 @@ def test_latency_bounds_apply_to_each_load(files: dict[str, Path]) -> None:
     assert {("p95_ms", "beyond"), ("throughput_min", "beyond")} <= codes(result, Verdict.FAIL)
 
 
+@pytest.mark.further
 def test_token_is_read_from_the_environment(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +390,7 @@ def test_fixed_batch_is_compared_under_load(files: dict[str, Path], fault: str) 
     assert [load.requests for load in result.evidence.runtimes[0].concurrency] == [96]
 
 
+@pytest.mark.further
 def test_single_sample_is_compared_under_load(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         result = check(
@@ -397,6 +406,7 @@ def test_nearly_equal_samples_are_not_reported_as_swapped(files: dict[str, Path]
     assert ("concurrency", "within") in codes(result, Verdict.PASS)
 
 
+@pytest.mark.further
 def test_unmeasured_load_is_an_error(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         result = check_server(files, server.url, connections=[1])
@@ -415,6 +425,7 @@ def test_unmeasured_load_is_an_error(files: dict[str, Path]) -> None:
     }
 
 
+@pytest.mark.further
 def test_each_stated_digest_must_match(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         other = f"{server.url.partition('/v2')[0]}/other.json"

@@ -74,6 +74,7 @@ def service(tmp_path: Path) -> Iterator[ServiceWithServer]:
         yield made
 
 
+@pytest.mark.further
 def test_wrong_answers_roll_back_to_the_previous_release(service: ServiceWithServer) -> None:
     second = service.promote(2)
     # It has not loaded the new file yet: nobody is at fault.
@@ -163,6 +164,7 @@ def test_failure_after_a_passed_replay_keeps_the_release(service: ServiceWithSer
     assert service.live == "2"
 
 
+@pytest.mark.further
 def test_replay_with_one_unavailable_server_keeps_the_release(tmp_path: Path) -> None:
     with serving(onnx_file(tmp_path / "1.onnx", seed=1)) as server:
         service = ServiceWithServer(tmp_path, server, "http://127.0.0.1:1/v2/models/net")

@@ -186,6 +186,7 @@ def test_rejected_notification_is_sent_again_with_the_same_id(
     assert receiver.ids[1] == receiver.ids[2]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("status", "location"), [(410, "/elsewhere"), (302, "/elsewhere"), (308, "http://[")]
 )

@@ -22,6 +22,7 @@ def with_password(url: str) -> str:
     return url.replace("://gate@", f"://gate:{PASSWORD}@")
 
 
+@pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("kept", ["@{file}", "env:STATE_OF_THE_TEST"])
 def test_address_from_a_file_or_variable_is_never_shown(

@@ -22,6 +22,7 @@ from tests.service.deliveries import SECRET, body, until
 from tests.service.processes import ROOT, process
 
 
+@pytest.mark.further
 def test_light_modules_load_neither_torch_nor_mlflow() -> None:
     modules = ["service.app", "service.settings", "commands.service"]
     code = "import sys\n" + "".join(f"import gate.{name}\n" for name in modules)
@@ -46,6 +47,7 @@ def test_help_loads_nothing_heavy(command: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_finishes_the_running_reconcile(tmp_path: Path, number: int) -> None:
@@ -185,6 +187,7 @@ class TestRefusesToStart:
             assert first.send(body()).status_code == 202
 
 
+@pytest.mark.further
 def test_damage_found_by_a_client_triggers_a_repair(tmp_path: Path) -> None:
     _store, path = store_of(tmp_path / "store", b"a model")
     with process(tmp_path, "--store", str(tmp_path / "store")) as service:

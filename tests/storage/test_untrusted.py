@@ -118,6 +118,7 @@ def test_invalid_json_is_refused_quickly(data: bytes, says: str) -> None:
     assert most < 150e6
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "data", [YAML_BOMB, DEEP, b"- " * 300 + b"x", b"a: *b", b"a: b: c", b"\xff"]
 )

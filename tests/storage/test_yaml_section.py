@@ -99,6 +99,7 @@ def test_each_invalid_field_has_a_line(tmp_path):
     assert len(str(caught.value).splitlines()) == 3
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -344,6 +344,7 @@ def replace_number(value: Any, place: NumberPath, new: float) -> Any:
     return value.model_copy(update={first: replace_number(getattr(value, first), rest, new)})
 
 
+@pytest.mark.further
 def test_nan_in_any_number_never_passes():
     good = builders.evidence(
         runtimes=tuple(map(builders.runtime_evidence, RUNTIMES)),

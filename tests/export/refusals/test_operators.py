@@ -120,6 +120,7 @@ def test_traced_module_has_module_paths():
     assert ("aten::grid_sampler", "head") in {(one.name, one.place) for one in found}
 
 
+@pytest.mark.further
 def test_custom_symbolics_are_not_listed():
     model = failing.Several().eval().requires_grad_(False)
     with registered("tests.export.custom_example:register", opset=18) as symbolics:

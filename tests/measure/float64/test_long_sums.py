@@ -118,6 +118,7 @@ POOLS = {
 }
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", POOLS)
 def test_mean_over_images_with_background_passes(name, tmp_path):
     model = Images(POOLS[name])
@@ -150,6 +151,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_in_a_long_sum_fails(name, tmp_path):
     kind, right, wrong = FAULTS[name]

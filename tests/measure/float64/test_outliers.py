@@ -52,6 +52,7 @@ def measure(reference, exported, tmp_path, arrays):
     return measurement.runtimes[0]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("count", [50, 2000])
 def test_heavy_tail_passes_with_any_number_of_samples(count, tmp_path):
     model = Tail().eval()
@@ -117,6 +118,7 @@ class Cancelling(nn.Module):
         return both @ self.head.weight.repeat(1, 3).T
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("model", "of_file", "is_off"), [
     (Tail(), Late(Tail(), 1e-4), True),
     (Cancelling(), Cancelling(), False),
@@ -148,6 +150,7 @@ def halves(count=100):
     return {"x": x.astype(np.float32)}
 
 
+@pytest.mark.further
 def test_integers_changed_by_rounding_are_near_ties(tmp_path):
     model = Halves().eval()
     integers, _ = measure(model, Halves(3e-7).eval(), tmp_path, halves()).outputs
@@ -213,6 +216,7 @@ class Levels(nn.Module):
         return (levels - torch.fmod(levels, 1.0) + 0.5).to(torch.int32)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("gain", "verdict"), [(10200.0, "PASS"), (10200.2, "FAIL")])
 def test_ties_in_probes_are_found(gain, verdict, tmp_path):
     """The reference's own choices are no measure of what a runtime decides."""

@@ -257,6 +257,7 @@ def test_attention_fast_path_is_named_as_the_cause(tmp_path):
     assert (headline.cause, headline.remedy) == ("model", CHECKS["fast_path"].remedy)
 
 
+@pytest.mark.further
 def test_attention_fast_path_does_not_hide_errors(tmp_path):
     model, wrong = Pooled().eval(), Pooled().eval()
     wrong.scale = 0.8

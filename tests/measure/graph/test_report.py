@@ -106,6 +106,7 @@ def exported(reference, batch, path, *, dynamo):
     return path
 
 
+@pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize(("name", "dynamo"), [
     *((name, False) for name in MODELS),

@@ -127,6 +127,7 @@ CORRECT = {
 }
 
 
+@pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("name", CORRECT)
 def test_model_with_absolute_errors_passes(name, tmp_path):
@@ -156,6 +157,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_with_absolute_errors_fails(name, tmp_path):

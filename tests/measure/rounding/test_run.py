@@ -117,6 +117,7 @@ def test_large_tensors_are_computed_one_sample_at_a_time():
     assert set(rounded) == set(double) == {1}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("company", [
     lambda x: x - x.mean(0),
     lambda x: x / x.abs().max(),

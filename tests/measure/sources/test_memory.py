@@ -59,6 +59,7 @@ def test_memory_of_many_small_samples():
         tracemalloc.stop()
 
 
+@pytest.mark.further
 def test_memory_of_tars(tmp_path, monkeypatch):
     monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 13)
 
@@ -90,6 +91,7 @@ def test_memory_of_columns(write, tmp_path, monkeypatch):
     assert most < values.nbytes / 4
 
 
+@pytest.mark.further
 def test_tar_is_read_without_torch(tmp_path):
     """Which takes half a gigabyte in each process that reads ahead."""
     path = written.tar(tmp_path / "x.tar", written.members())

@@ -51,6 +51,7 @@ def test_canvas_without_antialias_truncates_to_sixteenths() -> None:
             assert np.abs(preprocess(pixels).astype(int) - cut).max() <= 1
 
 
+@pytest.mark.further
 def test_canvas_downscales_by_mipmaps() -> None:
     """What `resample` says that Chromium's canvas does, and what it does not: Pillow's triangle."""
     spec = PreprocessSpec(

@@ -153,6 +153,7 @@ def test_unreadable_champion_evidence_delays_the_submission(service: SigningServ
     assert ("hand_in", "promoted", number) in service.reconcile_once()
 
 
+@pytest.mark.further
 def test_deleted_champion_delays_the_submission(
     service: SigningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
