@@ -1,11 +1,11 @@
 """Coverage of the confidence bounds of metrics, on simulated data sets with a fixed seed.
 
     python -m benchmarks.metric_coverage            # 4 000 data sets for each case
-    python -m benchmarks.metric_coverage --sets 400
+    python -m benchmarks.metric_coverage --sets 400 --only F1
 
-Each case draws paired differences per sample whose true mean drop is known, and counts how often
-the one-sided upper bound at 95 % is at least the true drop. `scipy` is `scipy.stats.bootstrap`
-(BCa) on every hundredth data set.
+Each case draws a reference and a candidate on the same samples. The expected drop is known, and the
+result is the share of data sets whose one-sided upper bound at 95 % is at least that drop. `scipy`
+is `scipy.stats.bootstrap` (BCa) on every hundredth data set.
 """
 
 from __future__ import annotations
@@ -14,80 +14,195 @@ import argparse
 import json
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from gate.metrics.metric import PerSample, State, drop_between
+from gate.metrics.builtin import built_in
+from gate.metrics.intervals import MOST_BLOCKS
+from gate.metrics.metric import Metric, OfSums, PerSample, State, drop_between
 from gate.records.metrics import MetricDrop
 
-Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
-"""The drops of n samples."""
+Floats = NDArray[np.float64]
 
 LEVEL = 0.95
 
 
-def paired_drop(
-    reference: NDArray[np.float64], values: NDArray[np.float64], *, levels: tuple[float, ...]
-) -> MetricDrop:
+class DataSet(NamedTuple):
+    """A metric on the same samples before and after a change."""
+
+    metric: Metric
+    reference: State
+    candidate: State
+    columns: tuple[Floats, ...] = ()
+    """Arguments of `Case.drop`, shape (samples,) each."""
+
+
+class Case(NamedTuple):
+    """Data sets whose expected drop is known."""
+
+    draw: Callable[[np.random.Generator, int], DataSet]
+    true_drop: float
+    drop: Callable[..., Floats] | None = None
+    """The drop of `DataSet.columns` along `axis`, for scipy."""
+    sign: float = 1.0
+
+
+def paired_drop(reference: Floats, values: Floats, *, levels: tuple[float, ...]) -> MetricDrop:
     """Return the mean drop of values per sample, shape (samples,) each, with its bounds."""
     metric = PerSample(lambda outputs, _labels: outputs)
     before, after = State(reference[:, None]), State(values[:, None])
     return drop_between(metric, before, after, sign=1.0, levels=levels)
 
 
-def _rare(share: float, size: float = 1.0) -> Draw:
+# Means of one value per sample.
+
+
+def _mean_of(
+    draw: Callable[[np.random.Generator, int], Floats], true_drop: float, *, binary: bool = False
+) -> Case:
+    metric = PerSample(lambda outputs, _labels: outputs)
+
+    def data_set(rng: np.random.Generator, n: int) -> DataSet:
+        drops = draw(rng, n)
+        reference = np.where(drops > 0, drops, 0.0) if binary else np.ones(n)
+        states = State(reference[:, None]), State((reference - drops)[:, None])
+        return DataSet(metric, *states, (drops,))
+
+    return Case(data_set, true_drop, np.mean)
+
+
+def _rare(share: float, size: float = 1.0) -> Callable[[np.random.Generator, int], Floats]:
     return lambda rng, n: np.where(rng.random(n) < share, size, 0.0)
 
 
-def _rounded(draw: Draw) -> Draw:
-    return lambda rng, n: draw(rng, n) + rng.normal(0.0, 1e-7, n)
+def _rare_exponential(share: float) -> Callable[[np.random.Generator, int], Floats]:
+    return lambda rng, n: np.where(rng.random(n) < share, rng.exponential(0.2, n), 0.0)
 
 
-def _mixed(worse: float, better: float) -> Draw:
-    def draw(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+def _mixed(worse: float, better: float) -> Callable[[np.random.Generator, int], Floats]:
+    def draw(rng: np.random.Generator, n: int) -> Floats:
         chance = rng.random(n)
         return np.where(chance < worse, 1.0, np.where(chance < worse + better, -1.0, 0.0))
 
     return draw
 
 
-CASES: dict[str, tuple[Draw, float, bool]] = {
-    "0/1, p = 0.002, all worse": (_rare(0.002), 0.002, True),
-    "0/1, p = 0.002, as many better": (_mixed(0.001, 0.001), 0.0, True),
-    "0/1, p = 0.02, 0.012 better": (_mixed(0.02, 0.012), 0.008, True),
-    "0/1, p = 0.1, as many better": (_mixed(0.05, 0.05), 0.0, True),
-    "half a point, p = 0.002": (_rare(0.002, 0.5), 0.001, False),
-    "half a point, p = 0.05": (_rare(0.05, 0.5), 0.025, False),
-    "normal": (lambda rng, n: rng.normal(0.01, 0.1, n), 0.01, False),
-    "exponential": (lambda rng, n: rng.exponential(0.1, n), 0.1, False),
-    "one in ten changes, exponential": (
-        lambda rng, n: np.where(rng.random(n) < 0.1, rng.exponential(0.2, n), 0.0), 0.02, False,
+# Metrics of the whole data set.
+
+
+def _drop_of_ratio(a: Floats, b: Floats, c: Floats, d: Floats, axis: int = -1) -> Floats:
+    return np.asarray(a.sum(axis) / b.sum(axis) - c.sum(axis) / d.sum(axis))
+
+
+def _f1(missed: float) -> Case:
+    """Three of ten samples are positive, nine of ten are right, and the candidate makes a share of
+    its positives negative."""
+    metric = built_in("f1", {"average": "binary"})
+
+    def data_set(rng: np.random.Generator, n: int) -> DataSet:
+        labels = rng.random(n) < 0.3
+        before = np.where(rng.random(n) < 0.1, ~labels, labels)
+        after = before & (rng.random(n) >= missed)
+        states = [metric.update(side.astype(np.int64), labels.astype(np.int64))
+                  for side in (before, after)]  # fmt: skip
+        counts = [part.astype(float) for side in (before, after)
+                  for part in (2 * (side & labels), side.astype(int) + labels)]  # fmt: skip
+        return DataSet(metric, states[0], states[1], tuple(counts))
+
+    kept = 1 - missed
+    before, after = 2 * 0.27 / (0.27 + 0.07 + 0.3), 2 * 0.27 * kept / (0.34 * kept + 0.3)
+    return Case(data_set, before - after, _drop_of_ratio)
+
+
+def _wer(more: float) -> Case:
+    """One of ten words is wrong, and the candidate changes a share of the others."""
+    metric = OfSums(lambda outputs, _labels: outputs, lambda sums: sums[:, 0] / sums[:, 1],
+                    vectorized=True)  # fmt: skip
+
+    def data_set(rng: np.random.Generator, n: int) -> DataSet:
+        words = 1 + rng.poisson(7, n)
+        edits = rng.binomial(words, 0.1)
+        changed = edits + rng.binomial(words - edits, more)
+        states = [State(np.column_stack([side, words]).astype(float)) for side in (edits, changed)]
+        columns = [side.astype(float) for side in (changed, words, edits, words)]
+        return DataSet(metric, states[0], states[1], tuple(columns))
+
+    return Case(data_set, 0.9 * more, _drop_of_ratio, sign=-1.0)
+
+
+def _detections(rng: np.random.Generator, n: int, lost: float) -> tuple[State, State]:
+    """One object in each image: found in nine of ten; a false detection in three of ten. The
+    candidate loses a share of the objects."""
+    hit, false = rng.random(n) < 0.9, rng.random(n) < 0.3
+    scores = rng.random((2, n)) + np.array([[0.3], [0.0]])
+    states = []
+    for found in (hit, hit & (rng.random(n) >= lost)):
+        rows = np.zeros((3, n, 4))  # kind, class, score, matched
+        rows[0, :, 2], rows[0, :, 3] = scores[0], 1.0
+        rows[1, :, 2] = scores[1]
+        rows[2, :, 0] = 1.0
+        present = np.stack([found, false, np.ones(n, dtype=bool)])
+        in_order = rows.transpose(1, 0, 2)[present.T]
+        states.append(State(in_order, present.sum(axis=0)))
+    return states[0], states[1]
+
+
+def _map(lost: float) -> Case:
+    metric = built_in("map", {"thresholds": [0.5]})
+    before, after = _detections(np.random.default_rng(0), 1_000_000, lost)
+    values = [float(metric.statistic(state)(np.ones((1, MOST_BLOCKS)))[0]) for state in (before, after)]
+    return Case(lambda rng, n: DataSet(metric, *_detections(rng, n, lost)), values[0] - values[1])
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "0/1, p = 0.002, all worse": lambda: _mean_of(_rare(0.002), 0.002, binary=True),
+    "0/1, p = 0.002, as many better": lambda: _mean_of(_mixed(0.001, 0.001), 0.0, binary=True),
+    "0/1, p = 0.02, 0.012 better": lambda: _mean_of(_mixed(0.02, 0.012), 0.008, binary=True),
+    "0/1, p = 0.1, as many better": lambda: _mean_of(_mixed(0.05, 0.05), 0.0, binary=True),
+    "half a point, p = 0.002": lambda: _mean_of(_rare(0.002, 0.5), 0.001),
+    "half a point, p = 0.05": lambda: _mean_of(_rare(0.05, 0.5), 0.025),
+    "normal": lambda: _mean_of(lambda rng, n: rng.normal(0.01, 0.1, n), 0.01),
+    "exponential": lambda: _mean_of(lambda rng, n: rng.exponential(0.1, n), 0.1),
+    "one in ten changes, exponential": lambda: _mean_of(_rare_exponential(0.1), 0.02),
+    "half a point, p = 0.002, and rounding": lambda: _mean_of(
+        lambda rng, n: _rare(0.002, 0.5)(rng, n) + rng.normal(0.0, 1e-7, n), 0.001
     ),
-    "half a point, p = 0.002, and rounding": (_rounded(_rare(0.002, 0.5)), 0.001, False),
-}  # fmt: skip
-"""Drops, their true mean, and whether the metric is 0 or 1 per sample."""
+    "half a point, p = 0.002, as many better": lambda: _mean_of(
+        lambda rng, n: 0.5 * _mixed(0.001, 0.001)(rng, n), 0.0
+    ),
+    "exponential, p = 0.002": lambda: _mean_of(_rare_exponential(0.002), 0.0004),
+    "exponential, p = 0.02": lambda: _mean_of(_rare_exponential(0.02), 0.004),
+    "F1, p = 0.02": lambda: _f1(0.02),
+    "F1, p = 0.002": lambda: _f1(0.002),
+    "WER, p = 0.005": lambda: _wer(0.005),
+    "WER, p = 0.0003": lambda: _wer(0.0003),
+    "mAP, p = 0.02": lambda: _map(0.02),
+}
 
 
 def coverage(name: str, *, sets: int, samples: int, seed: int = 51) -> dict[str, float]:
-    """Return shares of data sets whose bound covers the true drop: ours and scipy's BCa."""
-    draw, true, binary = CASES[name]
+    """Return shares of data sets whose bound covers the expected drop: ours and scipy's BCa."""
+    case = CASES[name]()
     rng = np.random.default_rng([seed, samples, list(CASES).index(name)])
     ours, peer, peers = 0, 0, 0
     for index in range(sets):
-        drops = draw(rng, samples)
-        reference = np.where(drops > 0, drops, 0.0) if binary else np.ones(samples)
-        found = paired_drop(reference, reference - drops, levels=(LEVEL,))
-        ours += found.bounds[0] >= true
-        if index % 100 == 0 and drops.any():
+        data = case.draw(rng, samples)
+        drop = drop_between(
+            data.metric, data.reference, data.candidate, sign=case.sign, levels=(LEVEL,)
+        )
+        ours += drop.bounds[0] >= case.true_drop
+        if index % 100 == 0 and case.drop is not None and drop.changed:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 interval = stats.bootstrap(
-                    (drops,), np.mean, confidence_level=2 * LEVEL - 1, n_resamples=2_000, rng=rng
-                ).confidence_interval
+                    data.columns, case.drop, paired=True, confidence_level=2 * LEVEL - 1,
+                    n_resamples=2_000, rng=rng,
+                ).confidence_interval  # fmt: skip
             peers += 1
-            peer += interval.high >= true
+            peer += interval.high >= case.true_drop
     return {"coverage": ours / sets, "scipy_bca": peer / max(peers, 1)}
 
 
@@ -97,11 +212,11 @@ def main() -> None:
     parser.add_argument("--sets", type=int, default=4_000)
     parser.add_argument("--samples", type=int, nargs="+", default=[500, 2_000])
     parser.add_argument("--only", default="", help="cases whose name has this text")
-    given = parser.parse_args()
-    for name in [name for name in CASES if given.only in name]:
-        for samples in given.samples:
-            found = coverage(name, sets=given.sets, samples=samples)
-            print(json.dumps({"case": name, "samples": samples, **found}), flush=True)
+    options = parser.parse_args()
+    for name in [name for name in CASES if options.only in name]:
+        for samples in options.samples:
+            result = coverage(name, sets=options.sets, samples=samples)
+            print(json.dumps({"case": name, "samples": samples, **result}), flush=True)
 
 
 if __name__ == "__main__":

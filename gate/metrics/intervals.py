@@ -31,6 +31,10 @@ RESAMPLES = 4_999
 OUTPUT_ROUNDING = 1e-5
 """Share of a value up to which a change is the rounding of float32 outputs."""
 
+FEW_CHANGES = 10
+"""With fewer changed samples the rule of three is a lower limit of the bound: BCa only knows the
+changes that occurred, and those may all be improvements."""
+
 _MOST_EXPANDED = 10.0
 """By how much an expanded alpha may be smaller: of a handful of samples t tails have no end."""
 
@@ -100,7 +104,7 @@ def binary_bounds(worse: int, better: int, samples: int, levels: Sequence[float]
 def rare_change_bounds(
     drop: float, samples: int, levels: Sequence[float], *, scale: float
 ) -> DropBounds:
-    """Return upper bounds where no sample changed, or all changed by the same `drop`.
+    """Return upper bounds where no sample or few changed, or all changed by the same `drop`.
 
     At most a share of 1 - (1 - level)^(1 / samples), about 3 / samples at 95 %, changes
     otherwise, by `scale` at most.

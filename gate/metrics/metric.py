@@ -375,11 +375,11 @@ def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) 
             limits = intervals.bca_limits(
                 difference, expanded, rounding=intervals.OUTPUT_ROUNDING * scale
             )
-        found = (
-            intervals.rare_change_bounds(drop, samples, levels, scale=scale)
-            if limits is None
-            else DropBounds("bca", tuple(map(float, limits[1])))
-        )
+        found = intervals.rare_change_bounds(drop, samples, levels, scale=scale)
+        if limits is not None:
+            upper = tuple(map(float, limits[1]))
+            if changed >= intervals.FEW_CHANGES or not found.upper[0] > upper[0]:
+                found = DropBounds("bca", upper)
     return MetricDrop(
         drop=drop, changed=changed, method=found.method, bounds=found.upper, scale=scale
     )

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gate.decision.metric_rules import samples_to_prove
+from gate.metrics.builtin import built_in
 from gate.metrics.intervals import (
     bca_limits,
     binary_bounds,
@@ -142,12 +143,26 @@ def test_rounding_is_no_change():
     drops = [
         drop_between(PerSample(abs), State(values[:, None]), State((values - change)[:, None]),
                      sign=1.0, levels=[0.95])
-        for change in (0.0, 1e-8 * values, 0.25 + 1e-8 * values, 0.25 * (np.arange(500) < 9))
+        for change in (0.0, 1e-8 * values, 0.25 + 1e-8 * values, 0.25 * (np.arange(500) < 12))
     ]  # fmt: skip
     assert [(each.method, each.changed) for each in drops] == [
-        ("rule_of_three", 0), ("rule_of_three", 0), ("rule_of_three", 500), ("bca", 9),
+        ("rule_of_three", 0), ("rule_of_three", 0), ("rule_of_three", 500), ("bca", 12),
     ]  # fmt: skip
     assert drops[1].bounds == pytest.approx(drops[0].bounds)
+
+
+@pytest.mark.parametrize("better", [1, 3])
+def test_a_few_improvements_do_not_exclude_drops(better: int):
+    """BCa resamples only the changes that occurred, so that its bound would be 0."""
+    labels = np.arange(500) % 10 < 3
+    after = np.where(np.arange(500) % 10 == 9, True, labels)
+    before = np.where(np.cumsum(labels) * labels > labels.sum() - better, False, after)
+    metric = built_in("f1", {"average": "binary"})
+    states = [metric.update(side.astype(int), labels.astype(int)) for side in (before, after)]
+    drop = drop_between(metric, *states, sign=1.0, levels=[0.95])
+    assert drop.changed == better
+    assert drop.drop < 0.0
+    assert drop.bounds[0] - drop.drop >= 0.99 * 3 / 500 * (drop.scale - drop.drop)
 
 
 def test_unpaired_bounds_widen_with_both_sides():
