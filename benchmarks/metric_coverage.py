@@ -133,6 +133,21 @@ def _wer(more: float) -> Case:
     return Case(data_set, 0.9 * more, _drop_of_ratio, sign=-1.0)
 
 
+def _auroc(moved: float) -> Case:
+    """Scores are normal, and those of positives are higher by 2. The candidate draws a share of
+    these as if they were negative."""
+    metric = built_in("auroc", {})
+
+    def data_set(rng: np.random.Generator, n: int) -> DataSet:
+        labels = rng.random(n) < 0.5
+        before = rng.normal(2.0 * labels)
+        after = np.where(labels & (rng.random(n) < moved), rng.normal(size=n), before)
+        states = [metric.update(side, labels.astype(np.int64)) for side in (before, after * 1.001)]
+        return DataSet(metric, states[0], states[1])
+
+    return Case(data_set, moved * (stats.norm.cdf(2.0 / np.sqrt(2.0)) - 0.5))
+
+
 def _detections(rng: np.random.Generator, n: int, lost: float) -> tuple[State, State]:
     """One object in each image: found in nine of ten; a false detection in three of ten. The
     candidate loses a share of the objects."""
@@ -153,7 +168,9 @@ def _detections(rng: np.random.Generator, n: int, lost: float) -> tuple[State, S
 def _map(lost: float) -> Case:
     metric = built_in("map", {"thresholds": [0.5]})
     before, after = _detections(np.random.default_rng(0), 1_000_000, lost)
-    values = [float(metric.statistic(state)(np.ones((1, MOST_BLOCKS)))[0]) for state in (before, after)]
+    values = [
+        float(metric.statistic(state)(np.ones((1, MOST_BLOCKS)))[0]) for state in (before, after)
+    ]
     return Case(lambda rng, n: DataSet(metric, *_detections(rng, n, lost)), values[0] - values[1])
 
 
@@ -179,6 +196,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "F1, p = 0.002": lambda: _f1(0.002),
     "WER, p = 0.005": lambda: _wer(0.005),
     "WER, p = 0.0003": lambda: _wer(0.0003),
+    "AUROC, p = 0.002": lambda: _auroc(0.002),
+    "AUROC, p = 0.05": lambda: _auroc(0.05),
     "mAP, p = 0.02": lambda: _map(0.02),
 }
 

@@ -277,6 +277,7 @@ class _Auroc(Metric):
     positive one has the larger score. Ties count half."""
 
     resamples = 1_999
+    ranks = True
 
     def __init__(self, positive: int = 1) -> None:
         self._positive = positive
@@ -574,6 +575,7 @@ class _MeanPrecision(Metric):
     """Mean average precision of stored matches, sorted once and weighted for each resample."""
 
     resamples = 999
+    ranks = True
 
     def __init__(self, update: Callable[..., State]) -> None:
         self._update = update

@@ -175,6 +175,16 @@ def bca_limits(
     return limit(1.0 - upper), limit(upper)
 
 
+def influential_blocks(difference: Distribution) -> int:
+    """Return the number of blocks that a drop depends on.
+
+    Leaving out any other block only rescales the drop, which moves it by about drop / blocks.
+    """
+    jackknife = difference.jackknife
+    rescaling = abs(difference.observed) / len(jackknife)
+    return int((np.abs(jackknife - jackknife.mean()) > 3.0 * rescaling + 1e-15).sum())
+
+
 def expanded_level(level: float, samples: int) -> float:
     """Return the level at which a percentile interval of few samples covers `level`.
 

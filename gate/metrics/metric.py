@@ -80,6 +80,8 @@ class Metric(Protocol):
     """Number of bootstrap resamples."""
     columns: slice = slice(None)
     """Columns of the state that determine the value."""
+    ranks: bool = False
+    """Whether only the order of scores counts, so that most changed scores do not change it."""
 
     def update(self, outputs: Any, labels: Any) -> State:
         """Return the state of each sample of a batch."""
@@ -378,7 +380,10 @@ def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) 
         found = intervals.rare_change_bounds(drop, samples, levels, scale=scale)
         if limits is not None:
             upper = tuple(map(float, limits[1]))
-            if changed >= intervals.FEW_CHANGES or not found.upper[0] > upper[0]:
+            effects = changed
+            if side.metric.ranks:
+                effects = min(changed, intervals.influential_blocks(difference))
+            if effects >= intervals.FEW_CHANGES or not found.upper[0] > upper[0]:
                 found = DropBounds("bca", upper)
     return MetricDrop(
         drop=drop, changed=changed, method=found.method, bounds=found.upper, scale=scale

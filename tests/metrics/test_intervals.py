@@ -165,6 +165,23 @@ def test_a_few_improvements_do_not_exclude_drops(better: int):
     assert drop.bounds[0] - drop.drop >= 0.99 * 3 / 500 * (drop.scale - drop.drop)
 
 
+@pytest.mark.parametrize("samples", [500, 2000])
+def test_changed_scores_in_the_same_order_are_no_evidence(samples: int):
+    """Rounded scores keep their order but for one pair, which the change puts right."""
+    rng = np.random.default_rng(1)
+    labels = rng.random(samples) < 0.5
+    after = np.sort(rng.random(samples) + 0.05 * np.arange(samples))[rng.permutation(samples)]
+    after += 2.0 * samples * labels
+    before = after * 1.01
+    worst, best = np.where(labels, after, np.inf).argmin(), np.where(labels, 0.0, after).argmax()
+    before[[worst, best]] = before[[best, worst]]
+    metric = built_in("auroc", {})
+    states = [metric.update(side, labels.astype(int)) for side in (before, after)]
+    drop = drop_between(metric, *states, sign=1.0, levels=[0.95])
+    assert drop.changed > 0.9 * samples
+    assert drop.drop < 0.0 < drop.bounds[0]
+
+
 def test_unpaired_bounds_widen_with_both_sides():
     paired = unpaired_bounds((0.9, 0.92), (0.88, 0.85), [0.95, 0.99])
     assert paired.upper[0] == pytest.approx(0.02 + math.hypot(0.02, 0.03))
