@@ -303,9 +303,12 @@ def _are_exact(compute: Callable[[_Rows, _Add], _Rows], rows: _Rows) -> torch.Te
     exact = np.full(len(rows), rows.shape[-1] >= MANY_TERMS)
 
     def add(terms: _Rows) -> _Rows:
-        mantissas, exponents = np.frexp(np.abs(terms))
-        sizes = np.ldexp(np.rint(mantissas * _COARSE) / _COARSE, exponents)
-        exact[:] &= np.add.accumulate(sizes, axis=-1)[:, -1] == sizes.sum(-1, dtype=np.float64)
+        for count in (MANY_TERMS, terms.shape[-1]):  # a few terms exclude most rows
+            left = np.flatnonzero(exact)
+            mantissas, exponents = np.frexp(np.abs(terms[left, :count]))
+            sizes = np.ldexp(np.rint(mantissas * _COARSE) / _COARSE, exponents)
+            in_order = np.add.accumulate(sizes, axis=-1)[:, -1]
+            exact[left] = in_order == sizes.sum(-1, dtype=np.float64)
         total: _Rows = terms.sum(-1, dtype=np.float64).astype(terms.dtype)
         return total
 
