@@ -1,6 +1,6 @@
 """Find whether code guarded by `torch.jit.is_tracing()` and the like reaches an output (TRC014).
 
-Names alone decide, and doubt counts as yes: a name that is written in the guarded code must not be
+Only names count, and in doubt the answer is yes: a name that the guarded code writes must not be
 read anywhere else in the function, nor an attribute in a function that a forward can reach.
 """
 
@@ -39,14 +39,14 @@ def only_guards(body: Sequence[ast.stmt]) -> bool:
     """True if these statements raise, warn or log, and change nothing that is returned."""
     nodes = [node for statement in body for node in ast.walk(statement)]
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-    in_place = any(isinstance(call, ast.Attribute) and _mutates(call.attr) for call in calls)
-    return not in_place and not any(isinstance(node, _CHANGES) for node in nodes)
+    mutates = any(isinstance(call, ast.Attribute) and _mutates(call.attr) for call in calls)
+    return not mutates and not any(isinstance(node, _CHANGES) for node in nodes)
 
 
 def may_reach_output(
     node: ast.If | ast.IfExp, definition: Definition, kinds: Iterable[type]
 ) -> bool:
-    """True if a value of the code that this condition guards may reach an output of the function.
+    """Return True if a value of the guarded code may reach an output of the function.
 
     kinds: the classes of the model's modules, which may read the attributes that are written.
     """
@@ -58,7 +58,7 @@ def may_reach_output(
     owner = _owner(definition)
     if written is None or written & {*_reads(_outside(definition, left_out), owner)}:
         return True
-    attributes = {place.partition(".")[2] for place in written if "." in place}
+    attributes = {target.partition(".")[2] for target in written if "." in target}
     trees = _trees(kinds) if attributes else []
     return bool(attributes & _attributes_read(trees, left_out) if trees else attributes)
 
@@ -70,15 +70,15 @@ def _guarded(node: ast.If | ast.IfExp, definition: Definition) -> tuple[_Nodes, 
     """Return the statements that run only while the model is exported, or only while it is not,
     and the nodes that are no part of the rest of the function.
 
-    None: what is guarded is itself a part of something that is more than an assignment.
+    None: the guarded expression is part of a statement that is more than an assignment.
     """
     if isinstance(node, ast.IfExp):
-        around = [
+        enclosing = [
             statement for statement in ast.walk(definition)  # outer ones first
             if isinstance(statement, ast.stmt) and any(i is node for i in ast.walk(statement))
         ]  # fmt: skip
-        simple = around and isinstance(around[-1], _SIMPLE)
-        return ((around[-1],), (around[-1],)) if simple else None
+        simple = enclosing and isinstance(enclosing[-1], _SIMPLE)
+        return ((enclosing[-1],), (enclosing[-1],)) if simple else None
     block = [] if isinstance(definition, ast.Lambda) else definition.body
     if node in block and not node.orelse:
         # The statements between `if guard: return x` and the same `return x` at the end.
@@ -118,15 +118,15 @@ def _flow(node: ast.AST, owner: str) -> _Flow:
             targets, sources = [target], [*node.args, *(each.value for each in node.keywords)]
         case ast.FunctionDef(name=name, body=body):
             targets, sources = [ast.Name(id=name)], [*body]
-    written = frozenset(place for target in targets for place in _roots(target, owner))
-    read = {place for source in (*sources, *targets) for place in _reads(ast.walk(source), owner)}
+    written = frozenset(root for target in targets for root in _roots(target, owner))
+    read = {name for source in (*sources, *targets) for name in _reads(ast.walk(source), owner)}
     if isinstance(node, ast.AugAssign):
         read |= written
     changed = written
     if not isinstance(node, ast.AugAssign | ast.Call):  # which change a tensor in place
         parts = [part for target in targets for part in ast.walk(target)]
         stores = [p for p in parts if isinstance(p, ast.expr) and _is_inner_store(p, owner)]
-        changed = frozenset(place for part in stores for place in _roots(part, owner))
+        changed = frozenset(root for part in stores for root in _roots(part, owner))
     return _Flow(written, changed, frozenset(read))
 
 
@@ -188,23 +188,23 @@ def _written(statements: _Nodes, definition: Definition) -> set[str] | None:
     if any(isinstance(node, _ENDS) for node in nodes):
         return None
     flows = [_flow(node, owner) for node in nodes]
-    places = {place for flow in flows for place in flow.targets}
-    changed = {place for flow in flows for place in flow.changed}
+    targets = {target for flow in flows for target in flow.targets}
+    changed = {target for flow in flows for target in flow.changed}
     all_nodes = list(ast.walk(definition))
-    named = [n for n in all_nodes if not isinstance(n, ast.AugAssign | ast.Call)]
-    # What was assigned may be another name of the same thing.
-    changed = _closure(changed, [_flow(node, owner) for node in named])
-    own = {place for node in all_nodes for place in _flow(node, owner).targets}
-    own -= {node.arg for node in all_nodes if isinstance(node, ast.arg)}
-    foreign = {place for place in changed if "." not in place and place not in own}
-    return None if foreign or _UNKNOWN in places else places | changed
+    bindings = [n for n in all_nodes if not isinstance(n, ast.AugAssign | ast.Call)]
+    # An assigned value may be another name of the same object.
+    changed = _closure(changed, [_flow(node, owner) for node in bindings])
+    local_names = {target for node in all_nodes for target in _flow(node, owner).targets}
+    local_names -= {node.arg for node in all_nodes if isinstance(node, ast.arg)}
+    foreign = {target for target in changed if "." not in target and target not in local_names}
+    return None if foreign or _UNKNOWN in targets else targets | changed
 
 
-def _closure(places: set[str], flows: list[_Flow]) -> set[str]:
+def _closure(names: set[str], flows: list[_Flow]) -> set[str]:
     """Return these names and all names that they are computed from."""
-    while more := {s for flow in flows if places & flow.targets for s in flow.sources} - places:
-        places = places | more
-    return places
+    while added := {s for flow in flows if names & flow.targets for s in flow.sources} - names:
+        names = names | added
+    return names
 
 
 def _outside(node: ast.AST, left_out: _Nodes) -> Iterator[ast.AST]:
@@ -218,13 +218,14 @@ def _outside(node: ast.AST, left_out: _Nodes) -> Iterator[ast.AST]:
 # --- attributes -----------------------------------------------------------------------------------
 
 
-def _trees(kinds: Iterable[type]) -> list[ast.Module]:
+def _trees(module_classes: Iterable[type]) -> list[ast.Module]:
     """Return the syntax trees of the files of classes and their bases, except torch's; none if one
     of them cannot be read."""
-    classes = {base for kind in kinds for base in kind.__mro__}
-    own = [kind for kind in classes if kind.__module__.split(".")[0] not in ("torch", "builtins")]
+    classes = {base for cls in module_classes for base in cls.__mro__}
+    skipped = ("torch", "builtins")
     try:
-        files = {inspect.getsourcefile(kind) or "" for kind in own}
+        files = {inspect.getsourcefile(cls) or "" for cls in classes
+                 if cls.__module__.split(".")[0] not in skipped}  # fmt: skip
         texts = ["".join(linecache.getlines(file)) for file in sorted(files)]
         return [parse(text) for text in texts] if all(texts) else []
     except (OSError, TypeError, Unreadable):
@@ -240,15 +241,15 @@ def _attributes_read(trees: Iterable[ast.Module], left_out: _Nodes) -> set[str]:
                 bodies.setdefault(node.name, []).append(node)
             elif isinstance(node, ast.Lambda):  # it may be called by any name
                 bodies.setdefault("forward", []).append(node)
-    found: set[str] = set()
-    ahead = ["forward", "__call__"]
-    while ahead:
-        for body in bodies.pop(ahead.pop(), ()):
+    attributes: set[str] = set()
+    pending = ["forward", "__call__"]
+    while pending:
+        for body in bodies.pop(pending.pop(), ()):
             nodes = list(_outside(body, left_out))
             read = set(_attributes(nodes))
-            found |= read
-            ahead += [*read, *(node.id for node in nodes if isinstance(node, ast.Name))]
-    return found
+            attributes |= read
+            pending += [*read, *(node.id for node in nodes if isinstance(node, ast.Name))]
+    return attributes
 
 
 def _attributes(nodes: Iterable[ast.AST]) -> Iterator[str]:

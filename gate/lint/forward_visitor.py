@@ -49,7 +49,7 @@ from gate.lint.values import (
 )
 from gate.records.export import LintFinding, LintLevel, Strategy
 
-_DEEP = 16
+_MOST_NESTED = 16
 """Nested calls; the results of deeper ones are unknown."""
 
 _NUMERIC = ("numpy", "math", "cmath", "statistics")
@@ -73,9 +73,9 @@ _FLAGS: dict[str, tuple[str, ...]] = {
 }
 """Functions of torch and torchvision that are true while a strategy exports the model."""
 
-_ASKS = ("is_", "are_", "get_", "has_", "set_", "_is_", "_has_", "_get_", "_log_")
+_QUERY_PREFIXES = ("is_", "are_", "get_", "has_", "set_", "_is_", "_has_", "_get_", "_log_")
 
-_COMPUTES = (
+_TENSOR_MODULES = (
     "torch._C",
     "torch.nn",
     "torch.functional",
@@ -125,15 +125,15 @@ class ModelLinter:
     def is_flag(self, name: str) -> bool | None:
         """True for a function that is true during this export, False for one that is not; None for
         any other function."""
-        own = _FLAGS["traced" if self.strategy == "direct" else self.strategy]
-        return name in own if any(name in names for names in _FLAGS.values()) else None
+        active = _FLAGS["traced" if self.strategy == "direct" else self.strategy]
+        return name in active if any(name in names for names in _FLAGS.values()) else None
 
-    def skip(self, thing: Any, reason: str) -> Value:
+    def skip(self, code: Any, reason: str) -> Value:
         """Record code that cannot be read, and return an unknown value."""
-        if not isinstance(thing, str):
-            module = getattr(thing, "__module__", None) or type(thing).__module__
-            thing = f"{module}.{getattr(thing, '__qualname__', type(thing).__name__)}"
-        self.unread.setdefault(thing, reason)
+        if not isinstance(code, str):
+            module = getattr(code, "__module__", None) or type(code).__module__
+            code = f"{module}.{getattr(code, '__qualname__', type(code).__name__)}"
+        self.unread.setdefault(code, reason)
         return unknown()
 
     def call_module(
@@ -167,19 +167,19 @@ class ModelLinter:
         owner = getattr(function, "__self__", None)
         if owner is not None:
             arguments = arguments.after(from_object(owner))
-        found = python_function(function)
-        if found is None:
+        underlying = python_function(function)
+        if underlying is None:
             return self.skip(function, "it has no Python source")
-        if _is_of_torch(found):
+        if _is_of_torch(underlying):
             return tensor()
         return self._call_function(
-            found, arguments, caller.owner if owner is None else owner, caller
+            underlying, arguments, caller.owner if owner is None else owner, caller
         )
 
     def call_local(self, local: _LocalFunction, arguments: Arguments) -> Value:
         """Return the result of a function that is defined inside another one."""
         outer, definition = local.scope, local.definition
-        if outer.depth >= _DEEP or definition in self._open:
+        if outer.depth >= _MOST_NESTED or definition in self._open:
             return unknown()
         inner = outer.inner(bind(definition, None, arguments), depth=outer.depth + 1)
         self._open.add(definition)
@@ -199,7 +199,7 @@ class ModelLinter:
         key = (function, id(owner), arguments.signature if arguments else None)
         if key in self._results:
             return self._results[key]
-        if key in self._open or depth > _DEEP:
+        if key in self._open or depth > _MOST_NESTED:
             return unknown()
         try:
             code = FunctionSource.from_function(function)
@@ -297,10 +297,10 @@ class _ForwardVisitor(ast.NodeVisitor):
     ) -> None:
         """Add a finding, unless the strategy is not affected or the line already has it."""
         rule = RULES[code]
-        place = (code, self.code.path, node.lineno, node.col_offset)
-        if self.linter.strategy not in rule.strategies or place in self.linter.findings:
+        key = (code, self.code.path, node.lineno, node.col_offset)
+        if self.linter.strategy not in rule.strategies or key in self.linter.findings:
             return
-        self.linter.findings[place] = LintFinding(
+        self.linter.findings[key] = LintFinding(
             code=code,
             path=self.code.path,
             line=node.lineno,
@@ -392,9 +392,9 @@ class _ForwardVisitor(ast.NodeVisitor):
 
     def _is_shared(self, size: Value, target: ast.expr) -> bool:
         """True if another name, a tuple, or its shape holds this very size."""
-        own = target.id if isinstance(target, ast.Name) else None
+        target_name = target.id if isinstance(target, ast.Name) else None
         return any(
-            (name != own and (value is size or value is size.shape))
+            (name != target_name and (value is size or value is size.shape))
             or any(each is size for each in value.items.values())
             for name, value in self.names.items()
         )
@@ -428,23 +428,24 @@ class _ForwardVisitor(ast.NodeVisitor):
         guard = only_guards([*node.body, *node.orelse]) and not test.flag
         self._report_condition(test, node, changes=not same, guard=guard)
         before, start = dict(self.names), len(self.returned)
-        ended = self._run(node.body)
-        one, middle = self.names, len(self.returned)
+        then_ended = self._run(node.body)
+        then_names, middle = self.names, len(self.returned)
         self.names = before
-        other_ended = self._run(node.orelse)
-        other = self.names
+        else_ended = self._run(node.orelse)
         if test.tensor or test.read:
-            self._report_ranks(node.test, one, other)
+            self._report_ranks(node.test, then_names, self.names)
             returned = self.returned[start:middle], self.returned[middle:]
             if any(ranks_differ(left, right) for left in returned[0] for right in returned[1]):
                 message = "the branches return tensors of different rank"
                 self.report(node.test, "TRC015", message=message)
-        self.names = other if ended else one if other_ended else _joined(one, other)
-        return ended and other_ended
+        if not then_ended:
+            self.names = then_names if else_ended else _joined(then_names, self.names)
+        return then_ended and else_ended
 
-    def _report_ranks(self, test: ast.expr, one: Names, other: Names) -> None:
-        for name in one.keys() & other.keys():
-            if one[name].tensor and other[name].tensor and ranks_differ(one[name], other[name]):
+    def _report_ranks(self, test: ast.expr, then_names: Names, else_names: Names) -> None:
+        for name in then_names.keys() & else_names.keys():
+            values = then_names[name], else_names[name]
+            if all(value.tensor for value in values) and ranks_differ(*values):
                 self.report(test, "TRC015", message=f"{name} has another rank in each branch: the "
                             "exporter takes one for both")  # fmt: skip
 
@@ -641,8 +642,8 @@ class _ForwardVisitor(ast.NodeVisitor):
         objects = [value.object for value in values]
         if any(each is NOTHING for each in objects):
             return Value(Kind.PYTHON, items=items)
-        made = tuple(objects) if isinstance(node, ast.Tuple) else objects
-        return Value(Kind.PYTHON, object=made, items=items)
+        sequence = tuple(objects) if isinstance(node, ast.Tuple) else objects
+        return Value(Kind.PYTHON, object=sequence, items=items)
 
     visit_Tuple = visit_List = visit_Set = _sequence  # noqa: N815
 
@@ -689,7 +690,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         return _all_or_any(node, parts)
 
     def _parts(self, node: ast.BoolOp, read: Callable[[ast.expr], Value]) -> list[Value]:
-        """Return the parts up to the one that decides."""
+        """Return the parts up to the first that decides the result."""
         parts: list[Value] = []
         for part in node.values:
             parts.append(read(part))
@@ -724,13 +725,13 @@ class _ForwardVisitor(ast.NodeVisitor):
 
     def visit_Compare(self, node: ast.Compare) -> Value:
         values = [self._value(part) for part in (node.left, *node.comparators)]
-        found = list(map(comparison, node.ops, values, values[1:]))
-        if len(found) == 1:
-            return found[0]
-        truths = [value.decided for value in found]
+        results = list(map(comparison, node.ops, values, values[1:]))
+        if len(results) == 1:
+            return results[0]
+        truths = [value.decided for value in results]
         if False in truths or None not in truths:
             return from_object(False not in truths)
-        return _all_of(found)
+        return _all_of(results)
 
     def visit_IfExp(self, node: ast.IfExp) -> Value:
         test = self._test(node.test)
@@ -738,10 +739,10 @@ class _ForwardVisitor(ast.NodeVisitor):
             return self._value(node.body if test.decided else node.orelse)
         same = ast.dump(node.body) == ast.dump(node.orelse)
         self._report_condition(test, node, changes=not same)
-        one, other = self._value(node.body), self._value(node.orelse)
-        if test.tensor and ranks_differ(one, other):
+        then_value, else_value = self._value(node.body), self._value(node.orelse)
+        if test.tensor and ranks_differ(then_value, else_value):
             self.report(node, "TRC015")
-        return join([one, other])
+        return join([then_value, else_value])
 
     def visit_Subscript(self, node: ast.Subscript) -> Value:
         owner = self._value(node.value)
@@ -790,10 +791,10 @@ class _ForwardVisitor(ast.NodeVisitor):
             if node.step is not None:
                 self.visit(node.step)
             if not isinstance(lower.object, int):
-                return torch_rules.WHOLE
+                return torch_rules.SLICE
             stop = lower.object + 1 or None
             unit = stop is None if upper is None else upper.object == lower.object + 1
-            return torch_rules.UNIT if unit else torch_rules.WHOLE
+            return torch_rules.UNIT if unit else torch_rules.SLICE
         value = self._value(node)
         if value.object is Ellipsis:
             return torch_rules.ELLIPSIS
@@ -803,31 +804,31 @@ class _ForwardVisitor(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> Value:
         owner, name = self._value(node.value), node.attr
-        thing = owner.object
+        obj = owner.object
         if owner.tensor:
             if name == "data":
                 self.report(node, "TRC006", level="warning" if owner.constant else None)
             return _tensor_attribute(owner, name)
         if owner.sized:
             return from_object(Method(owner, name))
-        if thing is NOTHING:
+        if obj is NOTHING:
             return unknown()
-        if isinstance(thing, nn.Module):
+        if isinstance(obj, nn.Module):
             written = self.names.get(ast.unparse(node))
-            return written or self._module_attribute(thing, name)
-        read = _super_attribute if type(thing) is super else _object_attribute
-        return read(thing, name)
+            return written or self._module_attribute(obj, name)
+        read = _super_attribute if type(obj) is super else _object_attribute
+        return read(obj, name)
 
     def _module_attribute(self, module: nn.Module, name: str) -> Value:
         if name == "training":
             return from_object(False)  # exports are made in eval mode
-        for own in (module.__dict__, module._parameters, module._buffers, module._modules):
-            if name in own:
-                return from_object(own[name])
-        found = inspect.getattr_static(type(module), name, _NO_ATTRIBUTE)
-        if isinstance(found, property) and found.fget is not None:
-            return self.linter.call(found.fget, Arguments((from_object(module),)), self)
-        return _bound(found, module)
+        for attributes in (module.__dict__, module._parameters, module._buffers, module._modules):
+            if name in attributes:
+                return from_object(attributes[name])
+        attribute = inspect.getattr_static(type(module), name, _NO_ATTRIBUTE)
+        if isinstance(attribute, property) and attribute.fget is not None:
+            return self.linter.call(attribute.fget, Arguments((from_object(module),)), self)
+        return _bound(attribute, module)
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -878,7 +879,7 @@ class _ForwardVisitor(ast.NodeVisitor):
     def _call_function(self, node: ast.Call, callee: Any, arguments: Arguments) -> Value:
         if isinstance(callee, type):
             return self._super(arguments) if callee is super else _instance(callee, arguments)
-        package = _home(python_function(callee) or callee).partition(".")[0]
+        package = _module_of(python_function(callee) or callee).partition(".")[0]
         name = str(getattr(callee, "__name__", ""))
         flag = self.linter.is_flag(name) if package in ("torch", "torchvision") else None
         if flag is not None:
@@ -910,10 +911,10 @@ class _ForwardVisitor(ast.NodeVisitor):
             self._report_copy(node, arguments.get(0, "data") or python())
         if name == "is_nonzero":
             return tensor(mask=True)
-        if name.startswith(_ASKS):
+        if name.startswith(_QUERY_PREFIXES):
             return python()
-        home = str(getattr(callee, "__module__", None) or "torch")
-        computes = home == "torch" or home.startswith(_COMPUTES)
+        module = str(getattr(callee, "__module__", None) or "torch")
+        computes = module == "torch" or module.startswith(_TENSOR_MODULES)
         return torch_result(name, arguments) if computes else unknown()
 
     def _report_call(self, node: ast.expr | ast.stmt, name: str, arguments: Arguments) -> None:
@@ -921,7 +922,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         self._report_all(node, hazards)
 
     def _report_copy(self, node: ast.Call, data: Value) -> None:
-        """Report what `torch.tensor` copies into the file."""
+        """Report numbers that `torch.tensor` copies into the file."""
         leaves = list(_leaves(data))
         if any(leaf.computed or leaf.kind is Kind.TENSORS for leaf in leaves):
             self.report(
@@ -951,10 +952,10 @@ class _ForwardVisitor(ast.NodeVisitor):
             wide = [i.rank for i in items if i.rank and i.rank.base == 0 and i.rank.offset > 1]
             if wide and items[0].object is None:
                 self.report(node, "TRC010")
-        whole = arguments.after(owner)
+        all_arguments = arguments.after(owner)
         if not owner.constant or name in ("index_add", "index_add_"):  # of zeros, mostly
-            self._report_call(node, name, whole)
-        return torch_result(name, whole)
+            self._report_call(node, name, all_arguments)
+        return torch_result(name, all_arguments)
 
     def _number(self, node: ast.Call, arguments: Arguments, name: str) -> Value:
         """Return the result of a function of this name that computes outside of torch."""
@@ -1123,10 +1124,10 @@ class _LocalFunction:
     scope: _ForwardVisitor
 
 
-def _joined(one: Names, other: Names) -> Names:
+def _joined(left: Names, right: Names) -> Names:
     return {
-        name: join([branch[name] for branch in (one, other) if name in branch])
-        for name in one.keys() | other.keys()
+        name: join([branch[name] for branch in (left, right) if name in branch])
+        for name in left.keys() | right.keys()
     }
 
 
@@ -1169,8 +1170,8 @@ def _first_item(value: Value) -> Value:
 
 def _static_items(value: Value) -> list[Value]:
     """Return all items of a list or tuple, where their number is known; else none."""
-    own = value.object if isinstance(value.object, list | tuple) else ()
-    return [item(value, position) for position in range(len(value.items) or len(own))]
+    objects = value.object if isinstance(value.object, list | tuple) else ()
+    return [item(value, position) for position in range(len(value.items) or len(objects))]
 
 
 def _leaves(value: Value) -> Iterator[Value]:
@@ -1202,40 +1203,40 @@ def _tensor_attribute(owner: Value, name: str) -> Value:
     return tensor() if name in _TENSOR_ATTRIBUTES else from_object(Method(owner, name))
 
 
-def _object_attribute(thing: Any, name: str) -> Value:
-    if isinstance(thing, types.ModuleType | type):
+def _object_attribute(owner: Any, name: str) -> Value:
+    if isinstance(owner, types.ModuleType | type):
         try:
-            return from_object(getattr(thing, name))
+            return from_object(getattr(owner, name))
         except Exception:  # modules may load what is missing
             return unknown()
-    found = inspect.getattr_static(thing, name, _NO_ATTRIBUTE)
-    if isinstance(found, types.MemberDescriptorType):
-        return from_object(getattr(thing, name, None))
-    if isinstance(found, property):
+    attribute = inspect.getattr_static(owner, name, _NO_ATTRIBUTE)
+    if isinstance(attribute, types.MemberDescriptorType):
+        return from_object(getattr(owner, name, None))
+    if isinstance(attribute, property):
         return python()
-    if isinstance(found, types.MethodDescriptorType | types.BuiltinMethodType):
-        return from_object(getattr(thing, name))
-    return _bound(found, thing)
+    if isinstance(attribute, types.MethodDescriptorType | types.BuiltinMethodType):
+        return from_object(getattr(owner, name))
+    return _bound(attribute, owner)
 
 
 def _super_attribute(parent: Any, name: str) -> Value:
     classes = type(parent.__self__).__mro__
     after = classes[classes.index(parent.__thisclass__) + 1 :]
-    found = (vars(cls)[name] for cls in after if name in vars(cls))
-    return _bound(next(found, _NO_ATTRIBUTE), parent.__self__)
+    attributes = (vars(cls)[name] for cls in after if name in vars(cls))
+    return _bound(next(attributes, _NO_ATTRIBUTE), parent.__self__)
 
 
-def _bound(found: Any, owner: Any) -> Value:
+def _bound(attribute: Any, owner: Any) -> Value:
     """Bind an attribute of a class to an object."""
-    if found is _NO_ATTRIBUTE:
+    if attribute is _NO_ATTRIBUTE:
         return unknown()
-    if isinstance(found, staticmethod):
-        return from_object(found.__func__)
-    if isinstance(found, classmethod):
-        return from_object(types.MethodType(found.__func__, type(owner)))
-    if isinstance(found, types.FunctionType) or python_function(found) is not None:
-        return from_object(types.MethodType(found, owner))
-    return from_object(found) if not hasattr(type(found), "__get__") else unknown()
+    if isinstance(attribute, staticmethod):
+        return from_object(attribute.__func__)
+    if isinstance(attribute, classmethod):
+        return from_object(types.MethodType(attribute.__func__, type(owner)))
+    if isinstance(attribute, types.FunctionType) or python_function(attribute) is not None:
+        return from_object(types.MethodType(attribute, owner))
+    return from_object(attribute) if not hasattr(type(attribute), "__get__") else unknown()
 
 
 def _instance(cls: type, arguments: Arguments) -> Value:
@@ -1263,17 +1264,17 @@ def _module_method(owner: nn.Module, name: str) -> Value:
     return unknown()
 
 
-def _home(thing: Any) -> str:
+def _module_of(function: Any) -> str:
     """Return the module that a function belongs to, `torch` for torch's builtins."""
-    if isinstance(thing, torch.jit.ScriptFunction):
+    if isinstance(function, torch.jit.ScriptFunction):
         return "torch"
-    home = getattr(thing, "__module__", None)
-    if home is None:
-        if getattr(torch, str(getattr(thing, "__name__", "")), None) is thing:
+    module = getattr(function, "__module__", None)
+    if module is None:
+        if getattr(torch, str(getattr(function, "__name__", "")), None) is function:
             return "torch"
-        owner = getattr(thing, "__self__", None)
-        home = getattr(owner, "__name__", None) or type(owner).__module__
-    return str(home)
+        owner = getattr(function, "__self__", None)
+        module = getattr(owner, "__name__", None) or type(owner).__module__
+    return str(module)
 
 
 def _is_of_torch(function: Any) -> bool:

@@ -49,7 +49,7 @@ class LintReport(Record):
 
 
 def lint_model(model: nn.Module, *, strategy: Strategy = "traced") -> LintReport:
-    """Report what an export of `model` by this strategy gets wrong, judged by the source.
+    """Report the faults of an export of `model` by this strategy, from the source.
 
     The model is not run and not changed; eval mode is assumed. The values of its attributes and a
     light data flow distinguish tensors from Python values. Code that cannot be read is listed in

@@ -47,8 +47,8 @@ class FunctionSource:
 
     def text(self, node: ast.AST) -> str:
         """Return the source of a node in one line."""
-        found = ast.get_source_segment("".join(self.lines), node)
-        return " ".join((found if found is not None else ast.unparse(node)).split())
+        segment = ast.get_source_segment("".join(self.lines), node)
+        return " ".join((segment if segment is not None else ast.unparse(node)).split())
 
     def silences(self, code: str, node: ast.expr | ast.stmt) -> bool:
         """True if a line of the node names the code behind `# noqa:`."""
@@ -56,17 +56,17 @@ class FunctionSource:
         return any(noqa and code in _CODE.findall(noqa.group(1)) for noqa in comments)
 
 
-def python_function(thing: Any) -> FunctionType | None:
+def python_function(callee: Any) -> FunctionType | None:
     """Return the function behind decorators, methods and partials; None without Python code."""
     while True:
-        if isinstance(thing, functools.partial):
-            thing = thing.func
-        elif inspect.ismethod(thing):
-            thing = thing.__func__
-        elif isinstance(thing, staticmethod | classmethod) or hasattr(thing, "__wrapped__"):
-            thing = thing.__wrapped__
+        if isinstance(callee, functools.partial):
+            callee = callee.func
+        elif inspect.ismethod(callee):
+            callee = callee.__func__
+        elif isinstance(callee, staticmethod | classmethod) or hasattr(callee, "__wrapped__"):
+            callee = callee.__wrapped__
         else:
-            return thing if isinstance(thing, FunctionType) else None
+            return callee if isinstance(callee, FunctionType) else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -81,7 +81,7 @@ def parse(text: str) -> ast.Module:
 def _find(tree: ast.Module, function: FunctionType) -> Definition:
     code = function.__code__
     parameters = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    found: list[Definition] = []
+    definitions: list[Definition] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
             first: int = node.lineno
@@ -91,10 +91,10 @@ def _find(tree: ast.Module, function: FunctionType) -> Definition:
             continue
         arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         if first == code.co_firstlineno and [each.arg for each in arguments] == parameters:
-            found.append(node)
-    if len(found) != 1:
+            definitions.append(node)
+    if len(definitions) != 1:
         raise Unreadable(
             "its definition was not found: the file changed since, the code was generated, or "
             "several lambdas share a line"
         )
-    return found[0]
+    return definitions[0]

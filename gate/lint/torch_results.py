@@ -1,4 +1,4 @@
-"""What torch's functions and Python's operators return for abstract values."""
+"""Results of torch functions and Python operators for abstract values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _FILLED = frozenset({"zeros", "ones", "empty", "full", "rand", "randn"})
 
 _RESHAPING = _names("reshape view expand repeat new_zeros new_ones new_full new_empty")
 
-_MAKERS: dict[str, Callable[..., torch.Tensor]] = {
+_FACTORIES: dict[str, Callable[..., torch.Tensor]] = {
     "tensor": torch.tensor,
     "as_tensor": torch.as_tensor,
     "LongTensor": torch.tensor,
@@ -86,14 +86,14 @@ _FEW = 4096
 
 
 def torch_result(name: str, arguments: Arguments) -> Value:
-    """Return what `torch.name(*arguments)` returns; a tensor's method has the tensor as first
+    """Return the result of `torch.name(*arguments)`; a tensor's method has the tensor as first
     argument."""
     if name in _PYTHON or name in _SEQUENCE:
         return Value(Kind.PYTHON if name in _PYTHON else Kind.TENSORS)
-    if name in _MAKERS or (name in _PURE and arguments.first.constant):
-        made = _made(name, arguments)
-        if made is not None:
-            return made
+    if name in _FACTORIES or (name in _PURE and arguments.first.constant):
+        computed = _compute_constant(name, arguments)
+        if computed is not None:
+            return computed
     first = arguments.first
     if first.tensor:
         return _of_tensor(name, first, arguments)
@@ -105,16 +105,16 @@ def torch_result(name: str, arguments: Arguments) -> Value:
     return tensor()
 
 
-def _made(name: str, arguments: Arguments) -> Value | None:
-    """Return the tensor itself, where all that it is made of is known; None where it is large."""
+def _compute_constant(name: str, arguments: Arguments) -> Value | None:
+    """Return the tensor itself, if all operands are known; None if it is large."""
     operands = [value.object for value in arguments.positional]
     if arguments.spread or any(each is NOTHING for each in operands):
         return tensor(Rank(0, 1) if name == "arange" else None)
     if any(isinstance(each, torch.Tensor) and each.numel() > _FEW for each in operands):
         return None
     with contextlib.suppress(Exception), torch.no_grad():
-        maker = _MAKERS.get(name) or operator.methodcaller(name, *operands[1:])
-        result = maker(*operands) if name in _MAKERS else maker(operands[0])
+        factory = _FACTORIES.get(name) or operator.methodcaller(name, *operands[1:])
+        result = factory(*operands) if name in _FACTORIES else factory(operands[0])
         if isinstance(result, list) or result.numel() <= _FEW:
             return from_object(result)
     return tensor()
@@ -237,8 +237,8 @@ def comparison(operation: ast.cmpop, left: Value, right: Value) -> Value:
         return tensor(_wider(left, right), mask=True)
     if left.sized or right.sized:
         return Value(Kind.SIZE)
-    both_python = left.kind is right.kind is Kind.PYTHON
-    return _of_objects(operation, left, right) if both_python else unknown()
+    are_python = left.kind is right.kind is Kind.PYTHON
+    return _of_objects(operation, left, right) if are_python else unknown()
 
 
 def _element_wise(operation: ast.operator, sides: tuple[Value, Value]) -> Value:
@@ -252,9 +252,9 @@ def _element_wise(operation: ast.operator, sides: tuple[Value, Value]) -> Value:
     )
 
 
-def _wider(one: Value, other: Value) -> Rank | None:
+def _wider(first: Value, second: Value) -> Rank | None:
     """Return the rank of an element-wise operation; None where it is not known."""
-    ranks = [value.rank for value in (one, other) if value.tensor]
+    ranks = [value.rank for value in (first, second) if value.tensor]
     left, right = ranks[0], ranks[-1]
     if left is None or right is None:
         return None
@@ -295,7 +295,7 @@ def _in(left: Value, right: Value) -> bool | None:
 def _is(left: Value, right: Value) -> bool | None:
     if left.object is not NOTHING and right.object is not NOTHING:
         return left.object is right.object
-    for one, other in ((left, right), (right, left)):
-        if one.object is None and other.kind not in (Kind.PYTHON, Kind.UNKNOWN):
+    for first, second in ((left, right), (right, left)):
+        if first.object is None and second.kind not in (Kind.PYTHON, Kind.UNKNOWN):
             return False
     return None

@@ -15,7 +15,7 @@ from gate.records.export import LintLevel, Strategy
 
 
 class Hazard(NamedTuple):
-    """A finding, with what differs from its rule's level and texts."""
+    """A finding, with its deviations from the level and texts of its rule."""
 
     code: str
     level: LintLevel | None = None
@@ -25,12 +25,12 @@ class Hazard(NamedTuple):
 
 # --- indexing -------------------------------------------------------------------------------------
 
-WHOLE, UNIT, NEW, ELLIPSIS = "slice", "slice of length 1", "None", "..."
+SLICE, UNIT, NEW, ELLIPSIS = "slice", "slice of length 1", "None", "..."
 
 
 @dataclass(frozen=True)
 class IndexExpression:
-    """The parts of `x[a, b:c, None]`: each a value, or WHOLE, UNIT, NEW, ELLIPSIS."""
+    """The parts of `x[a, b:c, None]`: each a value, or SLICE, UNIT, NEW, ELLIPSIS."""
 
     parts: tuple[Value | str, ...]
 
@@ -47,8 +47,8 @@ class IndexExpression:
     @property
     def unit(self) -> bool:
         """True if the index adds or keeps an axis of size 1."""
-        made = any(isinstance(part, Value) and part.unit for part in self.parts)
-        return made or NEW in self.parts or UNIT in self.parts
+        has_unit = any(isinstance(part, Value) and part.unit for part in self.parts)
+        return has_unit or NEW in self.parts or UNIT in self.parts
 
     @property
     def is_adjacent(self) -> bool:
@@ -64,11 +64,11 @@ class IndexExpression:
                 continue
             rank = 1
             if _is_tensor(part):
-                own = _rank(part)
-                if own is None:
+                part_rank = _rank(part)
+                if part_rank is None:
                     return None
-                rank = own if _is_mask(part) else 1
-                ranks.append(1 if _is_mask(part) else own)
+                rank = part_rank if _is_mask(part) else 1
+                ranks.append(1 if _is_mask(part) else part_rank)
             elif part.kind not in (Kind.PYTHON, Kind.SIZE):
                 return None
             change -= rank
@@ -76,10 +76,10 @@ class IndexExpression:
 
     def select(self, indexed: Value) -> Value:
         """Return the result of `x[…]`."""
-        whole = all(part in (WHOLE, UNIT, ELLIPSIS) for part in self.parts if part != NEW)
+        keeps_axes = all(part in (SLICE, UNIT, ELLIPSIS) for part in self.parts if part != NEW)
         return tensor(
             self.rank_of(indexed),
-            unit=self.unit or (indexed.unit and whole),
+            unit=self.unit or (indexed.unit and keeps_axes),
             mask=indexed.mask,
             fixed=indexed.constant and all(value.constant for value in self.tensors),
             lowered=indexed.lowered or _is_negative(indexed),
@@ -87,7 +87,7 @@ class IndexExpression:
 
 
 def read_hazards(index: IndexExpression) -> Iterator[Hazard]:
-    """Yield what `x[…]` gets wrong: negative index tensors."""
+    """Yield the hazards of reading `x[…]`: negative index tensors."""
     gathers = index.gathers
     if any(_is_negative(value) for value in gathers):
         single = "a single index tensor may be negative; two would be read wrongly"
@@ -98,7 +98,7 @@ def read_hazards(index: IndexExpression) -> Iterator[Hazard]:
 
 
 def write_hazards(indexed: Value, index: IndexExpression, value: Value) -> Iterator[Hazard]:
-    """Yield what `x[…] = value` gets wrong."""
+    """Yield the hazards of `x[…] = value`."""
     gathers = index.gathers
     if NEW in index.parts:
         yield Hazard(
@@ -129,8 +129,8 @@ def _is_tensor(value: Value) -> bool:
 
 
 def _is_mask(value: Value) -> bool:
-    thing = value.object
-    return value.mask or (isinstance(thing, torch.Tensor) and thing.dtype is torch.bool)
+    elements = value.object
+    return value.mask or (isinstance(elements, torch.Tensor) and elements.dtype is torch.bool)
 
 
 def _rank(value: Value) -> int | None:
@@ -141,8 +141,8 @@ def _rank(value: Value) -> int | None:
 
 def _is_row(value: Value) -> bool:
     """True for an index of shape (1, ..., 1, n), which broadcasts as one of rank 1 does."""
-    thing = value.object
-    return isinstance(thing, torch.Tensor) and all(size == 1 for size in thing.shape[:-1])
+    elements = value.object
+    return isinstance(elements, torch.Tensor) and all(size == 1 for size in elements.shape[:-1])
 
 
 def _is_negative(value: Value) -> bool:
@@ -207,8 +207,8 @@ _LOG_ADD_EXP = Hazard(
 
 
 def is_read(module: nn.Module) -> bool:
-    """Return True for a module of torch's own that passes its settings to a function of the table
-    below: its forward is read."""
+    """Return True for a torch module whose forward passes settings to a function of the tables
+    below."""
     limited = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
     return limited or type(module) in _READ
 
@@ -229,14 +229,14 @@ class _Argument:
 
     def hazards(self, arguments: Arguments) -> Iterator[Hazard]:
         value = arguments.get(self.position, self.name)
-        thing = None if value is None else value.object
-        if self.is_wrong(thing):
-            message = self.message.format(thing) if "{" in self.message else self.message
+        obj = None if value is None else value.object
+        if self.is_wrong(obj):
+            message = self.message.format(obj) if "{" in self.message else self.message
             yield Hazard(self.code, message=message, rewrite=self.rewrite)
 
 
 def _number(is_wrong: Callable[[float], bool]) -> Callable[[Any], bool]:
-    return lambda thing: isinstance(thing, int | float) and is_wrong(thing)
+    return lambda value: isinstance(value, int | float) and is_wrong(value)
 
 
 _is_odd_power = _number(lambda power: power <= 0 or power % 2 != 0)
@@ -334,16 +334,16 @@ def _always(hazard: Hazard) -> Callable[[Arguments], Iterator[Hazard]]:
     return lambda _: iter((hazard,))
 
 
-_Look = Callable[[Arguments], Iterator[Hazard]]
+_FindHazards = Callable[[Arguments], Iterator[Hazard]]
 
-_EVERYWHERE: dict[str, _Look] = {
+_EVERYWHERE: dict[str, _FindHazards] = {
     "avg_pool2d": _POOL_DIVISOR.hazards,
     "avg_pool3d": _POOL_DIVISOR.hazards,
     "log_sigmoid": _always(_LOG_SIGMOID),
     "logsigmoid": _always(_LOG_SIGMOID),
 }
 
-_TORCHSCRIPT: dict[str, _Look] = {
+_TORCHSCRIPT: dict[str, _FindHazards] = {
     "softplus": _SOFTPLUS.hazards,
     "cdist": _DISTANCE_POWER.hazards,
     "pairwise_distance": _pairwise_distance,
@@ -355,7 +355,7 @@ _TORCHSCRIPT: dict[str, _Look] = {
     **dict.fromkeys(("index_add", "index_add_"), _index_add),
 }
 
-_DYNAMO: dict[str, _Look] = {
+_DYNAMO: dict[str, _FindHazards] = {
     "batch_norm": _batch_norm,
     **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), _SCATTER_MEAN.hazards),
     "mean": _mean,
@@ -364,11 +364,11 @@ _DYNAMO: dict[str, _Look] = {
 
 
 def call_hazards(name: str, arguments: Arguments, strategy: Strategy) -> Iterator[Hazard]:
-    """Yield what a call of torch's function, or of the tensor's method, of this name gets wrong."""
-    own = _DYNAMO if strategy == "dynamo" else _TORCHSCRIPT
-    look = _EVERYWHERE.get(name) or own.get(name)
-    if look is not None and not arguments.spread:
-        yield from look(arguments)
+    """Yield the hazards of a call of the torch function or tensor method of this name."""
+    by_strategy = _DYNAMO if strategy == "dynamo" else _TORCHSCRIPT
+    find = _EVERYWHERE.get(name) or by_strategy.get(name)
+    if find is not None and not arguments.spread:
+        yield from find(arguments)
 
 
 _DROPOUTS = (
@@ -385,7 +385,7 @@ _OFF_BY_DEFAULT = (functional.alpha_dropout, functional.feature_alpha_dropout)
 
 
 def dropout_hazards(callee: Any, arguments: Arguments) -> Iterator[Hazard]:
-    """Yield what is wrong with a call of functional dropout: it drops in eval mode too."""
+    """Yield the hazards of a call of functional dropout, which drops in eval mode too."""
     if callee not in _DROPOUTS or arguments.spread:
         return
     training = arguments.get(2, "train" if callee is torch.dropout else "training")

@@ -1,4 +1,4 @@
-"""Abstract values: what is known of a tensor, a shape or a Python object before the model runs."""
+"""Abstract values of tensors, shapes and Python objects, as far as the source determines them."""
 
 from __future__ import annotations
 
@@ -165,17 +165,17 @@ def unknown() -> Value:
     return Value(Kind.UNKNOWN)
 
 
-def from_object(thing: Any) -> Value:
+def from_object(obj: Any) -> Value:
     """Return the value of an attribute, a global, a default."""
-    if isinstance(thing, torch.Tensor):
-        if is_lazy(thing):
-            return Value(Kind.TENSOR, object=thing)
-        return Value(Kind.TENSOR, object=thing, rank=Rank(0, thing.dim()), unit=1 in thing.shape)
-    if isinstance(thing, torch.Size):
-        return Value(Kind.PYTHON, object=tuple(thing))
-    if isinstance(thing, list | tuple) and thing and all(map(torch.is_tensor, thing)):
-        return Value(Kind.TENSORS, object=thing)
-    return Value(Kind.PYTHON, object=thing)
+    if isinstance(obj, torch.Tensor):
+        if is_lazy(obj):
+            return Value(Kind.TENSOR, object=obj)
+        return Value(Kind.TENSOR, object=obj, rank=Rank(0, obj.dim()), unit=1 in obj.shape)
+    if isinstance(obj, torch.Size):
+        return Value(Kind.PYTHON, object=tuple(obj))
+    if isinstance(obj, list | tuple) and obj and all(map(torch.is_tensor, obj)):
+        return Value(Kind.TENSORS, object=obj)
+    return Value(Kind.PYTHON, object=obj)
 
 
 def common_axis(sizes: Iterable[Value]) -> int | None:
@@ -186,39 +186,39 @@ def common_axis(sizes: Iterable[Value]) -> int | None:
     return axes.pop() if len(axes) == 1 else None
 
 
-def ranks_differ(one: Value, other: Value) -> bool:
+def ranks_differ(left: Value, right: Value) -> bool:
     """True for two tensors that are known to have different numbers of axes."""
-    if one.rank is None or other.rank is None:
+    if left.rank is None or right.rank is None:
         return False
-    return one.rank.base == other.rank.base and one.rank != other.rank
+    return left.rank.base == right.rank.base and left.rank != right.rank
 
 
 def join(values: Iterable[Value]) -> Value:
-    """Return what holds for all values: after two branches, after a loop."""
-    first, *others = values
-    for other in others:
-        first = _join(first, other)
+    """Return the properties that all values share, for example after two branches or a loop."""
+    first, *rest = values
+    for value in rest:
+        first = _join(first, value)
     return first
 
 
-def _join(one: Value, other: Value) -> Value:
-    if one is other:
-        return one
-    kinds = {one.kind, other.kind}
+def _join(left: Value, right: Value) -> Value:
+    if left is right:
+        return left
+    kinds = {left.kind, right.kind}
     if kinds == {Kind.TENSOR}:
         return tensor(
-            one.rank if one.rank == other.rank else None,
-            unit=one.unit and other.unit,
-            mask=one.mask and other.mask,
-            lowered=one.lowered or other.lowered,
-            fixed=one.constant and other.constant,
+            left.rank if left.rank == right.rank else None,
+            unit=left.unit and right.unit,
+            mask=left.mask and right.mask,
+            lowered=left.lowered or right.lowered,
+            fixed=left.constant and right.constant,
         )
     if kinds == {Kind.PYTHON}:
-        same = one.object is other.object and one.object is not NOTHING
-        return one if same else Value(Kind.PYTHON, read=one.read or other.read)
+        same = left.object is right.object and left.object is not NOTHING
+        return left if same else Value(Kind.PYTHON, read=left.read or right.read)
     if len(kinds) == 1:
-        return Value(one.kind, axis=one.axis if one.axis == other.axis else None)
-    plain, rest = (one, other) if one.kind is Kind.PYTHON else (other, one)
+        return Value(left.kind, axis=left.axis if left.axis == right.axis else None)
+    plain, rest = (left, right) if left.kind is Kind.PYTHON else (right, left)
     number = plain.object is None or isinstance(plain.object, int | float)
     if plain.kind is Kind.PYTHON and number:
         # `mask = None` or `total = 0` before it becomes a tensor.
@@ -227,7 +227,7 @@ def _join(one: Value, other: Value) -> Value:
 
 
 def item(value: Value, position: int | None) -> Value:
-    """Return what unpacking, or `[position]`, takes from a value; None: any of its items."""
+    """Return the item at a position, as `[position]` or unpacking does; None: any item."""
     if value.kind is Kind.SHAPE:
         return _size(value, position)
     if position is not None and position in value.items:
@@ -335,8 +335,8 @@ def bind(
 ) -> dict[str, Value]:
     """Return the values of a function's parameters by name: as passed, else the defaults.
 
-    arguments: None where no call of the function was read: the annotations and defaults tell, and
-    the first parameter is `owner`.
+    arguments: None if no call of the function was read; then annotations and defaults determine the
+    values, and the first parameter is `owner`.
     """
     defaults, hints = _defaults(function), type_hints(function)
     positional = parameters(definition)
@@ -348,8 +348,8 @@ def bind(
             first = owner if position == 0 else None
             names[parameter.arg] = first or _declared(promised, default)
             continue
-        place = position if position < len(positional) else None
-        passed = arguments.get(place, parameter.arg)
+        index = position if position < len(positional) else None
+        passed = arguments.get(index, parameter.arg)
         if passed is None and (arguments.spread or default is NOTHING):
             passed = promised or unknown()
         names[parameter.arg] = passed or from_object(default)
@@ -365,16 +365,16 @@ def bind(
 
 def type_hints(function: FunctionType | None) -> dict[str, Any]:
     """Return the types that a function's annotations name, those in quotes too."""
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for name, written in getattr(function, "__annotations__", {}).items():
         holder = types.SimpleNamespace(__annotations__={name: written})
         try:
-            found |= typing.get_type_hints(holder, getattr(function, "__globals__", {}))
+            hints |= typing.get_type_hints(holder, getattr(function, "__globals__", {}))
         except SyntaxError:
             continue
         except Exception:  # mostly a name that is imported for type checkers alone
-            found[name] = torch.Tensor if str(written).endswith("Tensor") else object
-    return found
+            hints[name] = torch.Tensor if str(written).endswith("Tensor") else object
+    return hints
 
 
 _KINDS: tuple[tuple[Any, Kind], ...] = (
@@ -387,7 +387,7 @@ _KINDS: tuple[tuple[Any, Kind], ...] = (
 
 
 def annotated(hint: Any) -> Value | None:
-    """Return the value that an annotation promises; None if it states nothing usable."""
+    """Return the value that an annotation describes; None if it is not usable."""
     origin, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
     if hint is type(None) or origin is typing.Literal:
         return from_object(None) if hint is type(None) else python()
