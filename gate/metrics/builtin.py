@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,22 +80,22 @@ def _class_labels(
     neither in `classes` nor `ignore`. Both sides would miss them, and no drop would be visible."""
     array = _labels(labels, like)
     if array.dtype.kind in "biuf":
-        whole = np.isfinite(array) & (array == np.floor(array))
+        valid = np.isfinite(array) & (array == np.floor(array))
     else:  # texts, or numbers mixed with None
         numbers = [isinstance(label, int) for label in array.ravel().tolist()]
-        whole = np.array(numbers, dtype=bool).reshape(array.shape)
-    if not whole.all():
+        valid = np.array(numbers, dtype=bool).reshape(array.shape)
+    if not valid.all():
         raise DataError(
-            f"a label is {array[~whole].tolist()[0]!r}, expected the index of a class as an integer"
+            f"a label is {array[~valid].tolist()[0]!r}, expected the index of a class as an integer"
         )
-    found = array.astype(np.int64)
+    indices = array.astype(np.int64)
     if classes is not None:
-        beyond = (found < 0) | (found >= classes)
+        beyond = (indices < 0) | (indices >= classes)
         if ignore is not None:
-            beyond &= found != ignore
+            beyond &= indices != ignore
         if beyond.any():
-            raise DataError(f"a label is {found[beyond][0]}, expected 0 to {classes - 1}")
-    return found
+            raise DataError(f"a label is {indices[beyond][0]}, expected 0 to {classes - 1}")
+    return indices
 
 
 def _number_of_classes(outputs: Any, axis: int = 1) -> int | None:
@@ -116,15 +117,15 @@ def _accuracy(k: int = 1) -> Metric:
 
     def hits(outputs: Any, labels: Any) -> Any:
         if k == 1:
-            found = _classes(outputs)
-            return found == _class_labels(labels, found.shape, _number_of_classes(outputs))
+            predicted = _classes(outputs)
+            return predicted == _class_labels(labels, predicted.shape, _number_of_classes(outputs))
         array = _scores(outputs)
         if array.ndim != 2 or array.shape[1] < k:
             raise DataError(f"outputs have shape {array.shape}: no top-{k} of these labels")
         target = _class_labels(labels, (len(array),), array.shape[1])
         # Ties count against the label, so that equal scores prove nothing.
-        own = array[np.arange(len(array)), target][:, None]
-        return (array >= own).sum(axis=1) <= k
+        label_scores = array[np.arange(len(array)), target][:, None]
+        return (array >= label_scores).sum(axis=1) <= k
 
     return PerSample(hits)
 
@@ -141,15 +142,12 @@ def _exact_match() -> Metric:
     return PerSample(hits)
 
 
-def _error(power: int) -> Callable[[], Metric]:
-    def make() -> Metric:
-        def errors(outputs: Any, labels: Any) -> Any:
-            array, target = _numbers(outputs, labels)
-            return (np.abs(array - target) ** power).mean(axis=1)
+def _error(power: int) -> Metric:
+    def errors(outputs: Any, labels: Any) -> Any:
+        array, target = _numbers(outputs, labels)
+        return (np.abs(array - target) ** power).mean(axis=1)
 
-        return PerSample(errors)
-
-    return make
+    return PerSample(errors)
 
 
 def _psnr(data_range: float = 1.0) -> Metric:
@@ -196,15 +194,15 @@ class _F1(Metric):
         array = _scores(outputs)
         ranges = np.zeros((len(array), 2))
         if array.dtype.kind == "f" and (array.ndim == 1 or array.shape[1:] == (1,)):
-            found = (array.reshape(-1) > (self._threshold or 0.0)).astype(np.int64)
+            predicted = (array.reshape(-1) > (self._threshold or 0.0)).astype(np.int64)
             ranges = _ranges(array)
             classes: int | None = 2
         else:
-            found, classes = _classes(array), _number_of_classes(array)
-        target = _class_labels(labels, found.shape, classes)
-        if found.ndim != 1:
+            predicted, classes = _classes(array), _number_of_classes(array)
+        target = _class_labels(labels, predicted.shape, classes)
+        if predicted.ndim != 1:
             raise DataError(f"outputs have shape {array.shape}, expected one class per sample")
-        return State(np.column_stack([found, target, ranges]).astype(np.float64))
+        return State(np.column_stack([predicted, target, ranges]).astype(np.float64))
 
     def check_reference(self, state: State) -> None:
         """Raise DataError for probabilities without a threshold, which would all be positive."""
@@ -213,17 +211,17 @@ class _F1(Metric):
 
     def statistic(self, state: State) -> Statistic:
         """Return the metric as a function of block weights, from counts by block and class."""
-        found, target = state.rows[:, :2].astype(np.int64).T
+        predicted, target = state.rows[:, :2].astype(np.int64).T
         blocks = intervals.block_of(state.samples)
-        size, count = int(max(found.max(), target.max())) + 1, int(blocks.max()) + 1
+        size, count = int(max(predicted.max(), target.max())) + 1, int(blocks.max()) + 1
 
-        def counts(which: NDArray[np.bool_], classes: NDArray[np.int64]) -> Array:
-            places = blocks[which] * size + classes[which]
-            return np.bincount(places, minlength=count * size).reshape(count, size).astype(float)
+        def counts(mask: NDArray[np.bool_], classes: NDArray[np.int64]) -> Array:
+            cells = blocks[mask] * size + classes[mask]
+            return np.bincount(cells, minlength=count * size).reshape(count, size).astype(float)
 
-        everywhere = np.ones(len(found), dtype=bool)
-        hits = counts(found == target, target)
-        twice = counts(everywhere, found) + counts(everywhere, target)
+        everywhere = np.ones(len(predicted), dtype=bool)
+        hits = counts(predicted == target, target)
+        twice = counts(everywhere, predicted) + counts(everywhere, target)
 
         def value(weights: Array) -> Array:
             hit, total = 2.0 * (weights @ hits), weights @ twice
@@ -307,19 +305,19 @@ class _Auroc(Metric):
         blocks = intervals.block_of(state.samples)
         count = int(blocks.max()) + 1
         order = np.argsort(scores[positive])  # searching sorted keys is faster
-        high, home = scores[positive][order], blocks[positive][order]
+        highs, high_blocks = scores[positive][order], blocks[positive][order]
         order = np.lexsort([scores[~positive], blocks[~positive]])
         ends = np.cumsum(np.bincount(blocks[~positive], minlength=count))
         won = np.zeros((count, count))
-        for block, low in enumerate(np.split(scores[~positive][order], ends[:-1])):
-            if len(low) and len(high):
-                below = low.searchsorted(high) + low.searchsorted(high, side="right")
-                won[:, block] = np.bincount(home, weights=below / 2.0, minlength=count)
-        ups = np.bincount(home, minlength=count).astype(float)
-        downs = np.bincount(blocks[~positive], minlength=count).astype(float)
+        for block, lows in enumerate(np.split(scores[~positive][order], ends[:-1])):
+            if len(lows) and len(highs):
+                below = lows.searchsorted(highs) + lows.searchsorted(highs, side="right")
+                won[:, block] = np.bincount(high_blocks, weights=below / 2.0, minlength=count)
+        positives = np.bincount(high_blocks, minlength=count).astype(float)
+        negatives = np.bincount(blocks[~positive], minlength=count).astype(float)
 
         def value(weights: Array) -> Array:
-            pairs = (weights @ ups) * (weights @ downs)
+            pairs = (weights @ positives) * (weights @ negatives)
             won_by = ((weights @ won) * weights).sum(axis=1)
             # A resample with a single class has no curve: the value is that of chance.
             share: Array = np.divide(won_by, pairs, out=np.full(len(weights), 0.5), where=pairs > 0)
@@ -353,22 +351,25 @@ class _Iou(OfSums):
         count, ranges = None, np.zeros((len(array), 2))
         if scored:
             count = array.shape[1]
-            found, classes = array.argmax(axis=1), range(count)
+            predicted, classes = array.argmax(axis=1), range(count)
         else:
             floats = array.dtype.kind == "f"
             mask = array > (self._threshold or 0.0) if floats else array == positive
             ranges = _ranges(array) if floats else ranges
             mask = mask[:, 0] if mask.ndim >= 3 and mask.shape[1] == 1 else mask
-            found, classes = np.where(mask, positive, positive - 1), range(positive, positive + 1)
-        target = _class_labels(labels, found.shape, count, ignore=self._ignore)
+            predicted, classes = (
+                np.where(mask, positive, positive - 1),
+                range(positive, positive + 1),
+            )
+        target = _class_labels(labels, predicted.shape, count, ignore=self._ignore)
         valid = np.ones(target.shape, dtype=bool)
         valid = valid if self._ignore is None else target != self._ignore
-        axes = tuple(range(1, found.ndim))
+        axes = tuple(range(1, predicted.ndim))
         columns, labeled = [], np.zeros(len(array))
-        for one in classes:
-            ours, theirs = (found == one) & valid, (target == one) & valid
-            columns += [(ours & theirs).sum(axis=axes), (ours | theirs).sum(axis=axes)]
-            labeled = labeled + theirs.sum(axis=axes)
+        for label in classes:
+            a, b = (predicted == label) & valid, (target == label) & valid
+            columns += [(a & b).sum(axis=axes), (a | b).sum(axis=axes)]
+            labeled = labeled + b.sum(axis=axes)
         return np.stack([*columns, labeled, *ranges.T], axis=1)
 
     def _value(self, sums: Array) -> Array:
@@ -403,9 +404,11 @@ def _perplexity(ignore: int = -100) -> Metric:
         valid = target != ignore
         top = logits.max(axis=2, keepdims=True)
         norm = top[..., 0] + np.log(np.exp(logits - top).sum(axis=2))
-        places = np.where(valid, target, 0)
-        own = np.take_along_axis(logits, places[..., None], axis=2)[..., 0]
-        return np.stack([np.where(valid, norm - own, 0.0).sum(axis=1), valid.sum(axis=1)], axis=1)
+        indices = np.where(valid, target, 0)
+        picked = np.take_along_axis(logits, indices[..., None], axis=2)[..., 0]
+        return np.stack(
+            [np.where(valid, norm - picked, 0.0).sum(axis=1), valid.sum(axis=1)], axis=1
+        )
 
     def value(sums: Array) -> Array:
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -466,7 +469,7 @@ class _Wer(OfSums):
         if len(wrong):
             count = len(self._vocabulary)
             raise DataError(f"a token id is {wrong[0]}, the vocabulary has {count} entries")
-        return "".join(self._vocabulary[place] for place in ids)
+        return "".join(self._vocabulary[token] for token in ids)
 
     def _label_text(self, label: Any) -> str:
         """Return a label as a text. Raises DataError unless it is a text or a list of token ids."""
@@ -492,40 +495,6 @@ def _without_blanks(ids: NDArray[np.int64], blank: int | None) -> NDArray[np.int
 # [1, class, 0 ...] for an object.
 
 
-def _map(
-    boxes: str = "boxes",
-    scores: str = "scores",
-    classes: str = "classes",
-    thresholds: Sequence[float] = _COCO_THRESHOLDS,
-) -> Metric:
-    """COCO's mean average precision over classes and IoU thresholds.
-
-    Outputs by name: boxes (samples, n, 4) as x1, y1, x2, y2, scores and classes (samples, n).
-    Detections with a score of 0 or less are ignored. A label is {"boxes": [...], "classes": [...]}.
-    """
-    levels = np.asarray(thresholds, dtype=np.float64)
-    if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels <= 1)).all():
-        raise ValueError(f"thresholds are {thresholds!r}, expected numbers above 0 up to 1")
-
-    def update(outputs: Any, labels: Any) -> State:
-        lacking = [name for name in (boxes, scores, classes) if name not in outputs]
-        if lacking:
-            raise DataError(
-                f"there is no output {lacking[0]!r} among {', '.join(map(repr, outputs))}; name "
-                "them in options: boxes, scores, classes"
-            )
-        if labels is None:
-            raise DataError("there are no labels. Pass --labels FILE.jsonl")
-        found = [_scores(outputs[name]) for name in (boxes, scores, classes)]
-        per_image = [
-            _matched(found[0][place], found[1][place], found[2][place], label, levels)
-            for place, label in enumerate(labels)
-        ]
-        return State(np.concatenate(per_image), np.array([len(rows) for rows in per_image]))
-
-    return _MeanPrecision(update)
-
-
 def _matched(boxes: Array, scores: Array, classes: Array, label: Any, levels: Array) -> Array:
     """Return the rows of one image: its detections, matched greedily by score, and its objects."""
     if not isinstance(label, Mapping) or not {"boxes", "classes"} <= label.keys():
@@ -547,24 +516,24 @@ def _matched(boxes: Array, scores: Array, classes: Array, label: Any, levels: Ar
     rows[len(kept) :, 0], rows[len(kept) :, 1] = 1.0, kinds
     overlap = _overlaps(boxes, objects)
     overlap[classes[:, None] != kinds[None, :]] = -1.0
-    for place, level in enumerate(levels):
+    for column, level in enumerate(levels):
         free = np.ones(len(objects), dtype=bool)
-        for one in range(len(kept)):
-            values = np.where(free, overlap[one], -1.0)
+        for detection in range(len(kept)):
+            values = np.where(free, overlap[detection], -1.0)
             best = int(values.argmax()) if len(values) else -1
             if best >= 0 and values[best] >= min(level, 1 - 1e-10):
                 free[best] = False
-                rows[one, 3 + place] = 1.0
+                rows[detection, 3 + column] = 1.0
     return rows
 
 
-def _overlaps(one: Array, other: Array) -> Array:
+def _overlaps(boxes: Array, objects: Array) -> Array:
     """Return intersection over union, shape (boxes, objects)."""
-    low = np.maximum(one[:, None, :2], other[None, :, :2])
-    high = np.minimum(one[:, None, 2:], other[None, :, 2:])
+    low = np.maximum(boxes[:, None, :2], objects[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], objects[None, :, 2:])
     inter = np.prod(np.clip(high - low, 0.0, None), axis=2)
     areas = [
-        np.prod(np.clip(each[:, 2:] - each[:, :2], 0.0, None), axis=1) for each in (one, other)
+        np.prod(np.clip(each[:, 2:] - each[:, :2], 0.0, None), axis=1) for each in (boxes, objects)
     ]
     union = areas[0][:, None] + areas[1][None, :] - inter
     share: Array = np.divide(inter, union, out=np.zeros_like(inter), where=union > 0)
@@ -572,17 +541,44 @@ def _overlaps(one: Array, other: Array) -> Array:
 
 
 class _MeanPrecision(Metric):
-    """Mean average precision of stored matches, sorted once and weighted for each resample."""
+    """COCO's mean average precision over classes and IoU thresholds.
+
+    Outputs by name: boxes (samples, n, 4) as x1, y1, x2, y2, scores and classes (samples, n).
+    Detections with a score of 0 or less are ignored. A label is {"boxes": [...], "classes": [...]}.
+    Matches are sorted once and weighted for each resample.
+    """
 
     resamples = 999
     ranks = True
 
-    def __init__(self, update: Callable[..., State]) -> None:
-        self._update = update
+    def __init__(
+        self,
+        boxes: str = "boxes",
+        scores: str = "scores",
+        classes: str = "classes",
+        thresholds: Sequence[float] = _COCO_THRESHOLDS,
+    ) -> None:
+        self._names = (boxes, scores, classes)
+        self._levels = levels = np.asarray(thresholds, dtype=np.float64)
+        if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels <= 1)).all():
+            raise ValueError(f"thresholds are {thresholds!r}, expected numbers above 0 up to 1")
 
     def update(self, outputs: Any, labels: Any) -> State:
         """Return detections and objects of each image."""
-        return self._update(outputs, labels)
+        lacking = [name for name in self._names if name not in outputs]
+        if lacking:
+            raise DataError(
+                f"there is no output {lacking[0]!r} among {', '.join(map(repr, outputs))}; name "
+                "them in options: boxes, scores, classes"
+            )
+        if labels is None:
+            raise DataError("there are no labels. Pass --labels FILE.jsonl")
+        boxes, scores, classes = (_scores(outputs[name]) for name in self._names)
+        per_image = [
+            _matched(boxes[image], scores[image], classes[image], label, self._levels)
+            for image, label in enumerate(labels)
+        ]
+        return State(np.concatenate(per_image), np.array([len(rows) for rows in per_image]))
 
     def check_reference(self, state: State) -> None:
         """Raise DataError if no detection matches an object: the value can't drop."""
@@ -596,16 +592,16 @@ class _MeanPrecision(Metric):
         """Return the metric as a function of block weights, which apply to the images."""
         assert state.lengths is not None
         image = np.repeat(np.arange(state.samples), state.lengths)
-        home = intervals.block_of(state.samples)[image]
+        blocks = intervals.block_of(state.samples)[image]
         objects = state.rows[:, 0] == 1.0
         kinds = np.unique(state.rows[objects, 1])
         sorted_: list[tuple[NDArray[np.int64], Array, NDArray[np.int64]]] = []
         for kind in kinds:
-            own = state.rows[:, 1] == kind
-            places = np.flatnonzero(own & ~objects)
-            places = places[np.argsort(-state.rows[places, 2], kind="stable")]
-            found = state.rows[places, 3:], home[places]
-            sorted_.append((home[own & objects], *found))
+            in_class = state.rows[:, 1] == kind
+            detections = np.flatnonzero(in_class & ~objects)
+            detections = detections[np.argsort(-state.rows[detections, 2], kind="stable")]
+            matches = state.rows[detections, 3:]
+            sorted_.append((blocks[in_class & objects], matches, blocks[detections]))
 
         def value(weights: Array) -> Array:
             if not len(kinds):
@@ -618,23 +614,23 @@ class _MeanPrecision(Metric):
 def _mean_precision(
     weights: Array, classes: Sequence[tuple[NDArray[np.int64], Array, NDArray[np.int64]]]
 ) -> float:
-    found = []
-    for objects, matched, home in classes:
-        wanted = weights[objects].sum()
-        if wanted == 0:  # a resample without this class
+    precisions = []
+    for objects, matched, blocks in classes:
+        objects_weight = weights[objects].sum()
+        if objects_weight == 0:  # a resample without this class
             continue
-        own = weights[home][:, None]
-        hits, counted = np.cumsum(own * matched, axis=0), np.cumsum(own, axis=0)
-        recall = hits / wanted
+        shares = weights[blocks][:, None]
+        hits, counted = np.cumsum(shares * matched, axis=0), np.cumsum(shares, axis=0)
+        recall = hits / objects_weight
         precision = np.divide(hits, counted, out=np.zeros_like(hits), where=counted > 0)
         precision = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
         for level in range(matched.shape[1]):
-            places = np.searchsorted(recall[:, level], _RECALLS - 1e-12)
-            inside = places < len(recall)
+            ranks = np.searchsorted(recall[:, level], _RECALLS - 1e-12)
+            inside = ranks < len(recall)
             values = np.zeros(len(_RECALLS))
-            values[inside] = precision[places[inside], level]
-            found.append(values.mean())
-    return float(np.mean(found)) if found else 0.0
+            values[inside] = precision[ranks[inside], level]
+            precisions.append(values.mean())
+    return float(np.mean(precisions)) if precisions else 0.0
 
 
 _MAKERS: dict[str, Callable[..., Metric]] = {
@@ -644,9 +640,9 @@ _MAKERS: dict[str, Callable[..., Metric]] = {
     "exact_match": _exact_match,
     "f1": _F1,
     "iou": _Iou,
-    "mae": _error(1),
-    "map": _map,
-    "mse": _error(2),
+    "mae": partial(_error, 1),
+    "map": _MeanPrecision,
+    "mse": partial(_error, 2),
     "perplexity": _perplexity,
     "psnr": _psnr,
     "wer": _Wer,

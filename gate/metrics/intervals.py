@@ -22,7 +22,7 @@ Statistic = Callable[[Array], Array]
 SEED = 51
 
 MOST_BLOCKS = 500
-"""Samples are resampled in blocks where there are more: the jackknife of n samples takes n^2 steps.
+"""More samples are resampled in blocks, because the jackknife of n samples takes n^2 steps.
 Blocks of s samples have 1/s of the variance and 1/sqrt(s) of the skewness, so that the variance and
 the acceleration of BCa stay those of single samples."""
 
@@ -36,7 +36,7 @@ FEW_CHANGES = 10
 changes that occurred, and those may all be improvements."""
 
 _MOST_EXPANDED = 10.0
-"""By how much an expanded alpha may be smaller: of a handful of samples t tails have no end."""
+"""Largest factor by which alpha is reduced: the t tails of a few samples are very long."""
 
 _SUM_ROUNDING = 1e-12
 """Share of the largest value below which a difference is rounding of a sum."""
@@ -107,7 +107,7 @@ def rare_change_bounds(
     """Return upper bounds where no sample or few changed, or all changed by the same `drop`.
 
     At most a share of 1 - (1 - level)^(1 / samples), about 3 / samples at 95 %, changes
-    otherwise, by `scale` at most.
+    differently, by `scale` at most.
     """
     room = max(scale - drop, 0.0)
     upper = (drop + room * -math.expm1(math.log1p(-level) / samples) for level in levels)
@@ -123,12 +123,12 @@ class Distribution(NamedTuple):
     jackknife: Array
     """Without each block, shape (blocks,)."""
 
-    def minus(self, other: Distribution, *, sign: float) -> Distribution:
+    def minus(self, subtrahend: Distribution, *, sign: float) -> Distribution:
         """Return the distribution of `sign` times the difference on the same resamples."""
         return Distribution(
-            sign * (self.observed - other.observed),
-            sign * (self.drawn - other.drawn),
-            sign * (self.jackknife - other.jackknife),
+            sign * (self.observed - subtrahend.observed),
+            sign * (self.drawn - subtrahend.drawn),
+            sign * (self.jackknife - subtrahend.jackknife),
         )
 
 
@@ -142,7 +142,7 @@ def resample(statistic: Statistic, blocks: int, *, resamples: int = RESAMPLES) -
 
 
 def bca_limits(
-    found: Distribution, levels: Sequence[float], *, rounding: float = 0.0
+    values: Distribution, levels: Sequence[float], *, rounding: float = 0.0
 ) -> tuple[Array, Array] | None:
     """Return one-sided lower and upper limits by the BCa bootstrap, shape (levels,) each.
 
@@ -152,16 +152,16 @@ def bca_limits(
     `rounding` divided by their number, so there is no interval. NaN where the statistic has no
     finite value on one of them.
     """
-    observed, drawn, jackknife = found.observed, np.sort(found.drawn), found.jackknife
+    observed, drawn, jackknife = values.observed, np.sort(values.drawn), values.jackknife
     resamples = len(drawn)
     if not (np.isfinite(drawn).all() and np.isfinite(jackknife).all() and math.isfinite(observed)):
         return np.full(len(levels), np.nan), np.full(len(levels), np.nan)
-    apart = jackknife.mean() - jackknife
+    influence = jackknife.mean() - jackknife
     tiny = _SUM_ROUNDING * max(abs(observed), float(np.abs(drawn).max()))
-    effect = len(apart) * float(np.abs(apart).max())
+    effect = len(influence) * float(np.abs(influence).max())
     if drawn[-1] - drawn[0] <= tiny or effect <= max(rounding, tiny):
         return None
-    acceleration = float((apart**3).sum()) / (6.0 * float((apart**2).sum()) ** 1.5)
+    acceleration = float((influence**3).sum()) / (6.0 * float((influence**2).sum()) ** 1.5)
     below = np.searchsorted(drawn, observed) + np.searchsorted(drawn, observed, side="right")
     bias = float(ndtri(np.clip(below / 2.0 / resamples, 0.5 / resamples, 1 - 0.5 / resamples)))
 
@@ -203,8 +203,8 @@ def _weights(blocks: int, resamples: int) -> Array:
     """Return how often each block is drawn: shape (resamples, blocks)."""
     rng = np.random.default_rng([SEED, blocks, resamples])
     drawn = rng.integers(blocks, size=(resamples, blocks))
-    places = drawn + blocks * np.arange(resamples)[:, None]
-    counts = np.bincount(places.ravel(), minlength=resamples * blocks)
+    cells = drawn + blocks * np.arange(resamples)[:, None]
+    counts = np.bincount(cells.ravel(), minlength=resamples * blocks)
     return counts.reshape(resamples, blocks).astype(np.float64)
 
 
@@ -225,7 +225,7 @@ def block_sums(values: Array) -> Array:
 
 
 def unpaired_bounds(
-    one: tuple[float, float], other: tuple[float, float], levels: Sequence[float]
+    minuend: tuple[float, float], subtrahend: tuple[float, float], levels: Sequence[float]
 ) -> DropBounds:
     """Return upper bounds of `one` - `other`, measured on different samples.
 
@@ -233,7 +233,7 @@ def unpaired_bounds(
     The limits are combined by squaring and adding (MOVER), and widened for higher levels as those
     of a normal distribution.
     """
-    drop = one[0] - other[0]
-    width = math.hypot(one[1] - one[0], other[0] - other[1])
+    drop = minuend[0] - subtrahend[0]
+    width = math.hypot(minuend[1] - minuend[0], subtrahend[0] - subtrahend[1])
     first = float(ndtri(levels[0]))
     return DropBounds("unpaired", tuple(drop + width * float(ndtri(v)) / first for v in levels))

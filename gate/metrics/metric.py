@@ -54,12 +54,12 @@ class State(NamedTuple):
         if self.lengths is None or other.lengths is None:
             return np.asarray((np.abs(self.rows - other.rows) > allowed).any(axis=1))
         changed = self.lengths != other.lengths
-        starts, others = (np.cumsum(n) - n for n in (self.lengths, other.lengths))
-        for place in np.flatnonzero(~changed):
-            start, size = starts[place], self.lengths[place]
-            one = self.rows[start : start + size]
-            two = other.rows[others[place] : others[place] + size]
-            changed[place] = bool((np.abs(one - two) > allowed[start : start + size]).any())
+        starts, other_starts = (np.cumsum(n) - n for n in (self.lengths, other.lengths))
+        for i in np.flatnonzero(~changed):
+            start, size = starts[i], self.lengths[i]
+            rows = self.rows[start : start + size]
+            other_rows = other.rows[other_starts[i] : other_starts[i] + size]
+            changed[i] = bool((np.abs(rows - other_rows) > allowed[start : start + size]).any())
         return np.asarray(changed)
 
     @classmethod
@@ -95,10 +95,10 @@ class Metric(Protocol):
         labels have the wrong kind, so that no drop would be visible."""
         del state  # the default accepts any states
 
-    def differing(self, one: State, other: State, *, rounding: float = 0.0) -> NDArray[np.bool_]:
+    def differing(self, left: State, right: State, *, rounding: float = 0.0) -> NDArray[np.bool_]:
         """Return a mask of samples with different states (`State.differs`), shape (samples,)."""
-        first, second = (State(s.rows[:, self.columns], s.lengths) for s in (one, other))
-        return first.differs(second, rounding=rounding)
+        a, b = (State(s.rows[:, self.columns], s.lengths) for s in (left, right))
+        return a.differs(b, rounding=rounding)
 
 
 class PerSample(Metric):
@@ -229,14 +229,14 @@ def _imported(function: str) -> Any:
 def described(error: BaseException) -> str:
     """Return the text of an exception of the user's code, with the line that raised it."""
     text = f"{type(error).__name__}: {error}".rstrip(": ")
-    own = [
+    frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<") and "/gate/metrics/metric.py" not in frame.filename
     ]
-    if not own:
+    if not frames:
         return text
-    frame = own[-1]
+    frame = frames[-1]
     return f"{text} ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
 
 
@@ -251,18 +251,18 @@ def _of_torchmetric(metric: Any, *, dataset: bool, total: bool) -> Metric:
     import torch
 
     def each(outputs: Any, labels: Any) -> Any:
-        for place in range(count_of(outputs)):
+        for sample in range(count_of(outputs)):
             metric.reset()
             metric.update(
-                torch.as_tensor(np.asarray(outputs[place : place + 1])),
-                torch.as_tensor(np.asarray(labels[place : place + 1])),
+                torch.as_tensor(np.asarray(outputs[sample : sample + 1])),
+                torch.as_tensor(np.asarray(labels[sample : sample + 1])),
             )
             yield metric
 
     if not dataset:
 
         def values(outputs: Any, labels: Any) -> Any:
-            return [float(one.compute()) for one in each(outputs, labels)]
+            return [float(updated.compute()) for updated in each(outputs, labels)]
 
         return PerSample(values, total=total)
     names = [
@@ -270,20 +270,20 @@ def _of_torchmetric(metric: Any, *, dataset: bool, total: bool) -> Metric:
         for name, reduce in metric._reductions.items()
         if getattr(reduce, "__name__", "") in ("sum", "dim_zero_sum")
     ]
-    other = [name for name in metric._reductions if name not in names]
-    if other:
+    unsupported = [name for name in metric._reductions if name not in names]
+    if unsupported:
         raise PolicyError(
-            f"the state {other[0]!r} of {type(metric).__name__} is not a sum over samples, so it "
-            "has no interval without computing the whole metric again and again. Use thresholds= "
-            "(binned states), a built-in metric, or aggregate: mean"
+            f"the state {unsupported[0]!r} of {type(metric).__name__} is not a sum over samples, "
+            "so it has no interval without computing the whole metric again and again. Use "
+            "thresholds= (binned states), a built-in metric, or aggregate: mean"
         )
     defaults = [metric._defaults[name] for name in names]
     ends = np.cumsum([default.numel() for default in defaults])
 
     def update(outputs: Any, labels: Any) -> Any:
         rows = []
-        for one in each(outputs, labels):
-            states = [np.asarray(getattr(one, name).cpu(), dtype=np.float64) for name in names]
+        for updated in each(outputs, labels):
+            states = [np.asarray(getattr(updated, name).cpu(), dtype=np.float64) for name in names]
             rows.append(np.concatenate([state.ravel() for state in states]))
         return np.stack(rows)
 
@@ -366,9 +366,9 @@ def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) 
     )
     changed, scale = int(differing.sum()), _scale(reference, side)
     if reference.is_binary_mean and side.is_binary_mean:
-        moved = sign * (reference.state.rows[:, 0] - side.state.rows[:, 0])
-        worse, better = int((moved > 0).sum()), int((moved < 0).sum())
-        found: DropBounds = intervals.binary_bounds(worse, better, samples, levels)
+        drops = sign * (reference.state.rows[:, 0] - side.state.rows[:, 0])
+        worse, better = int((drops > 0).sum()), int((drops < 0).sum())
+        bounds: DropBounds = intervals.binary_bounds(worse, better, samples, levels)
     else:
         limits = None
         if side is not reference:
@@ -386,7 +386,7 @@ def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) 
             if effects >= intervals.FEW_CHANGES or not found.upper[0] > upper[0]:
                 found = DropBounds("bca", upper)
     return MetricDrop(
-        drop=drop, changed=changed, method=found.method, bounds=found.upper, scale=scale
+        drop=drop, changed=changed, method=bounds.method, bounds=bounds.upper, scale=scale
     )
 
 
@@ -402,13 +402,13 @@ def _scale(*sides: Side) -> float:
         scale = float(max(np.ptp(rows), np.abs(rows).max()))
         samples = sides[0].state.samples if metric.total else 1
         return (scale or 1.0) * samples
-    found = [1e-300]
+    scales = [1e-300]
     for side in sides:
         value, _, without = side.distribution
-        found += [abs(value)]
+        scales += [abs(value)]
         if len(without) > 1:
-            found += [len(without) * float(np.nanmax(np.abs(without - value), initial=0.0))]
-    return max(found) if max(found) > 1e-300 else 1.0
+            scales += [len(without) * float(np.nanmax(np.abs(without - value), initial=0.0))]
+    return max(scales) if max(scales) > 1e-300 else 1.0
 
 
 def _value(side: Side, *, level: float) -> MetricValue:
@@ -437,28 +437,28 @@ def groups_of(
     Raises DataError if the metric has no finite value on a group, or can't drop.
     """
     sign = 1.0 if policy.is_higher_better else -1.0
-    whole = Slice(None, None, np.ones(states[reference].samples, dtype=bool))
+    all_samples = Slice(None, None, np.ones(states[reference].samples, dtype=bool))
     family = intervals.holm_levels(policy.confidence, len(slices))
     metric.check_reference(states[reference])
     groups = []
-    for part in (whole, *slices):
-        taken = _sides(metric, {name: state.take(part.mask) for name, state in states.items()})
+    for part in (all_samples, *slices):
+        sides = _sides(metric, {name: state.take(part.mask) for name, state in states.items()})
         levels = family if part.column is not None else (policy.confidence,)
-        sides = {}
-        values = {name: _value(side, level=policy.confidence) for name, side in taken.items()}
+        runtimes = {}
+        values = {name: _value(side, level=policy.confidence) for name, side in sides.items()}
         _check_values(policy, values, part, reference=reference)
         for side, value in values.items():
             if side == reference:
                 continue
-            change = _drop(taken[reference], taken[side], sign=sign, levels=levels)
-            sides[side] = MetricSide(**value.model_dump(), change=change)
+            change = _drop(sides[reference], sides[side], sign=sign, levels=levels)
+            runtimes[side] = MetricSide(**value.model_dump(), change=change)
         groups.append(
             MetricGroup(
                 column=part.column,
                 label=part.label,
                 samples=int(part.mask.sum()),
                 reference=values[reference],
-                runtimes=sides,
+                runtimes=runtimes,
             )
         )
     return tuple(groups)

@@ -33,7 +33,7 @@ REFERENCE = "reference"
 _WORKER = "gate.metrics.process:serve_metrics"
 
 _OPEN_S = 300.0
-"""To import what a function needs: PyTorch takes seconds, on a busy machine a minute."""
+"""Time limit for imports, in seconds: PyTorch takes some, on a busy machine a minute."""
 
 _SUMMARY_S = 3600.0
 
@@ -100,8 +100,8 @@ class _Server:
         states = _states_of(dict(arrays))
         masks = {name: array for name, array in arrays if name.startswith("mask ")}
         slices = [
-            Slice(column, label, masks[f"mask {place}"].astype(bool))
-            for place, (column, label) in enumerate(header["slices"])
+            Slice(column, label, masks[f"mask {index}"].astype(bool))
+            for index, (column, label) in enumerate(header["slices"])
         ]
         groups = groups_of(metric, policy, states, slices, reference=header["reference"])
         return [group.to_plain() for group in groups], {}
@@ -125,12 +125,12 @@ class _Server:
         """Return errors by metric, and the states of the other metrics with the index of the metric
         as a prefix of their names. Takes all batches at once, because samples are independent."""
         errors, arrays = dict[str, str](), dict[str, Any]()
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             if name not in self._metrics:  # it could not be opened
                 continue
             policy, metric = self._metrics[name]
             try:
-                found = {
+                states = {
                     side: _state_of(
                         metric, outputs_for(policy, outputs), self._labels, side, self._start
                     )
@@ -139,25 +139,25 @@ class _Server:
             except GateError as error:
                 errors[name] = str(error)
             else:
-                arrays |= {f"{place} {key}": array for key, array in _arrays_of(found).items()}
+                arrays |= {f"{index} {key}": array for key, array in _arrays_of(states).items()}
         return errors, arrays
 
     def _update_by_batch(self, policy: MetricPolicy, metric: Metric) -> dict[str, Any]:
-        found: dict[str, list[State]] = {side: [] for side in self._sides}
-        taken = {side: outputs_for(policy, outputs) for side, outputs in self._sides.items()}
+        states_of: dict[str, list[State]] = {side: [] for side in self._sides}
+        sides = {side: outputs_for(policy, outputs) for side, outputs in self._sides.items()}
         start = 0
         for count in self._counts:
             rows = slice(start, start + count)
-            for side, outputs in taken.items():
+            for side, outputs in sides.items():
                 # A single batch may have outputs that are not per sample.
                 batch = outputs if len(self._counts) == 1 else _rows_of(outputs, rows)
                 labels = None if self._labels is None else self._labels[rows]
                 # The function may write into its arguments, and the labels are shared by all sides.
-                given = _copied(batch), _copied(labels)
-                found[side].append(_state_of(metric, *given, side, self._start + start))
+                copies = _copied(batch), _copied(labels)
+                states_of[side].append(_state_of(metric, *copies, side, self._start + start))
             self._progress()
             start += count
-        return _arrays_of({side: State.joined(states) for side, states in found.items()})
+        return _arrays_of({side: State.joined(states) for side, states in states_of.items()})
 
 
 def _rows_of(outputs: Any, rows: slice) -> Any:
@@ -180,12 +180,12 @@ def _state_of(metric: Metric, outputs: Any, labels: Labels | None, side: str, st
     except Exception as error:
         raise DataError(_at_sample(metric, outputs, labels, start, error)) from error
     if not (finite := np.isfinite(state.rows)).all():
-        bad = place = int(finite.all(axis=1).argmin())
+        row = sample = int(finite.all(axis=1).argmin())
         if state.lengths is not None:
-            place = int(np.searchsorted(np.cumsum(state.lengths), place, side="right"))
-        values = state.rows[bad].tolist()
+            sample = int(np.searchsorted(np.cumsum(state.lengths), sample, side="right"))
+        values = state.rows[row].tolist()
         raise DataError(
-            f"sample {start + place} of {side} has the value "
+            f"sample {start + sample} of {side} has the value "
             f"{values[0] if len(values) == 1 else values}, expected finite numbers"
         )
     return state
@@ -211,12 +211,12 @@ def _at_sample(
     metric: Metric, outputs: Any, labels: Labels | None, start: int, error: Exception
 ) -> str:
     """Return the text of an error, with the first sample that raises on its own if there is one."""
-    for place in range(count_of(outputs)):
-        one = slice(place, place + 1)
+    for index in range(count_of(outputs)):
+        row = slice(index, index + 1)
         try:
-            metric.update(_rows_of(outputs, one), None if labels is None else labels[one])
+            metric.update(_rows_of(outputs, row), None if labels is None else labels[row])
         except Exception as alone:
-            return f"sample {start + place}: {_text(alone)}"
+            return f"sample {start + index}: {_text(alone)}"
     return f"samples {start} to {start + count_of(outputs) - 1}: {_text(error)}"
 
 
@@ -254,7 +254,7 @@ def _states_of(arrays: Mapping[str, Any]) -> dict[str, State]:
     }
 
 
-# The other side.
+# The process of the measurement.
 
 
 class _Batch(NamedTuple):
@@ -271,10 +271,10 @@ class _Batch(NamedTuple):
         """Size of the outputs in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
-    def can_follow(self, other: _Batch) -> bool:
+    def can_follow(self, previous: _Batch) -> bool:
         """Return whether both can be sent together: consecutive samples, and outputs that differ
         only in their number."""
-        return other.start + other.samples == self.start and other.kinds() == self.kinds()
+        return previous.start + previous.samples == self.start and previous.kinds() == self.kinds()
 
     def kinds(self) -> list[Any] | None:
         """Return names, dtypes and shapes of per-sample outputs, or None if some are not per
@@ -333,8 +333,8 @@ class MetricRun:
         first = batches[0]
         counts = [batch.samples for batch in batches]
         labels = self._annotations.rows(first.start, first.start + sum(counts))
-        open_ones = [metric for metric in self._metrics if metric.name not in self.failures]
-        builtin = [metric for metric in open_ones if metric.is_builtin]
+        active = [metric for metric in self._metrics if metric.name not in self.failures]
+        builtin = [metric for metric in active if metric.is_builtin]
         arrays = {
             name: np.concatenate([batch.arrays[name] for batch in batches])
             if len(batches) > 1
@@ -355,19 +355,19 @@ class MetricRun:
         else:
             header["labels"] = labels
         limit = _OPEN_S + len(batches) * sum(metric.time_limit_s for metric in builtin)
-        together = self._ask(None, header, arrays, limit_s=limit)
-        if together is None:
+        reply = self._ask(None, header, arrays, limit_s=limit)
+        if reply is None:
             return
-        self.failures |= together[0]
-        for place, metric in enumerate(builtin):
+        self.failures |= reply[0]
+        for index, metric in enumerate(builtin):
             of_metric = {
-                name.removeprefix(f"{place} "): array
-                for name, array in together[1]
-                if name.startswith(f"{place} ")
+                name.removeprefix(f"{index} "): array
+                for name, array in reply[1]
+                if name.startswith(f"{index} ")
             }
             if metric.name not in self.failures:
                 self._parts[metric.name].append((sum(counts), _states_of(of_metric)))
-        for metric in open_ones:
+        for metric in active:
             if metric.is_builtin or metric.name in self.failures:  # it may not have opened
                 continue
             answer = self._ask(metric, {"verb": "update", "name": metric.name})
@@ -383,7 +383,7 @@ class MetricRun:
     def drain(self) -> dict[str, Any]:
         """Return all results since the last call, for `take`, and forget them."""
         self.flush()
-        found = {
+        joined = {
             name: (_joined(parts), sum(count for count, _ in parts))
             for name, parts in self._parts.items()
             if parts
@@ -392,7 +392,7 @@ class MetricRun:
         return {
             "states": {
                 name: [{side: list(state) for side, state in states.items()}, count]
-                for name, (states, count) in found.items()
+                for name, (states, count) in joined.items()
             },
             "failures": dict(self.failures),
             "sources": {name: dict(sources) for name, sources in self.sources.items()},
@@ -401,20 +401,20 @@ class MetricRun:
     def take(self, drained: Any, *, samples: int) -> None:
         """Add the results of another process for the next samples."""
         self.flush()
-        given = drained if isinstance(drained, dict) else {}
+        results = drained if isinstance(drained, dict) else {}
         for metric in self._metrics:
             name = metric.name
-            failure = given.get("failures", {}).get(name)
-            found = given.get("states", {}).get(name)
-            sources = given.get("sources", {}).get(name, {})
-            if failure is None and (found is None or found[1] != samples):
+            failure = results.get("failures", {}).get(name)
+            states_and_count = results.get("states", {}).get(name)
+            sources = results.get("sources", {}).get(name, {})
+            if failure is None and (states_and_count is None or states_and_count[1] != samples):
                 failure = "a unit of samples was measured without it. Measure the unit again"
             if failure is None and sources != self.sources.get(name, {}):
                 failure = "another process has another source of the function"
             if failure is not None:
                 self.failures.setdefault(name, failure)
                 continue
-            states = {side: State(*each) for side, each in found[0].items()}
+            states = {side: State(*each) for side, each in states_and_count[0].items()}
             self._parts[name].append((samples, states))
 
     def groups(
@@ -439,7 +439,7 @@ class MetricRun:
             return (), {}
         slices = self._annotations.slices(metric.slices)
         arrays = _arrays_of(states)
-        arrays |= {f"mask {place}": part.mask for place, part in enumerate(slices)}
+        arrays |= {f"mask {index}": part.mask for index, part in enumerate(slices)}
         header = {
             "verb": "summarize",
             "name": metric.name,
@@ -460,11 +460,11 @@ class MetricRun:
         tensors: dict[str, Any] = {}
         for metric in self._metrics:
             groups, states = self.groups(metric, samples=samples)
-            own = {
+            values = {
                 f"{metric.name}/{name.replace(' ', '/')}": np.ascontiguousarray(array)
                 for name, array in _arrays_of(states).items()
             }
-            tensors |= own
+            tensors |= values
             records.append(
                 MetricEvidence(
                     name=metric.name,
@@ -473,7 +473,7 @@ class MetricRun:
                     higher_is_better=metric.is_higher_better,
                     failure=self.failures.get(metric.name),
                     groups=groups,
-                    values_sha256=values_digest(own) if own else None,
+                    values_sha256=values_digest(values) if values else None,
                 )
             )
         return tuple(records), save(tensors) if tensors else b""
@@ -517,10 +517,10 @@ class MetricRun:
 
     def _fail_all(self, metric: MetricPolicy | None, text: str) -> None:
         self.close()
-        blamed = "" if metric is None else f"the process of all metrics ended with {metric.name}: "
+        prefix = "" if metric is None else f"the process of all metrics ended with {metric.name}: "
         for each in self._metrics:
-            own = each is metric or metric is None
-            self.failures.setdefault(each.name, text if own else blamed + text)
+            is_cause = each is metric or metric is None
+            self.failures.setdefault(each.name, text if is_cause else prefix + text)
 
     def _started(self) -> WorkerProcess | None:
         """Return the process, or None if all metrics failed to open."""

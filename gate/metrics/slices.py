@@ -22,7 +22,7 @@ LABEL = "label"
 """The column of labels in JSON lines and Parquet."""
 
 MOST_VALUES = 50
-"""Most distinct values of a slice column: a column with more is an ID."""
+"""Maximum number of distinct values of a slice column; a column with more is an ID."""
 
 _NPY, _JSONL, _PARQUET = ".npy", ".jsonl", ".parquet"
 
@@ -54,35 +54,35 @@ class Annotations:
         Raises DataError for a file of another type or length, and for a column that is missing or
         has more than 50 values.
         """
-        given: Labels | None = None
+        rows: Labels | None = None
         columns: dict[str, Sequence[Any]] = {}
         if labels is not None:
-            given, columns = _read(labels, () if slices else names)
-            if given is None:
+            rows, columns = _read(labels, () if slices else names)
+            if rows is None:
                 raise DataError(
                     f"{labels} has no column '{LABEL}'; it has: {', '.join(columns) or 'none'}."
                 )
-            _check_length(len(given), samples, labels)
+            _check_length(len(rows), samples, labels)
         if slices is not None:
             _, columns = _read(slices, names)
         origin = slices or labels
-        found = {}
+        texts = {}
         for name in names:
             if name not in columns:
                 raise DataError(_missing(name, origin, columns))
             _check_length(len(columns[name]), samples, origin)
-            found[name] = tuple(map(_text, columns[name]))
-            if len(set(found[name])) > MOST_VALUES:
+            texts[name] = tuple(map(_text, columns[name]))
+            if len(set(texts[name])) > MOST_VALUES:
                 raise DataError(
-                    f"the column '{name}' of {origin} has {len(set(found[name]))} distinct values. "
+                    f"the column '{name}' of {origin} has {len(set(texts[name]))} distinct values. "
                     f"Slices need a column of at most {MOST_VALUES}: group the values."
                 )
         files = [Digest.from_file(path).hex for path in (labels, slices) if path is not None]
         return cls(
-            given,
-            found,
+            rows,
+            texts,
             Digest.from_json({"files": files}) if files else None,
-            Digest.from_file(origin) if found and origin is not None else None,
+            Digest.from_file(origin) if texts and origin is not None else None,
         )
 
     def rows(self, start: int, stop: int) -> Labels | None:
@@ -91,11 +91,11 @@ class Annotations:
 
     def slices(self, names: Sequence[str]) -> list[Slice]:
         """Return one slice for each value of each column, sorted."""
-        found = []
+        slices = []
         for name in names:
             values = np.asarray(self.columns[name])
-            found += [Slice(name, str(one), values == one) for one in np.unique(values)]
-        return found
+            slices += [Slice(name, str(value), values == value) for value in np.unique(values)]
+        return slices
 
 
 def _check_length(count: int, samples: int | None, path: Path | None) -> None:
@@ -213,8 +213,8 @@ def _read_parquet(path: Path, *, names: Sequence[str]) -> _Table:
 def _plain(value: Any) -> Any:
     """Return an Arrow value as JSON: dates and times become ISO 8601 strings."""
     if isinstance(value, Decimal):
-        whole = value == value.to_integral_value()
-        return int(value) if whole else float(value)
+        is_integer = value == value.to_integral_value()
+        return int(value) if is_integer else float(value)
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
