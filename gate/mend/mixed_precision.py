@@ -42,7 +42,7 @@ def is_float32(path: Path) -> bool:
     types = {tensor.data_type for tensor in model.graph.initializer}
     types |= {value.type.tensor_type.elem_type for value in model.graph.input}
     types |= {kind for node in nodes if (kind := _casts_to(node)) is not None}
-    types |= {one.t.data_type for node in nodes for one in node.attribute if one.HasField("t")}
+    types |= {item.t.data_type for node in nodes for item in node.attribute if item.HasField("t")}
     quantized = any("uantize" in n.op_type or n.op_type.startswith("QLinear") for n in nodes)
     return not quantized and not types & {TensorProto.FLOAT16, TensorProto.BFLOAT16}
 
@@ -92,7 +92,7 @@ class Float16Conversion:
         model.CopyFrom(self._model)
         _split_constants(model.graph, frozenset(float32))
         try:
-            made: onnx.ModelProto = convert_float_to_float16(
+            converted: onnx.ModelProto = convert_float_to_float16(
                 model, keep_io_types=True, node_block_list=[*float32]
             )
         except Exception as error:  # the converter's errors have no common base
@@ -100,8 +100,8 @@ class Float16Conversion:
                 f"{self.path} can't be converted to float16: {type(error).__name__}: "
                 f"{first_line(error)}."
             ) from error
-        _repair(made.graph, {node.name for node in model.graph.node})
-        return made
+        _repair(converted.graph, {node.name for node in model.graph.node})
+        return converted
 
     def float32_nodes(self, model: onnx.ModelProto) -> tuple[str, ...]:
         """Return the nodes of the original file that compute in float32 in a converted model.
@@ -162,20 +162,20 @@ def round_as_device(model: onnx.ModelProto) -> onnx.ModelProto:
     This emulates on the CPU a device that computes in float16. Sums inside one operator, such as
     the states of an LSTM, are not rounded.
     """
-    made, types = widened(model), types_of(model)
-    graph = made.graph
+    rounded, types = widened(model), types_of(model)
+    graph = rounded.graph
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         nodes.append(node)
-        for at, name in enumerate(node.output):
+        for index, name in enumerate(node.output):
             if types.get(name) == TensorProto.FLOAT16:
                 wide, half = f"{name}::float32", f"{name}::float16"
-                node.output[at] = wide
+                node.output[index] = wide
                 nodes.append(helper.make_node("Cast", [wide], [half], to=TensorProto.FLOAT16))
                 nodes.append(helper.make_node("Cast", [half], [name], to=TensorProto.FLOAT))
     replace_messages(graph.node, nodes)
     del graph.value_info[:]
-    return made
+    return rounded
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> Path:
@@ -255,15 +255,15 @@ def _split_constants(graph: onnx.GraphProto, float32: frozenset[str]) -> None:
     shared = {name for node in graph.node if node.name not in float32 for name in node.input}
     copied: set[str] = set()
     for node in graph.node:
-        for at, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             if node.name in float32 and name in shared and name in arrays:
-                own = f"{name}::float32"
-                if own not in copied:
+                copy_name = f"{name}::float32"
+                if copy_name not in copied:
                     copy = graph.initializer.add()
                     copy.CopyFrom(arrays[name])
-                    copy.name = own
-                    copied.add(own)
-                node.input[at] = own
+                    copy.name = copy_name
+                    copied.add(copy_name)
+                node.input[index] = copy_name
 
 
 def _repair(graph: onnx.GraphProto, original: Collection[str]) -> None:
@@ -275,25 +275,28 @@ def _repair(graph: onnx.GraphProto, original: Collection[str]) -> None:
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     nodes = {node.output[0]: node for node in graph.node if node.name not in original}
-    half = {n: c.input[0] for n, c in nodes.items() if _casts_to(c) == TensorProto.FLOAT16}
+    halves = {n: c.input[0] for n, c in nodes.items() if _casts_to(c) == TensorProto.FLOAT16}
     outputs = {value.name for value in graph.output}
     # A value that is cast to float16 and back is replaced by the original value.
-    before = {
-        name: half[cast.input[0]]
+    originals = {
+        name: halves[cast.input[0]]
         for name, cast in nodes.items()
-        if _casts_to(cast) == TensorProto.FLOAT and cast.input[0] in half
+        if _casts_to(cast) == TensorProto.FLOAT and cast.input[0] in halves
     }
-    named = {source: name for name, source in before.items() if name in outputs}
+    renamed = {source: name for name, source in originals.items() if name in outputs}
     inputs = {value.name for value in graph.input}
-    named = {source: name for source, name in named.items() if source not in inputs}
+    renamed = {source: name for source, name in renamed.items() if source not in inputs}
     kept = [node for node in graph.node if node.name in original]
-    kept += [cast for name, cast in nodes.items() if name not in before or name in outputs]
-    kept = [node for node in kept if node.output[0] not in named.values() or node.name in original]
+    kept += [cast for name, cast in nodes.items() if name not in originals or name in outputs]
+    kept = [
+        node for node in kept if node.output[0] not in renamed.values() or node.name in original
+    ]
     for node in kept:
-        for at, name in enumerate(node.input):
-            node.input[at] = named.get(before.get(name, name), before.get(name, name))
-        for at, name in enumerate(node.output):
-            node.output[at] = named.get(name, name)
+        for index, name in enumerate(node.input):
+            original_name = originals.get(name, name)
+            node.input[index] = renamed.get(original_name, original_name)
+        for index, name in enumerate(node.output):
+            node.output[index] = renamed.get(name, name)
     read = {name for node in kept for name in node.input} | outputs
     kept = [n for n in kept if n.name in original or n.output[0] in read]
     replace_messages(graph.node, kept)

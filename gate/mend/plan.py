@@ -119,18 +119,18 @@ class MendPlan:
         conversion = _CONVERSIONS.get(self.search.policy.precision)
         converted: set[str] = set()  # digests of graphs
         try:
-            for candidate, trial in self._tried(samples[0]):
+            for candidate, trial in self._try_candidates(samples[0]):
                 if not trial.passed:
                     continue
                 if conversion is None or self._is_converted(candidate):
-                    winner = self._verified(candidate, samples[1], folder)
+                    winner = self._verify(candidate, samples[1], folder)
                 elif len(converted) == _CONVERTED and self._starts_in_float32:
                     break  # all others are float32 files too
                 elif str(trial.graph) in converted or len(converted) == _CONVERTED:
                     continue
                 else:
                     converted.add(str(trial.graph))
-                    winner = self._smallest_verified(candidate, samples, folder, *conversion)
+                    winner = self._convert_and_verify(candidate, samples, folder, *conversion)
                 if winner is not None:
                     return Outcome(winner, self.search.cut_short or "passed")
         except BudgetSpent as spent:
@@ -139,7 +139,7 @@ class MendPlan:
             return Outcome(None, "interrupt")
         return Outcome(None, "candidates")
 
-    def _smallest_verified(
+    def _convert_and_verify(
         self,
         candidate: Candidate,
         samples: tuple[EvaluationData, EvaluationData],
@@ -151,24 +151,22 @@ class MendPlan:
         If the verifying half refuses the result, search once more with a margin, because the first
         one passed by chance.
         """
-        target, before = 1.0, None
+        target, previous = 1.0, None
         for _ in range(_ATTEMPTS):
-            found = self._converted(candidate, samples, *conversion, target=target)
-            if found is None or found.settings == before:
+            converted = self._convert(candidate, samples, *conversion, target=target)
+            if converted is None or converted.settings == previous:
                 return None
-            before, passed = found.settings, self.search.trials[-1].worst_ratio
-            if (winner := self._verified(found, samples[1], folder)) is not None:
+            previous, passed = converted.settings, self.search.trials[-1].worst_ratio
+            if (winner := self._verify(converted, samples[1], folder)) is not None:
                 return winner
             target = _with_margin(passed, self.search.trials[-1].worst_ratio)
             self.search.is_late, self.search.cut_short = False, None
         return None
 
-    def _verified(
-        self, candidate: Candidate, samples: EvaluationData, folder: Path
-    ) -> Winner | None:
-        room = folder / f"verified-{len(self.search.trials)}"
-        room.mkdir()
-        trial = self.search.judge(candidate, samples, into=room)
+    def _verify(self, candidate: Candidate, samples: EvaluationData, folder: Path) -> Winner | None:
+        subfolder = folder / f"verified-{len(self.search.trials)}"
+        subfolder.mkdir()
+        trial = self.search.judge(candidate, samples, into=subfolder)
         result = self.search.result
         if not trial.passed or result is None:
             return None
@@ -181,9 +179,9 @@ class MendPlan:
                 self.search.trials[-1] = trial.model_copy(update=update)
                 return None
         if steps is not None:
-            with temporary_folder() as again:
-                steps = self.builder.steps_made(steps, Path(again))
-                sha256 = read_subject(Path(again, MODEL)).sha256
+            with temporary_folder() as rebuilt:
+                steps = self.builder.steps_with_digests(steps, Path(rebuilt))
+                sha256 = read_subject(Path(rebuilt, MODEL)).sha256
             if sha256 != result.evidence.subject.sha256:
                 update = {"verdict": "FAIL", "failure": _DIFFERS}
                 self.search.trials[-1] = trial.model_copy(update=update)
@@ -206,7 +204,7 @@ class MendPlan:
         with temporary_folder() as folder:
             return not is_float32(self.builder.build(candidate.steps, Path(folder)))
 
-    def _converted(
+    def _convert(
         self,
         candidate: Candidate,
         samples: tuple[EvaluationData, EvaluationData],
@@ -221,36 +219,36 @@ class MendPlan:
         search, disabled = self.search, candidate.disabled_optimizers
         policy = with_disabled(search.policy, disabled)
         name = "float16" if isinstance(plain, Float16Settings) else "quantize"
-        found, why = None, _NO_SET
+        conversion, failure = None, _NO_SET
         search.reserved = len(samples[0].samples) + 2 * len(samples[1].samples)
         try:
             with temporary_folder() as folder:
                 exact = self.builder.build(candidate.steps, Path(folder))
-                found = smallest(exact, search, policy, samples[0], target=target)
+                conversion = smallest(exact, search, policy, samples[0], target=target)
         except BudgetSpent:
             raise
         except GateError as error:
-            why = first_line(error)
+            failure = first_line(error)
         except Exception as error:  # ONNX Runtime's errors have no common base
-            why = describe_failure(error)
+            failure = describe_failure(error)
         finally:
             search.reserved = 0
-        settings = plain if found is None else found.settings
+        settings = plain if conversion is None else conversion.settings
         steps = candidate.steps.model_copy(update={name: settings})
-        cost = 0.0 if found is None else float(found.layers.count)
-        made = self.candidate(stage, steps, cost, disabled)
-        if found is None:
-            search.refuse(made, samples[0], why)
+        cost = 0.0 if conversion is None else float(conversion.layers.count)
+        converted = self.candidate(stage, steps, cost, disabled)
+        if conversion is None:
+            search.refuse(converted, samples[0], failure)
             return None
         search.is_late = True
         attempts = (disabled, self._without_crashes(disabled))
         for without in attempts:
-            made = self.candidate(stage, steps, cost, without)
-            made = replace(made, float32=found.layers)
-            trial = search.judge(made, samples[0])
+            converted = self.candidate(stage, steps, cost, without)
+            converted = replace(converted, float32=conversion.layers)
+            trial = search.judge(converted, samples[0])
             if trial.verdict != "not built" or without == attempts[-1]:
                 break
-        return made if trial.passed else None
+        return converted if trial.passed else None
 
     def _without_crashes(
         self, disabled: Mapping[str, tuple[str, ...]]
@@ -261,16 +259,16 @@ class MendPlan:
         names = (*disabled.get(_OPTIMIZED, ()), *_CRASHING)
         return {**disabled, _OPTIMIZED: tuple(dict.fromkeys(names))}
 
-    def _tried(self, samples: EvaluationData) -> Iterator[tuple[Candidate, Trial]]:
+    def _try_candidates(self, samples: EvaluationData) -> Iterator[tuple[Candidate, Trial]]:
         failed: list[tuple[Candidate, Trial]] = []
         for candidate in self._exports():
             trial = self.search.judge(candidate, samples)
             yield candidate, trial
             failed.append((candidate, trial))
         for candidate, trial in tuple(failed):
-            for made in self._without_optimizers(candidate, trial, samples):
-                yield made
-                failed.append(made)
+            for pair in self._without_optimizers(candidate, trial, samples):
+                yield pair
+                failed.append(pair)
         tried = {candidate.key() for candidate, _ in failed}
         for _ in range(_ROUNDS):
             failed.sort(key=lambda pair: pair[1].distance)
@@ -282,9 +280,9 @@ class MendPlan:
                 trial = self.search.judge(candidate, samples)
                 yield candidate, trial
                 failed.append((candidate, trial))
-                for made in self._without_optimizers(candidate, trial, samples):
-                    yield made
-                    failed.append(made)
+                for pair in self._without_optimizers(candidate, trial, samples):
+                    yield pair
+                    failed.append(pair)
 
     def candidate(
         self,
@@ -321,10 +319,10 @@ class MendPlan:
         while trial.optimizers and trial.runtime in self.search.policy.runtimes:
             before = candidate.disabled_optimizers
             names = before.get(trial.runtime, ())
-            more = tuple(name for name in trial.optimizers if name not in names)
-            if not more or candidate.steps is None:
+            added = tuple(name for name in trial.optimizers if name not in names)
+            if not added or candidate.steps is None:
                 return
-            disabled = {**before, trial.runtime: (*names, *more)}
+            disabled = {**before, trial.runtime: (*names, *added)}
             stage: Stage = "optimizers" if candidate.stage == "export" else candidate.stage
             cost = candidate.cost + len(disabled[trial.runtime])
             candidate = self.candidate(stage, candidate.steps, cost, disabled)
@@ -352,9 +350,9 @@ class MendPlan:
         }
         if steps.functions and "dynamo" in self.settings.rungs:
             lowest = _DYNAMO_FROM if self.settings.opset == "auto" else steps.export.opset
-            made = _with(steps.export, "dynamo", int(lowest), folding=True)
-            if made is not None and made != steps.export:
-                yield steps.model_copy(update={"export": made})
+            changed = _with(steps.export, "dynamo", int(lowest), folding=True)
+            if changed is not None and changed != steps.export:
+                yield steps.model_copy(update={"export": changed})
         touching = [name for name, paths in called.items() if _touches(paths, trial.layer)]
         for name in touching or called:
             yield steps.model_copy(update={"functions": (*steps.functions, name)})
@@ -378,16 +376,17 @@ class MendPlan:
                 graph = Graph.load(self.builder.build(steps, Path(folder)))
             except GateError:
                 return
-        found = {name: [form.at for form in forms(graph, name)] for name in REWRITES}
+        tensors_by_rewrite = {name: [form.at for form in forms(graph, name)] for name in REWRITES}
         within = {
-            name: [at for at in places if at in trial.region] for name, places in found.items()
+            name: [at for at in tensors if at in trial.region]
+            for name, tensors in tensors_by_rewrite.items()
         }
-        for places in (within, found):
-            for name, ats in places.items():
-                if ats and (name != "float64" or places is within):
-                    added = GraphEdit(rewrite=name, at=tuple(ats))
-                    kept = tuple(one.model_copy(update={"before": None, "after": None})
-                                 for one in steps.edits)  # fmt: skip
+        for candidates in (within, tensors_by_rewrite):
+            for name, tensors in candidates.items():
+                if tensors and (name != "float64" or candidates is within):
+                    added = GraphEdit(rewrite=name, at=tuple(tensors))
+                    kept = tuple(earlier.model_copy(update={"before": None, "after": None})
+                                 for earlier in steps.edits)  # fmt: skip
                     yield steps.model_copy(update={"edits": (*kept, added)})
 
 
@@ -422,15 +421,17 @@ def exports_of(base: ExportSettings) -> Iterator[ExportSettings]:
     opsets = _OPSETS if base.opset == "auto" else (base.opset,)
     lowest = {rung: _DYNAMO_FROM if rung == "dynamo" else opsets[0] for rung in base.rungs}
     lowest = lowest if base.opset == "auto" else dict.fromkeys(base.rungs, opsets[0])
-    few = [rung for rung in base.rungs if rung in (base.rungs[0], "dynamo")]
+    dynamo_and_first = [rung for rung in base.rungs if rung in (base.rungs[0], "dynamo")]
     choices: list[tuple[ExportStrategy, int, bool]] = []
     choices += [(rung, lowest[rung], True) for rung in base.rungs]
-    choices += [(rung, opset, True) for opset in opsets for rung in few if opset > lowest[rung]]
-    choices += [(rung, lowest[rung], False) for rung in few]
+    choices += [
+        (rung, opset, True) for opset in opsets for rung in dynamo_and_first if opset > lowest[rung]
+    ]
+    choices += [(rung, lowest[rung], False) for rung in dynamo_and_first]
     for rung, opset, folding in choices:
-        made = _with(base, rung, opset, folding=folding and base.do_constant_folding)
-        if made is not None and (folding or base.do_constant_folding):
-            yield made
+        settings = _with(base, rung, opset, folding=folding and base.do_constant_folding)
+        if settings is not None and (folding or base.do_constant_folding):
+            yield settings
 
 
 def _with(

@@ -98,7 +98,7 @@ class Steps(Record):
             names = "" if self.export.output_names is None else ", names of the file"
             parts = [f"{self.export.strategy}, opset {self.export.opset}{folding}{names}"]
         parts += [f"{name} by other functions" for name in self.functions]
-        parts += [f"{one.rewrite} at {len(one.at)} places" for one in self.edits]
+        parts += [f"{edit.rewrite} at {len(edit.at)} places" for edit in self.edits]
         if self.float16 is not None:
             parts.append(f"float16, {len(self.float16.float32_nodes)} nodes named for float32")
         if self.quantize is not None:
@@ -175,12 +175,12 @@ class Recipe(Record):
     def read(cls, path: Path) -> Recipe:
         """Read a recipe. Raises PolicyError if it is invalid."""
         recipe = load_section(cls, path, None)
-        strange = [
+        unknown = [
             *(name for name in recipe.steps.functions if name not in FUNCTIONS),
-            *(one.rewrite for one in recipe.steps.edits if one.rewrite not in REWRITES),
+            *(edit.rewrite for edit in recipe.steps.edits if edit.rewrite not in REWRITES),
         ]
-        if strange:
-            raise PolicyError(f"{path}: '{strange[0]}' is not a rewrite of this version of gate.")
+        if unknown:
+            raise PolicyError(f"{path}: '{unknown[0]}' is not a rewrite of this version of gate.")
         return recipe
 
 
@@ -210,18 +210,18 @@ class Builder:
 
         Raises GateError.
         """
-        return self._built(steps, folder)[0]
+        return self._build(steps, folder)[0]
 
-    def steps_made(self, steps: Steps, folder: Path) -> Steps:
+    def steps_with_digests(self, steps: Steps, folder: Path) -> Steps:
         """Build the file; return the steps with the digests of each edit."""
-        return self._built(steps, folder)[1]
+        return self._build(steps, folder)[1]
 
-    def _built(self, steps: Steps, folder: Path) -> tuple[Path, Steps]:
+    def _build(self, steps: Steps, folder: Path) -> tuple[Path, Steps]:
         path = folder / MODEL
         record = self._write(steps, path)
         edits = edit(path, steps.edits)
         if record is not None and edits:
-            listed = {f"edit_{index}": one.text for index, one in enumerate(edits)}
+            listed = {f"edit_{index}": applied.text for index, applied in enumerate(edits)}
             record = record.model_copy(update={"settings": {**record.settings, **listed}})
         if record is not None and steps.functions:
             names = {"replaced_functions": ",".join(steps.functions)}
@@ -236,16 +236,16 @@ class Builder:
         return path, steps.model_copy(update={"edits": edits})
 
     def _quantize(
-        self, path: Path, settings: QuantizeSettings, before: ExportRecord | None
+        self, path: Path, settings: QuantizeSettings, previous: ExportRecord | None
     ) -> ExportRecord:
         """Quantize a file in place; return its record, which lists earlier edits."""
         if self.calibration is None:
             raise ExportError("quantizing the file needs calibration samples.")
         data = replace(self.calibration, batch_size=settings.batch_size)
-        made = quantize(path, iter(feeds_of(path, data)), path, settings=settings)
-        stated = {} if before is None else before.settings
+        result = quantize(path, iter(feeds_of(path, data)), path, settings=settings)
+        stated = {} if previous is None else previous.settings
         edits = {name: value for name, value in stated.items() if name.startswith(_EDITED)}
-        return made.record.model_copy(update={"settings": {**made.record.settings, **edits}})
+        return result.record.model_copy(update={"settings": {**result.record.settings, **edits}})
 
     def _write(self, steps: Steps, path: Path) -> ExportRecord | None:
         if steps.export is None:
@@ -272,14 +272,14 @@ class Builder:
 
 
 def _convert(
-    path: Path, settings: Float16Settings, before: ExportRecord | None
+    path: Path, settings: Float16Settings, previous: ExportRecord | None
 ) -> ExportRecord | None:
     """Convert a file to float16 in place; return its export record with the nodes."""
     save_model(Float16Conversion(path).convert(settings.float32_nodes), path)
-    if before is None:
+    if previous is None:
         return None
     stated = {"precision": "float16", "float32_nodes": json.dumps(settings.float32_nodes)}
-    return before.model_copy(update={"settings": {**before.settings, **stated}})
+    return previous.model_copy(update={"settings": {**previous.settings, **stated}})
 
 
 def feeds_of(exact: Path, data: EvaluationData) -> list[Feed]:
@@ -306,8 +306,8 @@ def example_of(samples: SampleSet, settings: ExportSettings) -> dict[str, NDArra
     count = samples.count
     if count is None:
         return dict(samples.whole())
-    wanted = 2 * settings.batch_size + 2
-    return dict(samples.at(range(0, count, 2)[:wanted]))
+    count_needed = 2 * settings.batch_size + 2
+    return dict(samples.at(range(0, count, 2)[:count_needed]))
 
 
 def halves(data: EvaluationData, *, min_samples: int = 1) -> tuple[EvaluationData, EvaluationData]:
@@ -333,7 +333,7 @@ def halves(data: EvaluationData, *, min_samples: int = 1) -> tuple[EvaluationDat
             f"them; the policy's gate.min_samples is {min_samples}. Give at least "
             f"{2 * min_samples} samples."
         )
-    return _taken(data, range(0, count, 2)), _taken(data, range(1, count, 2))
+    return _select_samples(data, range(0, count, 2)), _select_samples(data, range(1, count, 2))
 
 
 def calibration_of(searched: EvaluationData) -> EvaluationData:
@@ -342,11 +342,11 @@ def calibration_of(searched: EvaluationData) -> EvaluationData:
     The search also measures the other samples, so values beyond the calibrated ranges count.
     """
     count = len(searched.samples)
-    return _taken(searched, range(0, count, 2)) if count > 1 else searched
+    return _select_samples(searched, range(0, count, 2)) if count > 1 else searched
 
 
-def _taken(data: EvaluationData, places: Sequence[int]) -> EvaluationData:
-    annotations, rows = data.annotations, list(places)
+def _select_samples(data: EvaluationData, indices: Sequence[int]) -> EvaluationData:
+    annotations, rows = data.annotations, list(indices)
     labels = annotations.labels
     if isinstance(labels, np.ndarray):
         labels = labels[rows]

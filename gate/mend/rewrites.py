@@ -31,8 +31,7 @@ from gate.onnx_file.reading import attributes, nodes_of, replace_messages, subgr
 from gate.storage.digest import Digest
 from gate.storage.record import Record, Sha256
 
-# No form is trusted for being correct on paper: a file with an edit is a candidate like any other,
-# and is accepted only if the gate's check of the whole file passes.
+# A file with an edit is a candidate like any other: it is accepted only if the gate's check passes.
 
 
 class GraphEdit(Record):
@@ -62,7 +61,9 @@ class Graph:
 
     def __post_init__(self) -> None:
         producers = {name: node for node in self.model.graph.node for name in node.output if name}
-        versions = [one.version for one in self.model.opset_import if one.domain in ("", "ai.onnx")]
+        versions = [
+            item.version for item in self.model.opset_import if item.domain in ("", "ai.onnx")
+        ]
         object.__setattr__(self, "producers", producers)
         object.__setattr__(self, "opset", max(versions, default=0))
 
@@ -71,7 +72,7 @@ class Graph:
         """Read the graph of a file. Raises ExportError for external data or functions in the
         file."""
         model = onnx.load(str(path), load_external_data=False)
-        if any(uses_external_data(one) for one in model.graph.initializer):
+        if any(uses_external_data(tensor) for tensor in model.graph.initializer):
             raise ExportError(f"{path.name} has external data: its graph is not edited.")
         if model.functions:
             raise ExportError(f"{path.name} defines functions: its graph is not edited.")
@@ -92,8 +93,8 @@ class Graph:
             return None
         if node.op_type != "Constant":
             return self.value(node.input[0])
-        held = attributes(node).get("value")
-        return None if held is None else numpy_helper.to_array(held)
+        tensor = attributes(node).get("value")
+        return None if tensor is None else numpy_helper.to_array(tensor)
 
     @cached_property
     def types(self) -> dict[str, int]:
@@ -107,7 +108,7 @@ class Graph:
         tensors = (*graph.input, *graph.initializer)
         nodes = list(nodes_of(self.model))
         outputs = {name for node in nodes for name in node.output}
-        return frozenset(outputs | {one.name for one in (*tensors, *nodes)})
+        return frozenset(outputs | {item.name for item in (*tensors, *nodes)})
 
     def is_float32(self, name: str) -> bool:
         """Return whether a tensor is float32; False if its type can't be inferred."""
@@ -121,15 +122,15 @@ class Graph:
     def region(self, ends: Collection[str], borders: Collection[str]) -> tuple[str, ...]:
         """Return the tensors computed between `borders` and `ends`, including `ends`, in graph
         order."""
-        found: set[str] = set()
-        ahead = [name for name in ends if name in self.producers]
-        while ahead:
-            name = ahead.pop()
-            if name in found or (name in borders and name not in ends):
+        visited: set[str] = set()
+        pending = [name for name in ends if name in self.producers]
+        while pending:
+            name = pending.pop()
+            if name in visited or (name in borders and name not in ends):
                 continue
-            found.add(name)
-            ahead += [one for one in self.producers[name].input if one in self.producers]
-        return tuple(name for name in self.producers if name in found)
+            visited.add(name)
+            pending += [source for source in self.producers[name].input if source in self.producers]
+        return tuple(name for name in self.producers if name in visited)
 
 
 @dataclass(frozen=True)
@@ -266,8 +267,8 @@ def _log_add_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
         return None
     a, b = left.input[0], right.input[0]
     write = _Writer(graph, node.output[0])
-    apart = write.add("Neg", write.add("Abs", write.add("Sub", a, b)))
-    result = write.add("Add", write.add("Max", a, b), write.add("Softplus", apart))
+    difference = write.add("Neg", write.add("Abs", write.add("Sub", a, b)))
+    result = write.add("Add", write.add("Max", a, b), write.add("Softplus", difference))
     return write.form(result, [left.output[0], right.output[0], total.output[0], node.output[0]])
 
 
@@ -389,7 +390,7 @@ def _clip(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
     return None
 
 
-def _resize(**wanted: Any) -> Find:
+def _resize(**changes: Any) -> Find:
     """Return a rewrite of Resize with other attributes.
 
     It deliberately changes the result, because exporters and tools write these attributes
@@ -401,18 +402,18 @@ def _resize(**wanted: Any) -> Find:
             return None
         settings = attributes(node)
         mode = settings.get("mode", b"nearest").decode()
-        if ("nearest_mode" in wanted) != (mode == "nearest") or (
-            "cubic_coeff_a" in wanted and mode != "cubic"
+        if ("nearest_mode" in changes) != (mode == "nearest") or (
+            "cubic_coeff_a" in changes and mode != "cubic"
         ):
             return None
-        changed = settings | wanted
-        if all(settings.get(key) == _as_attribute(value) for key, value in wanted.items()):
+        changed = settings | changes
+        if all(settings.get(key) == _as_attribute(value) for key, value in changes.items()):
             return None
         write = _Writer(graph, node.output[0])
         result = write.add("Resize", *node.input, **changed)
         return write.form(result, [node.output[0]])
 
-    find.__doc__ = "Resize with " + ", ".join(f"{key} {value}" for key, value in wanted.items())
+    find.__doc__ = "Resize with " + ", ".join(f"{key} {value}" for key, value in changes.items())
     return find
 
 
@@ -482,30 +483,30 @@ def edit(path: Path, edits: Sequence[GraphEdit]) -> tuple[GraphEdit, ...]:
 
     Raises ExportError if the file lacks the tensor, or its digest differs from the recipe.
     """
-    made = []
-    for wanted in edits:
+    applied = []
+    for requested in edits:
         before = Digest.from_file(path)
         graph = Graph.load(path)
-        by_name = {form.at: form for form in forms(graph, wanted.rewrite)}
-        missing = [name for name in wanted.at if name not in by_name]
-        if missing or (wanted.before is not None and wanted.before != before):
+        by_name = {form.at: form for form in forms(graph, requested.rewrite)}
+        missing = [name for name in requested.at if name not in by_name]
+        if missing or (requested.before is not None and requested.before != before):
             raise ExportError(
-                f"the edit '{wanted.rewrite}' does not fit the file with the SHA-256 {before.hex}"
-                f"{', which has no place at ' + missing[0] if missing else ''}. Export with the "
-                "versions that recipe.yaml names, or run gate mend again."
+                f"the edit '{requested.rewrite}' does not fit the file with the SHA-256 "
+                f"{before.hex}{', which has no place at ' + missing[0] if missing else ''}. "
+                "Export with the versions that recipe.yaml names, or run gate mend again."
             )
-        for name in wanted.at:
+        for name in requested.at:
             _apply(graph.model.graph, by_name[name])
         try:
             onnx.checker.check_model(graph.model)
         except onnx.checker.ValidationError as error:
             raise ExportError(
-                f"the edit '{wanted.rewrite}' makes no valid file: {first_line(error)}."
+                f"the edit '{requested.rewrite}' makes no valid file: {first_line(error)}."
             ) from error
         save_model(graph.model, path)
         after = Digest.from_file(path)
-        made.append(wanted.model_copy(update={"before": before, "after": after}))
-    return tuple(made)
+        applied.append(requested.model_copy(update={"before": before, "after": after}))
+    return tuple(applied)
 
 
 def _apply(graph: onnx.GraphProto, form: EquivalentForm) -> None:
@@ -525,12 +526,12 @@ def _apply(graph: onnx.GraphProto, form: EquivalentForm) -> None:
 
 def _read(nodes: Sequence[onnx.NodeProto]) -> set[str]:
     """Return the tensors that these nodes and their subgraphs read."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
-        found.update(node.input)
+        names.update(node.input)
         for inner in subgraphs(node):
-            found |= _read(inner.node) | {value.name for value in inner.output}
-    return found
+            names |= _read(inner.node) | {value.name for value in inner.output}
+    return names
 
 
 # Replacements of torch functions that exporters lack or convert badly. They are active while a copy
@@ -549,9 +550,7 @@ def _attention(  # noqa: PLR0913, PLR0917 - the parameters are those of torch
 ) -> torch.Tensor:
     """Compute attention by two products and a softmax."""
     if enable_gqa:
-        key, value = (
-            one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value)
-        )
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = query @ key.transpose(-2, -1)
     scores = scores * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
@@ -576,18 +575,18 @@ def _multi_head_attention(*arguments: Any, **options: Any) -> Any:
     bound = _HEADS.bind(*arguments, **options)
     bound.apply_defaults()
     a = SimpleNamespace(**bound.arguments)
-    more = (a.bias_k, a.bias_v, a.static_k, a.static_v)
-    if a.query.dim() != 3 or a.add_zero_attn or any(one is not None for one in more):
+    unsupported = (a.bias_k, a.bias_v, a.static_k, a.static_v)
+    if a.query.dim() != 3 or a.add_zero_attn or any(tensor is not None for tensor in unsupported):
         return functional.multi_head_attention_forward(*arguments, **options)
     weights = (a.q_proj_weight, a.k_proj_weight, a.v_proj_weight)
     weights = weights if a.use_separate_proj_weight else a.in_proj_weight.chunk(3)
     biases = (None,) * 3 if a.in_proj_bias is None else a.in_proj_bias.chunk(3)
 
-    def projected(x: torch.Tensor, at: int) -> torch.Tensor:
+    def projected(x: torch.Tensor, index: int) -> torch.Tensor:
         """Return the projection, shape (batch, heads, length, width)."""
-        made = functional.linear(x, weights[at], biases[at])
-        made = made.reshape(x.shape[0], x.shape[1], a.num_heads, -1)
-        return made.permute(1, 2, 0, 3)
+        projection = functional.linear(x, weights[index], biases[index])
+        projection = projection.reshape(x.shape[0], x.shape[1], a.num_heads, -1)
+        return projection.permute(1, 2, 0, 3)
 
     query, key, value = (projected(x, at) for at, x in enumerate((a.query, a.key, a.value)))
     scores = query @ key.permute(0, 1, 3, 2) * (1.0 / math.sqrt(query.shape[-1]))
@@ -659,8 +658,8 @@ def _cdist(
     compute_mode: str = "",  # noqa: ARG001 - the parameters are those of torch
 ) -> torch.Tensor:
     """Compute distances of any order, for which exporters omit the absolute value."""
-    apart = x[..., :, None, :] - y[..., None, :, :]
-    distances: torch.Tensor = torch.linalg.vector_norm(apart, ord=p, dim=-1)
+    difference = x[..., :, None, :] - y[..., None, :, :]
+    distances: torch.Tensor = torch.linalg.vector_norm(difference, ord=p, dim=-1)
     return distances
 
 
@@ -699,8 +698,8 @@ FUNCTIONS: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
 class _Replaced(TorchFunctionMode):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
-        self._forms = {f: form for name in names for f in FUNCTIONS[name][0]
-                       for form in (FUNCTIONS[name][1],)}  # fmt: skip
+        entries = [FUNCTIONS[name] for name in names]
+        self._forms = {f: form for functions, form in entries for f in functions}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._forms.get(func, func)(*args, **(kwargs or {}))
@@ -724,26 +723,26 @@ def functions_of(
     By name, with the paths of the calling modules. Raises the exceptions of the model.
     """
     by_function = {f: name for name, (functions, _) in FUNCTIONS.items() for f in functions}
-    found: dict[str, dict[str, None]] = {}
-    within: list[str] = []
+    callers: dict[str, dict[str, None]] = {}
+    module_stack: list[str] = []
 
-    class _Watched(TorchFunctionMode):
+    class _CallRecorder(TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if (name := by_function.get(func)) is not None:
-                found.setdefault(name, {})[within[-1] if within else ""] = None
+                callers.setdefault(name, {})[module_stack[-1] if module_stack else ""] = None
             return func(*args, **(kwargs or {}))
 
     def leave(*_: Any) -> None:
-        within.pop()
+        module_stack.pop()
 
     copied = copy.deepcopy(model).cpu().eval()
     for path, module in copied.named_modules():
-        module.register_forward_pre_hook(lambda *_, path=path: within.append(path))
+        module.register_forward_pre_hook(lambda *_, path=path: module_stack.append(path))
         module.register_forward_hook(leave)
     arrays = [torch.from_numpy(np.ascontiguousarray(array)) for array in example.values()]
     call = ForwardSignature(copied, tuple(example))
-    with torch.no_grad(), _Watched():
+    with torch.no_grad(), _CallRecorder():
         call(copied, arrays)
-    return {name: tuple(found[name]) for name in FUNCTIONS if name in found}
+    return {name: tuple(callers[name]) for name in FUNCTIONS if name in callers}

@@ -32,7 +32,7 @@ from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
 from gate.storage.record import Count, Measured, Record, Sha256
 
-_NOTED_EVERY = 20
+_PROGRESS_INTERVAL = 20
 """Number of conversions between two lines of progress."""
 
 _OPENING_S = 600.0
@@ -217,7 +217,7 @@ class Search:
         self.spend(0)
         if into is not None:
             trial = self._measure(candidate, into, samples, half="verify")
-        elif (earlier := self._earlier(candidate, samples)) is not None:
+        elif (earlier := self._find_logged(candidate, samples)) is not None:
             trial = earlier
         else:
             with temporary_folder() as folder:
@@ -229,21 +229,21 @@ class Search:
         return trial
 
     def conversion_ratio(
-        self, path: Path, question: Digest, measure: Callable[[], float | None]
+        self, path: Path, conditions: Digest, measure: Callable[[], float | None]
     ) -> float:
         """Return the ratio of a converted file from the log, else from `measure`.
 
-        `question`: the digest of the samples and the policy. If `measure` returns None, the file
+        `conditions`: the digest of the samples and the policy. If `measure` returns None, the file
         could not be measured: the ratio is infinite and not logged.
         """
         self.conversions += 1
-        if self.conversions % _NOTED_EVERY == 0:
+        if self.conversions % _PROGRESS_INTERVAL == 0:
             self.note(f"{self.conversions} conversions measured")
         graph = None if self.log is None else _graph_digest(path)
         if self.log is None or graph is None:
             ratio = measure()
             return math.inf if ratio is None else ratio
-        key = Digest.from_json({"graph": str(graph), "question": str(question)})
+        key = Digest.from_json({"graph": str(graph), "question": str(conditions)})
         earlier = self.log.ratios.get(str(key))
         if earlier is not None:
             return earlier.ratio
@@ -253,10 +253,10 @@ class Search:
         self.log.add_ratio(ConversionRatio(key=key, ratio=ratio))
         return ratio
 
-    def refuse(self, candidate: Candidate, samples: EvaluationData, why: str) -> None:
+    def refuse(self, candidate: Candidate, samples: EvaluationData, reason: str) -> None:
         """Add the trial of a candidate without a file."""
         trial = _untried(candidate, samples, "search")
-        self.trials.append(trial.model_copy(update={"failure": why}))
+        self.trials.append(trial.model_copy(update={"failure": reason}))
         self.progress(self)
 
     @property
@@ -264,11 +264,11 @@ class Search:
         """The trial that came closest to passing; the first of equal ones."""
         return min(self.trials, key=lambda trial: trial.distance, default=None)
 
-    def _earlier(self, candidate: Candidate, samples: EvaluationData) -> Trial | None:
-        found = None if self.log is None else self.log.earlier.get(str(candidate.key()))
-        if found is not None and found.samples == len(samples.samples):
-            self.spend(found.forwards)
-            return found
+    def _find_logged(self, candidate: Candidate, samples: EvaluationData) -> Trial | None:
+        logged = None if self.log is None else self.log.earlier.get(str(candidate.key()))
+        if logged is not None and logged.samples == len(samples.samples):
+            self.spend(logged.forwards)
+            return logged
         return None
 
     def _measure(
@@ -289,7 +289,7 @@ class Search:
         except GateError as error:
             return trial.model_copy(update={"failure": first_line(error)})
         graph = _graph_digest(path)
-        same = None if half == "verify" else self._same(graph, trial)
+        same = None if half == "verify" else self._find_same(graph, trial)
         if same is not None:
             kept = {"key", "stage", "title", "settings", "sha256", "forwards"}
             update = {name: value for name, value in dict(same).items() if name not in kept}
@@ -310,17 +310,17 @@ class Search:
         self.result = result
         return trial.model_copy(update={"graph": graph, **_measured(result, path)})
 
-    def _same(self, graph: Digest | None, trial: Trial) -> Trial | None:
+    def _find_same(self, graph: Digest | None, trial: Trial) -> Trial | None:
         """Return the trial that measured the same graph with the same session options."""
+        if graph is None:
+            return None
+        conditions = (graph, trial.half, trial.disabled)
         return next(
             (
-                one
-                for one in self.trials
-                if graph is not None
-                and one.graph == graph
-                and one.half == trial.half
-                and one.disabled == trial.disabled
-                and one.verdict != "ERROR"
+                earlier
+                for earlier in self.trials
+                if (earlier.graph, earlier.half, earlier.disabled) == conditions
+                and earlier.verdict != "ERROR"
             ),
             None,
         )
@@ -475,8 +475,8 @@ def _region(located: Localization, path: Path) -> tuple[str, ...]:
     except GateError:
         return ()
     ends = {row.tensor for row in located.layers if row.verdict == "source" and row.tensor}
-    others = {row.tensor for row in located.layers if row.tensor} - ends
-    return graph.region(ends, others)
+    borders = {row.tensor for row in located.layers if row.tensor} - ends
+    return graph.region(ends, borders)
 
 
 def worst_ratio(checks: Sequence[CheckResult]) -> float | None:

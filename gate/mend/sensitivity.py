@@ -99,15 +99,15 @@ def evaluator(search: Search, policy: Policy, data: EvaluationData, *, most: int
     on_cpu = [name for name in runtimes if name in _CPU][:most]
     update = {"runtimes": {name: runtimes[name] for name in on_cpu or runtimes}}
     policy = policy.model_copy(update={**update, "instruments": instruments})
-    question = Digest.from_json(
+    conditions = Digest.from_json(
         {"samples": str(data.samples.digest()), "policy": str(policy.digest())}
     )
 
     def evaluate(path: Path) -> float:
         search.spend(len(data.samples))
-        return search.conversion_ratio(path, question, lambda: measured(path))
+        return search.conversion_ratio(path, conditions, lambda: measure(path))
 
-    def measured(path: Path) -> float | None:
+    def measure(path: Path) -> float | None:
         try:
             evidence = collect_evidence(path, search.reference, data, policy)
         except GateError:
@@ -176,8 +176,8 @@ def measure_sensitivity(
     """
     unit = ratio / error if error > 0.0 else math.nan
     alone = {layer: error_alone(layer) for layer in layers}
-    found = [Sensitivity(layer, one, one * unit) for layer, one in alone.items()]
-    return tuple(sorted(found, key=lambda each: -each.error))
+    results = [Sensitivity(layer, single, single * unit) for layer, single in alone.items()]
+    return tuple(sorted(results, key=lambda each: -each.error))
 
 
 def smallest_set(
@@ -195,10 +195,10 @@ def smallest_set(
     is pressed meanwhile, returns the smallest set so far and calls `cut_short`. Raises BudgetSpent
     or KeyboardInterrupt if no set has passed yet.
     """
-    place = {name: at for at, name in enumerate(order)}
+    index = {name: position for position, name in enumerate(order)}
 
     def sorted_set(some: Sequence[str]) -> tuple[str, ...]:
-        return tuple(sorted(some, key=place.__getitem__))
+        return tuple(sorted(some, key=index.__getitem__))
 
     low, high = 0, 1
     while not passes(sorted_set(ranked[:high])):
@@ -348,10 +348,10 @@ def smallest_int8(
             for symmetric in (False, True)
             for channel in (True, False)
         ]
-        found = [ratio(settings) for settings in variants]
+        ratios = [ratio(settings) for settings in variants]
         if len(failed) == len(variants):
             raise failed[0]
-        best, settings = min(zip(found, variants, strict=True), key=lambda pair: pair[0])
+        best, settings = min(zip(ratios, variants, strict=True), key=lambda pair: pair[0])
         layers = quantized_layers(trials.write(path, settings))
         if not layers:
             raise NothingQuantized(
