@@ -225,15 +225,15 @@ def block_sums(values: Array) -> Array:
 
 
 def unpaired_bounds(
-    minuend: tuple[float, float], subtrahend: tuple[float, float], levels: Sequence[float]
+    left: tuple[float, float], right: tuple[float, float], levels: Sequence[float]
 ) -> DropBounds:
-    """Return upper bounds of `one` - `other`, measured on different samples.
+    """Return upper bounds of `left` - `right`, measured on different samples.
 
-    `one`: value and upper limit; `other`: value and lower limit; both limits at the first level.
+    `left`: value and upper limit; `right`: value and lower limit; both limits at the first level.
     The limits are combined by squaring and adding (MOVER), and widened for higher levels as those
     of a normal distribution.
     """
-    drop = minuend[0] - subtrahend[0]
-    width = math.hypot(minuend[1] - minuend[0], subtrahend[0] - subtrahend[1])
+    drop = left[0] - right[0]
+    width = math.hypot(left[1] - left[0], right[0] - right[1])
     first = float(ndtri(levels[0]))
     return DropBounds("unpaired", tuple(drop + width * float(ndtri(v)) / first for v in levels))
